@@ -126,7 +126,7 @@ class Metrics:
         return self.mean("au_percentage")
 
     @property
-    def au_interval(self) -> tuple[float, float] | None:
+    def au_interval(self) -> list[float] | None:
         """The 95 % interval of the AU by parts of its steps; None of fewer than five parts.
 
         It knows the noise within the run alone: another run may differ by more.
@@ -135,7 +135,7 @@ class Metrics:
         if len(parts) < _FEWEST_PARTS:
             return None
         half = t95(len(parts) - 1) * float(np.std(parts, ddof=1)) / len(parts) ** 0.5
-        return max(0.0, self.au_percentage - half), min(100.0, self.au_percentage + half)
+        return [max(0.0, self.au_percentage - half), min(100.0, self.au_percentage + half)]
 
     @property
     def samples_per_second(self) -> float:

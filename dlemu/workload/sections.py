@@ -702,7 +702,7 @@ class TrainSection(Section):
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Annotated[Seed, Use(when=lambda job: job.is_drawn, closed=True)] = 123
     """Seed of the reading order and of drawn times (DLIO: 123)."""
-    loop: Literal["rule", "pipelined"] = "rule"
+    loop: Annotated[Literal["rule", "pipelined"], Use(by=f"{RUNS} steptime")] = "rule"
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
     launch_time: Seconds = 0.0

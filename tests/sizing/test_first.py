@@ -273,8 +273,9 @@ def test_a_signal_during_a_run_leaves_nothing_or_what_the_next_removes(
     status = child.wait()
     if number == signal.SIGKILL:
         assert left(drive) == {"dlemu-try"}
-        again = trial(drive, tmp_path, output={"folder": str(tmp_path / "next")})
-        try_storage(again, lambda text: None)
+        try_storage(
+            trial(drive, tmp_path, output={"folder": str(tmp_path / "next")}), lambda text: None
+        )
     else:
         assert status == 130
     assert left(drive) == set()
