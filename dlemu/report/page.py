@@ -99,7 +99,7 @@ def section(stored: Stored) -> Section:
         blocks = _present_foreign(stored)
         return Section(title=stored.folder.name, folder=folder, blocks=blocks, rows=rows)
     return Section(
-        title=document["workload"],
+        title=str(document["workload"]),
         folder=folder,
         blocks=list(_blocks_of_runs(stored)),
         rows=[_row(stored.counting) | {"verdict": str(document["verdict"])}],

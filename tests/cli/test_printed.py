@@ -116,8 +116,11 @@ def test_the_dataset_lies_where_it_was_asked_for(said: Said, tmp_path: Path) -> 
     ("workload", "drive"), [("unet3d_h100", None), ("unet3d_h100", 2e9), ("own.yaml", 2e9)]
 )
 def test_a_calibration_is_taken_by_the_printed_command(
-    workload: str, drive: float | None, said: Said, monkeypatch: pytest.MonkeyPatch
+    workload: str, drive: float | None, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A container's /dev/shm is too small; nothing is written there.
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr("dlemu.sizing.calibrate._IN_MEMORY", tmp_path / "memory")
     words = [f"workload={workload}", "reader.data_loader=threads", "dataset.data_folder=null"]
     if workload == "unet3d_h100":
         words += ["reader.read_threads=8", "train.computation_time={mean: 0.4, stdev: 0.01}"]

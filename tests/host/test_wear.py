@@ -149,6 +149,17 @@ def test_a_drive_without_counters_of_its_flash_has_no_waf(tmp_path: Path) -> Non
     assert "neither log C0h" in wear["missing"]["waf"]
 
 
+def test_a_drive_of_a_known_maker_tells_its_waf_by_log_cah(tmp_path: Path) -> None:
+    pages = {(HEALTH, 0): health_page(written=0), (VENDOR, 0): vendor_page(1000, 1000)}
+    host = Watched(tmp_path, {**pages})
+    host.watch.start()
+    host.tell({(HEALTH, 0): health_page(written=10_000), (VENDOR, 0): vendor_page(1300, 1200)})
+
+    wear = host.watch.finish()
+
+    assert (wear["waf"], wear["drives"][0]["media_source"]) == (1.5, "log CAh")
+
+
 X = 10 * GB
 
 

@@ -192,8 +192,11 @@ def test_a_file_is_closed_before_another_is_opened(
     for path in paths:
         file = reader.keep_open(str(path))
         assert reader.keep_open(str(path)) is file
-    reader.close()
     assert [number - opened[0] for number in opened] == [0, 1, 1, 1]
+    kept = reader.keep_open(str(paths[3]))
+    reader.keep_open(str(paths[1]))
+    assert reader.keep_open(str(paths[3])) is kept, "the one that was not used for longest goes"
+    reader.close()
     assert not Path(f"/proc/self/fd/{file.descriptor}").exists()
 
 
