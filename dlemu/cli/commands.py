@@ -279,3 +279,37 @@ COMMANDS: dict[str, Command] = {
         module="dlemu.cli.completion",
     ),
 }
+
+
+def usage() -> str:
+    """Return what `dlemu --help` shows."""
+    width = max(map(len, COMMANDS))
+    groups = (
+        [title, *(f"  {n:<{width}} {c.line}" for n, c in COMMANDS.items() if c.aim == aim)]
+        for aim, title in AIMS.items()
+    )
+    return _USAGE.format(commands="\n\n".join("\n".join(group) for group in groups))
+
+
+_USAGE = """\
+dlemu - how many GPUs will this storage feed?
+
+  dlemu COMMAND [FOLDER] [workload=NAME] [key=value ...] [options]
+
+  FOLDER is the data folder: its dataset says which workload it was written for.
+  NAME is one that dlemu workloads lists, or the path of a YAML file (DLIO's as they are).
+
+{commands}
+
+Help
+  dlemu help COMMAND, dlemu help KEY, dlemu help WORD of the output, dlemu help keys
+
+  JOB="workload=unet3d_h100 dataset.data_folder=/mnt/nvme/unet3d dataset.num_files_train=auto"
+  dlemu datasize $JOB num_accelerators=8
+  dlemu datagen  $JOB num_accelerators=8
+  mpirun -n 8 --bind-to none dlemu run $JOB
+
+Options: -h --help, -q --quiet (verdict and errors only), -v --verbose, -V --version.
+--cfg job shows all keys of a job with their values.
+For scripts: run, size, try, predict, datasize, paths and load take --json, --csv FILE and --label.
+Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold."""

@@ -1,4 +1,4 @@
-"""What `dlemu --help`, `dlemu COMMAND --help` and `dlemu help WORD` show.
+"""What `dlemu COMMAND --help` and `dlemu help WORD` show.
 
 The commands come from the table in commands.py, the keys and their meaning from the models.
 """
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 
-from dlemu.cli.commands import AIMS, COMMANDS
+from dlemu.cli.commands import COMMANDS
 from dlemu.cli.words import OPTIONS
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.workload.commands import value_of
@@ -38,40 +38,6 @@ def own_keys(name: str, above: str = "") -> list[Key]:
 def keys_of(name: str) -> list[Key]:
     """Return the keys that a command reads."""
     return [*own_keys(name), *(key for key in all_keys().values() if name in reading(key.name))]
-
-
-def usage() -> str:
-    """Return what `dlemu --help` shows."""
-    width = max(map(len, COMMANDS))
-    groups = (
-        [title, *(f"  {n:<{width}} {c.line}" for n, c in COMMANDS.items() if c.aim == aim)]
-        for aim, title in AIMS.items()
-    )
-    return _USAGE.format(commands="\n\n".join("\n".join(group) for group in groups))
-
-
-_USAGE = """\
-dlemu - how many GPUs will this storage feed?
-
-  dlemu COMMAND [FOLDER] [workload=NAME] [key=value ...] [options]
-
-  FOLDER is the data folder: its dataset says which workload it was written for.
-  NAME is one that dlemu workloads lists, or the path of a YAML file (DLIO's as they are).
-
-{commands}
-
-Help
-  dlemu help COMMAND, dlemu help KEY, dlemu help WORD of the output, dlemu help keys
-
-  JOB="workload=unet3d_h100 dataset.data_folder=/mnt/nvme/unet3d dataset.num_files_train=auto"
-  dlemu datasize $JOB num_accelerators=8
-  dlemu datagen  $JOB num_accelerators=8
-  mpirun -n 8 --bind-to none dlemu run $JOB
-
-Options: -h --help, -q --quiet (verdict and errors only), -v --verbose, -V --version.
---cfg job shows all keys of a job with their values.
-For scripts: run, size, try, predict, datasize, paths and load take --json, --csv FILE and --label.
-Exit status: 0 passed, 1 error or no verdict, 2 the AU is under the threshold."""
 
 
 def help_of(name: str, *, whole: bool = False) -> str:

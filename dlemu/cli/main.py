@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from dlemu.cli.command import call
-from dlemu.cli.commands import COMMANDS
+from dlemu.cli.commands import COMMANDS, usage
 from dlemu.cli.spellings import refusal
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.terminal import Answer, complain, open_streams, say, set_mode
@@ -112,10 +112,10 @@ def _answer(arguments: Sequence[str]) -> str | None:
 
 def _help_on(words: Sequence[str]) -> str:
     """Return the help on a command or on keys; without a word, on all commands."""
-    from dlemu.cli.help import help_of, help_on, usage
-
     if not words or words[0].startswith("-"):
         return usage()
+    from dlemu.cli.help import help_of, help_on
+
     if words[0] in COMMANDS:
         return help_of(words[0], whole="--help-all" in words)
     return help_on(words)

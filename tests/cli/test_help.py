@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.cli.commands import AIMS, COMMANDS
-from dlemu.cli.help import help_of, keys_of, reading, usage
+from dlemu.cli.commands import AIMS, COMMANDS, usage
+from dlemu.cli.help import help_of, keys_of, reading
 from dlemu.cli.main import run
 from dlemu.cli.words import OPTIONS
 from dlemu.workload.keys import all_keys
