@@ -26,6 +26,8 @@ from dlemu.workload.model import Drive
 from dlemu.workload.sections import LISTED, Arguments, Names, Switch
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
+_MOST_RESIDENT = 0.01
+"""Share of pages that may stay in memory: the kernel may read ahead while a file is closed."""
 _MORE_THAN_ASKED = 1.1
 """A small file is read as a page: the share of the model may be this much above `scale`."""
 OnEvent = Callable[[str], object]
@@ -184,7 +186,7 @@ def measure(
                 on_begin(f"{way}, {counted(readers, 'reader')}")
                 pages = drop(files)
                 num_pages = pages.pages
-                if pages.resident:
+                if (pages.share or 0.0) > _MOST_RESIDENT:
                     raise RunError(
                         f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
                         "read would be cold; another process maps or locks these files: end it"
