@@ -38,12 +38,21 @@ def made(folder: Path, *, new: bool = False) -> Iterator[None]:
         OSError: it cannot be made; with `new` also where it is there.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    own: list[Path] = []  # another command may be faster, and what it has made is its own
     try:
-        folder.mkdir(parents=True, exist_ok=not new)
+        for path in reversed(missing):
+            try:
+                path.mkdir()
+                own.append(path)
+            except FileExistsError:
+                if not path.is_dir() or (new and path == folder):
+                    raise
+        if folder not in missing:
+            folder.mkdir(exist_ok=not new)
         yield
     finally:
         with suppress(OSError):  # it holds something, or is gone
-            for path in missing:
+            for path in reversed(own):
                 path.rmdir()
 
 
