@@ -4,10 +4,12 @@ All ranks call every method here. What it finds is told by rank 0's caller (chec
 """
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, replace
+from pathlib import Path
 from typing import Any
 
 from dlemu.checkpoint.crew import Crew, Progress, Tool
@@ -34,6 +36,8 @@ from dlemu.world.world import World
 
 Say = Callable[[str], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_END_SECONDS = 30.0
+"""A thread that ends the process does so within this time."""
 
 
 class CheckpointJob:
@@ -59,6 +63,9 @@ class CheckpointJob:
         self.progress = Progress()
         self.observer: HostObserver | None = None
         """Of this host, on its first rank."""
+        self._gate = threading.Lock()
+        """Held while a checkpoint's folder is made, and while all are removed."""
+        self._is_over = False
 
     def write(self) -> list[Entry]:
         """Write the checkpoints; return the fields of each on rank 0.
@@ -79,8 +86,7 @@ class CheckpointJob:
                 files = [self._plan.written_by(a, step) for a in self._plan.accelerators]
                 with self.watch.phase(f"while preparing checkpoint {step}", lambda: str(folder)):  # noqa: B023
                     if self._keeps:
-                        folder.mkdir(exist_ok=True)
-                        sync_folder(self._folder)
+                        self._make(folder)
                     for writer, own in zip(writers, files, strict=True):
                         writer.prepare([(sample, size) for _, size, sample in own])
 
@@ -142,9 +148,20 @@ class CheckpointJob:
         everyone = world.gather(astuple(own_pages))
         return None if everyone is None else Pages(*map(sum, zip(*everyone, strict=True)))
 
+    def _make(self, folder: Path) -> None:
+        """Make a checkpoint's folder, unless another thread removes them all: the process ends."""
+        with self._gate:
+            if not self._is_over:
+                folder.mkdir(exist_ok=True)
+                sync_folder(self._folder)
+                return
+        time.sleep(_END_SECONDS)
+
     def clean(self, error: BaseException | None = None) -> None:
-        """Remove all that was written, and the record."""
-        clean(self._folder, self._record)
+        """Remove all that was written, and the record; no folder is made after that."""
+        with self._gate:
+            self._is_over = True
+            clean(self._folder, self._record)
 
     def _writer(self, accelerator: int, stack: ExitStack) -> Writer | DcpWriter:
         key = self._checkpoint
