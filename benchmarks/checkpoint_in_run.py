@@ -29,10 +29,6 @@ class Held:
     late: float
     """Seconds that this host's own sleeps ended late meanwhile, on average."""
 
-    @property
-    def is_true(self) -> bool:
-        return abs(self.found - self.truth) <= self.within
-
 
 def synchronous(
     *, loader: str, num_bytes: int = 40 * _MIB, read: int = 40_000_000, write: int = 10_000_000

@@ -19,15 +19,13 @@ from dlemu.paths.sweep import path_problem
 from dlemu.storage.atomic import PARTIAL
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.owned import disk_bytes, room, scratch
-from dlemu.storage.pagecache import drop
+from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 from dlemu.workload.model import Drive
 from dlemu.workload.sections import LISTED, Arguments, Names, Switch
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
-_MOST_RESIDENT = 0.01
-"""Share of pages that may stay in memory: the kernel may read ahead while a file is closed."""
 _MORE_THAN_ASKED = 1.1
 """A small file is read as a page: the share of the model may be this much above `scale`."""
 OnEvent = Callable[[str], object]
@@ -184,9 +182,9 @@ def measure(
         for way in ways:
             for readers in load.readers:
                 on_begin(f"{way}, {counted(readers, 'reader')}")
-                pages = drop(files)
+                pages = _drop(files)
                 num_pages = pages.pages
-                if (pages.share or 0.0) > _MOST_RESIDENT:
+                if pages.resident:
                     raise RunError(
                         f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
                         "read would be cold; another process maps or locks these files: end it"
@@ -210,6 +208,12 @@ def measure(
             drive_bytes_per_second=rate,
             drive_source=source,
         )
+
+
+def _drop(files: Sequence[Path]) -> Pages:
+    """Drop files from the page cache; again if pages stay, which may just have been read ahead."""
+    pages = drop(files)
+    return drop(files) if pages.resident else pages
 
 
 def _usable(load: Load, file: Path, on_event: OnEvent) -> Iterator[Way]:
