@@ -99,12 +99,6 @@ def test_a_fail_that_flatters_says_how_much() -> None:
     assert judgement.read_ahead in text_of(workload(), metrics, {}).splitlines()
 
 
-def test_a_pass_of_the_whole_epoch_needs_no_proof() -> None:
-    judgement, metrics = judged(replay(20.0, num_steps=12, window=5))
-    assert metrics.whole_epoch_au_percentage > 90
-    assert judgement == Judgement("PASS")
-
-
 @pytest.mark.parametrize(
     ("start", "verdict", "said"),
     [(0.0, "PASS", False), (4.0, "PASS", True), (30.0, "NO VERDICT", False)],
@@ -177,7 +171,7 @@ def test_what_is_read_ahead_by_the_keys(
         (8192 / 146_600_628, "NO VERDICT", "BUT 8,192 bytes were read for a sample, nominal are"),
         (0.88, "NO VERDICT", "BUT 129,008,553 bytes were read for a sample, nominal are 146,600,"),
         (0.92, "PASS", ""),
-        (1.08, "PASS", ""),
+        (0.0, "PASS", ""),  # a loop that counts no bytes
         (1.3, "PASS", "BUT 190,580,816 bytes were read for a sample, nominal are 146,600,628"),
     ],
 )
@@ -187,12 +181,6 @@ def test_bytes_that_were_not_read_prove_nothing(times: float, verdict: str, rema
     assert judge_run(job, metrics).verdict == verdict
     line = verdict_of(job, metrics)
     assert line.startswith(f"{verdict}: ") and (remark in line if remark else "BUT" not in line)
-
-
-def test_a_loop_that_counts_no_bytes_is_not_blamed_for_it() -> None:
-    job = workload()
-    metrics = measured(replay(20.0, num_steps=12, window=5), job=job, times=0.0)
-    assert verdict_of(job, metrics).startswith("PASS") and "BUT" not in verdict_of(job, metrics)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.results.header import header
 from tests.lab.commands import QUICK, generate
 from tests.lab.stored import store_run
 
@@ -49,3 +50,46 @@ def test_the_fields_of_dlio_are_there_with_its_types(tmp_path: Path) -> None:
 def kind(value: object) -> object:
     """Return a value's type, and that of a list's first value."""
     return (list, type(value[0])) if isinstance(value, list) else type(value)
+
+
+PLACE = {
+    "file_system": "xfs",
+    "mount": "/mnt/d1",
+    "source": "/dev/nvme0n1",
+    "device": "nvme0n1",
+    "model": "SOLIDIGM SB5PH27X038T",
+    "firmware": "G70YG030",
+    "size_bytes": 3_840_755_982_336,
+    "is_root": False,
+    "in_memory": False,
+    "host": "node1",
+    "num_hosts": 1,
+    "cpus": 16.0,
+    "memory_bytes": 64 << 30,
+}
+DATASET = {"folder": "/mnt/d1/u", "format": "npz", "num_files": 168, "num_bytes": 22.9 * 2**30}
+
+
+@pytest.mark.parametrize(
+    ("differs", "line"),
+    [
+        (
+            {"device": "vda", "model": "", "size_bytes": 275e9, "is_root": True},
+            "storage:  xfs at /mnt/d1, vda (275 GB), the root disk",
+        ),
+        (
+            {"file_system": "nfs4", "source": "server:/x", "device": "", "size_bytes": 0},
+            "storage:  nfs4 at /mnt/d1, from server:/x",
+        ),
+        (
+            {"file_system": "tmpfs", "device": "", "in_memory": True},
+            "storage:  tmpfs at /mnt/d1, in memory: no drive is read",
+        ),
+        (
+            {"num_hosts": 3, "cpus": 1.0, "memory_bytes": 0},
+            "host:     node1, and 2 other hosts, 1 CPU",
+        ),
+    ],
+)
+def test_other_storage_and_hosts(differs: dict[str, object], line: str) -> None:
+    assert line in header({"workload": "x", "place": PLACE | differs, "dataset": DATASET})
