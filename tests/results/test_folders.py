@@ -332,7 +332,6 @@ def cut_short(folder: Path, *epochs: int, status: str = "incomplete", **keys: st
         ((1,), {}, "not ended after 1 of 2 epochs; what limited"),
         ((2, 1), {"error": "interrupted"}, "interrupted after 1 of 2 epochs; what limited"),
         ((1, 2), {"status": "failed", "error": "X"}, "failed after 1 of 2 epochs: X; what limited"),
-        ((2, 2), {"status": "failed", "error": "X"}, "X; what limited it, and how much"),
     ],
 )
 def test_only_epochs_that_all_ranks_have_ended_count(

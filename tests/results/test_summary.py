@@ -8,7 +8,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.results.header import header
 from tests.lab.commands import QUICK, generate
-from tests.lab.stored import store_run
+from tests.lab.stored import PLACE, store_run
 
 DLIO = Path(__file__).parents[1] / "data" / "dlio_2.0.0"
 
@@ -52,24 +52,6 @@ def kind(value: object) -> object:
     return (list, type(value[0])) if isinstance(value, list) else type(value)
 
 
-PLACE = {
-    "file_system": "xfs",
-    "mount": "/mnt/d1",
-    "source": "/dev/nvme0n1",
-    "device": "nvme0n1",
-    "model": "SOLIDIGM SB5PH27X038T",
-    "firmware": "G70YG030",
-    "size_bytes": 3_840_755_982_336,
-    "is_root": False,
-    "in_memory": False,
-    "host": "node1",
-    "num_hosts": 1,
-    "cpus": 16.0,
-    "memory_bytes": 64 << 30,
-}
-DATASET = {"folder": "/mnt/d1/u", "format": "npz", "num_files": 168, "num_bytes": 22.9 * 2**30}
-
-
 @pytest.mark.parametrize(
     ("differs", "line"),
     [
@@ -92,4 +74,4 @@ DATASET = {"folder": "/mnt/d1/u", "format": "npz", "num_files": 168, "num_bytes"
     ],
 )
 def test_other_storage_and_hosts(differs: dict[str, object], line: str) -> None:
-    assert line in header({"workload": "x", "place": PLACE | differs, "dataset": DATASET})
+    assert line in header({"workload": "x", "place": PLACE | differs})
