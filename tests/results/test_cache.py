@@ -9,11 +9,11 @@ from dlemu.host.watched import PlaceCounts
 from dlemu.report.cache import present_cache
 from dlemu.report.text import render_text
 from dlemu.results.cache import can_save, pays_from
+from dlemu.results.evidence import stored_behind, watched_fields
 from dlemu.results.metrics import Metrics, measure
 from dlemu.results.outcome import with_metrics
 from dlemu.results.records import STEP
 from dlemu.results.summary import CacheMeasured, Summary
-from dlemu.results.watched import stored_bytes, watched_fields
 from dlemu.workload.model import load_workload
 
 GB = 10**9
@@ -151,4 +151,4 @@ def test_hosts_are_added_up() -> None:
 
 def test_drives_delivered_no_more_than_was_read() -> None:
     found = watched_fields([10 * GB, 10 * GB], [[COLD, WARM]], [1.0, 1.0])
-    assert [stored_bytes(found, 0), stored_bytes(found, 1)] == [10 * GB, 9 * GB + 10**7]
+    assert [stored_behind(found, 0), stored_behind(found, 1)] == [10 * GB, 9 * GB + 10**7]

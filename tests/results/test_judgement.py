@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dlemu.objects.counts import GetCounts
+from dlemu.results.evidence import objects_fields
 from dlemu.results.judgement import (
     Judgement,
     cached_too_much,
@@ -15,7 +16,6 @@ from dlemu.results.judgement import (
     remarks_of,
 )
 from dlemu.results.metrics import Metrics, measure_run
-from dlemu.results.objects import objects_fields
 from dlemu.results.records import Steps
 from dlemu.results.summary import Measured, Summary
 from dlemu.workload.model import Workload, load_workload
