@@ -321,5 +321,5 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         page_cache_share=outcome.summary["measured"]["page_cache_share"],
         seconds=seconds,
         au_with_stalls_percentage=None if cost is None else cost.au_with_stalls_percentage,
-        remarks=judge_run(workload, metrics, outcome.summary).remarks,
+        remarks=tuple(judge_run(workload, metrics, outcome.summary)["remarks"]),
     )
