@@ -176,16 +176,7 @@ def interval(second: int) -> Interval:
     """Return a second in which 4 kB were read by read calls, and 6 MB came over the network."""
     network = NetworkCounters({"eth0": NicCounters(6_000_000, 0)})
     seen = IntervalSummary(1.0, {}, None, None, 0, 4000, *(None,) * 2, 4.0, *(None,) * 4)
-    return Interval(
-        begin=float(second),
-        end=second + 1.0,
-        seen=replace(seen, network=network),
-        drive_reads_per_second=None,
-        drive_queue=None,
-        page_cache_bytes=None,
-        epoch=None,
-        au_percentage=None,
-    )
+    return Interval(float(second), second + 1.0, replace(seen, network=network))
 
 
 def test_what_came_from_a_bucket_is_not_sought_in_read_calls() -> None:
