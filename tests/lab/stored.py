@@ -33,6 +33,7 @@ from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import IntervalSummary, Observation
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
+from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import combine_hosts
 from dlemu.load.measure import Answer as Load
 from dlemu.load.measure import Cell as LoadCell
@@ -138,6 +139,7 @@ def store_run(
     seed: int = 0,
     error: str = "",
     keys: dict[str, object] | None = None,
+    watched: Sequence[PlaceCounts] = (),
 ) -> Outcome:
     """Write a run on one host whose drive gives 6 GB/s; `stored` is its share of the bytes."""
     same = {"dataset.data_folder": DATA, "train.epochs": 2, "train.computation_time": 1.0}
@@ -170,6 +172,7 @@ def store_run(
         resident_before=0.0,
         direct=False,
         file_system="xfs",
+        watched=list(watched),
     )
     begun = Summary(
         status="incomplete",
@@ -581,6 +584,9 @@ STORED: dict[str, Callable[[Path], object]] = {
     "faster": partial(store_run, wait=0.1, start=90, seed=1),
     "cached": partial(store_run, wait=0.0, stored=0.5),
     "broken": partial(store_run, wait=0.5, error="rank 1: /mnt/d1/unet3d/img_1.npz is gone"),
+    "watched": partial(
+        store_run, wait=0.1, watched=(PlaceCounts(40 * GIB, 0, 20 * GIB, 3.5), PlaceCounts(0, GIB))
+    ),
     "several": store_runs,
     "checkpoint": store_checkpoint,
     "size": store_sizing,

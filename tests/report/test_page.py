@@ -12,12 +12,12 @@ import pytest
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.report.blocks import Table
+from dlemu.report.facts import date_of, facts_of
 from dlemu.report.html import render_html
 from dlemu.report.over_time import best_counter, stairs
 from dlemu.report.page import page_of, section
 from dlemu.report.plot import Axis, Plot, Series
 from dlemu.report.stored import Stored, read_result
-from dlemu.results.facts import date_of, facts_of
 from dlemu.results.series import Interval
 from dlemu.sizing.search import Point
 from dlemu.workload.model import load_workload

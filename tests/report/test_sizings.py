@@ -20,7 +20,7 @@ from dlemu.report.sizing import (
 )
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
-from dlemu.results.facts import conditions_of
+from dlemu.results.records import conditions_of
 from dlemu.sizing.answers import First, Sized, document_of
 from dlemu.sizing.search import Goal, Point, search
 from dlemu.sizing.targets import Target
