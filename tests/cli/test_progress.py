@@ -16,13 +16,12 @@ from types import SimpleNamespace
 import pytest
 
 from dlemu.cli import progress
-from dlemu.cli.main import run
 from dlemu.cli.progress import describe, show_progress
 from dlemu.datagen.work import FileProgress
 from dlemu.run.live import RunProgress
 from dlemu.terminal import say
 from tests.lab import warm
-from tests.lab.commands import QUICK, SIZES, generate
+from tests.lab.commands import QUICK, generate
 from tests.lab.waiting import until
 
 OFTEN = {
@@ -185,22 +184,6 @@ def test_a_terminal_without_controls_gets_plain_lines(
         until(lambda: written)
     text = b"".join(written).decode()
     assert "\x1b" not in text and text.startswith("run: run 3 of about 8, ")
-
-
-@pytest.mark.parametrize("command", ["run", "datagen", "calibrate"])
-def test_progress_off_shows_nothing(command: str, tmp_path: Path) -> None:
-    off = "progress=off"
-    words = [*SIZES, "workload=unet3d_h100", "dataset.data_folder=data"]
-    if command == "run":
-        assert run(["datagen", *words[1:], f"dataset.data_folder={tmp_path}/data"]) == 0
-        words = [*RUN, "dataset.data_folder=data", "output.folder=run"]
-    if command == "calibrate":
-        words = [*words, "dataset.num_files_train=none"]  # refused: nothing else is shown
-    with (tmp_path / "err").open("wb") as errors:
-        done = warm.run([*warm.COMMAND, command, *words, off], cwd=tmp_path, stderr=errors)
-    said = (tmp_path / "err").read_text()
-    assert (said == "") == (done.returncode == 0)
-    assert "epoch 1/" not in said and said.count("\n") <= 1
 
 
 def test_an_error_is_never_glued_to_the_line(tmp_path: Path) -> None:
