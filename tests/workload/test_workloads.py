@@ -72,12 +72,6 @@ def test_dlrm_reads_40_of_200_columns() -> None:
     assert types == {"float32": 27, "float64": 5, "float16": 4, "int8": 4}
 
 
-@pytest.mark.parametrize("name", ["flux_b200", "flux_mi355"])
-def test_flux_reads_all_columns(name: str) -> None:
-    dataset = load_workload(name).dataset
-    assert dataset.mean_bytes == dataset.stored_bytes == dataset.record_length_bytes == 2_164_832
-
-
 def test_the_criteo_slices_are_the_whole_dataset() -> None:
     """4,195,197,692 records of 912 bytes, read in 3.90 minutes by 8 GPUs."""
     workload = load_workload("dlrm_dcnv2_h100")
