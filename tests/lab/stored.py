@@ -40,7 +40,7 @@ from dlemu.load.measure import Answer as Load
 from dlemu.load.measure import Cell as LoadCell
 from dlemu.load.measure import Load as LoadJob
 from dlemu.load.measure import document_of as load_document
-from dlemu.load.models import find_model
+from dlemu.load.measure import find_model
 from dlemu.load.reading import Way
 from dlemu.paths.blocks import DataPath
 from dlemu.paths.sweep import Cell
