@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.records import Steps
 from dlemu.results.sums import credited_seconds, left_out, step_seconds
 from dlemu.run.monitor import RunMonitor
@@ -156,7 +155,7 @@ class Live:
         for each in sums:
             each.look()
         steps = sums[-1]
-        rate, share = _of_the_drive(steps, monitor)
+        rate, share = monitor.delivered(steps.bytes_until)
         left = steps.num_steps * (1 + epochs - len(sums)) - steps.done
         return RunProgress(
             job=self.job,
@@ -172,21 +171,6 @@ class Live:
             seconds_left=None if steps.step_seconds is None else left * steps.step_seconds,
             num_ranks=num_ranks,
         )
-
-
-def _of_the_drive(steps: "StepsSoFar", monitor: RunMonitor) -> tuple[float | None, float | None]:
-    """Return bytes per second of the last seconds, and the share from memory of the epoch."""
-    counted = monitor.counted()
-    if counted is None:
-        return None, None
-    epoch, recent = counted.epoch, counted.recent
-    read = round(steps.bytes_until(counted.time) / counted.own_share)
-    stored = stored_bytes(epoch, counted.file_system)
-    if stored is None:
-        stored = vouched_bytes(epoch, counted.file_system, read=read)
-    lately = stored_bytes(recent, counted.file_system)
-    rate = None if lately is None else lately / recent.seconds
-    return rate, None if stored is None or not read else max(0.0, 1 - stored / read)
 
 
 class StepsSoFar:

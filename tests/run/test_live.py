@@ -24,8 +24,8 @@ from tests.lab.virtual import VirtualClock
 class NoMonitor:
     """Has seen nothing of any drive."""
 
-    def counted(self) -> None:
-        return None
+    def delivered(self, read_until: object) -> tuple[None, None]:
+        return None, None
 
 
 @pytest.fixture
@@ -108,5 +108,3 @@ def test_a_run_that_fails_is_no_longer_followed(job: Workload) -> None:
     with pytest.raises(DatasetError):
         run_job(job, world=Alone(), say=silent, live=live)
     assert live.now().epoch == 0 and live.now().doing == "starting"
-
-
