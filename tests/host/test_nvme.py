@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlemu.host import nvme
+from dlemu.host import drive_counters as nvme
 from tests.host.log_pages import add_nvme, health_page, ocp_page, vendor_page
 
 PAGES = st.binary(min_size=512, max_size=512)

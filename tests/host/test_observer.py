@@ -207,8 +207,10 @@ def test_the_time_of_all_cpus_is_that_of_each_kind(tmp_path: Path) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     kinds = [number * ticks for number in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)]
     (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, kinds))}\ncpu0 1 2 3 4 5 6 7 8\n")
+    (tmp_path / "meminfo").write_text("MemFree: 1 kB\nCached: 7 kB\n")
     observer = HostObserver([tmp_path], list, proc=tmp_path)
     expected = HostCpu(busy=1 + 2 + 4 + 32 + 64, idle=8, iowait=16, steal=128)
-    assert observer.mark("all kinds").host == expected
+    seen = observer.mark("all kinds")
+    assert (seen.host, seen.page_cache_bytes) == (expected, 7168)
     (tmp_path / "stat").write_text("cpu  1 2 3\n")
     assert observer.mark("too few").host is None

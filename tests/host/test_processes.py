@@ -38,9 +38,6 @@ class Processes:
         (folder / "stat").write_text(f"{before} {ticks} 0 {inherited} 0 {after}\n")
         (folder / "io").write_text(f"rchar: {ticks}\nwchar: 1\nread_bytes: {inherited}\n")
         (folder / "schedstat").write_text(f"77 {wait_ns} 7\n")
-        (folder / "status").write_text(
-            "Name:\ta\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t3\n"
-        )
         (folder / "smaps_rollup").write_text(
             "0-1 ---p 00000000 00:00 0    [rollup]\nRss:   9 kB\nPss:    8 kB\nSwapPss:  4 kB\n"
         )
@@ -70,7 +67,6 @@ def test_descendants_count_and_strangers_do_not(tmp_path: Path) -> None:
     assert counters.cpu_seconds == (10 + 11 + 12 + 300) / TICKS
     assert (counters.rchar, counters.read_bytes) == (33, 300)
     assert counters.runqueue_seconds == 3
-    assert (counters.voluntary_switches, counters.involuntary_switches) == (15, 9)
     assert tree.pss_bytes() == 3 * 8192
 
 
@@ -163,7 +159,7 @@ def test_totals_are_right_however_processes_begin_and_end(
 
 def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
     Processes(tmp_path).set(10, 1, ticks=100)
-    for name in ("io", "schedstat", "status", "smaps_rollup"):
+    for name in ("io", "schedstat", "smaps_rollup"):
         (tmp_path / "10" / name).unlink()
     tree = ProcessTree(tmp_path)
     tree.refresh([10, 11])
@@ -174,5 +170,4 @@ def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
     assert counters.rchar is None
     assert counters.read_bytes is None
     assert counters.runqueue_seconds is None
-    assert counters.voluntary_switches is None
     assert tree.pss_bytes() is None

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlemu.host.devices import BlockDevice, devices_under
-from dlemu.host.drive_counters import lifetime, look, media_bytes
-from dlemu.host.nvme import HEALTH, OCP, VENDOR, VendorWrites
-from dlemu.host.wear import DriveWear, WearWatch, combine_hosts, sum_up
+from dlemu.host.drive_counters import (
+    HEALTH,
+    OCP,
+    VENDOR,
+    DriveWear,
+    VendorWrites,
+    lifetime,
+    look,
+    media_bytes,
+)
+from dlemu.host.wear import WearWatch, combine_hosts, sum_up
 from tests.host.log_pages import Drives, add_nvme, health_page, ocp_page, vendor_page
 
 GB = 10**9
@@ -98,16 +106,16 @@ def test_the_counters_of_a_drive_s_life(tmp_path: Path) -> None:
     assert (told["host_bytes_written"], told["host_bytes_read"]) == (512 * GB, 3_584_000)
     assert (told["percentage_used"], told["available_spare"], told["media_errors"]) == (2, 90, 3)
     assert (told["waf"], told["media_source"]) == (None, "")
-    assert "neither log C0h" in told["missing"]
+    assert "neither log C0h" in told["missing"]["media_bytes_written"]
 
     host.drives.pages["nvme0", OCP, 0] = ocp_page(768 * GB)
     told = lifetime(device, read=host.drives.read, sys=host.sys)
-    assert (told["waf"], told["media_source"], told["missing"]) == (1.5, "log C0h, in bytes", "")
+    assert (told["waf"], told["media_source"], told["missing"]) == (1.5, "log C0h, in bytes", {})
 
     host.tell({})
     told = lifetime(device, read=host.drives.read, sys=host.sys)
     assert (told["host_bytes_written"], told["percentage_used"]) == (None, None)
-    assert "does not answer" in told["missing"]
+    assert "does not answer" in told["missing"]["host_bytes_written"]
 
 
 @pytest.mark.parametrize(
