@@ -32,21 +32,13 @@ def host(tmp_path: Path) -> Host:
 def test_a_drive_is_named_with_model_firmware_and_size(host: Host, tmp_path: Path) -> None:
     host.mount(tmp_path, "259:0", "xfs", "/dev/nvme0n1 rw")
 
-    place = find_place(tmp_path, proc=host.proc, sys=host.sys)
+    place = find_place(tmp_path / "not" / "yet", proc=host.proc, sys=host.sys)
 
     assert (place.file_system, place.mount, place.source) == ("xfs", str(tmp_path), "/dev/nvme0n1")
     assert place.drives == (
         Drive("nvme0n1", "SOLIDIGM SB5PH27X038T", "G70YG030", 3_840_755_982_336),
     )
     assert not place.is_root and not place.in_memory
-
-
-def test_a_folder_that_is_not_there_lies_where_it_would_be_made(host: Host, tmp_path: Path) -> None:
-    host.mount(tmp_path, "259:0")
-
-    place = find_place(tmp_path / "a" / "b", proc=host.proc, sys=host.sys)
-
-    assert [drive.name for drive in place.drives] == ["nvme0n1"]
 
 
 def test_the_drive_of_the_system_is_told(host: Host, tmp_path: Path) -> None:

@@ -70,21 +70,6 @@ def test_descendants_count_and_strangers_do_not(tmp_path: Path) -> None:
     assert tree.pss_bytes() == 3 * 8192
 
 
-def test_a_child_waited_for_is_counted_once(tmp_path: Path) -> None:
-    processes = Processes(tmp_path)
-    processes.set(10, 1, ticks=100)
-    processes.set(11, 10, ticks=40, wait_ns=10**9)
-    tree = ProcessTree(tmp_path)
-    tree.refresh([10])
-    assert cpu_ticks(tree) == 140
-
-    processes.end(11)
-    processes.set(10, 1, ticks=100, inherited=45)
-
-    assert cpu_ticks(tree) == 145, "with what the child used unseen"
-    assert tree.counters().runqueue_seconds == 1, "which no parent inherits"
-
-
 def test_a_rank_that_ended_leaves_what_it_used(tmp_path: Path) -> None:
     processes = Processes(tmp_path)
     processes.set(10, 1, ticks=100)
@@ -95,7 +80,7 @@ def test_a_rank_that_ended_leaves_what_it_used(tmp_path: Path) -> None:
     assert cpu_ticks(tree) == 147
 
     processes.end(10)
-    processes.end(11)
+    processes.end(11)  # waited for by none
     processes.set(12, 1, ticks=9)
 
     assert cpu_ticks(tree) == 149, "and its worker is still followed"

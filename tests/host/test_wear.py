@@ -145,18 +145,6 @@ def test_a_drive_that_may_not_be_asked_says_why_and_no_zero(
     assert wear["missing"]["file_system_amplification"] == "no file was written"
 
 
-def test_a_drive_without_counters_of_its_flash_has_no_waf(tmp_path: Path) -> None:
-    host = Watched(tmp_path, {(HEALTH, 0): health_page(written=0)})
-    host.watch.start()
-    host.tell({(HEALTH, 0): health_page(written=10_000)})
-
-    wear = host.watch.finish()
-
-    assert wear["host_bytes_written"] == 5_120_000_000
-    assert (wear["media_bytes_written"], wear["waf"]) == (None, None)
-    assert "neither log C0h" in wear["missing"]["waf"]
-
-
 def test_a_drive_of_a_known_maker_tells_its_waf_by_log_cah(tmp_path: Path) -> None:
     pages = {(HEALTH, 0): health_page(written=0), (VENDOR, 0): vendor_page(1000, 1000)}
     host = Watched(tmp_path, {**pages})
@@ -262,13 +250,6 @@ def test_hosts_are_taken_together() -> None:
     assert (wear["file_bytes_written"], wear["file_system_amplification"]) == (2 * GB, 1.0)
 
 
-def test_hosts_without_drives_say_why() -> None:
-    none = sum_up([], 1.0, no_drive="no drive is seen under the folder (nfs4)")
-    wear = combine_hosts([none, none])
-    assert wear["block_bytes_written"] is None
-    assert wear["missing"]["block_bytes_written"] == "no drive is seen under the folder (nfs4)"
-
-
 def test_this_host_s_own_drive_counts_what_is_written(tmp_path: Path) -> None:
     if not devices_under(tmp_path):
         pytest.skip("no drive is seen under the temporary folder")
@@ -287,6 +268,6 @@ def test_this_host_s_own_drive_counts_what_is_written(tmp_path: Path) -> None:
 def test_memory_is_no_drive() -> None:
     watch = WearWatch(Path("/dev/shm"))
     watch.start()
-    wear = watch.finish(file_bytes=5)
+    wear = combine_hosts([watch.finish(file_bytes=5)] * 2)
     assert wear["block_bytes_written"] is None
     assert wear["missing"]["waf"] == "no drive is seen under the folder (tmpfs)"
