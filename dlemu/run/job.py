@@ -391,7 +391,7 @@ class _Run:
                 replay_epoch, barrier=watchdog.barrier, clock=self._clock, compute=compute
             )
             batches, checkpoints = loader.epoch(epoch, plan), self._checkpoints
-            with self._live.epoch(epoch, records, self._workload, monitor, others):
+            with self._live.epoch(records, self._workload, monitor, others):
                 if checkpoints is None:
                     steps = replay(batches, records)
                 else:

@@ -6,6 +6,7 @@ shows and keeps in no file.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -39,7 +40,7 @@ from dlemu.load.measure import Answer as Load
 from dlemu.load.measure import Cell as LoadCell
 from dlemu.load.measure import Load as LoadJob
 from dlemu.load.measure import document_of as load_document
-from dlemu.load.models import find_model
+from dlemu.load.measure import find_model
 from dlemu.load.reading import Way
 from dlemu.paths.blocks import DataPath
 from dlemu.paths.sweep import Cell
@@ -259,8 +260,8 @@ def observation(time: float, reads: int, queue_ms: int) -> Observation:
         network_read_bytes=None,
         host=HostCpu(time, 3 * time, 0, 0),
         usable_cpus=4.0,
-        processes=ProcessCounters(1, 2 * time, int(5e6 * time), None, None, None, None),
-        throttling=None,
+        processes=ProcessCounters(1, 2 * time, int(5e6 * time), None, None),
+        throttled_seconds=None,
         pss_bytes=None,
         page_cache_bytes=GIB,
         network=NetworkCounters({"eth0": NicCounters(int(3e6 * time), int(5e5 * time))}),
@@ -361,7 +362,8 @@ def store_checkpoint(folder: Path) -> None:
 # --- searches and first answers -------------------------------------------------------------------
 
 
-def _sized(**changes: Any) -> Sized:
+def sized(**changes: Any) -> Sized:
+    """Return the answer of a quick search: 8 accelerators pass, 9 fail."""
     workload = load_workload("unet3d_h100", {"dataset.data_folder": DATA, "size.quick": True})
     points = tuple(
         Point(n, au, n * 25.0, 2.4e10, "storage", 900.0, "nvme1n1 was busy all the time", 0.01)
@@ -388,7 +390,7 @@ def _sized(**changes: Any) -> Sized:
 
 def _searches() -> list[Sized]:
     """Return an answer, a lower bound, and one of a storage that feeds nothing."""
-    found = _sized()
+    found = sized()
     bound: Any = {"num_accelerators": 9, "real_accelerators": None, "interval": None}
     alone = replace(found.points[0], num_accelerators=1, au_percentage=80.0)
     none: Any = {"num_accelerators": 0, "real_accelerators": 0.89, "interval": (0.88, 0.9)}
@@ -591,6 +593,7 @@ STORED: dict[str, Callable[[Path], object]] = {
     "checkpoint": store_checkpoint,
     "size": store_sizing,
     "calibration.json": store_calibration,
+    "dlio": partial(shutil.copytree, Path(__file__).parents[1] / "data" / "dlio_2.0.0"),
 }
 """By its name, a result of every kind. Each gets the path to write to."""
 RENDERED: dict[str, Callable[[Path], str]] = {

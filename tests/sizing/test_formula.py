@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +15,6 @@ from dlemu.sizing.formula import (
     predict,
     step_overhead,
 )
-from dlemu.workload.compose import read_yaml
-from dlemu.workload.model import Drive, load_workload
 
 UNET3D = PredictionInput(
     computation_time=0.323,
@@ -204,13 +201,3 @@ def test_a_calibration_gives_its_own_runs_back() -> None:
 
     assert predict(replace(ample, accelerators=1), figures).au_percentage == pytest.approx(98.5)
     assert predict(replace(ample, accelerators=10), figures).au_percentage == pytest.approx(77.0)
-
-
-def test_every_drive_names_its_source() -> None:
-    folder = Path(__file__).parents[2] / "workloads" / "drive"
-    drives = {path.stem: Drive.model_validate(read_yaml(path)) for path in folder.glob("*.yaml")}
-
-    assert set(drives) == {"d3_s4520", "d5_p5336", "d5_p5336_61tb", "d7_p5520", "d7_ps1010"}
-    assert all(drive.source for drive in drives.values())
-    job = load_workload("unet3d_h100", {"drives": 1})
-    assert PredictionInput.of(job, drives["d7_ps1010"]) == UNET3D

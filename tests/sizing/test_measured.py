@@ -34,6 +34,7 @@ from dlemu.sizing.start import describe_plan
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
 from tests.lab import warm
+from tests.lab.commands import execute
 from tests.lab.mpirun import mpirun
 from tests.lab.waiting import until
 
@@ -454,12 +455,7 @@ def test_what_a_full_disk_does_not_take_is_said_first(
 
 def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
     small = ["metric.au=0.01", "size.confirm=1", "train.computation_time=0.005"]
-    done = subprocess.run(
-        [sys.executable, "examples/size_a_drive.py", tmp_path, *small, "size.max_accelerators=2"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-
+    command = ["examples/size_a_drive.py", str(tmp_path), *small, "size.max_accelerators=2"]
+    done = execute([sys.executable, *command], cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("at least 2; limit: ")
