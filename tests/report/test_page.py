@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from dlemu.report.html import render_html
 from dlemu.report.over_time import best_counter, stairs
 from dlemu.report.plot import Axis, Plot, Series
 from dlemu.report.stored import read_result
-from dlemu.results.series import Interval
 from tests.lab.stored import STORED, observation, write_host
 
 ODD = "a <b>" + "x" * 80 + ' & "c"'
@@ -117,7 +117,8 @@ def interval(second: int) -> Any:
     """Return a second in which 4 kB were read by read calls, and 6 MB came over the network."""
     network = NetworkCounters({"eth0": NicCounters(6_000_000, 0)})
     seen = IntervalSummary(1.0, {}, None, None, 0, 4000, *(None,) * 2, 4.0, *(None,) * 4)
-    return Interval(float(second), second + 1.0, replace(seen, network=network))
+    seen = replace(seen, network=network)
+    return SimpleNamespace(begin=float(second), end=second + 1.0, seconds=1.0, seen=seen)
 
 
 def test_what_came_from_a_bucket_is_not_sought_in_read_calls() -> None:

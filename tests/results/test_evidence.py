@@ -124,8 +124,8 @@ def test_counters_that_contradict_what_was_in_memory_are_noted(
 
 def test_a_hosts_counters_are_those_of_all_epochs_by_their_time() -> None:
     eth0 = NetworkCounters({"eth0": NicCounters(5 * 10**9, 0)}, 30, 20, 1, 3)
-    seen = {"process_cpu_seconds": 60.0, "runqueue_seconds": 3.0, "throttled_seconds": 1.5}
-    seen |= {"network": eth0, "process_read_bytes": 600}
+    seen: dict[str, Any] = {"process_cpu_seconds": 60.0, "runqueue_seconds": 3.0}
+    seen |= {"throttled_seconds": 1.5, "network": eth0, "process_read_bytes": 600}
     one = epoch_of(300.0, devices=busy(sda=0.9, sdb=0.1), host_cpu_share=0.2, **seen)
     two = epoch_of(100.0, devices=busy(sda=0.1, sdb=0.8), host_cpu_share=0.6, **seen)
     (host,) = hosts_of(gather(report(one, two, links={"eth0": 10**9})))
