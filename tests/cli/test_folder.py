@@ -47,18 +47,6 @@ def test_datagen_and_verify_take_a_folder_too(
     assert run(["verify", str(data), "reader.batch_size=2"]) == 0, "keys may stand beside it"
 
 
-def test_an_unfinished_dataset_is_continued(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (data / ".dlemu").mkdir()
-    tree = json.loads((data / "dlemu.json").read_text())
-    plan = {"manifest": 3, "dataset": tree["dataset"], "extends": None, "workload": "unet3d_h100"}
-    (data / ".dlemu" / "recipe.json").write_text(json.dumps(plan))
-    (data / "dlemu.json").unlink()
-
-    assert run(["datagen", str(data)]) == 0
-
-    assert "56 npz files" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("command", ["run", "datagen", "calibrate"])
 def test_every_command_takes_a_folder(
     command: str, written: Path, capsys: pytest.CaptureFixture[str]

@@ -71,15 +71,6 @@ def test_a_missing_package_is_told_at_once(
     assert re.search(line, refused(command, keys, tmp_path, capsys))
 
 
-def test_a_package_that_training_lacks_is_told_before_the_dataset_is_looked_at(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    without("torch", monkeypatch)
-    keys: dict[str, object] = {"dataset.data_folder": str(tmp_path / "none")}
-    with pytest.raises(dlemu.WorkloadError, match=TORCH):
-        dlemu.make_loader(dlemu.load_workload("unet3d_h100", keys))
-
-
 def test_a_missing_gpu_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

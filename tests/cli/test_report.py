@@ -53,18 +53,12 @@ def test_a_stored_verdict_is_shown_and_not_judged_again(
     assert run(["report", str(stored), "metric.edition=v1.0"]) == 0, "overrides judge again"
 
 
-def test_a_path_in_the_config_is_not_interpolated(
-    stored: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_in_the_config_is_not_interpolated(stored: Path) -> None:
     config = stored / "config.yaml"
-    text, changed = re.subn(
-        "(?m)^  data_folder: .*", "  data_folder: /mnt/${USER}/x", config.read_text()
-    )
-    config.write_text(text)
-    assert changed == 1 and run(["report", str(stored)]) == 0
-    assert "PASS" in capsys.readouterr().out
-    workload = read_config(stored, {"metric.au": 0.5})
-    assert workload.dataset.data_folder == "/mnt/${USER}/x" and workload.metric.au == 0.5
+    path = "  data_folder: /mnt/${USER}/x"
+    config.write_text(re.sub("(?m)^  data_folder: .*", path, config.read_text()))
+    assert run(["report", str(stored)]) == 0
+    assert read_config(stored, {}).dataset.data_folder == "/mnt/${USER}/x"
 
 
 def test_a_bad_folder_is_named_and_the_others_are_shown(
