@@ -8,9 +8,10 @@ from dlemu.errors import WorkloadError
 from dlemu.results.folders import make
 from dlemu.results.records import write_json
 from dlemu.sizing import formula
-from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import Prediction, PredictionInput
 from dlemu.storage.regular import read_regular
+from dlemu.workload.commands import word
 from dlemu.workload.compose import named
 from dlemu.workload.model import Drive, Workload
 
@@ -185,18 +186,17 @@ def _calibration(workload: Workload) -> Calibration | None:
             f"predict.calibration {path} cannot be read ({error.strerror}); "
             "write it with dlemu calibrate"
         ) from None
-    found = CalibrationFile.parse(text, path=str(path)).find(
-        workload=workload.name,
-        loader=workload.reader.data_loader,
-        odirect=workload.reader.odirect is True,
-    )
+    found, reader = Calibration.parse(text, path=str(path)), workload.reader
     for key, measured, asked in (
+        ("workload", found.workload, workload.name),
+        ("reader.data_loader", found.loader, reader.data_loader),
+        ("reader.odirect", found.odirect, reader.odirect is True),
         ("dataset.record_length_bytes", found.sample_bytes, workload.dataset.mean_bytes),
-        ("reader.read_threads", found.read_threads, workload.reader.read_threads),
+        ("reader.read_threads", found.read_threads, reader.read_threads),
     ):
         if measured not in (None, asked):
             raise WorkloadError(
-                f"predict.calibration {path} was measured with {key}={measured:g}, not {asked:g}; "
-                "measure this job with dlemu calibrate"
+                f"predict.calibration {path} was measured with {word(key, measured)}, here it is "
+                f"{word(key, asked)}; measure this job with dlemu calibrate"
             )
     return found

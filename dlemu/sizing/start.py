@@ -12,6 +12,7 @@ from dlemu.run.job import Say
 from dlemu.sizing.cached import rate_at, supply_of
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.predict import known_rates
+from dlemu.sizing.search import about_runs
 from dlemu.sizing.targets import Target
 from dlemu.storage.probe import probe_rate, probe_writing
 from dlemu.tier.folder import CacheFolder, entry_path
@@ -106,8 +107,7 @@ def describe_plan(enough: SizeCheck, first: int, expected: float) -> str:
     workload = enough.workload
     steps = enough.num_steps(first)
     seconds = workload.train.epochs * steps * workload.train.computation_time.mean
-    runs = 2 + max(1, workload.size.confirm)  # one that fails, one that is near, the confirming
-    each = START_SECONDS + seconds / workload.metric.au
+    runs, each = about_runs(workload.size.confirm), START_SECONDS + seconds / workload.metric.au
     lines = [
         f"about {runs} runs of {format_seconds(each)} each: {counted(steps, 'step')} x "
         f"{counted(workload.train.epochs, 'epoch')}"
