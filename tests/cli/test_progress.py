@@ -220,7 +220,7 @@ def test_a_search_shows_its_state_above(data: str, tmp_path: Path) -> None:
     keys = ["size.quick=true", "size.confirm=1", "size.start=1", "size.max_accelerators=1"]
     keys += ["reader.batch_size=1", "train.epochs=500"]
     shown = OnTerminal(["size", *QUICK, *keys, data, "output.folder=sized"], tmp_path)
-    state = "run 1 of about 1, trying 1 accelerator"
+    state = "run 1 of about 3, trying 1 accelerator"
     shown.read(lambda text: re.search(rf"{state}\r\nepoch \d+/500, step", text))
     os.kill(shown.process.pid, signal.SIGINT)
     status, screen = shown.end()
