@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dlemu.dataset.layout import Dataset, Repeated
-from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under, lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators
 from dlemu.results.facts import conditions_of
@@ -53,7 +53,6 @@ from dlemu.units import (
     format_rate,
     format_seconds,
 )
-from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Workload, load_workload
 from dlemu.workload.sections import LISTED, Arguments, MostBytes, Seconds, Section, Use
 from dlemu.world.world import Alone
@@ -169,10 +168,6 @@ def _write_rate(own: Path) -> float:
 
 def load_jobs(names: Sequence[str], keys: dict[str, Any]) -> tuple[Workload, ...]:
     """Return the workloads of a try, with keys that hold for all of them."""
-    known = known_workloads()
-    for name in names:
-        if name not in known and not name.endswith((".yaml", ".yml")):
-            raise WorkloadError(f"no workload {name}{did_you_mean(name, known)}")
     jobs = tuple(load_workload(name, keys) for name in names)
     for job in jobs:
         if job.train.computation_time.mean == 0:

@@ -117,18 +117,13 @@ def needed_rates(workload: Workload) -> tuple[Drive, Calibration | None]:
     """
     drive, calibration = known_rates(workload)
     if drive is None:
-        ways = (
-            f"name a datasheet (drive=NAME, one of {', '.join(named('drive'))}), give its rate "
-            "(drive.read_bandwidth=7GB), or"
-        )
-        if calibration is None:
-            raise WorkloadError(
-                f"drive is not set; {ways} a calibration that read the drive "
-                "(predict.calibration=FILE)"
-            )
+        file = workload.predict.calibration
+        none = "" if file is None else f", and predict.calibration {file} read none"
+        last = "a calibration that read the drive (predict.calibration=FILE)"
         raise WorkloadError(
-            f"drive is not set, and predict.calibration {workload.predict.calibration} read none; "
-            f"{ways} calibrate again with dataset.data_folder"
+            f"drive is not set{none}; name a datasheet (drive=NAME, one of "
+            f"{', '.join(named('drive'))}), give its rate (drive.read_bandwidth=7GB), or "
+            f"{last if file is None else 'calibrate again with dataset.data_folder'}"
         )
     return drive, calibration
 
