@@ -6,8 +6,8 @@ from typing import Any
 
 from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
 from dlemu.report.blocks import Block, Facts, Lines, Section, Table, Verdict, folded
+from dlemu.report.facts import date_of, drive_name, facts_of
 from dlemu.report.in_run import plot_seconds
-from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.results.header import header
 from dlemu.results.summary import limit_name
 from dlemu.results.wear import belongs_to, wear_line

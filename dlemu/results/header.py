@@ -40,7 +40,7 @@ class PlaceFields(TypedDict, total=False):
     cpus: float
     """CPUs that rank 0 may use, by affinity and cgroup quota."""
     memory_bytes: int
-    """Memory of that host, or its cgroup's limit; 0 if unknown."""
+    """Memory of that host, or its cgroup's limit."""
 
 
 class DatasetFields(TypedDict, total=False):
@@ -66,10 +66,6 @@ def place_fields(
     if access is not None:
         servers = ", ".join(access.endpoints)
         place = Place("s3", f"{folder}", servers, drives=(), is_root=False)
-    try:
-        memory = host_memory_bytes()[0]
-    except OSError:
-        memory = 0
     return PlaceFields(
         file_system=place.file_system,
         mount=place.mount,
@@ -84,7 +80,7 @@ def place_fields(
         host=host,
         num_hosts=num_hosts,
         cpus=usable_cpus(),
-        memory_bytes=memory,
+        memory_bytes=host_memory_bytes()[0],
     )
 
 

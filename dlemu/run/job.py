@@ -30,7 +30,7 @@ from dlemu.errors import DlemuError, RunError
 from dlemu.host.limits import memory_bytes
 from dlemu.host.place import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
-from dlemu.results.cache import add_cache, cache_fields, preload_line
+from dlemu.results.cache import add_cache, cache_fields
 from dlemu.results.evidence import combine
 from dlemu.results.folders import keep_leftovers, make
 from dlemu.results.header import DatasetFields, header, place_fields
@@ -321,8 +321,6 @@ class _Run:
         seconds = perf_counter() - begin
         with watchdog.phase("while the last files are written to the cache", lambda: ""):
             tier.copied(seconds, watchdog.at)
-        if tier.preload is not None:
-            self._say(preload_line(asdict(tier.preload), emulates(self._workload)))
 
     def _open_loader(self) -> Loader:
         if not self._own:
@@ -393,7 +391,7 @@ class _Run:
                 replay_epoch, barrier=watchdog.barrier, clock=self._clock, compute=compute
             )
             batches, checkpoints = loader.epoch(epoch, plan), self._checkpoints
-            with self._live.epoch(epoch, records, self._workload, monitor, others):
+            with self._live.epoch(records, self._workload, monitor, others):
                 if checkpoints is None:
                     steps = replay(batches, records)
                 else:

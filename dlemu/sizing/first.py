@@ -26,10 +26,9 @@ from dlemu.dataset.layout import Dataset, Repeated
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under, lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators
-from dlemu.results.facts import conditions_of
 from dlemu.results.folders import hold
 from dlemu.results.header import place_lines
-from dlemu.results.records import write_json
+from dlemu.results.records import conditions_of, write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.answers import ANSWER, First, Sized, document_of
 from dlemu.sizing.first_files import (

@@ -25,12 +25,11 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.results.bottleneck import limit_in_memory
-from dlemu.results.facts import conditions_of
 from dlemu.results.header import introduction
 from dlemu.results.judgement import cached_too_much, judge_run
 from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
-from dlemu.results.records import check_writable, write_json
+from dlemu.results.records import check_writable, conditions_of, write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import ANSWER, Sized, document_of
@@ -322,5 +321,5 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         page_cache_share=outcome.summary["measured"]["page_cache_share"],
         seconds=seconds,
         au_with_stalls_percentage=None if cost is None else cost.au_with_stalls_percentage,
-        remarks=judge_run(workload, metrics, outcome.summary).remarks,
+        remarks=tuple(judge_run(workload, metrics, outcome.summary)["remarks"]),
     )

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.checkpoint import job as writing
 from dlemu.checkpoint.folder import (
     RECORD,
     Record,
     clean,
     examine,
+    opened,
     read_record,
     remove,
     step_folder,
@@ -19,6 +21,7 @@ from dlemu.checkpoint.folder import (
 from dlemu.checkpoint.plan import Plan
 from dlemu.errors import RunError, WorkloadError
 from dlemu.workload.model import Workload, load_model
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import Alone
 
 RECORDED = Record("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadata", 0)), (1, 2))
@@ -149,3 +152,27 @@ def test_what_will_be_replaced_is_room(own: Path, monkeypatch: pytest.MonkeyPatc
     clean(own, RECORDED)
     with pytest.raises(WorkloadError, match="too little for"):
         examine(*job(own, held, num_checkpoints_write=1))
+
+
+def test_no_folder_is_made_once_all_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that ends the process removes them: what is made later would have no record."""
+    held: list[bool] = []
+
+    def seen(act: Callable[..., object]) -> Callable[..., object]:
+        return lambda *given: (held.append(writes._gate.locked()), act(*given))
+
+    workload, plan = job(tmp_path / "ck")
+    monkeypatch.setattr(writing, "_END_SECONDS", 0.0)
+    for name in ("clean", "sync_folder"):
+        monkeypatch.setattr(writing, name, seen(getattr(writing, name)))
+    with opened(workload, plan, Alone(), print) as folder:
+        dog = Watchdog(1e9, Alone())
+        writes = writing.CheckpointJob(workload, plan, folder, world=Alone(), watch=dog)
+        writes._make(step_folder(folder.path, 1))
+        assert len(list(folder.path.iterdir())) == 2
+        writes.clean()
+        writes._make(step_folder(folder.path, 2))
+        assert held == [True, True], "neither comes in between the other"
+        assert list(folder.path.iterdir()) == []

@@ -53,22 +53,8 @@ def test_several_runs_are_one_verdict(
 def test_quiet_keeps_errors_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "-q", "workload=unet3d_h100", "reader.batchsize=3"]) == 1
     assert "did you mean reader.batch_size?" in capsys.readouterr().err
-    assert run(["predict", "-q", "workload=unet3d_h100", "drive=d7_ps1010"]) == 0
-    assert "unet3d_h100" in capsys.readouterr().out
     assert run(["datasize", "workload=unet3d_h100", "-q"]) == 0
     assert "needs " in capsys.readouterr().out
-
-
-def test_verbose_says_what_is_decided(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["datasize", "-v", "workload=unet3d_h100", "reader.read_threads=8"]
-    assert run(words) == 0
-    said = capsys.readouterr()
-    assert "overrides   reader.read_threads" in said.err
-    assert "loader pytorch, 8 readers an accelerator, reads of 1.0 MiB" in said.err
-    assert "an accelerator asks for 3.18 GB/s" in said.err
-    assert run([word for word in words if word != "-v"]) == 0
-    plain = capsys.readouterr()
-    assert (plain.out, plain.err) == (said.out, "")
 
 
 def test_the_log_has_the_command_the_time_and_errors(

@@ -5,20 +5,8 @@ import json
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.report.text import render_text
-from dlemu.report.workloads import present_workloads
-from dlemu.sizing.rows import Row, rows
+from dlemu.sizing.rows import Row
 from dlemu.workload.model import load_workload
-
-
-def test_a_narrow_terminal_shows_what_matters_and_says_what_it_leaves_out() -> None:
-    text = render_text(present_workloads([row.document for row in rows()]), width=80)
-    lines = text.splitlines()
-    assert [line.split()[0] for line in lines if not line.startswith(" ")][:3] == [
-        *("workload", 80 * "-", "bert_v100")
-    ]
-    assert max(map(len, lines)) <= 80
-    assert "left out, for lack of columns: format, batch" in text
 
 
 def test_names_choose_rows_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ import pytest
 from dlemu.cli import paths
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu.availability import lists_gpu
-from dlemu.host.place import Connection
 from dlemu.paths import sweep, uring
 from dlemu.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
 from dlemu.paths.random_files import write_random_file
@@ -343,9 +342,7 @@ def test_an_earlier_sweep_of_another_number_of_queues_joins_the_table(
 ) -> None:
     few = plan(tmp_path, workers=(1,), io_sizes=(4096,), seconds=0.02)
     for queues in (1, 7):
-        monkeypatch.setattr(
-            sweep, "find_connection", lambda _, q=queues: Connection("nvme0n1", "pcie", q)
-        )
+        monkeypatch.setattr(sweep, "find_connection", lambda _, q=queues: ("nvme0n1", q))
         cells = run_paths(few, lambda _: None)
     assert [cell.queues for cell in cells] == [1, 7]
     assert len(run_paths(few.model_copy(update={"seconds": 0.03}), lambda _: None)) == 1

@@ -45,13 +45,6 @@ def test_each_block_loses_its_first_step_and_no_stall_counts() -> None:
     assert (metrics.checkpoints.number, metrics.checkpoints.total_stall_seconds) == (1, 50)
 
 
-def test_without_checkpoints_nothing_is_said_of_them() -> None:
-    metrics = measure(steps_with({}, [9, 1, 1]))
-    assert metrics.checkpoints is None
-    assert metrics.delivered_au_percentage == metrics.whole_epoch_au_percentage
-    assert metrics.epochs[0].num_blocks == 1
-
-
 def test_a_checkpoint_after_the_last_step_cuts_nothing() -> None:
     steps = steps_with({2: 4.0}, [9, 1, 1])
     metrics, plain = measure(steps), measure(steps_with({}, [9, 1, 1]))

@@ -120,35 +120,6 @@ def test_ctrl_c_ends_ranks_that_hang(folder: Path, number: signal.Signals) -> No
         gone(run)
 
 
-@pytest.mark.mpi
-def test_ranks_share_the_files_of_a_cold_start(folder: Path) -> None:
-    """Each rank of a host opens every other file; rank 0 alone looks at the folder."""
-    workload = small(folder)
-    without_manifest(folder)
-    log = folder / "log"
-    with (
-        slow_files(folder / "data", seconds=0, open_seconds=0.05, log=log) as point,
-        start(
-            workload,
-            f"dataset.data_folder={point}",
-            "train.total_training_steps=2",
-            num_ranks=2,
-        ) as run,
-    ):
-        run.wait_for("cold start: 24 files dropped")
-        opened = [line.split() for line in log.read_text().splitlines()]
-        run.end(LONG)
-    # The survey opens three files, before any rank opens one to drop it; then each is opened once
-    # for that. What follows, the sample and the epoch, may have begun.
-    names = [name for _, name in opened if name.endswith(".npz")]
-    assert names[:3] == [file_name(0), file_name(12), file_name(23)]
-    assert sorted(names[3:27]) == [file_name(number) for number in range(24)]
-    threads = {name: thread for thread, name in opened[3:27]}
-    even = {threads[file_name(number)] for number in range(0, 24, 2)}
-    odd = {threads[file_name(number)] for number in range(1, 24, 2)}
-    assert not even & odd
-
-
 def test_a_probe_that_gets_no_answer_comes_to_an_end(folder: Path) -> None:
     """Reads that the probe alone makes never return: it is given up, the run is not."""
     workload = small(

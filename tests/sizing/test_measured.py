@@ -125,7 +125,7 @@ def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: P
     assert (point.num_accelerators, point.au_percentage, point.seconds) == (2, 75.0, 9.0)
     assert (point.samples_per_second, point.read_bytes_per_second) == (12 / 8, 4000 / 8)
     assert (point.limit, point.page_cache_share) == (limit, 0.125)
-    assert point.remarks == judge_run(given, outcome.metrics, summary).remarks
+    assert list(point.remarks) == judge_run(given, outcome.metrics, summary)["remarks"]
     assert "host_memory=1.0 GiB as given, not measured" in point.remarks
     assert "BUT 12% of the bytes came from memory, not from storage" in point.remarks
 

@@ -80,16 +80,6 @@ def test_what_a_file_refers_to_twice_is_changed_in_one_place(tmp_path: Path) -> 
     assert changed.train.computation_time.stdev == 0.01
 
 
-def test_a_workload_is_made_from_another(tmp_path: Path) -> None:
-    own = tmp_path / "mine.yaml"
-    own.write_text(BASED)
-    workload = load_workload(own, {"reader.read_threads": 2})
-    assert (workload.name, workload.given) == ("ours", ("reader.read_threads",))
-    reader = workload.reader
-    assert (reader.batch_size, reader.read_threads) == (2, 2)
-    assert workload.dataset == load_workload("unet3d_h100").dataset
-
-
 def test_the_rest_of_a_program_keeps_its_hydra(tmp_path: Path) -> None:
     own = tmp_path / "mine.yaml"
     own.write_text(BASED)

@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -50,14 +50,14 @@ def test_many_hosts_make_a_tree_of_few_levels() -> None:
 def host_server() -> Iterator[tuple[socket.socket, str]]:
     """Yield a server as a host's first rank has it, and its name."""
     name = f"\0dlemu-test-{os.urandom(8).hex()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+    with socket.socket(socket.AF_UNIX) as server:
         server.bind(name)
         server.listen()
         yield server, name
 
 
 def call(name: str) -> socket.socket:
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer = socket.socket(socket.AF_UNIX)
     peer.settimeout(LONG)
     peer.connect(name)
     return peer
@@ -104,7 +104,8 @@ def test_who_stays_silent_or_talks_rubbish_keeps_nobody_waiting(said: bytes) -> 
         admitted = admit(server, {1}, SECRET, LONG)
         right.join(LONG)
         assert admitted.keys() == {1} and welcome == [True]
-        assert stranger.recv(10) == b"", "the stranger is hung up on"
+        with suppress(ConnectionResetError):  # what it said was not read to the end
+            assert stranger.recv(10) == b"", "the stranger is hung up on"
         admitted[1].close()
 
 
@@ -135,7 +136,7 @@ def test_another_user_is_refused_even_with_the_secret(stranger: str) -> None:
                         code = 0
                 else:
                     server.close()
-                    again = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    again = socket.socket(socket.AF_UNIX)
                     again.bind(name + "2")
                     again.listen()
                     os.write(begin, b"!")
