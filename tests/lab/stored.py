@@ -61,7 +61,7 @@ from dlemu.results.summary import RunRow, RunsSummary, Summary
 from dlemu.results.sums import Rule, sum_all
 from dlemu.run.summary import complete_summary
 from dlemu.sizing.answers import First, Sized, document_of
-from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.search import Point
 from dlemu.sizing.targets import Target
 from dlemu.steptime.answer import StepTimes
@@ -439,6 +439,7 @@ def _try() -> str:
 
 def _calibration() -> Calibration:
     return Calibration(
+        host="node1",
         workload="unet3d_h100",
         loader="pytorch",
         odirect=False,
@@ -456,8 +457,7 @@ def _calibration() -> Calibration:
 
 def store_calibration(path: Path) -> None:
     """Write the file that `dlemu calibrate` writes."""
-    file = CalibrationFile(host="node1", calibrations=(_calibration(),))
-    path.write_text(json.dumps(file.model_dump(mode="json")))
+    path.write_text(json.dumps(_calibration().model_dump(mode="json")))
 
 
 def _calibrate() -> str:

@@ -3,20 +3,24 @@
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlemu.sizing.search import Estimate, Goal, Point, conclude, search
+from dlemu.sizing.search import Goal, Point, conclude, search
 
 
 def point(number: int, au: float, limit: str = "storage") -> Point:
     return Point(number, au, 1.0, 1e9, limit if au < 97 else "none", 1.0, f"seen at {number}")
 
 
-def after(points: list[Point], *, ahead: float = 0.0) -> Estimate:
-    return conclude(points, threshold=90.0, read_ahead_share=ahead, most=512)
+def after(points: list[Point], *, ahead: float = 0.0) -> SimpleNamespace:
+    """Return the fields of the answer and of its range."""
+    found, between = conclude(points, threshold=90.0, read_ahead_share=ahead, most=512)
+    assert found.points == tuple(points) and found.at_least is (between.high is None)
+    return SimpleNamespace(**vars(found), **between._asdict())
 
 
 def run(measure: Callable[[int], Point], start: int, runs: int) -> list[Point]:
