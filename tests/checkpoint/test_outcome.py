@@ -15,7 +15,6 @@ from dlemu.checkpoint.outcome import (
     find_limit,
     from_memory,
     judge,
-    waited_share,
     young_interval,
 )
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
@@ -154,10 +153,6 @@ def test_what_came_from_memory() -> None:
     assert from_memory([loaded(1.0, stored=2 * GIB)]) == 0.0
     assert from_memory([loaded(1.0, stored=2 * GIB), loaded(1.0, stored=0)]) == 0.5
     assert from_memory([loaded(1.0, stored=None)]) is None
-
-
-def test_waiting_is_a_share_of_the_time() -> None:
-    assert waited_share([saved(2.0, 4.0, waited=0.3)]) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("bound", "verdict"), [(None, ""), (3.0, "PASS"), (2.999, "FAIL")])
