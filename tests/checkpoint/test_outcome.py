@@ -9,7 +9,6 @@ from dlemu.checkpoint.outcome import (
     Conditions,
     Entry,
     RankReport,
-    Worked,
     dlio_metric,
     entry_of,
     find_limit,
@@ -52,7 +51,7 @@ def saved(
     half = len(seconds) // 2 or 1
     sizes = sizes or (GIB,) * len(seconds)
     worked = [
-        Worked(number, each, writing(each, size, waited))
+        (number, each, writing(each, size, waited))
         for number, (each, size) in enumerate(zip(seconds, sizes, strict=True))
     ]
     reports = [RankReport(0, hosts[0], worked[:half], COUNTED, 0)]
@@ -63,7 +62,7 @@ def saved(
 
 def loaded(seconds: float, stored: int | None = GIB) -> Entry:
     times = ReadTimes(num_bytes=GIB, read=seconds)
-    return entry_of(1, [RankReport(0, "a", [Worked(0, seconds, times)], COUNTED, stored)], seconds)
+    return entry_of(1, [RankReport(0, "a", [(0, seconds, times)], COUNTED, stored)], seconds)
 
 
 def changed(entry: Entry, **counted: Any) -> Entry:
