@@ -19,7 +19,6 @@ from dlemu.checkpoint.outcome import (
     Conditions,
     Entry,
     RankReport,
-    Worked,
     dlio_metric,
     entry_of,
     find_limit,
@@ -285,7 +284,7 @@ def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry
     for number, each in enumerate(seconds):
         written = WriteTimes(num_bytes=size, write=0.6 * each, fsync=0.4 * each, waited=0.0)
         read = ReadTimes(num_bytes=size, read=each)
-        worked.append(Worked(number, each, read if reads else written))
+        worked.append((number, each, read if reads else written))
     seen = IntervalSummary(
         seconds=max(seconds),
         devices={"nvme1n1": 0.98},

@@ -22,15 +22,6 @@ LONG = 60.0
 """Seconds that no test waits for, unless something hangs."""
 
 
-def test_leaders_are_below_rank_0_and_a_hosts_ranks_below_its_leader() -> None:
-    hosts = ["a", "b", "a", "c", "b", "b"]
-    places = [Tree.of(rank, hosts) for rank in range(6)]
-    assert [place.parent for place in places] == [None, 0, 0, 0, 1, 1]
-    assert [place.children for place in places] == [[1, 3, 2], [4, 5], [], [], [], []]
-    assert [place.local for place in places[:2]] == [[0, 2], [1, 4, 5]]
-    assert all(place.leaders == [0, 1, 3] for place in places)
-
-
 def test_many_hosts_make_a_tree_of_few_levels() -> None:
     hosts = [f"h{rank // 2}" for rank in range(2 * 1250)]
     places = {rank: Tree.of(rank, hosts) for rank in range(0, len(hosts), 2)}
