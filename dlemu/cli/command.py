@@ -43,10 +43,12 @@ def call(name: str, words: Sequence[str], world: World) -> int:
                 "started: start it without mpirun; dlemu run measures with all ranks"
             )
         return 1
-    if not command.module:
-        with keep_stdout("--json" in words):
+    if command.module and world.rank != 0:
+        return 0
+    with keep_stdout("--json" in words):
+        if not command.module:
             return _Job(name, command).call(words, world)
-    return int(import_module(command.module).main(words)) if world.rank == 0 else 0
+        return int(import_module(command.module).main(parse(words, command.options)))
 
 
 @dataclass(frozen=True)
