@@ -77,10 +77,19 @@ def report_folders(
         sections.append(found)
         statuses.add(each.status)
     if len(sections) > 1 and not as_json:
-        say(answer_of([across(sections), Lines([_LEGEND])], apart=True))
+        _show_table(sections)
     if html is not None and sections:
         _write_page(html, page_of(sections))
     return next(status for status in (1, 2, 0) if status in statuses)
+
+
+def show_across(folders: Sequence[Path]) -> None:
+    """Print one table of the results in these folders."""
+    _show_table([section(read_result(folder)) for folder in folders])
+
+
+def _show_table(sections: Sequence[Section]) -> None:
+    say(answer_of([across(sections), Lines([_LEGEND])], apart=True))
 
 
 def _text(result: Stored, *, as_json: bool, apart: bool) -> Answer:
