@@ -30,7 +30,7 @@ from dlemu.errors import DlemuError, RunError
 from dlemu.host.limits import memory_bytes
 from dlemu.host.place import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
-from dlemu.results.cache import add_cache, cache_fields, preload_line
+from dlemu.results.cache import add_cache, cache_fields
 from dlemu.results.evidence import combine
 from dlemu.results.folders import keep_leftovers, make
 from dlemu.results.header import DatasetFields, header, place_fields
@@ -239,7 +239,11 @@ class _Run:
         monitor, parts = self._replay()
         sums = gather_sums(self._workload, self._world, parts)
         collect_files(self._world, self._record.folder)
-        reports = monitor.gather(self._written_bytes())
+        # Those of all ranks' checkpoints are on rank 0's account, those of a host's cache on its
+        # first rank's.
+        checkpoints = self._summary.get("checkpoints")
+        written = 0 if checkpoints is None else checkpoints["written_bytes"]
+        reports = monitor.gather(written + (0 if self._tier is None else self._tier.written_bytes))
         if self._tier is not None:
             self._cached = cache_fields(
                 self._workload, emulates(self._workload), self._tier.gather()
@@ -285,7 +289,10 @@ class _Run:
                         self._say(_epoch_line(epoch, steps, workload))
                 if self._checkpoints is not None:
                     self._live.does("waiting for the last checkpoint")
-                    self._gather_checkpoints(self._checkpoints)
+                    ended = world.gather(self._checkpoints.finish())
+                    if ended is not None:
+                        found = combine_checkpoints(workload, self._num_accelerators, ended)
+                        self._summary["checkpoints"] = found
                 self._live.does("gathering the results")
                 most_lost = max(world.all_gather(_lost_share(parts)))
                 with watchdog.phase("while probing the drive"):
@@ -321,8 +328,6 @@ class _Run:
         seconds = perf_counter() - begin
         with watchdog.phase("while the last files are written to the cache", lambda: ""):
             tier.copied(seconds, watchdog.at)
-        if tier.preload is not None:
-            self._say(preload_line(asdict(tier.preload), emulates(self._workload)))
 
     def _open_loader(self) -> Loader:
         if not self._own:
@@ -349,21 +354,6 @@ class _Run:
                 yield checkpoints
             finally:
                 self._live.checkpoint = lambda: ""
-
-    def _gather_checkpoints(self, checkpoints: RunCheckpoints) -> None:
-        reports = self._world.gather(checkpoints.finish())
-        if reports is not None:
-            fields = combine_checkpoints(self._workload, self._num_accelerators, reports)
-            self._summary["checkpoints"] = fields
-
-    def _written_bytes(self) -> int:
-        """Return the bytes of the files that were written during the epochs on this rank's account.
-
-        Those of all ranks' checkpoints are rank 0's, those of a host's cache its first rank's.
-        """
-        checkpoints = self._summary.get("checkpoints")
-        own = 0 if checkpoints is None else checkpoints["written_bytes"]
-        return own + (0 if self._tier is None else self._tier.written_bytes)
 
     def _replay_epoch(
         self,
@@ -393,7 +383,7 @@ class _Run:
                 replay_epoch, barrier=watchdog.barrier, clock=self._clock, compute=compute
             )
             batches, checkpoints = loader.epoch(epoch, plan), self._checkpoints
-            with self._live.epoch(epoch, records, self._workload, monitor, others):
+            with self._live.epoch(records, self._workload, monitor, others):
                 if checkpoints is None:
                     steps = replay(batches, records)
                 else:

@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -20,15 +20,6 @@ from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
 SECRET = bytes(32)
 LONG = 60.0
 """Seconds that no test waits for, unless something hangs."""
-
-
-def test_leaders_are_below_rank_0_and_a_hosts_ranks_below_its_leader() -> None:
-    hosts = ["a", "b", "a", "c", "b", "b"]
-    places = [Tree.of(rank, hosts) for rank in range(6)]
-    assert [place.parent for place in places] == [None, 0, 0, 0, 1, 1]
-    assert [place.children for place in places] == [[1, 3, 2], [4, 5], [], [], [], []]
-    assert [place.local for place in places[:2]] == [[0, 2], [1, 4, 5]]
-    assert all(place.leaders == [0, 1, 3] for place in places)
 
 
 def test_many_hosts_make_a_tree_of_few_levels() -> None:
@@ -50,14 +41,14 @@ def test_many_hosts_make_a_tree_of_few_levels() -> None:
 def host_server() -> Iterator[tuple[socket.socket, str]]:
     """Yield a server as a host's first rank has it, and its name."""
     name = f"\0dlemu-test-{os.urandom(8).hex()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+    with socket.socket(socket.AF_UNIX) as server:
         server.bind(name)
         server.listen()
         yield server, name
 
 
 def call(name: str) -> socket.socket:
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer = socket.socket(socket.AF_UNIX)
     peer.settimeout(LONG)
     peer.connect(name)
     return peer
@@ -104,7 +95,8 @@ def test_who_stays_silent_or_talks_rubbish_keeps_nobody_waiting(said: bytes) -> 
         admitted = admit(server, {1}, SECRET, LONG)
         right.join(LONG)
         assert admitted.keys() == {1} and welcome == [True]
-        assert stranger.recv(10) == b"", "the stranger is hung up on"
+        with suppress(ConnectionResetError):  # what it said was not read to the end
+            assert stranger.recv(10) == b"", "the stranger is hung up on"
         admitted[1].close()
 
 
@@ -135,7 +127,7 @@ def test_another_user_is_refused_even_with_the_secret(stranger: str) -> None:
                         code = 0
                 else:
                     server.close()
-                    again = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    again = socket.socket(socket.AF_UNIX)
                     again.bind(name + "2")
                     again.listen()
                     os.write(begin, b"!")
