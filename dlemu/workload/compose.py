@@ -110,19 +110,21 @@ def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> d
     """Return the keys that "workload=NAME" and other words of the command line ask for."""
     if config_dir is not None and not config_dir.is_dir():
         raise WorkloadError(f"--config-dir {config_dir} is no folder")
-    named = {
+    asked = {
         key: [override.partition("=")[2] for override in overrides if _is(key, override)]
         for key in ("workload", "model")
     }
-    models = list(map(model_keys, named["model"]))  # refused first: it may be the only name
-    path = _choose("workload" if named["workload"] else "model", named, config_dir)
+    models = list(map(model_keys, asked["model"]))  # refused first: it may be the only name
+    path = _choose("workload" if asked["workload"] else "model", asked, config_dir)
     tree = read_yaml(path)
     for model in models:
         tree["model"] = model
-    words = [word for word in overrides if word.partition("=")[0].lstrip("+") not in named]
-    # A named drive first: keys of it change its values.
+    words = [word for word in overrides if word.partition("=")[0].lstrip("+") not in asked]
     pairs = [_plain_word(word) or _parsed_word(word) for word in words]
-    values = sorted(pairs, key=lambda pair: pair[0] != "drive")
+    own = {} if config_dir is None else named("drive", config_dir)
+    drives = [(k, str(own[str(v)]) if str(v) in own else v) for k, v in pairs if k == "drive"]
+    # A named drive first: keys of it change its values.
+    values = [*drives, *(pair for pair in pairs if pair[0] != "drive")]
     given = dict.fromkeys([*(["model"] if models else []), *(key for key, _ in values)])
     return _complete(path, _with_values(path, tree, values), given)
 
@@ -144,15 +146,15 @@ def known_workloads(config_dir: Path | None = None) -> dict[str, Path]:
 
 
 def datasheet(name: str) -> dict[str, Any]:
-    """Return the values of a drive in workloads/drive/.
+    """Return the values of a drive in workloads/drive/, or in a YAML file.
 
     Raises:
         ValueError: there is none of that name.
     """
     known = named("drive")
-    if name not in known:
+    if name not in known and not Path(name).is_file():
         raise ValueError(f"no datasheet of drive {name!r}; known: {', '.join(known)}")
-    return read_yaml(known[name])
+    return read_yaml(known.get(name, Path(name)))
 
 
 def known_models() -> dict[str, Path]:
@@ -165,9 +167,9 @@ def known_drives() -> dict[str, Path]:
     return named("drive")
 
 
-def named(group: str) -> dict[str, Path]:
+def named(group: str, folder: Path = CONFIGS) -> dict[str, Path]:
     """Return the files of a group of rows, such as "model" or "drive", by name."""
-    return {path.stem: path for path in sorted((CONFIGS / group).glob("*.yaml"))}
+    return {path.stem: path for path in sorted((folder / group).glob("*.yaml"))}
 
 
 def no_workload(name: str, known: Iterable[str]) -> str:

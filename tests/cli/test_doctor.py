@@ -7,6 +7,7 @@ import pytest
 
 from dlemu.cli import doctor
 from dlemu.cli.doctor import Check, examine, what_stops
+from dlemu.cli.main import run
 from dlemu.gpu.availability import lists_gpu
 
 HEALTHY = [
@@ -76,9 +77,9 @@ def test_a_folder_that_cannot_be_written_is_noted() -> None:
 def test_the_exit_status_says_whether_the_loader_can_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert doctor.main([str(tmp_path), "reader.data_loader=threads"]) == 0
+    assert run(["doctor", str(tmp_path), "reader.data_loader=threads"]) == 0
     assert capsys.readouterr().out.startswith("threads can run here\n")
-    assert doctor.main(["/dev/shm", "reader.data_loader=threads", "reader.gds=require"]) == 1
+    assert run(["doctor", "/dev/shm", "reader.data_loader=threads", "reader.gds=require"]) == 1
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("threads with reader.gds=require cannot run here: ")
     assert "cuFile: " in first
