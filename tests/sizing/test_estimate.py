@@ -20,7 +20,7 @@ def after(points: list[Point], *, ahead: float = 0.0) -> SimpleNamespace:
     """Return the fields of the answer and of its range."""
     found, between = conclude(points, threshold=90.0, read_ahead_share=ahead, most=512)
     assert found.points == tuple(points) and found.at_least is (between.high is None)
-    return SimpleNamespace(**vars(found), **between._asdict())
+    return SimpleNamespace(**vars(found), **vars(between))
 
 
 def run(measure: Callable[[int], Point], start: int, runs: int) -> list[Point]:
