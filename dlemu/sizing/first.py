@@ -131,7 +131,7 @@ def try_storage(
                 trial.folder, files, number, between.high or number, write_rate=rate, own=own
             )
             first = First(
-                **between._asdict(),
+                **vars(between),
                 data_loader=files.workload.reader.data_loader,
                 instead_of=job.reader.data_loader,
                 written=files.written,
@@ -244,8 +244,11 @@ class _Try:
                 interval=(0.7 * self._expected, 1.1 * self._expected),
                 limit="storage",
             )
-            evidence = f"{PROBE_READERS} readers at once get {format_rate(rate)}, one accelerator "
-            return none, Range(0, 0, f"{evidence}needs {format_rate(taken)}; no run was made")
+            evidence = (
+                f"{PROBE_READERS} readers at once get {format_rate(rate)}, one accelerator needs "
+                f"{format_rate(taken)}; no run was made"
+            )
+            return none, Range(low=0, high=0, evidence=evidence)
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
         return self._search(most)
 

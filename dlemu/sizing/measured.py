@@ -38,9 +38,8 @@ from dlemu.sizing.search import Event, Goal, Point, about_runs, search
 from dlemu.sizing.start import describe_plan, first_number
 from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
 from dlemu.terminal import silent
-from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
+from dlemu.units import ceil_div, counted, format_rate, format_seconds
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 OnAnswer = Callable[[list[Sized]], None]
@@ -246,15 +245,9 @@ class _Search:
         return next(each for each in itertools.chain([folder], again) if not each.exists())
 
     def _introduce(self) -> None:
-        workload, layout = self._workload, self._enough.layout
-        dataset = workload.dataset
-        stored = layout.mean_bytes * dataset.stored_bytes / dataset.mean_bytes
-        drives = "" if in_bucket(workload.data_folder) else f", {self._target.num_drives} x drive"
+        workload = self._workload
         self._say(
-            f"\n{workload.name} on {self._target.name} ({workload.data_folder}{drives}): "
-            f"{counted(layout.num_files, 'file')}, "
-            f"{format_bytes(layout.num_samples * stored)}; "
-            f"one accelerator reads {format_rate(workload.demand)} at AU 100%; "
+            f"\n{self._name}: one accelerator reads {format_rate(workload.demand)} at AU 100%; "
             f"AU {100 * workload.metric.au:g}% is required"
         )
         if self._bound:
