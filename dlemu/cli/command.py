@@ -14,8 +14,6 @@ from dlemu.terminal import (
     answer,
     begin_log,
     complain,
-    detail,
-    is_verbose,
     keep_stdout,
     log_to,
     say,
@@ -76,10 +74,6 @@ class _Job:
             return 0
         if workload is not None:
             log_to(workload.output.log)
-            if world.rank == 0 and is_verbose():
-                from dlemu.cli.decided import decided
-
-                detail(decided(workload))
         if DRY_RUN in parsed.options:
             from dlemu.cli.dry import dry_run
 

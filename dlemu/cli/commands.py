@@ -275,7 +275,8 @@ COMMANDS: dict[str, Command] = {
         words="bash|zsh",
         examples=("dlemu completion bash",),
         about="For bash, write it to ~/.local/share/bash-completion/completions/dlemu; for zsh, "
-        "to _dlemu in a folder of $fpath. For this shell only: source <(dlemu completion bash).",
+        "to a file that ~/.zshrc sources behind compinit. For this shell only: source <(dlemu "
+        "completion bash).",
         module="dlemu.cli.completion",
     ),
 }

@@ -8,7 +8,7 @@ from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import count_steps
 from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, required_size
-from dlemu.loaders.object_probe import probe_objects
+from dlemu.loaders.objects import probe_objects
 from dlemu.loaders.source import readers_memory
 from dlemu.results.folders import check_free
 from dlemu.run.closed import check_closed

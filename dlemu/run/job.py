@@ -30,7 +30,7 @@ from dlemu.errors import DlemuError, RunError, WorkloadError
 from dlemu.host.limits import memory_bytes
 from dlemu.host.place import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
-from dlemu.results.cache import add_cache, cache_fields, preload_line
+from dlemu.results.cache import add_cache, cache_fields
 from dlemu.results.evidence import combine
 from dlemu.results.folders import keep_leftovers, make
 from dlemu.results.header import DatasetFields, header, place_fields
@@ -327,8 +327,6 @@ class _Run:
         seconds = perf_counter() - begin
         with watchdog.phase("while the last files are written to the cache", lambda: ""):
             tier.copied(seconds, watchdog.at)
-        if tier.preload is not None:
-            self._say(preload_line(asdict(tier.preload), emulates(self._workload)))
 
     def _open_loader(self) -> Loader:
         if not self._own:

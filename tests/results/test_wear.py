@@ -7,32 +7,15 @@ from dlemu.results.wear import (
     belongs_to,
     has_writes,
     sustained,
-    sustained_write_rate,
     wear_line,
 )
 from dlemu.terminal import set_mode
 from tests.host.test_wear import GB, drive
 
 
-def test_the_published_rate_is_that_of_binary_units() -> None:
-    """That of a D5-P5336 of 61.44 TB, 213 PBW in 5 years, which writes half of the time."""
-    rate = sustained(213 * 10**15, capacity=61_440 * 10**9, years=5, duty=0.5)
-    assert rate["binary_bytes_per_second"] / 2**20 == pytest.approx(2900, rel=5e-4)
-    assert rate["bytes_per_second"] / 1e6 == pytest.approx(2701.7, abs=0.05)
-
-
 def test_an_endurance_in_binary_units_has_one_meaning() -> None:
     rate = sustained(14 * 2**50)
     assert rate["binary_bytes_per_second"] == rate["bytes_per_second"]
-
-
-def test_a_rate_needs_no_capacity() -> None:
-    rate = sustained(14 * 10**15)
-    assert rate["drive_writes_per_day"] is None
-
-
-def test_half_the_time_allows_twice_the_rate() -> None:
-    assert sustained_write_rate(365 * 86_400 * 5, years=5, duty=0.5) == 2
 
 
 def known(**changes: object) -> WearFields:

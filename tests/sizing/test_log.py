@@ -11,7 +11,7 @@ from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Point
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
-from tests.results.test_records import in_little_space
+from tests.results.test_records import little_space
 
 SETTINGS = {"num_ranks": 1, "reader.read_threads": 4}
 POINT = Point(3, 91.0, 9.0, 1e6)
@@ -48,15 +48,9 @@ def test_a_full_disk_loses_no_run(tmp_path: Path) -> None:
     written(path, 20)
     kept = path.read_bytes()
     # There is room for 5 lines of the 21: nothing may be written anew.
-    said = in_little_space(
-        len(b"".join(kept.splitlines(keepends=True)[:5])),
-        f"""
-from pathlib import Path
-from dlemu.sizing.log import SearchLog
-print(len(SearchLog(Path({str(path)!r}), {SETTINGS!r}).points))
-""",
-    )
-    assert said == "20\n" and path.read_bytes() == kept
+    with little_space(len(b"".join(kept.splitlines(keepends=True)[:5]))):
+        assert len(SearchLog(path, SETTINGS).points) == 20
+    assert path.read_bytes() == kept
 
 
 def test_runs_of_other_settings_are_refused(tmp_path: Path) -> None:
