@@ -211,7 +211,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     path = folder / SUMMARY
     try:
-        summary = json.loads(read_regular(path, error=RunError))
+        data = read_regular(path, error=RunError)
+        summary = json.loads(data, parse_float=_finite, parse_constant=_finite)
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
     except NotADirectoryError:
@@ -221,6 +222,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not isinstance(summary, dict):
         raise RunError(f"{path} is damaged: it holds no object")
     return summary
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not np.isfinite(number):  # none is ever written
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def write_json(path: Path, value: Any) -> None:

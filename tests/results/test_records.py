@@ -154,7 +154,14 @@ def test_a_summary_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "end"), [("", "is damaged: "), ("{", "is damaged: "), ("[1]", "it holds no object")]
+    ("content", "end"),
+    [
+        ("", "is damaged: "),
+        ("{", "is damaged: "),
+        ("[1]", "it holds no object"),
+        ('{"a": NaN}', "NaN is no finite number"),
+        ('{"a": -1e999}', "-1e999 is no finite number"),
+    ],
 )
 def test_a_damaged_summary_is_one_line(tmp_path: Path, content: str, end: str) -> None:
     (tmp_path / "summary.json").write_text(content)
