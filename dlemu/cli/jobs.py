@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 def datasize(workload: Workload, world: World, words: Words) -> int:
     """print the size of the dataset that the rules ask for, both terms, and which one won"""
     from dlemu.dataset.rule import required_size
-    from dlemu.report.datasize import present_datasize
     from dlemu.report.text import answer_of
+    from dlemu.report.tools import present_datasize
 
     script = world.on_first(lambda: Script.of(words, DATASIZE))
     size = required_size(workload, world)
@@ -349,8 +349,8 @@ def checkpoint(workload: Workload, world: World, words: Words) -> int:
 def steptime(workload: Workload, world: World, words: Words) -> int:
     """time real training steps on this host's GPU; write a workload with their times"""
     from dlemu.report.blocks import Command
-    from dlemu.report.steptime import present_steptime
     from dlemu.report.text import answer_of
+    from dlemu.report.tools import present_steptime
     from dlemu.steptime.job import measure_steps
 
     document, path = measure_steps(workload, say)

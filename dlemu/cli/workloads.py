@@ -7,7 +7,7 @@ from dlemu.cli.commands import COMMANDS
 from dlemu.cli.words import parse
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.report.text import answer_of
-from dlemu.report.workloads import present_workloads
+from dlemu.report.tools import present_workloads
 from dlemu.sizing.rows import rows
 from dlemu.terminal import answer, keep_stdout, say
 

@@ -6,7 +6,7 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.report.text import render_text
-from dlemu.report.workloads import present_workloads
+from dlemu.report.tools import present_workloads
 from dlemu.sizing.rows import Row, rows
 from dlemu.workload.model import load_workload
 
