@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 from dlemu.report.plot import Plot
@@ -91,6 +92,13 @@ def table_of(things: Iterable[Any], *columns: Column, title: str = "") -> Table:
         texts=[each.head for each in columns if each.text],
         spare=[each.head for each in spare],
     )
+
+
+def over_epochs(rows: Iterable[tuple[str, Sequence[float], str]], title: str = "") -> Table:
+    """Return a table with a row for each name, values of epochs, and form of a number."""
+    finds = (fmean, min, max)
+    cells = [[name, *(format(find(each), form) for find in finds)] for name, each, form in rows]
+    return Table(("per epoch", "mean", "min", "max"), cells, title)
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,21 @@ def present_checkpoint(document: Document) -> list[Block]:
         for kind, limit in (("save", document["limit"]), ("load", document["load_limit"]))
         if limit
     ]
-    lines = [f"limit of the {kind}s: {each['name']}. {each['evidence']}" for kind, each in limits]
-    durations = Table(("", "mean", "min", "max", "stdev"), list(_durations(key)))
-    blocks: list[Block] = [
-        _verdict(document),
-        Lines([_job(document), *lines, *_notes(document)]),
-        durations,
+    part = _part(document)
+    lines = [
+        f"{document['workload']}: "
+        f"{counted(document['num_accelerators'], 'emulated accelerator')} on "
+        f"{counted(document['num_ranks'], 'rank')}, {counted(document['num_hosts'], 'host')}; "
+        f"{format_bytes(key['num_bytes'])}",
+        *(f"limit of the {kind}s: {each['name']}. {each['evidence']}" for kind, each in limits),
     ]
+    if part != document["model"]["name"]:
+        lines.append(
+            f"note: durations and costs are those of {part}; the whole checkpoint takes longer"
+        )
+    lines += [f"note: {note}" for note in document["notes"]]
+    durations = Table(("", "mean", "min", "max", "stdev"), list(_durations(key)))
+    blocks: list[Block] = [_verdict(document), Lines(lines), durations]
     if saves:
         blocks += _costs(_mean(saves), key.get("mtbf_seconds"))
     if saves or key["loads"]:
@@ -123,7 +131,12 @@ def _verdict(document: Document) -> Verdict:
     what += format_seconds(seconds)
     if verdict:
         what = f"{verdict}: {what}, at most {format_seconds(key['max_seconds'])} allowed"
-    parts, weak = [what], list(_not_the_drive(document))
+    parts, weak = [what], []
+    limit = document["limit"] if key["saves"] else document["load_limit"]
+    if limit and limit["name"] == IN_MEMORY:
+        weak.append(f"BUT {limit['evidence']}")
+    if memory := (document.get("place") or {}).get("memory"):
+        weak.append(f"BUT the drive is memory ({memory})")
     if key["saves"] and seconds <= 1800:
         parts.append(f"one every 30 minutes costs {_percent(seconds / 1800)} of the time")
     tone: Tone = "pass" if verdict == "PASS" else "plain"
@@ -134,15 +147,6 @@ def _verdict(document: Document) -> Verdict:
     return Verdict("; ".join([*parts, *weak]), tone)
 
 
-def _not_the_drive(document: Document) -> Iterator[str]:
-    """Yield what the verdict's line says where memory took or gave the bytes."""
-    limit = document["limit"] if document["checkpoint"]["saves"] else document["load_limit"]
-    if limit and limit["name"] == IN_MEMORY:
-        yield f"BUT {limit['evidence']}"
-    if memory := (document.get("place") or {}).get("memory"):
-        yield f"BUT the drive is memory ({memory})"
-
-
 def _part(document: Document) -> str:
     """Return the model, with the part of it and the scale."""
     key, name = document["checkpoint"], str(document["model"]["name"])
@@ -151,15 +155,6 @@ def _part(document: Document) -> str:
         sizes = f"{format_bytes(key['num_bytes'])} of {format_bytes(key['num_bytes_of_model'])}"
         name = f"{name} ({own} of {whole} ranks: {sizes})"
     return name if key["scale"] == 1 else f"{name} at scale {key['scale']:g}"
-
-
-def _job(document: Document) -> str:
-    """Return who wrote how much."""
-    return (
-        f"{document['workload']}: {counted(document['num_accelerators'], 'emulated accelerator')} "
-        f"on {counted(document['num_ranks'], 'rank')}, {counted(document['num_hosts'], 'host')}; "
-        f"{format_bytes(document['checkpoint']['num_bytes'])}"
-    )
 
 
 def _durations(checkpoint: Document) -> Iterator[list[str]]:
@@ -214,21 +209,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
 
 
-def _notes(document: Document) -> Iterator[str]:
-    """Yield the notes; first, that figures of a part are not those of the whole."""
-    part = _part(document)
-    if part != document["model"]["name"]:
-        yield f"note: durations and costs are those of {part}; the whole checkpoint takes longer"
-    yield from (f"note: {note}" for note in document["notes"])
-
-
 def _details(document: Document) -> Iterator[str]:
     key = document["checkpoint"]
     for kind, name in _KINDS:
         if entries := key[name]:
             each = ", ".join(map(format_seconds, _seconds(entries)))
             yield f"each {kind}: {each}"
-            yield f"{kind}: {_parts(entries)}; {_slowest(entries)}"
+            yield f"{kind}: {_shares(entries)}; {_slowest(entries)}"
     if saves := key["saves"]:
         cpu = sum(entry["parts"]["generation"] for entry in saves) * key["num_accelerators"]
         per_gb = cpu / (sum(entry["num_bytes"] for entry in saves) / 1e9)
@@ -245,7 +232,7 @@ def _details(document: Document) -> Iterator[str]:
         yield wear_line(wear)
 
 
-def _parts(entries: Sequence[Entry]) -> str:
+def _shares(entries: Sequence[Entry]) -> str:
     """Return the shares of the mean accelerator's time: "open 0.1%, write 61.0%, fsync 38.9%"."""
     whole = max(1e-9, sum(entry["mean_seconds"] for entry in entries))
     names = [name for name in entries[0]["parts"] if name not in ("generation", "waited")]

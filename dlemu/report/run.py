@@ -13,6 +13,7 @@ from dlemu.report.blocks import (
     Tone,
     Verdict,
     measured,
+    over_epochs,
     table_of,
 )
 from dlemu.report.cache import present_cache
@@ -45,10 +46,6 @@ _ROWS = (
 def present_run(document: Document) -> list[Block]:
     """Return the blocks of a run, or of a training loop's steps; without its folder's name."""
     table = list(_table(document))
-    over = [
-        [name, *(format(find(values), form) for find in (fmean, min, max))]
-        for name, values, form in table
-    ]
     by_epoch = [
         [str(epoch["epoch"]), *(format(values[number], form) for _, values, form in table)]
         for number, epoch in enumerate(document["per_epoch"])
@@ -59,7 +56,7 @@ def present_run(document: Document) -> list[Block]:
     return [
         Verdict(verdict_line(document), tone_of(document)),
         Lines(list(_lines(document))),
-        Table(("per epoch", "mean", "min", "max"), over),
+        over_epochs(table),
         *present_cache(document),
         _plot_au("epoch", numbers, epochs, document["threshold_percentage"]),
         *checkpoint_plots(document),
