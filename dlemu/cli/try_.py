@@ -7,7 +7,7 @@ from dlemu.cli.commands import COMMANDS
 from dlemu.cli.scripts import SIZE, Script, size_row
 from dlemu.cli.words import Words, parse
 from dlemu.errors import WorkloadError
-from dlemu.report.sizing import present_sizing, write_tables
+from dlemu.report.sizing import present_sizing, write_table
 from dlemu.report.text import answer_of
 from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.first import Trial, load_jobs, try_storage
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     with keep_stdout(script.as_json):
 
         def keep(answers: list[Sized]) -> None:
-            write_tables(answers[0].folder, document_of(answers, trial.folder))
+            write_table(answers[0].folder, document_of(answers, trial.folder))
 
         answers = try_storage(trial, say, on_answer=keep)
         document = document_of(answers, trial.folder)

@@ -1,7 +1,5 @@
 """A sizing: the answers of `dlemu size` and `dlemu try`, and searches that did not end."""
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -460,11 +458,10 @@ def row_of(answer: Answer) -> dict[str, str]:
 # --- files beside sizing.json ---------------------------------------------------------------------
 
 
-def write_tables(folder: Path, document: Document) -> None:
-    """Write table.md and table.csv: the table of drives."""
+def write_table(folder: Path, document: Document) -> None:
+    """Write table.md: the table of drives."""
     table = render_markdown(present_table(document["answers"]))
     write_text(folder / "table.md", f"{table}\n")
-    write_text(folder / "table.csv", render_csv(document["answers"]))
 
 
 def draw(folder: Path, document: Document) -> None:
@@ -484,21 +481,3 @@ def draw(folder: Path, document: Document) -> None:
     save_pictures(plots_of(answer["points"], answer), folder / name, title=f"{title}{quick}")
     if len(answers) > 1:
         save_pictures([_plot_of_all(answers)], folder / "table", title=date_of(measured))
-
-
-def render_csv(answers: Sequence[Answer]) -> str:
-    """Return the table of drives as CSV, with a column for the AU of each run."""
-    rows = []
-    for answer in answers:
-        same = ("workload", "target", "drives", "num_accelerators")
-        row = {name: answer[name] for name in same}
-        row |= {name: str(answer[name]).lower() for name in ("at_least", "quick")}
-        row["dataset_GiB"] = f"{answer['dataset_bytes'] / 2**30:.3g}"
-        row |= {f"AU_{number}": au for number, au in enumerate(_au_of(answer), 1)}
-        row["nominal_MB_per_second"] = _nominal_rate(answer)
-        rows.append(row | {"limit": answer["limit"], "remarks": "; ".join(answer["remarks"])})
-    out = io.StringIO()
-    writer = csv.DictWriter(out, max(rows, key=len), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
