@@ -155,7 +155,7 @@ def _plots(epochs: Sequence[Document], slow: str) -> Iterator[Plot]:
         dotted("AU with the first step", "first", numbers, au),
         dotted("bytes from the cache", "second", numbers, hits),
     ]
-    title = f"hits and utilisation over the epochs{slow}"
+    title = f"hits and AU over the epochs{slow}"
     yield Plot(title, x, Axis("%", 0.0, 100.0), shares)
 
     def rates(name: str) -> list[float | None]:

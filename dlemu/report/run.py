@@ -144,7 +144,7 @@ def _plot_au(what: str, numbers: Sequence[int], rows: Sequence[Document], thresh
         dotted("AU with the first step", "second", numbers, whole, joined=joined),
         level(f"threshold {threshold:g}%", "limit", x, threshold),
     ]
-    return Plot(f"utilisation of each {what}", x, axis_of_au(threshold, *by_rule, *whole), series)
+    return Plot(f"AU of each {what}", x, axis_of_au(threshold, *by_rule, *whole), series)
 
 
 # --- several runs ---------------------------------------------------------------------------------

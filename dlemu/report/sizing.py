@@ -347,7 +347,7 @@ def plots_of(runs: Sequence[Run], answer: Answer) -> list[Plot]:
         rate_series.append(Series("what N need at the threshold", "limit", [needs]))
     au_axis, rate_axis = axis_of_au(threshold or 100.0, *reached), axis_from_zero(unit, rate_series)
     return [
-        Plot("utilisation of each run", x, au_axis, au_series, bands),
+        Plot("AU of each run", x, au_axis, au_series, bands),
         Plot("bytes read in each run", x, rate_axis, rate_series, bands[-1:] if number else ()),
     ]
 
