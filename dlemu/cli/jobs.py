@@ -170,7 +170,7 @@ def run(workload: Workload, world: World, words: Words) -> int:
 
 def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
     """Write the dataset if that is asked for, and run; return the exit status."""
-    from dlemu.cli.show import show, show_on_the_way
+    from dlemu.cli.report import show, show_on_the_way
     from dlemu.results.judgement import EXIT_STATUS
     from dlemu.run.job import check_job, run_job
 
