@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
+from dlemu.report.facts import date_of, drive_name, facts_of
 from dlemu.report.plot import Plot
-from dlemu.results.facts import date_of, drive_name, facts_of
 
 Document = Mapping[str, Any]
 """What a command has measured, or a part of it: JSON as Python reads it."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from dlemu.report.blocks import Block, Column, Document, Lines, Table, table_of
 from dlemu.report.plot import Axis, Plot, axis_from_zero, axis_of_numbers, dotted
-from dlemu.results.cache import label, preload_line
-from dlemu.units import format_bytes, format_rate
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _MOST_ROWS = 10
 """Epochs of the table; of more, the first ones and the last are shown."""
@@ -31,7 +30,8 @@ def present_cache(document: Document) -> list[Block]:
         for number, epoch in enumerate(document["per_epoch"])
     ]
     is_watched = "fill_ratio_per_epoch" in cached
-    slow = "" if is_watched else label(cached["emulated_origin"])
+    emulated = "" if is_watched else cached["emulated_origin"]
+    slow = f" (origin emulated {emulated})" if emulated else ""
     table = _watched_table(epochs) if is_watched else _table(epochs, slow)
     lines = list(_watched_lines(epochs) if is_watched else _lines(cached, epochs, slow))
     return [table, *([Lines(lines)] if lines else []), *_plots(epochs, slow)]
@@ -94,11 +94,25 @@ def _settled(epoch: Document) -> float:
 def _lines(cached: Mapping[str, Any], epochs: Sequence[Document], slow: str) -> Iterator[str]:
     """Yield what was copied before the epochs, cold and warm AU, and the wear."""
     if preload := cached["preload"]:
-        yield preload_line(preload, cached["emulated_origin"])
+        yield _preload(preload, slow)
     if cached["capacity_bytes"]:
         yield f"{_worth(cached, epochs)}{slow}"
     if max(epoch["cache_write_bytes"] for epoch in epochs):
         yield f"{_wear(cached, epochs)}{slow}"
+
+
+def _preload(preload: Mapping[str, Any], slow: str) -> str:
+    """Return the line about the copying before the epochs."""
+    num_bytes, seconds = preload["num_bytes"], preload["seconds"]
+    if not num_bytes:
+        return "preload: nothing to copy, the cache holds what it can"
+    share = preload["read_share"]
+    by = "origin's reads" if share >= 0.5 else "cache's writes"
+    return (
+        f"preload: {counted(preload['num_files'], 'file')}, {format_bytes(num_bytes)} in "
+        f"{format_seconds(seconds)}: origin and cache writes {format_rate(num_bytes / seconds)}"
+        f"{slow}; {100 * max(share, 1 - share):.0f}% of the time went into the {by}"
+    )
 
 
 def _worth(cached: Mapping[str, Any], epochs: Sequence[Document]) -> str:

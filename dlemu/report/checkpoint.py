@@ -35,7 +35,7 @@ def present_plan(document: Document) -> list[Block]:
     if len(hosts := key["num_bytes_of_hosts"]) > 1:
         share += f"; {format_bytes(min(hosts))} to {format_bytes(max(hosts))} per host"
     size, folder = format_bytes(key["num_bytes"]), f", in {key['folder']}" if key["folder"] else ""
-    _, *place = header({"place": document.get("place")}).splitlines()
+    place = header({"place": document.get("place")}).splitlines()
     pairs = [
         ("model", f"{_part(document)}, {document['shape']}"),
         ("writes", f"{size} in {counted(key['num_files'], 'file')}{folder}"),

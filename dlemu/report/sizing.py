@@ -20,6 +20,7 @@ from dlemu.report.blocks import (
     table_of,
     where_cells,
 )
+from dlemu.report.facts import date_of, drive_name
 from dlemu.report.plot import (
     Axis,
     Bands,
@@ -33,7 +34,6 @@ from dlemu.report.plot import (
     level,
 )
 from dlemu.report.text import render_markdown
-from dlemu.results.facts import date_of, drive_name
 from dlemu.results.metrics import passes
 from dlemu.results.records import write_text
 from dlemu.units import counted, format_bytes, format_rate, format_seconds, rate_unit

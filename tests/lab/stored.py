@@ -19,7 +19,6 @@ from dlemu.checkpoint.outcome import (
     Conditions,
     Entry,
     RankReport,
-    Worked,
     dlio_metric,
     entry_of,
     find_limit,
@@ -34,12 +33,13 @@ from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import IntervalSummary, Observation
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
+from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import combine_hosts
 from dlemu.load.measure import Answer as Load
 from dlemu.load.measure import Cell as LoadCell
 from dlemu.load.measure import Load as LoadJob
 from dlemu.load.measure import document_of as load_document
-from dlemu.load.models import find_model
+from dlemu.load.measure import find_model
 from dlemu.load.reading import Way
 from dlemu.paths.blocks import DataPath
 from dlemu.paths.sweep import Cell
@@ -59,7 +59,7 @@ from dlemu.results.summary import RunRow, RunsSummary, Summary
 from dlemu.results.sums import Rule, sum_all
 from dlemu.run.summary import complete_summary
 from dlemu.sizing.answers import First, Sized, document_of
-from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.search import Point
 from dlemu.sizing.targets import Target
 from dlemu.steptime.answer import StepTimes
@@ -138,6 +138,7 @@ def store_run(
     seed: int = 0,
     error: str = "",
     keys: dict[str, object] | None = None,
+    watched: Sequence[PlaceCounts] = (),
 ) -> Outcome:
     """Write a run on one host whose drive gives 6 GB/s; `stored` is its share of the bytes."""
     same = {"dataset.data_folder": DATA, "train.epochs": 2, "train.computation_time": 1.0}
@@ -170,6 +171,7 @@ def store_run(
         resident_before=0.0,
         direct=False,
         file_system="xfs",
+        watched=list(watched),
     )
     begun = Summary(
         status="incomplete",
@@ -256,8 +258,8 @@ def observation(time: float, reads: int, queue_ms: int) -> Observation:
         network_read_bytes=None,
         host=HostCpu(time, 3 * time, 0, 0),
         usable_cpus=4.0,
-        processes=ProcessCounters(1, 2 * time, int(5e6 * time), None, None, None, None),
-        throttling=None,
+        processes=ProcessCounters(1, 2 * time, int(5e6 * time), None, None),
+        throttled_seconds=None,
         pss_bytes=None,
         page_cache_bytes=GIB,
         network=NetworkCounters({"eth0": NicCounters(int(3e6 * time), int(5e5 * time))}),
@@ -281,7 +283,7 @@ def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry
     for number, each in enumerate(seconds):
         written = WriteTimes(num_bytes=size, write=0.6 * each, fsync=0.4 * each, waited=0.0)
         read = ReadTimes(num_bytes=size, read=each)
-        worked.append(Worked(number, each, read if reads else written))
+        worked.append((number, each, read if reads else written))
     seen = IntervalSummary(
         seconds=max(seconds),
         devices={"nvme1n1": 0.98},
@@ -434,6 +436,7 @@ def _try() -> str:
 
 def _calibration() -> Calibration:
     return Calibration(
+        host="node1",
         workload="unet3d_h100",
         loader="pytorch",
         odirect=False,
@@ -451,8 +454,7 @@ def _calibration() -> Calibration:
 
 def store_calibration(path: Path) -> None:
     """Write the file that `dlemu calibrate` writes."""
-    file = CalibrationFile(host="node1", calibrations=(_calibration(),))
-    path.write_text(json.dumps(file.model_dump(mode="json")))
+    path.write_text(json.dumps(_calibration().model_dump(mode="json")))
 
 
 def _calibrate() -> str:
@@ -581,6 +583,9 @@ STORED: dict[str, Callable[[Path], object]] = {
     "faster": partial(store_run, wait=0.1, start=90, seed=1),
     "cached": partial(store_run, wait=0.0, stored=0.5),
     "broken": partial(store_run, wait=0.5, error="rank 1: /mnt/d1/unet3d/img_1.npz is gone"),
+    "watched": partial(
+        store_run, wait=0.1, watched=(PlaceCounts(40 * GIB, 0, 20 * GIB, 3.5), PlaceCounts(0, GIB))
+    ),
     "several": store_runs,
     "checkpoint": store_checkpoint,
     "size": store_sizing,

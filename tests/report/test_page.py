@@ -14,11 +14,11 @@ from dlemu.cli.main import run
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.report.blocks import Table
+from dlemu.report.facts import date_of, facts_of
 from dlemu.report.html import render_html
 from dlemu.report.over_time import best_counter, stairs
 from dlemu.report.plot import Axis, Plot, Series
 from dlemu.report.stored import read_result
-from dlemu.results.facts import date_of, facts_of
 from tests.lab.stored import STORED, observation, write_host
 
 ODD = "a <b>" + "x" * 80 + ' & "c"'
