@@ -218,7 +218,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
         data = read_regular(path, error=RunError)
         summary = json.loads(data, parse_float=_finite, parse_constant=_finite)
     except FileNotFoundError:
-        raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
+        if folder.exists():
+            raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
+        raise RunError(f"{folder} is not there; name the folder of a run") from None
     except NotADirectoryError:
         raise RunError(f"{folder} is no folder; name the folder of a run") from None
     except (ValueError, RecursionError) as error:

@@ -21,8 +21,8 @@ from dlemu.load.measure import (
     measure,
 )
 from dlemu.load.reading import WAYS, Way, read_once
-from dlemu.report.load import present_load
 from dlemu.report.text import render_text
+from dlemu.report.tools import present_load
 from dlemu.storage.pagecache import Pages, drop, look
 
 SIZES = (9_000_000, 4096, 5_000_001)
