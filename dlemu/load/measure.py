@@ -239,11 +239,15 @@ def measure(
                         f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
                         "read would be cold; another process maps or locks these files: end it"
                     )
+                once = read_once(files, way=way, num_readers=readers, at=at)
+                num_bytes, seconds, cpu_seconds = once
                 cell = Cell(
                     way=way,
                     readers=readers,
+                    num_bytes=num_bytes,
+                    seconds=seconds,
+                    cpu_seconds=cpu_seconds,
                     pages_before=None if pages.unknown else pages.resident,
-                    **read_once(files, way=way, num_readers=readers, at=at),
                 )
                 cells.append(cell)
                 on_event(

@@ -105,11 +105,11 @@ def needed_ratio(dataset: Dataset) -> float:
 
 
 def demand_line(workload: Workload, num_accelerators: int) -> str:
-    """Return what the accelerators ask of the storage at full utilisation."""
+    """Return what the accelerators ask of the storage at AU 100 %."""
     one = workload.demand
     if one == float("inf"):
         return "demand: no computation time, so as much as the storage gives"
     return (
         f"demand: {format_rate(one)} an accelerator, {format_rate(one * num_accelerators)} in all "
-        f"at 100% utilisation"
+        "at AU 100%"
     )

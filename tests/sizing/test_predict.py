@@ -6,7 +6,7 @@ import pytest
 
 import dlemu
 from dlemu.errors import WorkloadError
-from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration
 
 PS1010 = {"drive": "d7_ps1010"}
 HOST = Calibration(
@@ -31,7 +31,7 @@ def calibrated(folder: Path, *, keys: dict[str, object], **figures: object) -> d
     """Write a calibration with other figures than HOST's; return the keys of its job and more."""
     path = folder / "calibration.json"
     found = HOST.model_copy(update=figures)
-    path.write_text(CalibrationFile(host="h", calibrations=(found,)).model_dump_json())
+    path.write_text(found.model_dump_json())
     job = {"reader.data_loader": "threads", "reader.odirect": True}
     return {**job, "predict.calibration": str(path), **keys}
 

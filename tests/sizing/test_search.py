@@ -107,14 +107,6 @@ def test_without_noise_the_answer_is_exact(
     assert sizing.real_accelerators == pytest.approx(feeds, rel=0.03)
 
 
-def test_nothing_failed_up_to_the_most() -> None:
-    sizing = size(storage_of(100), start=10, most=16)
-
-    assert (sizing.num_accelerators, sizing.at_least, sizing.limit) == (16, True, "none")
-    assert tried(sizing) == [10, 16, 16, 16, 16, 16]
-    assert (sizing.real_accelerators, sizing.interval, sizing.fewest_failed) == (None, None, None)
-
-
 def test_a_search_that_goes_on_with_a_lower_most_stays_below_it() -> None:
     earlier = size(storage_of(8.4), start=10).points[:1]
 
