@@ -1,6 +1,7 @@
 """`--dry-run`: what a command would do, and whether it would be accepted. Nothing stays of it."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,7 @@ _SEARCH_RUNS = 6
 def dry_run(command: str, workload: Any, world: World) -> int:
     """Show what `dlemu <command>` would do; what it would refuse is raised. Return exit status."""
     tell = say if world.rank == 0 else silent
-    commands: dict[str, Any] = {
-        "datagen": _datagen,
-        "run": _run,
-        "size": _size,
-        "checkpoint": _checkpoint,
-    }
+    commands = {"datagen": _datagen, "run": _run, "size": _size, "checkpoint": _checkpoint}
     missing = commands[command](workload, world, tell)
     more = f" with {missing}" if missing else ""
     tell(f"dlemu {command} would be accepted{more}; nothing was written")
@@ -63,29 +59,17 @@ def _run(workload: Any, world: World, tell: Any) -> None:
     if workload.workflow.train:
         found = forecast_run(workload, world)
         if world.rank == 0:
-            _run_facts(found, world, tell)
+            each, steps = found.epoch_bytes, counted(found.num_steps, "step")
+            read = (
+                f"read:     {counted(found.num_epochs, 'epoch')} of {steps}, {format_bytes(each)} "
+                f"each, {format_bytes(found.num_epochs * each)} in all"
+            )
+            slow, by = workload.origin.read_bandwidth, _by(found.bytes_per_second, "read")
+            if slow and found.bytes_per_second == slow:
+                by = f" (origin emulated at {format_rate(slow)})"
+            facts = [read, *_checkpoints(found.workload, found.num_accelerators, found.num_steps)]
+            _show(found, facts, f"{_about(found.seconds)}{by}", world, tell)
         check_run(workload, found, world)
-
-
-def _run_facts(found: Any, world: World, tell: Any) -> None:
-    _introduce(found.workload, world, tell, found.layout.num_files)
-    tell(
-        f"read:     {counted(found.num_epochs, 'epoch')} of {counted(found.num_steps, 'step')}, "
-        f"{format_bytes(found.epoch_bytes)} each, "
-        f"{format_bytes(found.num_epochs * found.epoch_bytes)} in all"
-    )
-    _cache(found.cache, tell)
-    if found.workload.workflow.checkpoint:
-        from dlemu.checkpoint.in_run import planned_in_run
-
-        tell(f"write:    {planned_in_run(found.workload, found.num_accelerators, found.num_steps)}")
-    _readers(found, tell)
-    _judge(found.size, found.layout.num_files, world, tell)
-    slow = found.workload.origin.read_bandwidth
-    by = _by(found.bytes_per_second, "read")
-    if slow and found.bytes_per_second == slow:
-        by = f" (origin emulated at {format_rate(slow)})"
-    tell(f"time:     {_about(found.seconds)}{by}")
 
 
 def _size(workload: Any, world: World, tell: Any) -> None:
@@ -107,23 +91,47 @@ def _size(workload: Any, world: World, tell: Any) -> None:
         expected = rate / settled.demand / settled.metric.au
         most = min(settled.size.max_accelerators, enough.most_accelerators)
         first = settled.size.start or max(1, min(math.floor(expected) + 1, most))
-        _introduce(settled, world, tell)
-        if len(jobs) > 1:
-            tell(f"target:   {target.name}")
-        tell(
+        num_steps, epochs = max(1, enough.num_steps(first)), settled.train.epochs
+        seconds = epochs * num_steps * settled.train.computation_time.mean / settled.metric.au
+        read = epochs * num_steps * first * settled.bytes_per_step
+        runs = _SEARCH_RUNS + settled.size.confirm
+        facts = [
+            *([f"target:   {target.name}"] if len(jobs) > 1 else []),
             f"drive:    {format_rate(rate)} in a probe of one second, about as much as "
-            f"{expected:.1f} accelerators take; the files are enough for {most}"
-        )
-        _cache(one.cache, tell)
-        num_steps = max(1, enough.num_steps(first))
-        _search(one, first, num_steps, tell)
-        if settled.workflow.checkpoint:
-            from dlemu.checkpoint.in_run import planned_in_run
-
-            tell(f"write:    {planned_in_run(settled, first, num_steps)}, in the first run")
-        _judge(one.size, layout.num_files, world, tell)
+            f"{expected:.1f} accelerators take; the files are enough for {most}",
+            f"search:   begins with {counted(first, 'accelerator')}; about {runs} runs, each of "
+            f"{format_bytes(read)} and {format_seconds(seconds)}",
+            *(f"{line}, in the first run" for line in _checkpoints(settled, first, num_steps)),
+        ]
+        _show(one, facts, _about(runs * seconds), world, tell)
         check_run(settled.with_keys(alone), one, world)
         enough.check(first, expected=expected)
+
+
+def _show(found: Any, facts: Sequence[str], time: str, world: World, tell: Any) -> None:
+    """Show a run, or the runs of a search, before they begin; `facts` are those of the command."""
+    workload, reader = found.workload, found.workload.reader
+    _introduce(workload, world, tell, found.layout.num_files)
+    for fact in facts:
+        tell(fact)
+    _cache(found.cache, tell)
+    kept = f"up to {workload.batches_in_flight} batches of each, and "
+    tell(
+        f"readers:  {counted(found.num_accelerators, 'accelerator')} x "
+        f"{counted(reader.num_streams, 'worker')}, {format_bytes(found.memory_bytes)} of memory on "
+        f"this host: {kept if workload.hands_over else ''}the workers' buffers"
+    )
+    _judge(found.size, found.layout.num_files, world, tell)
+    tell(f"time:     {time}")
+
+
+def _checkpoints(workload: Any, num_accelerators: int, num_steps: int) -> list[str]:
+    """Return the line on the checkpoints that a run would write, if it writes any."""
+    if not workload.workflow.checkpoint:
+        return []
+    from dlemu.checkpoint.in_run import planned_in_run
+
+    return [f"write:    {planned_in_run(workload, num_accelerators, num_steps)}"]
 
 
 def _cache_of_new(workload: Any, layout: Any, tell: Any) -> None:
@@ -198,39 +206,10 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
     return None if folder else "checkpoint.checkpoint_folder=/path/on/the/storage"
 
 
-def _search(one: Any, first: int, num_steps: int, tell: Any) -> None:
-    """Say how many runs a search makes, and for how long."""
-    workload = one.workload
-    runs = _SEARCH_RUNS + workload.size.confirm
-    computing = num_steps * workload.train.computation_time.mean / workload.metric.au
-    seconds = workload.train.epochs * computing
-    read = workload.train.epochs * num_steps * first * workload.bytes_per_step
-    tell(
-        f"search:   begins with {counted(first, 'accelerator')}; about {runs} runs, each of "
-        f"{format_bytes(read)} and {format_seconds(seconds)}"
-    )
-    _readers(one, tell)
-    tell(f"time:     {_about(runs * seconds)}")
-
-
 def _introduce(workload: Any, world: World, tell: Any, num_files: int | None = None) -> None:
     from dlemu.results.header import introduction
 
     tell(introduction(workload, host=world.host, num_hosts=world.num_hosts, num_files=num_files))
-
-
-def _readers(found: Any, tell: Any) -> None:
-    reader = found.workload.reader
-    kept = (
-        f"up to {found.workload.batches_in_flight} batches of each, and "
-        if found.workload.hands_over
-        else ""
-    )
-    tell(
-        f"readers:  {counted(found.num_accelerators, 'accelerator')} x "
-        f"{counted(reader.num_streams, 'worker')}, {format_bytes(found.memory_bytes)} of memory on "
-        f"this host: {kept}the workers' buffers"
-    )
 
 
 def _judge(size: Any, num_files: int, world: World, tell: Any) -> None:
