@@ -38,7 +38,7 @@ def test_a_dataloader_asks_its_context_and_sends_requests_as_we_know() -> None:
     def counted(name: str, make: Any) -> Any:
         made[name] += 1
         one = make()
-        put = getattr(one, "put", None)
+        put: Any = getattr(one, "put", None)
 
         def counted_put(*message: object) -> None:
             puts[0] += 1

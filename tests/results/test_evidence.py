@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlemu.host.drive_counters import DriveWear
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
-from dlemu.host.wear import DriveWear, sum_up
+from dlemu.host.wear import sum_up
 from dlemu.results.bottleneck import HostEvidence, find_limit
 from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.evidence import Gathered, HostReport, combine
