@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -237,14 +237,8 @@ def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
     if not known or len(known) < len(counts):
         return None
     total = reduce(add, known)
-    return NetworkFields(
-        received_bytes=total.received_bytes,
-        sent_bytes=total.sent_bytes,
-        sent_segments=total.sent_segments,
-        resent_segments=total.resent_segments,
-        received_segments=total.received_segments,
-        unordered_segments=total.unordered_segments,
-    )
+    names = NetworkFields.__annotations__  # in their order
+    return cast(NetworkFields, {name: getattr(total, name) for name in names})
 
 
 def _device_bytes(hosts: list[HostReport]) -> int | None:
