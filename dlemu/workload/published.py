@@ -1,17 +1,18 @@
-"""What a published row stands for, and in which keys a job differs from it."""
+"""The published row that a job was made from, in which keys it differs, and files that say so."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from typing import Any
 
-from dlemu.units import format_seconds
-from dlemu.workload.compose import known_workloads
-from dlemu.workload.derived import origin_of
+import yaml
+from numpy.typing import NDArray
+
+from dlemu.workload.compose import SECRET_KEYS, known_workloads, set_key
 from dlemu.workload.model import Workload, leaves, load_workload, use_of
 from dlemu.workload.refusal import NO_KEYS
 
-_PUBLISHED, _REAL = "_h100", "_real_h100"
-_WORTH_SAYING = 1.3
-"""From this factor between published and measured step on, in either direction, it is said."""
+_LEFT_OUT = {"given", "ignored", "made_from", "output", "steptime"}
+"""What belongs to one command, not to the job."""
 
 
 def published_row(workload: Workload) -> Workload | None:
@@ -41,29 +42,48 @@ def differing(
 
 def is_measured(name: str) -> bool:
     """Return whether a row that comes with dlemu has a step time that `dlemu steptime` measured."""
-    return name.endswith(("_h200", _REAL))
+    return name.endswith(("_h200", "_real_h100"))
 
 
-def what_it_stands_for(workload: Workload) -> str:
-    """Return a line about the row's computation_time, or "" if there is nothing to say.
+def derived_yaml(
+    workload: Workload, name: str, keys: Mapping[str, object], comment: Sequence[str]
+) -> str:
+    """Return a workload file: `keys` (dotted) over `workload`, below lines of comment.
 
-    Said of MLPerf Storage's H100 rows only, beside a real H100 with plain PyTorch.
+    A workload made from a published row names it in `defaults`, and its own keys follow; of another
+    one every key is written. Secrets are not.
     """
-    published = origin_of(workload)
-    if published is None or is_measured(published.name):
-        return ""
-    measured_name = f"{published.name.removesuffix(_PUBLISHED)}{_REAL}"
-    if measured_name not in known_workloads():
-        return ""
-    same = published.train.computation_time, published.reader.batch_size
-    if same != (workload.train.computation_time, workload.reader.batch_size):
-        return ""
-    measured = load_workload(measured_name)
-    step, real = published.train.computation_time.mean, measured.train.computation_time.mean
-    if max(step / real, real / step) <= _WORTH_SAYING:
-        return ""
-    return (
-        f"{published.name} is MLPerf Storage's H100, {format_seconds(step)} a step; a real one "
-        f"with PyTorch in bf16 took {format_seconds(real)} and reads {step / real:.1f} times as "
-        f"fast (workload={measured_name}; docs/fidelity.md)"
-    )
+    tree: dict[str, Any] = {"name": name}
+    base = published_row(workload)
+    usual: Mapping[str, object] = {}
+    if base is not None:
+        tree = {"defaults": [base.name, "_self_"], "name": name}
+        usual = dict(leaves(_own(base)))
+    for key, value in leaves(_own(workload)):
+        if base is None or usual.get(key) != value:
+            set_key(tree, key, value)
+    for key, value in keys.items():
+        if base is None or usual.get(key) != value:
+            set_key(tree, key, value)
+    text = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)
+    return "".join(f"# {line}".rstrip() + "\n" for line in comment) + text
+
+
+def normal(seconds: NDArray[Any]) -> dict[str, object]:
+    """Return the keys of a normal `Distribution` with mean and deviation of these times."""
+    return {
+        "mean": float(f"{seconds.mean():.6g}"),
+        "stdev": float(f"{seconds.std():.4g}"),
+        "type": "normal",
+    }
+
+
+def _own(workload: Workload) -> dict[str, Any]:
+    tree = workload.model_dump(mode="json", exclude=_LEFT_OUT | {"name"})
+    for key in SECRET_KEYS:
+        section: Any = tree
+        *above, leaf = key.split(".")
+        for part in above:
+            section = section.get(part) or {}
+        section.pop(leaf, None)
+    return tree
