@@ -21,8 +21,8 @@ from dlemu.gpu import availability as gds
 from dlemu.gpu import cuda
 from dlemu.host.devices import devices_under, mount_under, read_text
 from dlemu.host.limits import host_memory_bytes, usable_cpus
-from dlemu.report.doctor import present_doctor
 from dlemu.report.text import answer_of
+from dlemu.report.tools import present_doctor
 from dlemu.terminal import say
 from dlemu.units import format_bytes, format_seconds
 from dlemu.workload.sections import Arguments, Section

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
 
 from dlemu.results.metrics import passes
 from dlemu.units import counted
@@ -351,13 +350,15 @@ def _disturbed(run: Point, same: Sequence[Point], more: Sequence[Point], thresho
     return failed and hosts_fault and moved < _DISTURBED_SHARE * reached
 
 
-class Range(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Range:
     """Between which numbers the answer of some short runs lies."""
 
     low: int
     high: int | None
     """None: something other than the storage held the runs back."""
     evidence: str
+    """What the limit was concluded from."""
 
 
 def conclude(
@@ -382,7 +383,9 @@ def conclude(
         real, interval = max(number, fmean(feeds) * (1 - read_ahead_share / 2)), (low, high)
         number = min(max(math.floor(real), number), fewest - 1)
         between = Range(
-            min(number, math.floor(low)), max(number, math.floor(high)), near[-1].evidence
+            low=min(number, math.floor(low)),
+            high=max(number, math.floor(high)),
+            evidence=near[-1].evidence,
         )
     else:
         moved = max((p.num_accelerators * p.au_percentage / threshold for p in points), default=0.0)
@@ -393,7 +396,7 @@ def conclude(
             moved = max(p.num_accelerators * p.au_percentage / threshold for p in failed)
             number = min(max(number, math.floor(moved)), fewest - 1)
             limit, evidence = worst.limit or "unclear", worst.evidence
-        between = Range(min(number, surely), None, evidence)
+        between = Range(low=min(number, surely), high=None, evidence=evidence)
     found = Sizing(
         num_accelerators=number,
         real_accelerators=real,

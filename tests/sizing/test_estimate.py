@@ -20,7 +20,7 @@ def after(points: list[Point], *, ahead: float = 0.0) -> SimpleNamespace:
     """Return the fields of the answer and of its range."""
     found, between = conclude(points, threshold=90.0, read_ahead_share=ahead, most=512)
     assert found.points == tuple(points) and found.at_least is (between.high is None)
-    return SimpleNamespace(**vars(found), **between._asdict())
+    return SimpleNamespace(**vars(found), **vars(between))
 
 
 def run(measure: Callable[[int], Point], start: int, runs: int) -> list[Point]:
@@ -72,6 +72,9 @@ def test_one_run_that_fails_gives_number_and_interval() -> None:
     assert found.interval is not None
     assert list(found.interval) == pytest.approx([3.6 * 0.92 * 0.97, 3.6 * 1.03])
     assert (found.limit, found.evidence) == ("storage", "seen at 4")
+    found = after([point(5, 80.0), point(4, 89.5)])
+    assert (found.num_accelerators, found.low, found.high) == (3, 3, 4), "4 have failed"
+    assert found.real_accelerators == pytest.approx((5 * 80 + 4 * 89.5) / 2 / 90)
 
 
 def test_runs_far_under_the_threshold_do_not_count() -> None:
