@@ -18,6 +18,7 @@ import io
 import json
 import math
 import mmap
+import multiprocessing
 import os
 import random
 import re
@@ -32,32 +33,34 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from multiprocessing import connection
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import Any, cast
 
 import h5py
 import numpy as np
 import yaml
 
 from dlemu.cli.main import run
+from dlemu.contract import content, file_samples, write_file
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import DatasetError, DlemuError
-from dlemu.formats import FORMATS, Parquet, raw, tfrecord
-from dlemu.loaders.library import PARSERS, CountedFile
+from dlemu.formats import FORMATS, Format, raw, tfrecord
+from dlemu.formats.parquet import Parquet
 from dlemu.paths.sweep import Cell, cells_of
 from dlemu.report import stored as storing
 from dlemu.results.records import JsonLines, dump_workload, read_config
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.predict import predict
+from dlemu.storage.counted import CountedFile
 from dlemu.terminal import shown
 from dlemu.units import PAGE_BYTES
 from dlemu.workload.compose import compose_words
-from dlemu.workload.model import FormatName, check_workload, load_workload
-from dlemu.workload.sections import BARE, ColumnSection
+from dlemu.workload.model import check_workload, load_workload
+from dlemu.workload.sections import ColumnSection
 from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
 from dlemu.world.world import Alone
-from tests.formats.contract import content, file_samples, write_file
 from tests.lab.commands import QUICK, SMALL
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +70,13 @@ MOST_SECONDS = 30.0
 """CPU time of one input. NumPy takes seconds for a header of 10,000 letters that is no literal."""
 MOST_LETTERS = 10_100
 """Of one line."""
-FORMAT_NAMES = [name for name in FORMATS if name not in BARE]
+_FOUND = 2
+"""Exit status of a target that has findings; another than 0 is a crash."""
+FORMAT_NAMES = [
+    name
+    for name, format in FORMATS.items()
+    if type(format).check_head is not Format.check_head and not format.in_columns
+]
 ACTS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 Randomly = random.Random
@@ -265,12 +274,12 @@ _SIZES = ([5000], [100] * 3)
 
 
 @functools.cache
-def files_of(name: FormatName) -> list[tuple[bytes, int]]:
+def files_of(name: str) -> list[tuple[bytes, int]]:
     with tempfile.TemporaryDirectory() as folder:
         return sound_files(Path(folder), name)
 
 
-def sound_files(folder: Path, name: FormatName) -> list[tuple[bytes, int]]:
+def sound_files(folder: Path, name: str) -> list[tuple[bytes, int]]:
     """Return files of ours and of libraries, with the number of samples in each."""
     path, files = folder / f"a.{name}", []
     for sizes in _SIZES:
@@ -296,7 +305,7 @@ def sound_files(folder: Path, name: FormatName) -> list[tuple[bytes, int]]:
     return files
 
 
-def check(name: FormatName, data: bytes, num_samples: int) -> None:
+def check(name: str, data: bytes, num_samples: int) -> None:
     """Locate the samples of what may be damaged."""
     num_read = 0
 
@@ -323,7 +332,7 @@ def check(name: FormatName, data: bytes, num_samples: int) -> None:
     assert num_read < 2 * len(data) + 4_500_000, "fields are bounded, and so are reads"
 
 
-def _format(name: FormatName) -> Target:
+def _format(name: str) -> Target:
     return Target(
         lambda folder: files_of(name),
         lambda seed, randomly: (damaged(seed[0], randomly), seed[1]),
@@ -336,13 +345,13 @@ def _library_seeds(folder: Path) -> Sequence[Any]:
     return [(name, *each) for name in FORMAT_NAMES for each in files_of(name)]
 
 
-def _read_by_library(folder: Path, made: tuple[FormatName, bytes, int]) -> None:
+def _read_by_library(folder: Path, made: tuple[str, bytes, int]) -> None:
     name, data, num_samples = made
     path = folder / f"a.{name}"
     path.write_bytes(data)
     parsed = None
     try:
-        parsed = PARSERS[name](CountedFile(str(path)), num_samples)
+        parsed = FORMATS[name].parse(CountedFile(str(path)), num_samples)
         for place in range(num_samples):
             if parsed.sample(place).nbytes > 100 * len(data) + 1000:
                 raise Finding("a sample is larger than the file")
@@ -606,11 +615,14 @@ TARGETS: dict[str, Target] = {
         100,
     ),
     "index": Target(
-        lambda folder: [tfrecord.index(np.array([100, 2000, 30]))], damaged, _read_index, 5000
+        lambda folder: [*tfrecord.FORMAT.indexes(np.array([100, 2000, 30]))],
+        damaged,
+        _read_index,
+        5000,
     ),
     "parquet": Target(_parquet_files, damaged, _read_footer, 1000),
     "offsets": Target(
-        lambda folder: [b"".join(raw.indexes(np.array([100, 2000, 30])))],
+        lambda folder: [b"".join(raw.INDEXED.indexes(np.array([100, 2000, 30])))],
         damaged,
         _read_offsets,
         3000,
@@ -711,59 +723,16 @@ def make(target: str, seeds: Sequence[Any], seed: int, number: int) -> Any:
 # --- many inputs ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Job:
-    """A target at work in a process of its own."""
+def _work(name: str, words: argparse.Namespace, seconds: float, reached: Any, base: Path) -> None:
+    """Run one target in this process and a folder of its own; exit with _FOUND if it has findings.
 
-    name: str
-    first: int
-    pid: int
-    reached: mmap.mmap
-    """Number of the input that it is at, eight bytes."""
-    told: IO[bytes]
-    """Its findings."""
-    folder: Path
-    """It works there. It is removed here, for a process that crashes removes nothing."""
-
-    @classmethod
-    def start(cls, name: str, words: argparse.Namespace, seconds: float) -> Self:
-        """Fork, for the libraries are loaded."""
-        reached, told = mmap.mmap(-1, 8), tempfile.TemporaryFile()  # noqa: SIM115
-        folder = Path(tempfile.mkdtemp(prefix="dlemu-fuzz-"))
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            os.dup2(told.fileno(), 1)
-            os.dup2(told.fileno(), 2)
-            status = 3
-            try:
-                status = _work(name, words, seconds, reached, folder)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
-        return cls(name, words.first, pid, reached, told, folder)
-
-    def end(self, status: int, seed: int) -> tuple[int, str]:
-        """Return how many inputs it took, and its findings."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        number = int.from_bytes(self.reached[:], "little")
-        self.told.seek(0)
-        found = self.told.read().decode(errors="backslashreplace") if status else ""
-        if status not in (0, 1):
-            found = f"\n{again(self.name, seed, number)}\nended with {status}\n{found[-4000:]}"
-        return number - self.first, found
-
-
-def _work(
-    name: str, words: argparse.Namespace, seconds: float, reached: mmap.mmap, folder: Path
-) -> int:
-    """Run one target in this process and a folder; return 1 if there was a finding."""
+    `reached` is told the number of the input that it is at.
+    """
     faulthandler.enable()
+    folder = base / name
+    folder.mkdir()
     os.chdir(folder)
     found: set[str] = set()
-    number = words.first
     seeds = TARGETS[name].seeds(folder)
     watch = _Watch(folder)
     signal.signal(signal.SIGVTALRM, _on_long)
@@ -773,16 +742,17 @@ def _work(
     most = words.inputs or (short if seconds == math.inf else sys.maxsize)
     end = time.monotonic() + seconds
     parent = os.getppid()
-    while number < words.first + most and time.monotonic() < end and os.getppid() == parent:
-        reached[:] = number.to_bytes(8, "little")
+    for number in range(words.first, words.first + most):
+        reached.value = number
+        if time.monotonic() > end or os.getppid() != parent:
+            break
         problem = examine(TARGETS[name], folder, make(name, seeds, words.seed, number), watch)
         kind = re.sub(r"[^\w./]|\d", "", " ".join((problem or "").splitlines()[-2:])[:150])
         if problem is not None and kind not in found:
             found.add(kind)
             print("", again(name, words.seed, number), shown(problem), sep="\n")
-        number += 1
-    reached[:] = number.to_bytes(8, "little")
-    return 1 if found else 0
+        reached.value = number + 1
+    sys.exit(_FOUND if found else 0)
 
 
 def again(name: str, seed: int, number: int) -> str:
@@ -805,18 +775,29 @@ def main(arguments: Sequence[str]) -> int:
     if {*waiting} & {"summary", "runs", "config", "steps", "host"}:
         _runs()  # once, for all of them
     seconds = words.seconds * min(words.jobs, len(waiting)) / len(waiting)
-    running: dict[int, Job] = {}
+    fork = multiprocessing.get_context("fork")  # for the libraries are loaded
+    running: dict[Any, tuple[str, Any, Any]] = {}
     total, failed = 0, False
-    while waiting or running:
-        if waiting and len(running) < words.jobs:
-            job = Job.start(waiting.pop(0), words, seconds)
-            running[job.pid] = job
-            continue
-        pid, status = os.wait()
-        job = running.pop(pid)
-        count, found = job.end(os.waitstatus_to_exitcode(status), words.seed)
-        total, failed = total + count, failed or bool(found)
-        print(f"{job.name:<14} {count:>9,} inputs{found or ', nothing found'}", flush=True)
+    # A process that crashes removes nothing, so its folder is removed here.
+    with tempfile.TemporaryDirectory(prefix="dlemu-fuzz-") as base:
+        while waiting or running:
+            while waiting and len(running) < words.jobs:
+                name, reached = waiting.pop(0), fork.Value("q", words.first, lock=False)
+                given = (name, words, seconds, reached, Path(base))
+                process = fork.Process(target=_work, args=given)
+                process.start()
+                running[process.sentinel] = name, process, reached
+            for ended in connection.wait(running):
+                name, process, reached = running.pop(ended)
+                process.join()
+                count, status = reached.value - words.first, process.exitcode
+                if status not in (0, _FOUND):
+                    print(
+                        "", again(name, words.seed, reached.value), f"ended with {status}", sep="\n"
+                    )
+                total, failed = total + count, failed or status != 0
+                told = "" if status else ", nothing found"
+                print(f"{name:<14} {count:>9,} inputs{told}", flush=True)
     print(f"{total:,} inputs, seed {words.seed}")
     return 1 if failed else 0
 

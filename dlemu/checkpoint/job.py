@@ -16,7 +16,7 @@ from typing import Any
 from dlemu.checkpoint.crew import Crew, Progress
 from dlemu.checkpoint.dcp import DcpWriter
 from dlemu.checkpoint.folder import Opened, clean, remove, step_folder
-from dlemu.checkpoint.outcome import Entry, Kind, RankReport, Worked, entry_of
+from dlemu.checkpoint.outcome import Entry, Kind, RankReport, entry_of
 from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
@@ -208,7 +208,7 @@ class CheckpointJob:
         report = RankReport(
             self.world.rank,
             self.world.host,
-            [Worked(accelerator, *each) for accelerator, each in own],
+            [(accelerator, *each) for accelerator, each in own],
             interval,
             stored,
         )

@@ -64,7 +64,7 @@ COMMANDS: dict[str, Command] = {
         keys="workload dataset.data_folder dataset.num_files_train num_accelerators train.epochs "
         "reader.data_loader reader.read_threads reader.odirect train.loop reader.hand_over "
         "metric.au runs warmup output.folder output.log",
-        options=(DRY_RUN, *FOR_SCRIPTS),
+        options=(DRY_RUN, "--multirun", *FOR_SCRIPTS),
         replays=True,
     ),
     "checkpoint": Command(

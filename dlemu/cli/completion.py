@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.help import OPTIONS_OF_ALL, keys_of, own_keys
-from dlemu.cli.words import OPTIONS, parse
+from dlemu.cli.words import OPTIONS, Words
 from dlemu.errors import WorkloadError
 from dlemu.terminal import Answer, say
 from dlemu.workload.keys import all_keys
@@ -13,9 +13,8 @@ from dlemu.workload.keys import all_keys
 SHELLS = ("bash", "zsh")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu completion` with its arguments; return the exit status."""
-    words = parse(arguments)
+def main(words: Words) -> int:
+    """Run `dlemu completion`; return the exit status."""
     if len(words.others) != 1 or words.others[0] not in SHELLS:
         raise WorkloadError(f"name a shell: dlemu completion {'|'.join(SHELLS)}")
     say(Answer(script()))

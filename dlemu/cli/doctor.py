@@ -2,13 +2,11 @@
 
 import errno
 import importlib.util
-import mmap
 import os
 import platform
 import re
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,15 +14,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from dlemu.cli.words import parse
+from dlemu.cli.words import Words
 from dlemu.clock import WallClock, timer_error
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu import availability as gds
 from dlemu.gpu import cuda
 from dlemu.host.devices import devices_under, mount_under, read_text
 from dlemu.host.limits import host_memory_bytes, usable_cpus
-from dlemu.report.doctor import present_doctor
 from dlemu.report.text import answer_of
+from dlemu.report.tools import present_doctor
 from dlemu.terminal import say
 from dlemu.units import format_bytes, format_seconds
 from dlemu.workload.sections import Arguments, Section
@@ -64,25 +62,18 @@ class Check:
     remedy: str = ""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu doctor` with its arguments; return the exit status."""
-    folder, loader, gds_wanted = _choices(arguments)
+def main(words: Words) -> int:
+    """Run `dlemu doctor`; return the exit status."""
+    reader, folder = Examined(**words.tree("doctor")).reader, words.folder or Path()
+    loader, gds_wanted = reader.data_loader, reader.gds
+    if not folder.is_dir():
+        raise WorkloadError(f"{folder} is not a folder; create or mount it")
     checks = list(examine(folder, for_gpu=gds_wanted != "off"))
     problems = what_stops(checks, loader, gds_wanted)
     wanted = loader if gds_wanted == "off" else f"{loader} with reader.gds={gds_wanted}"
     document = {"kind": "doctor", "wanted": wanted, "problems": problems}
     say(answer_of(present_doctor({**document, "checks": list(map(asdict, checks))})))
     return 1 if problems else 0
-
-
-def _choices(arguments: Sequence[str]) -> tuple[Path, str, str]:
-    """Return the folder, the loader and reader.gds that arguments name."""
-    words = parse(arguments)
-    reader = Examined(**words.tree("doctor")).reader
-    folder = words.folder or Path()
-    if not folder.is_dir():
-        raise WorkloadError(f"{folder} is not a folder; create or mount it")
-    return folder, reader.data_loader, reader.gds
 
 
 def what_stops(checks: Sequence[Check], loader: str, gds_wanted: str) -> list[str]:
@@ -275,36 +266,15 @@ def _queue(queue: Path) -> str:
 
 def _direct(folder: Path) -> Check:
     """Try O_DIRECT on a file of our own."""
+    from dlemu.paths.sweep import smallest_direct
+
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".dlemu_doctor_") as file:
-            file.write(bytes(8192))
-            file.flush()
-            os.fsync(file.fileno())
-            return _read_direct(file.name)
+        return Check("O_DIRECT", "ok", f"works, aligned to {smallest_direct(folder)} bytes")
     except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            remedy = "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS"
+            found = "the file system does not open files with it"
+            return Check("O_DIRECT", "missing", found, remedy)
         name = errno.errorcode.get(error.errno or 0, "")
         remedy = "generating needs a folder that can be written"
         return Check("O_DIRECT", "note", f"not tried: {folder} cannot be written ({name})", remedy)
-
-
-def _read_direct(path: str) -> Check:
-    try:
-        direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except OSError:
-        remedy = "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS"
-        return Check("O_DIRECT", "missing", "the file system does not open files with it", remedy)
-    try:
-        for alignment in (512, 4096):
-            if _reads(direct, alignment):
-                return Check("O_DIRECT", "ok", f"works, aligned to {alignment} bytes")
-    finally:
-        os.close(direct)
-    return Check("O_DIRECT", "missing", "reads aligned to 4096 bytes fail")
-
-
-def _reads(direct: int, alignment: int) -> bool:
-    page = memoryview(mmap.mmap(-1, 8192))
-    try:
-        return os.preadv(direct, [page[alignment : 2 * alignment]], alignment) == alignment
-    except OSError:
-        return False

@@ -184,15 +184,15 @@ def find_limit(evidence: Evidence) -> Limit:
 def _checkpoints(evidence: Evidence) -> Limit | None:
     """Return `checkpoints` where the steps during writes lost most of what was lost."""
     cost = evidence.checkpoints
-    if cost is None or cost.au_while_writing_percentage is None:
+    if cost is None or cost["au_while_writing_percentage"] is None:
         return None
     return Limit(
         "checkpoints",
-        f"{_lost(evidence)}; AU {cost.au_while_writing_percentage:.1f}% in the "
-        f"{cost.steps_while_writing} steps while a checkpoint was written, "
-        f"{cost.au_otherwise_percentage or 0:.1f}% in the others{_cpus(evidence)}",
+        f"{_lost(evidence)}; AU {cost['au_while_writing_percentage']:.1f}% in the "
+        f"{cost['steps_while_writing']} steps while a checkpoint was written, "
+        f"{cost['au_otherwise_percentage'] or 0:.1f}% in the others{_cpus(evidence)}",
         "write checkpoints to other drives or less often, or use faster drives",
-        cost.lost_share,
+        cost["lost_share"],
     )
 
 

@@ -112,25 +112,17 @@ def introduction(
 def header(summary: Mapping[str, Any]) -> str:
     """Return up to three lines: workload and dataset, storage, host.
 
-    It needs `workload`, `place` and `dataset` of a summary; what is not there is left out.
+    It takes `workload`, `place` and `dataset` of a summary; what is not there is left out.
     """
-    dataset = dataset_text(summary.get("dataset") or {})
-    line = f"workload: {summary.get('workload')}{f' on {dataset}' if dataset else ''}"
-    return "\n".join([line, *_place_lines(summary.get("place") or {})])
-
-
-def place_lines(folder: Path, *, host: str) -> str:
-    """Return the lines about a folder's storage and about this host."""
-    return "\n".join(_place_lines(place_fields(folder, host=host)))
-
-
-def _place_lines(place: Mapping[str, Any]) -> list[str]:
-    lines = []
+    lines, place = [], summary.get("place") or {}
+    if "workload" in summary:
+        dataset = dataset_text(summary.get("dataset") or {})
+        lines.append(f"workload: {summary['workload']}{f' on {dataset}' if dataset else ''}")
     if "file_system" in place:
         lines.append(f"storage:  {storage_text(place)}")
     if "host" in place:
         lines.append(f"host:     {host_text(place)}")
-    return lines
+    return "\n".join(lines)
 
 
 def dataset_text(dataset: Mapping[str, Any]) -> str:

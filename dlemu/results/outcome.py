@@ -51,8 +51,8 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
     nominal = [each * workload.dataset.mean_bytes / 2**20 for each in rate]
     written = summary.get("checkpoints")
     if metrics.checkpoints is not None:
-        cost = asdict(metrics.checkpoints)
-        summary = {**summary, "checkpoints": cast(CheckpointFields, {**(written or {}), **cost})}
+        both = cast(CheckpointFields, {**(written or {}), **metrics.checkpoints})
+        summary = {**summary, "checkpoints": both}
     reader = workload.reader
     return {
         "kind": "run",

@@ -26,7 +26,7 @@ from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
-from dlemu.errors import DlemuError, RunError
+from dlemu.errors import DlemuError, RunError, WorkloadError
 from dlemu.host.limits import memory_bytes
 from dlemu.host.place import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
@@ -48,7 +48,6 @@ from dlemu.results.summary import CacheMeasured, Summary, time_of_day
 from dlemu.results.sums import Rule, Sums, sum_all
 from dlemu.run.cold import make_cold
 from dlemu.run.gathering import collect_files, gather_sums
-from dlemu.run.gpus import compute_on_gpu, find_gpus
 from dlemu.run.live import Live
 from dlemu.run.monitor import Reports, RunMonitor, watched_places
 from dlemu.run.replay import (
@@ -95,7 +94,7 @@ def check_job(workload: Workload, world: World) -> None:
     if own:
         check_loader(workload, len(own))
         if workload.train.compute == "gpu":
-            find_gpus(workload, len(own))
+            _find_gpus(workload, len(own))
 
 
 def run_job(
@@ -239,7 +238,11 @@ class _Run:
         monitor, parts = self._replay()
         sums = gather_sums(self._workload, self._world, parts)
         collect_files(self._world, self._record.folder)
-        reports = monitor.gather(self._written_bytes())
+        # Those of all ranks' checkpoints are on rank 0's account, those of a host's cache on its
+        # first rank's.
+        checkpoints = self._summary.get("checkpoints")
+        written = 0 if checkpoints is None else checkpoints["written_bytes"]
+        reports = monitor.gather(written + (0 if self._tier is None else self._tier.written_bytes))
         if self._tier is not None:
             self._cached = cache_fields(
                 self._workload, emulates(self._workload), self._tier.gather()
@@ -250,7 +253,7 @@ class _Run:
         """Start cold and run the epochs; return what was seen, and each epoch's own steps."""
         workload, world = self._workload, self._world
         clock, watchdog = self._clock, self._watchdog
-        on_gpu = compute_on_gpu(workload, len(self._own), clock)
+        on_gpu = _compute_on_gpu(workload, len(self._own), clock)
         wait_until = after_launch(workload.train.launch_time, on_gpu or clock.sleep_until)
         compute = watchdog.computing(wait_until, clock)
         parts: list[Steps] = []
@@ -285,7 +288,10 @@ class _Run:
                         self._say(_epoch_line(epoch, steps, workload))
                 if self._checkpoints is not None:
                     self._live.does("waiting for the last checkpoint")
-                    self._gather_checkpoints(self._checkpoints)
+                    ended = world.gather(self._checkpoints.finish())
+                    if ended is not None:
+                        found = combine_checkpoints(workload, self._num_accelerators, ended)
+                        self._summary["checkpoints"] = found
                 self._live.does("gathering the results")
                 most_lost = max(world.all_gather(_lost_share(parts)))
                 with watchdog.phase("while probing the drive"):
@@ -347,21 +353,6 @@ class _Run:
                 yield checkpoints
             finally:
                 self._live.checkpoint = lambda: ""
-
-    def _gather_checkpoints(self, checkpoints: RunCheckpoints) -> None:
-        reports = self._world.gather(checkpoints.finish())
-        if reports is not None:
-            fields = combine_checkpoints(self._workload, self._num_accelerators, reports)
-            self._summary["checkpoints"] = fields
-
-    def _written_bytes(self) -> int:
-        """Return the bytes of the files that were written during the epochs on this rank's account.
-
-        Those of all ranks' checkpoints are rank 0's, those of a host's cache its first rank's.
-        """
-        checkpoints = self._summary.get("checkpoints")
-        own = 0 if checkpoints is None else checkpoints["written_bytes"]
-        return own + (0 if self._tier is None else self._tier.written_bytes)
 
     def _replay_epoch(
         self,
@@ -453,6 +444,31 @@ class _Run:
         )
 
 
+def _compute_on_gpu(
+    workload: Workload, accelerators: int, clock: Clock
+) -> Callable[[float], None] | None:
+    """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
+    if workload.train.compute == "sleep" or accelerators == 0:
+        return None
+    from dlemu.gpu.compute import gpu_compute
+
+    return gpu_compute(_find_gpus(workload, accelerators), clock)
+
+
+def _find_gpus(workload: Workload, accelerators: int) -> range:
+    """Return the GPUs that compute for so many accelerators."""
+    from dlemu.gpu.compute import find_torch
+    from dlemu.gpu.cuda import num_gpus
+
+    try:
+        num = workload.dali.gpus_per_host or num_gpus()
+    except RunError as error:
+        raise WorkloadError(f"train.compute=gpu: {error}; or set train.compute=sleep") from None
+    gpus = range(max(1, min(num, accelerators)))
+    find_torch(gpus)
+    return gpus
+
+
 def _lost_share(parts: Sequence[Steps]) -> float:
     """Return the share (0-1) of the time of this rank's accelerators in which they waited."""
     lost = sum(float(steps["wait"].sum() + steps["barrier"].sum()) for steps in parts)
@@ -465,7 +481,7 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     samples = steps["num_samples"].sum() / max(seconds.sum(axis=0).max(), 1e-9)
     au = 100 * steps["computation_time"][1:].sum() / max(seconds[1:].sum(), 1e-9)
     return (
-        f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, utilisation "
+        f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, AU "
         f"{au:.2f}% on rank 0, {samples:.2f} samples/s there"
         f"{f' (origin emulated {slow})' if (slow := emulates(workload)) else ''}"
     )

@@ -26,7 +26,7 @@ from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.loaders.descriptors import most_accelerators
 from dlemu.results.folders import hold
-from dlemu.results.header import place_lines
+from dlemu.results.header import header, place_fields
 from dlemu.results.records import write_json
 from dlemu.run.job import Say, check_job
 from dlemu.run.live import Live
@@ -115,7 +115,7 @@ def try_storage(
             f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
             f"most {format_bytes(trial.max_bytes)} of files in {own}"
         )
-        say(place_lines(trial.folder, host=Alone().host))
+        say(header({"place": place_fields(trial.folder, host=Alone().host)}))
         rate = _write_rate(own)
         datasets = _datasets(trial, own, rate, say)
         (target,) = names_of([str(trial.folder)])

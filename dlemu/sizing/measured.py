@@ -322,6 +322,6 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         evidence=evidence,
         page_cache_share=outcome.summary["measured"]["page_cache_share"],
         seconds=seconds,
-        au_with_stalls_percentage=None if cost is None else cost.au_with_stalls_percentage,
+        au_with_stalls_percentage=None if cost is None else cost["au_with_stalls_percentage"],
         remarks=tuple(judge_run(workload, metrics, outcome.summary)["remarks"]),
     )

@@ -15,7 +15,6 @@ from dlemu.checkpoint.folder import (
     examine,
     opened,
     read_record,
-    remove,
     step_folder,
 )
 from dlemu.checkpoint.plan import Plan
@@ -40,21 +39,10 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_record_is_read_as_it_was_written(own: Path, tmp_path: Path) -> None:
-    assert read_record(own) == RECORDED
-    assert read_record(tmp_path / "none") is None
-    assert read_record(tmp_path) is None
-
-
 def test_all_that_is_ours_is_removed(own: Path) -> None:
     assert RECORDED.owned(own).entries()[-1] == "global_epoch1_step2/a.pt.partial"
     assert clean(own, RECORDED) == 2
     assert list(own.iterdir()) == []
-
-
-def test_single_checkpoints_are_removed(own: Path) -> None:
-    remove(step_folder(own, 1), RECORDED)
-    assert sorted(path.name for path in own.iterdir()) == [RECORD, "global_epoch1_step2"]
 
 
 def test_nothing_foreign_is_removed(own: Path) -> None:
@@ -161,7 +149,7 @@ def test_no_folder_is_made_once_all_are_removed(
     held: list[bool] = []
 
     def seen(act: Callable[..., object]) -> Callable[..., object]:
-        return lambda *given: (held.append(writes._gate.locked()), act(*given))
+        return lambda *given: held.append(writes._gate.locked()) or act(*given)  # type: ignore[func-returns-value]
 
     workload, plan = job(tmp_path / "ck")
     monkeypatch.setattr(writing, "_END_SECONDS", 0.0)

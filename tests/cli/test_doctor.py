@@ -7,7 +7,7 @@ import pytest
 
 from dlemu.cli import doctor
 from dlemu.cli.doctor import Check, examine, what_stops
-from dlemu.gpu.availability import lists_gpu
+from dlemu.cli.main import run
 
 HEALTHY = [
     Check("NumPy", "ok", "2.4"),
@@ -59,14 +59,6 @@ def test_this_host_is_examined_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(lists_gpu(), reason="this host has a GPU")
-def test_a_host_without_a_gpu_hears_of_none(tmp_path: Path) -> None:
-    checks = {check.name: check for check in examine(tmp_path)}
-    assert (checks["GPU"].state, checks["GPU"].found) == ("ok", "none; not needed")
-    told = " ".join(f"{c.name} {c.found} {c.remedy}" for c in checks.values() if c.name != "GPU")
-    assert not re.search(r"\bGPU|cuFile|nvidia-fs", told)
-
-
 def test_a_folder_that_cannot_be_written_is_noted() -> None:
     check = {check.name: check for check in examine(Path("/proc"))}["O_DIRECT"]
 
@@ -76,9 +68,9 @@ def test_a_folder_that_cannot_be_written_is_noted() -> None:
 def test_the_exit_status_says_whether_the_loader_can_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert doctor.main([str(tmp_path), "reader.data_loader=threads"]) == 0
+    assert run(["doctor", str(tmp_path), "reader.data_loader=threads"]) == 0
     assert capsys.readouterr().out.startswith("threads can run here\n")
-    assert doctor.main(["/dev/shm", "reader.data_loader=threads", "reader.gds=require"]) == 1
+    assert run(["doctor", "/dev/shm", "reader.data_loader=threads", "reader.gds=require"]) == 1
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("threads with reader.gds=require cannot run here: ")
     assert "cuFile: " in first

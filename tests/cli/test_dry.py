@@ -50,21 +50,6 @@ def test_datagen_counts_what_is_missing(data: Path, capsys: pytest.CaptureFixtur
     assert line(lines, "cache").startswith("dlemu run would refuse it: cache.folder")
 
 
-def test_run_is_foretold(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*QUICK[4:], "runs=2", "train.computation_time=10", "num_accelerators=2"]
-    words += ["host_memory=2MiB", "reader.io_depth=2", "reader.piece_bytes=8192"]
-    lines = dry(["run", str(data), *words], data.parent, capsys)
-
-    # 56 samples, 2 accelerators, batches of 7: 4 steps; 2 runs of 2 epochs.
-    assert line(lines, "read") == "4 epochs of 4 steps, 1.1 MiB each, 4.3 MiB in all"
-    assert line(lines, "time").startswith("about 2:40 ("), "it computes 4 x 4 x 10 s"
-    # Two accelerators: 4 batches and 1 in use, of 7 x 2,000 bytes; 4 workers with 2 x 8 KiB.
-    readers = line(lines, "readers")
-    assert readers.startswith("2 accelerators x 4 workers, 296.0 KiB of memory on this host")
-    rules = [each for each in lines if each.startswith("rule:")]
-    assert rules[1].endswith("(host_memory, as given), need 525 files, there are 56: fails")
-
-
 def test_a_cache_is_foretold(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*QUICK[5:], "cache.policy=keep", "cache.capacity=0.5", "reader.batch_size=1"]
     cache = f"cache.folder={data.parent}/cache"

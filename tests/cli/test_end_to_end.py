@@ -221,16 +221,13 @@ def planned(workload: Workload, accelerator: int, epoch: int) -> set[str]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("loader", ["threads", "pytorch"])
-def test_two_ranks_open_disjoint_files_and_together_the_plans(
-    loader: str, data: str, tmp_path: Path
-) -> None:
+def test_two_ranks_open_disjoint_files_and_together_the_plans(data: str, tmp_path: Path) -> None:
     """What each rank opened, as the kernel saw it, against the plan."""
     if shutil.which("strace") is None:
         pytest.skip("no strace; apt-get install strace")
     # Caches are left as they are: dropping them opens every file as well.
     words = [data, "train.epochs=1", "output.drop_caches=false", "output.folder=run"]
-    words += [f"reader.data_loader={loader}", "reader.read_threads=2", "metric.au=0.0001"]
+    words += ["reader.data_loader=pytorch", "reader.read_threads=2", "metric.au=0.0001"]
     script = tmp_path / "traced.sh"
     script.write_text(
         f"exec strace -ff -qq --seccomp-bpf -e trace=openat"

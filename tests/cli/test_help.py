@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.cli.commands import AIMS, COMMANDS, usage
-from dlemu.cli.help import help_of, keys_of
+from dlemu.cli.commands import COMMANDS
+from dlemu.cli.help import keys_of
 from dlemu.cli.main import run
-from dlemu.cli.words import OPTIONS
 from dlemu.workload.keys import all_keys
 from dlemu.workload.model import read_by
 
@@ -26,14 +25,6 @@ def test_every_key_has_its_meaning_and_is_read_by_commands() -> None:
     keys = all_keys().values()
     assert [key.name for key in keys if not (key.meaning.endswith(".") and key.values)] == []
     assert {name for key in keys for name in read_by(key.name)} <= {*COMMANDS}
-
-
-def test_every_command_is_listed_under_its_aim() -> None:
-    text = usage()
-    for name, command in COMMANDS.items():
-        assert f"\n  {name} " in text and command.aim in AIMS
-        assert {*command.options} <= {*OPTIONS}, f"give each option of {name} its row in OPTIONS"
-    assert max(map(len, text.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -63,27 +54,6 @@ def test_words_are_found_however_they_are_typed(capsys: pytest.CaptureFixture[st
     ):
         assert shown in said(["help", words], capsys)
     assert said(["help", "keys"], capsys).count("\n  ") > 3 * len(all_keys())
-
-
-def test_a_command_does_not_show_what_only_others_read() -> None:
-    shown = {name: {key.name for key in keys_of(name)} for name in COMMANDS}
-    assert not {"size.quick", "drive", "predict.tool"} & shown["run"]
-    assert not {"reader.io_depth", "train.epochs", "metric.au"} & shown["datagen"]
-    storage = {name for name in all_keys() if name.startswith("storage.")}
-    assert shown["verify"] - storage == {
-        "workload",
-        "dataset.data_folder",
-        "output.log",
-        "progress",
-    }
-
-
-def test_examples_are_shown_as_a_shell_takes_them() -> None:
-    for name, command in COMMANDS.items():
-        text = help_of(name).replace("\\\n", " ")
-        lines = [shlex.split(line) for line in text.splitlines() if line.startswith("  dlemu ")]
-        number = len(command.words.splitlines())
-        assert [shlex.split(example) for example in command.examples] == lines[number:]
 
 
 def test_examples_run(

@@ -14,7 +14,7 @@ import yaml
 
 from dlemu.cli.main import run
 from tests.lab import warm
-from tests.lab.commands import QUICK, SMALL, dlemu, generate, with_checkout
+from tests.lab.commands import QUICK, SMALL, dlemu, generate, summary_of, with_checkout
 from tests.lab.waiting import until
 
 DATA = Path(__file__).parents[1] / "data"
@@ -94,6 +94,31 @@ def test_the_peers_files_are_found_in_a_config_dir(
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "ignored: model.type"
     assert second.startswith("unet3d_h100 with 1 emulated accelerator ")
+
+
+def test_a_drive_is_found_as_a_workload_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "drive").mkdir()
+    own = tmp_path / "drive" / "own.yaml"
+    own.write_text("{name: Own, read_bandwidth: 9GB}")
+    for words in ([f"drive={own}"], ["drive=own", "--config-dir", str(tmp_path)]):
+        shown = ["drive.capacity=5TB", "--cfg", "job"]
+        assert run(["predict", "workload=unet3d_h100", *words, *shown]) == 0
+        drive = yaml.safe_load(capsys.readouterr().out)["drive"]
+        assert (drive["read_bandwidth"], drive["capacity"]) == (9 * 10**9, 5 * 10**12)
+
+
+def test_several_values_are_a_run_each_and_one_table(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, data, "num_accelerators=1,2", f"output.folder={tmp_path / 'sweep'}", "-m"]
+    capsys.readouterr()
+    assert run(["run", *words]) == 0
+    folders = [tmp_path / "sweep" / f"num_accelerators={number}" for number in (1, 2)]
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+    assert [each for each in shown if each.startswith("/")] == [*map(str, folders)]
+    assert [summary_of(folder)["num_accelerators"] for folder in folders] == [1, 2]
 
 
 def test_verify_names_what_is_bad_and_repairs_it(

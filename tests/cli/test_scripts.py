@@ -9,9 +9,8 @@ import pytest
 
 from dlemu.cli import scripts
 from dlemu.cli.main import run
+from dlemu.host.devices import lies_in_memory
 from tests.lab.commands import QUICK
-from tests.sizing.conftest import no_pictures as no_pictures
-from tests.sizing.test_measured import TINY
 
 HOST = ["workload=unet3d_h100", "host_memory=64GiB"]
 
@@ -73,34 +72,9 @@ def test_the_hash_is_that_of_what_was_asked(tmp_path: Path) -> None:
     assert len(set(hashes)) == 3 and len({row["id"] for row in rows}) == 4
 
 
-def test_arithmetic_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["predict", HOST[0], "drive=d7_ps1010", f"output.folder={tmp_path}"]
-    table = tmp_path / "predicted.csv"
-    told = document_of([*words, f"--csv={table}"], capsys)
-    assert told == json.loads((tmp_path / "predict.json").read_text())
-    (row,) = rows_of(table)
-    assert tuple(row) == scripts.PREDICT
-    assert row["num_accelerators"] == str(told["num_accelerators"])
+def test_the_keys_of_a_job_are_a_document(capsys: pytest.CaptureFixture[str]) -> None:
     told = document_of(["run", *HOST, "train.epochs=3", "--cfg", "job"], capsys)
     assert (told["train"]["epochs"], told["host_memory"]) == (3, 64 << 30)
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_sizing_is_a_document_and_a_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys = TINY | {"dataset.data_folder": tmp_path / "data", "output.folder": tmp_path / "out"}
-    words = ["workload=cosmoflow_h100", *(f"{key}={value}" for key, value in keys.items())]
-    assert run(["datagen", *words]) == 0
-    table = tmp_path / "sizes.csv"
-    document = document_of(["size", *words, f"--csv={table}"], capsys)
-    assert document == json.loads((tmp_path / "out" / "sizing.json").read_text())
-    (told,) = document["answers"]
-    (row,) = rows_of(table)
-    assert tuple(row) == scripts.SIZE
-    assert (row["num_accelerators"], row["at_least"], row["quick"]) == ("3", "true", "true")
-    rates = [point["samples_per_second"] for point in told["confirmations"]]
-    assert float(row["samples_per_second"]) == pytest.approx(sum(rates) / len(rates))
 
 
 def test_paths_are_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,6 +86,22 @@ def test_paths_are_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFix
     (row,) = rows_of(table)
     assert (row["label"], row["path"], row["target"]) == ("x", "host_buffered", str(tmp_path))
     assert float(row["gib_per_second"]) == told[0]["gib_per_second"]
+
+
+def test_files_of_a_model_are_a_row_for_each_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if lies_in_memory(tmp_path):
+        pytest.skip("lies in memory")
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.safetensors").write_bytes(bytes(1 << 20))
+    table, files = tmp_path / "t.csv", f"files={tmp_path}/*.safetensors"
+    words = ["load", files, "ways=pread,odirect", "load.readers=2", f"--csv={table}"]
+    told = document_of(words, capsys)
+    assert (told["num_files"], told["num_bytes"], told["model"]) == (2, 2 << 20, None)
+    assert "probed" in told["drive_source"]
+    rows = [(row["way"], row["readers"], row["pages_before"]) for row in rows_of(table)]
+    assert rows == [("pread", "2", "0"), ("odirect", "2", "0")]
 
 
 def test_another_table_stops_a_run_before_it_begins(

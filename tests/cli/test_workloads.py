@@ -42,9 +42,3 @@ def test_random_reads_are_felt_by_their_number() -> None:
     keys: dict[str, object] = {"dataset.record_length_bytes": 512, "reader.batch_size": 100_000}
     workload = load_workload("gnn_rgat_h100", keys | {"train.computation_time": 0.01})
     assert Row(workload).feels == "unknown: at most 3.6 D7-PS1010 for one"
-
-
-def test_the_page_has_the_commands_table() -> None:
-    from docs.workloads import PAGE, ROOT, table
-
-    assert table() in (ROOT / PAGE).read_text()

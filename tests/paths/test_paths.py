@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dlemu.cli import paths
+from dlemu.cli.words import parse
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu.availability import lists_gpu
 from dlemu.paths import sweep, uring
@@ -245,10 +246,10 @@ def test_a_command_that_is_refused_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "path_problem", lambda *_: "no such device")
     with pytest.raises(RunError, match="no such device"):
-        paths.main(["target", "paths=cufile"])
+        paths.main(parse(["target", "paths=cufile"]))
     with pytest.raises(RunError, match="too little"):
         monkeypatch.setattr(sweep, "path_problem", lambda *_: None)
-        paths.main(["target", "paths=host_buffered", "file_size=1000000GiB"])
+        paths.main(parse(["target", "paths=host_buffered", "file_size=1000000GiB"]))
     assert [path.name for path in tmp_path.rglob("*")] == ["target"]
 
 
@@ -328,7 +329,9 @@ def test_the_command_writes_its_reports_and_ends_with_0(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["seconds=0.02", "workers=1", "io_sizes=128KiB", "paths=host_buffered"]
-    assert paths.main([str(tmp_path), *words, "file_size=1MiB", f"output={tmp_path}/out"]) == 0
+    assert (
+        paths.main(parse([str(tmp_path), *words, "file_size=1MiB", f"output={tmp_path}/out"])) == 0
+    )
 
     assert "page cache" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").iterdir()}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.results.bottleneck import HostEvidence, find_limit, limit_in_memory
+from dlemu.results.bottleneck import HostEvidence, find_limit
 from dlemu.results.metrics import measure
 from dlemu.results.summary import Summary
 from dlemu.workload.model import load_workload
@@ -103,11 +103,3 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
         own = max(in_reads, min(few, 1.3 * in_reads))
         half = 2 / (1 / own + 1 / wanted) if wanted > own else 0.0
         assert many <= max(1.15 * own, half) * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("name", "told"), [("storage", "memory"), ("unclear", "memory"), ("host cpu", "host cpu")]
-)
-def test_what_memory_serves_is_never_the_storages_limit(name: str, told: str) -> None:
-    """Of files in memory the verdict is `unclear`: all bytes came from there."""
-    assert limit_in_memory(name) == told

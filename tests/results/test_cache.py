@@ -138,17 +138,6 @@ def test_hits_are_what_the_origin_did_not_give() -> None:
     assert found["daemon_cpu_seconds_per_epoch"] == [3.5, 1.25, None]
 
 
-def test_hosts_are_added_up() -> None:
-    assert watched(COLD, WARM, hosts=2) == {
-        **watched(COLD, WARM),
-        "read_bytes_per_epoch": [20 * GB, 20 * GB],
-        "origin_bytes_per_epoch": [24 * GB, 2 * 10**7],
-        "cache_read_bytes_per_epoch": [2 * GB, 18 * GB],
-        "cache_write_bytes_per_epoch": [22 * GB, 2 * 10**6],
-        "daemon_cpu_seconds_per_epoch": [7.0, 2.5],
-    }
-
-
 def test_drives_delivered_no_more_than_was_read() -> None:
     found = watched_fields([10 * GB, 10 * GB], [[COLD, WARM]], [1.0, 1.0])
     assert [stored_behind(found, 0), stored_behind(found, 1)] == [10 * GB, 9 * GB + 10**7]

@@ -78,19 +78,6 @@ def test_oversleep_is_credited_in_edition_2_only() -> None:
         assert epoch.wait_share == epoch.barrier_share == 0
 
 
-@pytest.mark.parametrize("edition", EDITIONS)
-def test_a_slow_first_batch_is_outside_the_rules_window(edition: Edition) -> None:
-    """One rank's first batch takes 20 s: the others wait for it at the barrier, in step 1 too."""
-    slow = steps(20, 0, 0, 0, 0, accelerator=1)
-    fast = steps(0, 0, 0, 0, 0, barriers=(20, 0, 0, 0, 0), accelerator=0)
-    epoch = measure([slow, fast], edition=edition).epochs[0]
-    assert epoch.au_percentage == 100
-    assert epoch.whole_epoch_au_percentage == pytest.approx(100 * 5 / 25), "here it shows"
-    assert epoch.first_step_seconds == 21
-    if edition == "v1.0":
-        assert epoch.samples_per_second == pytest.approx(2 * 5 * 7 / 25), "and here"
-
-
 def test_the_jobs_value_is_a_mean_of_accelerators_then_of_epochs() -> None:
     rows = [
         steps(0, 0, 0, accelerator=0, epoch=0),  # AU 100, 7 samples/s
@@ -129,11 +116,6 @@ def test_too_few_steps_are_an_error_and_no_number(edition: Edition, num_steps: i
         else f"epoch 0 has {num_steps} steps, too few for edition {edition}, which leaves out 1; "
         "raise dataset.num_files_train"
     )
-
-
-def test_a_window_larger_than_the_epoch_is_an_error() -> None:
-    with pytest.raises(WorkloadError, match=r"^epoch 0 has 4 steps, .* which leaves out 4; raise"):
-        measure(steps(0, 0, 0, 0), edition="v2.0", exclude_start_steps=3, exclude_end_steps=1)
 
 
 @pytest.mark.parametrize("damaged", [float("nan"), float("inf")])

@@ -26,7 +26,7 @@ def job(threshold: float) -> Workload:
     return load_workload("unet3d_h100", {"metric.au": threshold / 100})
 
 
-def metrics_of(au_percentage: float) -> Metrics:
+def run_with(au_percentage: float) -> Metrics:
     """Return a run of one accelerator with this AU: two steps, of which the first is left out."""
     steps = np.zeros(2, STEP)
     steps["step"] = [0, 1]
@@ -49,7 +49,7 @@ def outcome_with(workload: Workload, metrics: Metrics) -> Outcome:
 
 def said_by_each(au_percentage: float, threshold: float) -> dict[str, bool]:
     """Return what each command says of one AU."""
-    workload, metrics = job(threshold), metrics_of(au_percentage)
+    workload, metrics = job(threshold), run_with(au_percentage)
     outcome = outcome_with(workload, metrics)
     au = metrics.au_percentage
     found = search(
@@ -72,7 +72,7 @@ def said_by_each(au_percentage: float, threshold: float) -> dict[str, bool]:
 def test_every_command_says_the_same_of_any_au(threshold: float, off: float) -> None:
     au = min(100.0, threshold + off)
     said = said_by_each(au, threshold)
-    assert set(said.values()) == {passes(metrics_of(au).au_percentage, threshold)}, said
+    assert set(said.values()) == {passes(run_with(au).au_percentage, threshold)}, said
 
 
 def test_a_prediction_counts_as_a_run_would() -> None:

@@ -186,23 +186,6 @@ def test_the_memory_of_hosts_is_added_up_as_each_has_it(lab: Hosts, tmp_path: Pa
     assert "(of 2 hosts)" in told["memory"]["text"]
 
 
-def test_a_sizing_goes_over_hosts(lab: Hosts, tmp_path: Path) -> None:
-    words = [*QUICK, "dataset.num_files_train=700", "reader.read_threads=1", "metric.au=0.05"]
-    data = f"dataset.data_folder={tmp_path / 'data'}"
-    assert run(["datagen", *words, data]) == 0
-    search = [
-        f"size.{each}" for each in ("quick=true", "confirm=1", "max_accelerators=2", "start=2")
-    ]
-    out = f"output.folder={tmp_path / 'out'}"
-    ran = Job(lab, tmp_path, [1, 1], "size", *words, data, out, *search, "train.epochs=1")
-    try:
-        assert ran.end() == 0, ran.told()
-    finally:
-        ran.kill()
-    assert "host:     h0, and 1 other host, " in ran.told()
-    assert re.search(r"feeds at least 2 H100s of 3D U-Net", ran.told())
-
-
 def test_a_host_whose_link_is_cut_is_named(lab: Hosts, tmp_path: Path) -> None:
     """The launcher waits for that host; the line that says how to end it is right."""
     with job(lab, tmp_path, [1, 1, 1], "run", *_LONG) as ran:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlemu.errors import DatasetError
 from dlemu.loaders import Batch
 from dlemu.results.metrics import measure
 from dlemu.results.records import read_steps
@@ -100,11 +99,3 @@ def test_it_says_what_is_done_outside_epochs(job: Workload) -> None:
         assert live.now().doing == "starting"
     live.job = "run 3 of about 8"
     assert live.now().job == "run 3 of about 8"
-
-
-def test_a_run_that_fails_is_no_longer_followed(job: Workload) -> None:
-    live = Live()
-    next((job.data_folder / "train").iterdir()).unlink()
-    with pytest.raises(DatasetError):
-        run_job(job, world=Alone(), say=silent, live=live)
-    assert live.now().epoch == 0 and live.now().doing == "starting"

@@ -103,7 +103,6 @@ VALUES = f"{NUMBERS_AS_TYPED} {NEARLY_NUMBERS} {NAMES} {TEXTS}".split()
 
 def test_words_without_hydra_mean_what_they_mean_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"x.k{number}={value}" for number, value in enumerate(VALUES)]
-    words += ["dataset.data_folder=/a b/c", "output.folder=1e5", "storage.storage_root=true"]
     words += ["train.epochs=1", "train.epochs=2", "reader=5", "reader.batch_size=3"]
     plain = [word for word in words if compose._plain_word(word) is not None]
     assert 40 < len(plain) < len(words) - 20
