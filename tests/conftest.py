@@ -26,7 +26,7 @@ _left: list[str] = []
 """What the current test was about to start, where quick tests alone are wanted."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C reach what tests start, and let probes be short.
 
     A shell starts background jobs with SIGINT ignored, children inherit that, and whoever ignores a
@@ -34,7 +34,8 @@ def pytest_configure() -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # On a busy host an example takes longer than usual; that is no mistake.
-    settings.register_profile("suite", deadline=None)
+    quick = config.option.markexpr == "quick"
+    settings.register_profile("suite", deadline=None, max_examples=20 if quick else 100)
     settings.load_profile("suite")
     apply(QUICK)
     warm.settings = QUICK

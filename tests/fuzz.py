@@ -18,6 +18,7 @@ import io
 import json
 import math
 import mmap
+import multiprocessing
 import os
 import random
 import re
@@ -32,8 +33,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from multiprocessing import connection
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import Any, cast
 
 import h5py
 import numpy as np
@@ -68,6 +70,8 @@ MOST_SECONDS = 30.0
 """CPU time of one input. NumPy takes seconds for a header of 10,000 letters that is no literal."""
 MOST_LETTERS = 10_100
 """Of one line."""
+_FOUND = 2
+"""Exit status of a target that has findings; another than 0 is a crash."""
 FORMAT_NAMES = [
     name
     for name, format in FORMATS.items()
@@ -719,59 +723,16 @@ def make(target: str, seeds: Sequence[Any], seed: int, number: int) -> Any:
 # --- many inputs ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Job:
-    """A target at work in a process of its own."""
+def _work(name: str, words: argparse.Namespace, seconds: float, reached: Any, base: Path) -> None:
+    """Run one target in this process and a folder of its own; exit with _FOUND if it has findings.
 
-    name: str
-    first: int
-    pid: int
-    reached: mmap.mmap
-    """Number of the input that it is at, eight bytes."""
-    told: IO[bytes]
-    """Its findings."""
-    folder: Path
-    """It works there. It is removed here, for a process that crashes removes nothing."""
-
-    @classmethod
-    def start(cls, name: str, words: argparse.Namespace, seconds: float) -> Self:
-        """Fork, for the libraries are loaded."""
-        reached, told = mmap.mmap(-1, 8), tempfile.TemporaryFile()  # noqa: SIM115
-        folder = Path(tempfile.mkdtemp(prefix="dlemu-fuzz-"))
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            os.dup2(told.fileno(), 1)
-            os.dup2(told.fileno(), 2)
-            status = 3
-            try:
-                status = _work(name, words, seconds, reached, folder)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
-        return cls(name, words.first, pid, reached, told, folder)
-
-    def end(self, status: int, seed: int) -> tuple[int, str]:
-        """Return how many inputs it took, and its findings."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        number = int.from_bytes(self.reached[:], "little")
-        self.told.seek(0)
-        found = self.told.read().decode(errors="backslashreplace") if status else ""
-        if status not in (0, 1):
-            found = f"\n{again(self.name, seed, number)}\nended with {status}\n{found[-4000:]}"
-        return number - self.first, found
-
-
-def _work(
-    name: str, words: argparse.Namespace, seconds: float, reached: mmap.mmap, folder: Path
-) -> int:
-    """Run one target in this process and a folder; return 1 if there was a finding."""
+    `reached` is told the number of the input that it is at.
+    """
     faulthandler.enable()
+    folder = base / name
+    folder.mkdir()
     os.chdir(folder)
     found: set[str] = set()
-    number = words.first
     seeds = TARGETS[name].seeds(folder)
     watch = _Watch(folder)
     signal.signal(signal.SIGVTALRM, _on_long)
@@ -781,16 +742,17 @@ def _work(
     most = words.inputs or (short if seconds == math.inf else sys.maxsize)
     end = time.monotonic() + seconds
     parent = os.getppid()
-    while number < words.first + most and time.monotonic() < end and os.getppid() == parent:
-        reached[:] = number.to_bytes(8, "little")
+    for number in range(words.first, words.first + most):
+        reached.value = number
+        if time.monotonic() > end or os.getppid() != parent:
+            break
         problem = examine(TARGETS[name], folder, make(name, seeds, words.seed, number), watch)
         kind = re.sub(r"[^\w./]|\d", "", " ".join((problem or "").splitlines()[-2:])[:150])
         if problem is not None and kind not in found:
             found.add(kind)
             print("", again(name, words.seed, number), shown(problem), sep="\n")
-        number += 1
-    reached[:] = number.to_bytes(8, "little")
-    return 1 if found else 0
+        reached.value = number + 1
+    sys.exit(_FOUND if found else 0)
 
 
 def again(name: str, seed: int, number: int) -> str:
@@ -813,18 +775,29 @@ def main(arguments: Sequence[str]) -> int:
     if {*waiting} & {"summary", "runs", "config", "steps", "host"}:
         _runs()  # once, for all of them
     seconds = words.seconds * min(words.jobs, len(waiting)) / len(waiting)
-    running: dict[int, Job] = {}
+    fork = multiprocessing.get_context("fork")  # for the libraries are loaded
+    running: dict[Any, tuple[str, Any, Any]] = {}
     total, failed = 0, False
-    while waiting or running:
-        if waiting and len(running) < words.jobs:
-            job = Job.start(waiting.pop(0), words, seconds)
-            running[job.pid] = job
-            continue
-        pid, status = os.wait()
-        job = running.pop(pid)
-        count, found = job.end(os.waitstatus_to_exitcode(status), words.seed)
-        total, failed = total + count, failed or bool(found)
-        print(f"{job.name:<14} {count:>9,} inputs{found or ', nothing found'}", flush=True)
+    # A process that crashes removes nothing, so its folder is removed here.
+    with tempfile.TemporaryDirectory(prefix="dlemu-fuzz-") as base:
+        while waiting or running:
+            while waiting and len(running) < words.jobs:
+                name, reached = waiting.pop(0), fork.Value("q", words.first, lock=False)
+                given = (name, words, seconds, reached, Path(base))
+                process = fork.Process(target=_work, args=given)
+                process.start()
+                running[process.sentinel] = name, process, reached
+            for ended in connection.wait(running):
+                name, process, reached = running.pop(ended)
+                process.join()
+                count, status = reached.value - words.first, process.exitcode
+                if status not in (0, _FOUND):
+                    print(
+                        "", again(name, words.seed, reached.value), f"ended with {status}", sep="\n"
+                    )
+                total, failed = total + count, failed or status != 0
+                told = "" if status else ", nothing found"
+                print(f"{name:<14} {count:>9,} inputs{told}", flush=True)
     print(f"{total:,} inputs, seed {words.seed}")
     return 1 if failed else 0
 

@@ -17,7 +17,6 @@ NO_REMEDY = (
     "workload=nosuch.yaml",
     "--config-dir /nosuch",
     "dataset.data_folder=${oops}",
-    "~nosuch",
     "try /proc",
 )
 """Ends of commands whose lines lack one: to be mended."""

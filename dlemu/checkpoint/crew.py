@@ -168,16 +168,11 @@ class Movement:
 
     def _on_drives(self) -> int:
         if not self._devices:
-            return _unwritten_bytes()
+            words = read_text(PROC / "meminfo").split()
+            known = dict(pairwise(words))
+            return 1024 * sum(int(known.get(name, "0")) for name in ("Dirty:", "Writeback:"))
         counted = [device.counters() for device in self._devices]
         return sum(each.written_bytes for each in counted if each is not None)
-
-
-def _unwritten_bytes() -> int:
-    """Return the bytes of the host's files that are not on a drive yet."""
-    words = read_text(PROC / "meminfo").split()
-    known = dict(pairwise(words))
-    return 1024 * sum(int(known.get(name, "0")) for name in ("Dirty:", "Writeback:"))
 
 
 class Progress:

@@ -17,7 +17,7 @@ import numpy as np
 from dlemu.checkpoint.crew import Crew, Shot
 from dlemu.checkpoint.folder import Opened, Say, examine, folder_of, opened, remove, step_folder
 from dlemu.checkpoint.plan import Plan
-from dlemu.checkpoint.shares import Share, share_of, total_bytes
+from dlemu.checkpoint.shares import share_of
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
@@ -93,7 +93,7 @@ def check_checkpoints(workload: Workload, num_accelerators: int) -> None:
         WorkloadError: a key is missing, or the accelerators do not fit the model.
     """
     folder_of(workload)
-    _share(workload, num_accelerators)
+    _plan_of_all(workload, num_accelerators)
     if workload.checkpoint.writer != "dlemu":
         raise WorkloadError(
             f"checkpoint.writer={workload.checkpoint.writer} works in `dlemu checkpoint` only; "
@@ -104,9 +104,9 @@ def check_checkpoints(workload: Workload, num_accelerators: int) -> None:
 def planned_in_run(workload: Workload, num_accelerators: int, num_steps: int) -> str:
     """Return which checkpoints a run of so many steps an epoch would write, in words."""
     number = _number(workload, [num_steps] * workload.train.epochs)
-    size = _bytes_of_all(workload, num_accelerators)
+    size = format_bytes(_plan_of_all(workload, num_accelerators).num_bytes)
     return (
-        f"{counted(number, 'checkpoint')} of {format_bytes(size)}, "
+        f"{counted(number, 'checkpoint')} of {size}, "
         f"{when_due(workload.checkpoint)}, to {workload.checkpoint.checkpoint_folder}"
     )
 
@@ -115,10 +115,8 @@ def examine_in_run(workload: Workload, num_accelerators: int, num_steps: int) ->
     """Raise what `open_checkpoints` would raise, without making the folder."""
     number = _number(workload, [num_steps] * workload.train.epochs)
     if number:
-        everyone = range(num_accelerators)
-        share = _share(workload, num_accelerators)
         job = workload.with_keys({"checkpoint.num_checkpoints_write": number})
-        examine(job, Plan.over(workload, share, [(0, everyone)], everyone))
+        examine(job, _plan_of_all(workload, num_accelerators))
 
 
 def _number(workload: Workload, num_steps: Sequence[int]) -> int:
@@ -130,15 +128,11 @@ def _number(workload: Workload, num_steps: Sequence[int]) -> int:
     return sum(map(len, due))
 
 
-def _share(workload: Workload, num_accelerators: int) -> Share:
-    """Return how many of a run's accelerators write. Raises as `share_of` does."""
-    return share_of(workload.model, num_accelerators, workload.checkpoint.mode)
-
-
-def _bytes_of_all(workload: Workload, num_accelerators: int) -> int:
-    """Return the bytes of a checkpoint, over all accelerators."""
-    share = _share(workload, num_accelerators)
-    return total_bytes(workload.model, share, scale=workload.checkpoint.scale)
+def _plan_of_all(workload: Workload, num_accelerators: int) -> Plan:
+    """Return the plan of one process that plays all accelerators. Raises as `share_of` does."""
+    everyone = range(num_accelerators)
+    share = share_of(workload.model, num_accelerators, workload.checkpoint.mode)
+    return Plan.over(workload, share, [(0, everyone)], everyone)
 
 
 @contextmanager
@@ -155,7 +149,8 @@ def open_checkpoints(
     """
     section, number = workload.checkpoint, _number(workload, num_steps)
     parts = place.world.all_gather((place.world.host_index, place.own))
-    plan = Plan.over(workload, _share(workload, place.num_accelerators), parts, place.own)
+    share = share_of(workload.model, place.num_accelerators, section.mode)
+    plan = Plan.over(workload, share, parts, place.own)
     if not number:
         yield RunCheckpoints(section, place, plan)
         return
@@ -214,8 +209,9 @@ class RunCheckpoints:
         self._end_write()
         self._report.waits.append(clock.now() - begin)
         if section.asynchronous:
-            stage = self._watch.computing(clock.sleep_until, clock)
-            stage(clock.now() + self._staging_seconds)
+            # Until the accelerator with the most has copied its state to memory.
+            seconds = max(self._sizes, default=0) / section.staging_bandwidth
+            self._watch.computing(clock.sleep_until, clock)(clock.now() + seconds)
         assert self._folder is not None
         path = step_folder(self._folder.path, step, epoch + 1)
         with self._watch.phase("while writing a checkpoint", lambda: str(path)):
@@ -258,11 +254,6 @@ class RunCheckpoints:
             return ""
         share = self._under_way[1].bytes_done / max(1, sum(self._sizes))
         return f"checkpoint {self._number}: {100 * share:.0f}%"
-
-    @property
-    def _staging_seconds(self) -> float:
-        """Seconds until the accelerator with the most has copied its state to memory."""
-        return max(self._sizes, default=0) / self._section.staging_bandwidth
 
     @property
     def _sizes(self) -> list[int]:
@@ -341,7 +332,7 @@ def combine_checkpoints(
         folder=str(workload.checkpoint.checkpoint_folder),
         asynchronous=workload.checkpoint.asynchronous,
         every=when_due(workload.checkpoint),
-        num_bytes=_bytes_of_all(workload, num_accelerators),
+        num_bytes=_plan_of_all(workload, num_accelerators).num_bytes,
         written_bytes=times.num_bytes,
         duration_seconds=slowest("durations"),
         stall_seconds=slowest("stalls"),

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlemu.checkpoint.crew import Crew, Progress, Tool
+from dlemu.checkpoint.crew import Crew, Progress
 from dlemu.checkpoint.dcp import DcpWriter
 from dlemu.checkpoint.folder import Opened, clean, remove, step_folder
-from dlemu.checkpoint.outcome import Entry, Kind, RankReport, Worked, entry_of
+from dlemu.checkpoint.outcome import Entry, Kind, RankReport, entry_of
 from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
@@ -80,7 +81,7 @@ class CheckpointJob:
         with ExitStack() as stack:
             stack.enter_context(self._removed_on_failure())
             writers = [self._writer(a, stack) for a in self._plan.accelerators]
-            crew = stack.enter_context(self._crew(writers))
+            crew = stack.enter_context(Crew[Any](writers, self._folder, self.world, self.watch))
             for step in range(1, number + 1):
                 folder = step_folder(self._folder, step)
                 files = [self._plan.written_by(a, step) for a in self._plan.accelerators]
@@ -104,11 +105,18 @@ class CheckpointJob:
         Raises:
             RunError: a file is missing or damaged.
         """
-        number, steps = self._checkpoint.num_checkpoints_read, self._record.steps
-        entries: list[Entry] = []
+        key, steps = self._checkpoint, self._record.steps
+        number, entries = key.num_checkpoints_read, list[Entry]()
+        reader = partial(
+            Reader,
+            piece_bytes=key.piece_bytes,
+            io_depth=key.io_depth,
+            direct=self._direct,
+            content=self._content if key.verify else None,
+        )
         with ExitStack() as stack:
-            readers = [stack.enter_context(self._reader()) for _ in self._plan.accelerators]
-            crew = stack.enter_context(self._crew(readers))
+            readers = [stack.enter_context(reader()) for _ in self._plan.accelerators]
+            crew = stack.enter_context(Crew[Any](readers, self._folder, self.world, self.watch))
             for turn in range(number):
                 step = steps[turn % len(steps)]
                 if turn >= len(steps):  # it was read before, and is in memory again
@@ -169,18 +177,6 @@ class CheckpointJob:
             return stack.enter_context(DcpWriter(self._content, accelerator, fsync=key.fsync))
         return stack.enter_context(Writer.of(key, self._content, direct=self._direct))
 
-    def _reader(self) -> Reader:
-        key = self._checkpoint
-        return Reader(
-            piece_bytes=key.piece_bytes,
-            io_depth=key.io_depth,
-            direct=self._direct,
-            content=self._content if key.verify else None,
-        )
-
-    def _crew(self, tools: Sequence[Tool]) -> Crew[Any]:
-        return Crew(tools, self._folder, self.world, self.watch)
-
     def _shot(
         self,
         kind: Kind,
@@ -212,7 +208,7 @@ class CheckpointJob:
         report = RankReport(
             self.world.rank,
             self.world.host,
-            [Worked(accelerator, *each) for accelerator, each in own],
+            [(accelerator, *each) for accelerator, each in own],
             interval,
             stored,
         )

@@ -22,14 +22,8 @@ IN_MEMORY = "page cache"
 """The limit where memory, not storage, took or gave the bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Worked:
-    """What one accelerator did for one checkpoint."""
-
-    accelerator: int
-    seconds: float
-    """From the common start to its own end."""
-    times: WriteTimes | ReadTimes
+Worked = tuple[int, float, WriteTimes | ReadTimes]
+"""An accelerator, the seconds from the common start to its own end, and what they were spent on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +66,31 @@ class Entry(TypedDict):
 
 def entry_of(step: int, reports: Sequence[RankReport], between: float) -> Entry:
     """Return the fields of one checkpoint. `between` are rank 0's seconds between the barriers."""
-    everyone = [(each, report) for report in reports for each in report.worked]
-    slowest, its_rank = max(everyone, key=lambda pair: pair[0].seconds)
-    seconds = [each.seconds for each, _ in everyone]
-    num_bytes = [each.times.num_bytes for each, _ in everyone]
-    own = [each.seconds for each, report in everyone if report.rank == 0]
-    names = [field.name for field in fields(slowest.times) if field.name != "num_bytes"]
+    everyone = [(*each, report) for report in reports for each in report.worked]
+    accelerator, longest, times, its_rank = max(everyone, key=lambda each: each[1])
+    seconds = [each for _, each, _, _ in everyone]
+    num_bytes = [each.num_bytes for _, _, each, _ in everyone]
+    names = [field.name for field in fields(times) if field.name != "num_bytes"]
     hosts = {report.host: 0.0 for report in reports}
-    for each, report in everyone:
-        hosts[report.host] = max(hosts[report.host], each.seconds)
+    for _, each, _, report in everyone:
+        hosts[report.host] = max(hosts[report.host], each)
     return {
         "step": step,
         "num_bytes": sum(num_bytes),
-        "seconds": slowest.seconds,
-        "rank0_seconds": max(own, default=between),
+        "seconds": longest,
+        "rank0_seconds": max((each[1] for each in everyone if each[3].rank == 0), default=between),
         "between_barriers_seconds": between,
         "mean_seconds": fmean(seconds),
         "least_seconds": min(seconds),
         "slowest": {
-            "accelerator": slowest.accelerator,
+            "accelerator": accelerator,
             "rank": its_rank.rank,
             "host": its_rank.host,
-            "num_bytes": slowest.times.num_bytes,
-            "bytes_to_mean": slowest.times.num_bytes / max(1.0, fmean(num_bytes)),
+            "num_bytes": times.num_bytes,
+            "bytes_to_mean": times.num_bytes / max(1.0, fmean(num_bytes)),
         },
         "hosts": hosts,
-        "parts": {name: fmean(getattr(each.times, name) for each, _ in everyone) for name in names},
+        "parts": {name: fmean(getattr(each[2], name) for each in everyone) for name in names},
         "counted": {
             report.host: asdict(report.counted) | {"stored_bytes": report.stored}
             for report in reports

@@ -83,11 +83,6 @@ class Plan:
             found[self.hosts[file.rank]] += file.num_bytes
         return found
 
-    def whole_bytes(self, workload: Workload) -> int:
-        """Return the bytes of all accelerators of the model, in the same scale."""
-        whole = Share(self.share.total, self.share.total)
-        return total_bytes(workload.model, whole, scale=workload.checkpoint.scale)
-
     def spread(self) -> tuple[int, int]:
         """Return the least and the most bytes of an accelerator."""
         sizes = [0] * self.share.written
@@ -122,7 +117,7 @@ class Plan:
 
 def planned(workload: Workload, plan: Plan) -> dict[str, Any]:
     """Return the fields of the summary that are known before anything is written."""
-    key = workload.checkpoint
+    key, whole = workload.checkpoint, Share(plan.share.total, plan.share.total)
     return {
         "model": workload.model.model_dump(mode="json"),
         "shape": describe(workload.model, plan.share),
@@ -132,7 +127,7 @@ def planned(workload: Workload, plan: Plan) -> dict[str, Any]:
             "folder": key.checkpoint_folder or "",
             "num_accelerators": plan.share.written,
             "num_bytes": plan.num_bytes,
-            "num_bytes_of_model": plan.whole_bytes(workload),
+            "num_bytes_of_model": total_bytes(workload.model, whole, scale=key.scale),
             "num_files": len(plan.files),
             "num_bytes_of_accelerators": plan.spread(),
             "num_bytes_of_hosts": list(plan.bytes_of_hosts().values()),

@@ -1,7 +1,8 @@
 """From the words behind a command's name to its function: what all commands have in common."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,6 @@ from dlemu.terminal import (
     answer,
     begin_log,
     complain,
-    detail,
-    is_verbose,
     keep_stdout,
     log_to,
     say,
@@ -25,6 +24,7 @@ from dlemu.workload.compose import (
     known_models,
     known_workloads,
     no_workload,
+    sweeps,
     without_secrets,
 )
 from dlemu.world.world import World
@@ -45,10 +45,12 @@ def call(name: str, words: Sequence[str], world: World) -> int:
                 "started: start it without mpirun; dlemu run measures with all ranks"
             )
         return 1
-    if not command.module:
-        with keep_stdout("--json" in words):
+    if command.module and world.rank != 0:
+        return 0
+    with keep_stdout("--json" in words):
+        if not command.module:
             return _Job(name, command).call(words, world)
-    return int(import_module(command.module).main(words)) if world.rank == 0 else 0
+        return int(import_module(command.module).main(parse(words, command.options)))
 
 
 @dataclass(frozen=True)
@@ -58,33 +60,31 @@ class _Job:
     name: str
     about: Command
 
-    @property
-    def _function(self) -> Callable[[Any, World, Words], int]:
-        function: Callable[[Any, World, Words], int]
-        function = getattr(import_module("dlemu.cli.jobs"), self.name)
-        return function
-
     def call(self, words: Sequence[str], world: World) -> int:
-        """Return the exit status."""
-        composed = world.on_first(lambda: self._compose(words, world))
-        if composed is None:
+        """Return the exit status, with --multirun the worst of all jobs."""
+        jobs = world.on_first(lambda: self._compose(words, world))
+        if jobs is None:
             return 1
-        workload, parsed = composed
-        if workload is not None and "--cfg" in parsed.options:
+        statuses = [self._do(workload, parsed, world) for workload, parsed in jobs]
+        if len(jobs) > 1 and world.rank == 0 and not {"--cfg", DRY_RUN} & jobs[0][1].options.keys():
+            from dlemu.cli.report import show_across
+
+            show_across([Path(workload.output.folder) for workload, _ in jobs])
+        return next(status for status in (1, 2, 0) if status in statuses)
+
+    def _do(self, workload: Any, words: Words, world: World) -> int:
+        """Do one job; return the exit status."""
+        if workload is not None and "--cfg" in words.options:
             if world.rank == 0:
-                self._show(workload, as_json="--json" in parsed.options)
+                self._show(workload, as_json="--json" in words.options)
             return 0
         if workload is not None:
             log_to(workload.output.log)
-            if world.rank == 0 and is_verbose():
-                from dlemu.cli.decided import decided
-
-                detail(decided(workload))
-        if DRY_RUN in parsed.options:
+        if DRY_RUN in words.options:
             from dlemu.cli.dry import dry_run
 
             return dry_run(self.name, workload, world)
-        return self._function(workload, world, parsed)
+        return int(getattr(import_module("dlemu.cli.jobs"), self.name)(workload, world, words))
 
     def _show(self, workload: Any, *, as_json: bool) -> None:
         """Print all keys with their values."""
@@ -97,8 +97,8 @@ class _Job:
 
         answer(json_text(workload.model_dump(mode="json", exclude={"given", "ignored"})))
 
-    def _compose(self, words: Sequence[str], world: World) -> tuple[Any, Words] | None:
-        """Return the workload and the words; None, after a line on stderr, if they are wrong."""
+    def _compose(self, words: Sequence[str], world: World) -> list[tuple[Any, Words]] | None:
+        """Return workload and words of each job; None, after a line on stderr, if one is wrong."""
         try:
             parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), deletes=True)
             if DRY_RUN in parsed.options and {"--json", "--csv"} & parsed.options.keys():
@@ -106,16 +106,17 @@ class _Job:
             if self.about.without_workload and not parsed.overrides:
                 if len(parsed.others) != 1:
                     raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
-                return None, parsed
-            workload = self._workload(parsed, world)
+                return [(None, parsed)]
+            jobs = [(self._workload(each, world), each) for each in _jobs(parsed)]
             if "--cfg" not in parsed.options:
-                self._begin_log(workload.output.log, without_secrets(words))
+                self._begin_log(jobs[0][0].output.log, without_secrets(words))
         except DlemuError as error:
             complain(str(error))
             return None
-        if workload.ignored and "--cfg" not in parsed.options:
-            say(f"ignored: {', '.join(workload.ignored)}")
-        return workload, parsed
+        ignored = dict.fromkeys(key for workload, _ in jobs for key in workload.ignored)
+        if ignored and "--cfg" not in parsed.options:
+            say(f"ignored: {', '.join(ignored)}")
+        return jobs
 
     def _begin_log(self, path: str | None, words: Sequence[str]) -> None:
         try:
@@ -192,3 +193,16 @@ class _Job:
     def _names_folder(self, word: str) -> bool:
         """Return whether a word that is no folder yet was meant as one."""
         return "/" in word or (self.about.makes_folder and word not in known_workloads())
+
+
+def _jobs(words: Words) -> list[Words]:
+    """Return the words of each job that --multirun asks for, with a folder of its own."""
+    if "--multirun" not in words.options:
+        return [words]
+    base = words.values.get("output.folder", f"outputs/multirun/{time.strftime('%Y%m%d-%H%M%S')}")
+    found = []
+    for overrides in sweeps(words.overrides):
+        own = ",".join(each for each in overrides if each not in words.overrides)
+        folder = Path(base, own.replace("/", "_") or "only")
+        found.append(replace(words, overrides=[*overrides, f"output.folder={folder}"]))
+    return found

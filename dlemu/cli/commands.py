@@ -64,7 +64,7 @@ COMMANDS: dict[str, Command] = {
         keys="workload dataset.data_folder dataset.num_files_train num_accelerators train.epochs "
         "reader.data_loader reader.read_threads reader.odirect train.loop reader.hand_over "
         "metric.au runs warmup output.folder output.log",
-        options=(DRY_RUN, *FOR_SCRIPTS),
+        options=(DRY_RUN, "--multirun", *FOR_SCRIPTS),
         replays=True,
     ),
     "checkpoint": Command(
@@ -275,7 +275,8 @@ COMMANDS: dict[str, Command] = {
         words="bash|zsh",
         examples=("dlemu completion bash",),
         about="For bash, write it to ~/.local/share/bash-completion/completions/dlemu; for zsh, "
-        "to _dlemu in a folder of $fpath. For this shell only: source <(dlemu completion bash).",
+        "to a file that ~/.zshrc sources behind compinit. For this shell only: source <(dlemu "
+        "completion bash).",
         module="dlemu.cli.completion",
     ),
 }

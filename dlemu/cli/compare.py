@@ -1,19 +1,17 @@
 """`dlemu compare`: results side by side, and whether one is worse than CI allows."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from dlemu.cli.commands import COMMANDS
 from dlemu.cli.scripts import json_text
-from dlemu.cli.words import parse
+from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.report.compare import compare_folders, losses, present_compare
 from dlemu.report.text import answer_of
-from dlemu.terminal import Answer, answer, keep_stdout, say, shown_line
+from dlemu.terminal import Answer, answer, say, shown_line
 from dlemu.workload.sections import Arguments
 
 _MAX_LOSS = "compare.max_loss"
@@ -35,22 +33,20 @@ class Allowed(Arguments):
     sizings."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu compare` with its arguments; return the exit status."""
-    words = parse(arguments, COMMANDS["compare"].options)
+def main(words: Words) -> int:
+    """Run `dlemu compare`; return the exit status."""
     percent = Allowed(**words.tree("compare")).max_loss
     if len(words.others) < 2:
         raise WorkloadError("dlemu compare needs two folders of results: dlemu compare A B")
-    with keep_stdout("--json" in words.options):
-        max_loss = None if percent is None else percent / 100
-        documents = compare_folders(list(map(Path, words.others)), max_loss)
-        lost = [shown_line(line) for document in documents for line in losses(document)]
-        if "--json" in words.options:
-            answer(json_text(documents[0] if len(documents) == 1 else documents))
-        else:
-            for number, document in enumerate(documents):
-                say(answer_of(present_compare(document), apart=number > 0))
-        if max_loss is not None:
-            text = "\n".join(lost) or f"no result lost more than {_MAX_LOSS}={percent:g}%"
-            say(Answer(f"\n{text}", text))
+    max_loss = None if percent is None else percent / 100
+    documents = compare_folders(list(map(Path, words.others)), max_loss)
+    lost = [shown_line(line) for document in documents for line in losses(document)]
+    if "--json" in words.options:
+        answer(json_text(documents[0] if len(documents) == 1 else documents))
+    else:
+        for number, document in enumerate(documents):
+            say(answer_of(present_compare(document), apart=number > 0))
+    if max_loss is not None:
+        text = "\n".join(lost) or f"no result lost more than {_MAX_LOSS}={percent:g}%"
+        say(Answer(f"\n{text}", text))
     return 2 if lost else 0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.help import OPTIONS_OF_ALL, keys_of, own_keys
-from dlemu.cli.words import OPTIONS, parse
+from dlemu.cli.words import OPTIONS, Words
 from dlemu.errors import WorkloadError
 from dlemu.terminal import Answer, say
 from dlemu.workload.keys import all_keys
@@ -13,28 +13,26 @@ from dlemu.workload.keys import all_keys
 SHELLS = ("bash", "zsh")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu completion` with its arguments; return the exit status."""
-    words = parse(arguments)
+def main(words: Words) -> int:
+    """Run `dlemu completion`; return the exit status."""
     if len(words.others) != 1 or words.others[0] not in SHELLS:
         raise WorkloadError(f"name a shell: dlemu completion {'|'.join(SHELLS)}")
-    say(Answer(script(words.others[0])))
+    say(Answer(script()))
     return 0
 
 
-def script(shell: str) -> str:
-    """Return the script for a shell."""
+def script() -> str:
+    """Return the script, which is the same for each shell."""
     words = words_of_commands()
     paths = [name for name, option in OPTIONS.items() if option.value in ("FILE", "FOLDER")]
     paths += [OPTIONS[name].short for name in paths if OPTIONS[name].short]
     filled = {
-        "__TABLES__": _TABLES,
         "__WORDS__": "\n".join(_case(*each) for each in words.items()),
         "__VALUES__": "\n".join(_case(*each) for each in values_of_keys().items()),
         "__COMMANDS__": " ".join(words),
         "__PATHS__": "|".join(paths),
     }
-    text = {"bash": _BASH, "zsh": _ZSH}[shell]
+    text = _SCRIPT
     for mark, filling in filled.items():
         text = text.replace(mark, filling)
     return text.rstrip()
@@ -66,7 +64,9 @@ def _case(name: str, words: Sequence[str]) -> str:
     return f"    {name}) echo {shlex.quote(' '.join(words))} ;;"
 
 
-_TABLES = """\
+_SCRIPT = """\
+# Completion of dlemu in bash and, with its bashcompinit, in zsh; made by: dlemu completion bash
+[[ -n ${ZSH_VERSION-} ]] && autoload -U +X bashcompinit && bashcompinit
 _dlemu_words() {
   case "$1" in
 __WORDS__
@@ -77,86 +77,43 @@ _dlemu_values() {
 __VALUES__
   esac
 }
-"""
-
-_BASH = """\
-# bash completion of dlemu; made by: dlemu completion bash
-__TABLES__
 _dlemu() {
-  # The shell may split words at = and :, so the line itself is read.
-  local line="${COMP_LINE:0:COMP_POINT}" cur known key head item i
-  local -a before
+  # A shell may split words at = and :, so the line itself is read.
+  local line="${COMP_LINE:0:$COMP_POINT}" cur command last head="" known="" paths="" item
   cur="${line##*[[:space:]]}"
-  read -ra before <<< "${line%"$cur"}"
-  COMPREPLY=()
-  for ((i = 0; i < ${#before[@]}; i++)); do
-    [[ ${before[i]##*/} == dlemu ]] && break
-  done
-  local command="${before[i + 1]-}" last="${before[${#before[@]} - 1]-}"
+  line="${line%"$cur"}"
+  line="${line#*dlemu[[:space:]]}"
+  command="${line%%[[:space:]]*}"
+  last="${line%"${line##*[![:space:]]}"}"
+  last="${last##*[[:space:]]}"
   if [[ -z $command ]]; then
-    COMPREPLY=($(compgen -W "__COMMANDS__" -- "$cur"))
+    known="__COMMANDS__"
   elif [[ $cur == *=* ]]; then
-    key="${cur%%=*}" head="${cur%%=*}=" known=""
-    key="${key##+}"
-    known="$(_dlemu_values "${key##+}")"
-    while read -r item; do
-      [[ -n $item ]] && COMPREPLY+=("$head$item")
-    done < <(
-      compgen -W "${known%/}" -- "${cur#"$head"}"
-      [[ $known == */ || $key == --* ]] && compgen -f -- "${cur#"$head"}"
-    )
-    [[ $known == */ || $key == --* ]] && compopt -o filenames -o nospace 2> /dev/null
-    # What stands before the last = is kept by the shell, where it splits words there.
-    [[ $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"$head"}")
+    head="${cur%%=*}="
+    known="${head%=}"
+    known="$(_dlemu_values "${known##+}")"
+    [[ $known == */ || $head == --* ]] && paths=all
   elif [[ $last == @(__PATHS__) ]]; then
-    compopt -o filenames 2> /dev/null
-    COMPREPLY=($(compgen -f -- "$cur"))
+    paths=all
   elif [[ $last == @(--cfg|-c) ]]; then
-    COMPREPLY=($(compgen -W job -- "$cur"))
+    known=job
   else
-    COMPREPLY=($(compgen -W "$(_dlemu_words "$command")" -- "$cur"))
-    if [[ $cur != -* && $command != help && $command != completion ]]; then
-      while read -r item; do
-        [[ -n $item ]] && COMPREPLY+=("$item/")
-      done < <(compgen -d -- "$cur")
-    fi
-    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=/] ]] && compopt -o nospace 2> /dev/null
+    known="$(_dlemu_words "$command")"
+    [[ $cur != -* && $command != @(help|completion) ]] && paths=folders
   fi
+  cur="${cur#"$head"}"
+  # What stands before the last = is kept by the shell, where it splits words there.
+  [[ ${COMP_WORDBREAKS-} == *=* ]] && head=""
+  COMPREPLY=()
+  for item in ${known%/}; do
+    [[ $item == *= ]] || item="$item "
+    [[ $item == "$cur"* ]] && COMPREPLY+=("$head$item")
+  done
+  [[ -n $paths ]] && for item in "$cur"*; do
+    [[ -d $item ]] && COMPREPLY+=("$head$(printf %q "$item")/")
+    [[ -f $item && $paths == all ]] && COMPREPLY+=("$head$(printf %q "$item") ")
+  done
   return 0
 }
-complete -F _dlemu dlemu
-"""
-
-
-_ZSH = """\
-#compdef dlemu
-# zsh completion of dlemu; made by: dlemu completion zsh
-__TABLES__
-_dlemu() {
-  local cur="${words[CURRENT]}" last="${words[CURRENT-1]}" known
-  local -a found equal
-  if (( CURRENT == 2 )); then
-    compadd -- __COMMANDS__
-  elif [[ $cur == *=* ]]; then
-    known="$(_dlemu_values "${${cur%%=*}##+}")"
-    compset -P 1 '*='
-    found=(${=known%/})
-    compadd -- $found
-    [[ $known == */ || $cur == --* ]] && _files
-  elif [[ $last == (__PATHS__) ]]; then
-    _files
-  elif [[ $last == (--cfg|-c) ]]; then
-    compadd -- job
-  else
-    found=(${=$(_dlemu_words "${words[2]}")})
-    equal=(${(M)found:#*=})
-    found=(${found:#*=})
-    compadd -- $found
-    compadd -S '' -- $equal
-    [[ ${words[2]} != (help|completion) && $cur != -* ]] && _files -/
-  fi
-  return 0
-}
-(( $+functions[compdef] )) && compdef _dlemu dlemu
-[[ $funcstack[1] == _dlemu ]] && _dlemu
+complete -o nospace -F _dlemu dlemu
 """

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from dlemu.cli.words import parse
+from dlemu.cli.words import Words
 from dlemu.clock import WallClock, timer_error
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu import availability as gds
@@ -64,25 +64,18 @@ class Check:
     remedy: str = ""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu doctor` with its arguments; return the exit status."""
-    folder, loader, gds_wanted = _choices(arguments)
+def main(words: Words) -> int:
+    """Run `dlemu doctor`; return the exit status."""
+    reader, folder = Examined(**words.tree("doctor")).reader, words.folder or Path()
+    loader, gds_wanted = reader.data_loader, reader.gds
+    if not folder.is_dir():
+        raise WorkloadError(f"{folder} is not a folder; create or mount it")
     checks = list(examine(folder, for_gpu=gds_wanted != "off"))
     problems = what_stops(checks, loader, gds_wanted)
     wanted = loader if gds_wanted == "off" else f"{loader} with reader.gds={gds_wanted}"
     document = {"kind": "doctor", "wanted": wanted, "problems": problems}
     say(answer_of(present_doctor({**document, "checks": list(map(asdict, checks))})))
     return 1 if problems else 0
-
-
-def _choices(arguments: Sequence[str]) -> tuple[Path, str, str]:
-    """Return the folder, the loader and reader.gds that arguments name."""
-    words = parse(arguments)
-    reader = Examined(**words.tree("doctor")).reader
-    folder = words.folder or Path()
-    if not folder.is_dir():
-        raise WorkloadError(f"{folder} is not a folder; create or mount it")
-    return folder, reader.data_loader, reader.gds
 
 
 def what_stops(checks: Sequence[Check], loader: str, gds_wanted: str) -> list[str]:

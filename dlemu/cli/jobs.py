@@ -27,13 +27,12 @@ from dlemu.cli.scripts import (
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.run.live import Live
-from dlemu.terminal import Answer, answer, detail, say, shown_line, terminal_width
+from dlemu.terminal import Answer, answer, say, shown_line, terminal_width
 from dlemu.units import counted
 from dlemu.workload.commands import word
 from dlemu.workload.compose import known_models
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import Access, in_bucket, object_path
-from dlemu.workload.published import what_it_stands_for
 from dlemu.world.world import World
 
 if TYPE_CHECKING:
@@ -219,8 +218,6 @@ def size(workload: Workload, world: World, words: Words) -> int:
     from dlemu.sizing.answers import document_of
 
     script = world.on_first(lambda: Script.of(words, SIZE))
-    if world.rank == 0:
-        detail(what_it_stands_for(workload))
     live = Live()
     with show_progress("size", live.now, on=shows(workload, world)):
         answers = size_storage(workload, world, words.as_typed, live)
@@ -276,7 +273,6 @@ def predict(workload: Workload, world: World, words: Words) -> int:
     each = [cached.cold, cached.warm] if cached else [foretell(workload)]
     found = cached or each[0]
     say(answer_of((present_cached if cached else present_prediction)(found.document)))
-    detail(what_it_stands_for(workload))
     script.tell(found.document, list(map(predict_row, each)))
     return 0
 

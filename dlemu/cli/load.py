@@ -1,19 +1,18 @@
 """`dlemu load`: words to what is read, and its table."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from dlemu.cli.commands import COMMANDS
 from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, short_hash
-from dlemu.cli.words import Words, parse
+from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.load.measure import Load, document_of, measure
 from dlemu.report.load import present_load
 from dlemu.report.text import answer_of
 from dlemu.results.summary import time_of_day
-from dlemu.terminal import keep_stdout, say
+from dlemu.terminal import say
 
 COLUMNS = (
     *("time", "id", "label", "model", "scale", "num_files", "num_bytes", "way", "readers"),
@@ -23,24 +22,22 @@ COLUMNS = (
 """Of --csv; new ones come last."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu load` with its arguments; return the exit status."""
-    words = parse(arguments, COMMANDS["load"].options)
+def main(words: Words) -> int:
+    """Run `dlemu load`; return the exit status."""
     load = load_of(words)
     script = Script.of(words, COLUMNS)
-    with keep_stdout(script.as_json):
-        if load.target is None and not load.files:
-            if script.table is not None:
-                raise WorkloadError("--csv has a row for each read; name a target, or take --json")
-            document = document_of(load)
-            say(answer_of(present_load(document)))
-            script.tell(document, ())
-            return 0
-        doing = Doing()
-        with show_progress("load", lambda: str(doing), on=load.progress == "on"):
-            document = document_of(load, measure(load, say, doing.begin, doing.add))
-        say(answer_of(present_load(document), apart=True))
-        script.tell(document, _rows(document))
+    if load.target is None and not load.files:
+        if script.table is not None:
+            raise WorkloadError("--csv has a row for each read; name a target, or take --json")
+        document = document_of(load)
+        say(answer_of(present_load(document)))
+        script.tell(document, ())
+        return 0
+    doing = Doing()
+    with show_progress("load", lambda: str(doing), on=load.progress == "on"):
+        document = document_of(load, measure(load, say, doing.begin, doing.add))
+    say(answer_of(present_load(document), apart=True))
+    script.tell(document, _rows(document))
     return 0
 
 

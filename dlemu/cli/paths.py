@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.commands import COMMANDS
 from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, drive_models, short_hash
-from dlemu.cli.words import Words, parse
+from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.host.place import find_system
 from dlemu.paths.sweep import CELLS, Cell, Sweep, run_paths
@@ -21,7 +20,7 @@ from dlemu.report.table import Row
 from dlemu.report.text import answer_of, render_text
 from dlemu.results.records import write_text
 from dlemu.results.summary import time_of_day
-from dlemu.terminal import keep_stdout, say
+from dlemu.terminal import say
 
 _NEWER = ("queue_depth", "queues", "cpu_seconds_per_million_ios")
 COLUMNS = (
@@ -33,20 +32,18 @@ COLUMNS = (
 """Of --csv; new ones come last."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu paths` with its arguments; return the exit status."""
-    words = parse(arguments, COMMANDS["paths"].options)
+def main(words: Words) -> int:
+    """Run `dlemu paths`; return the exit status."""
     plan = plan_of(words)
     script = Script.of(words, COLUMNS)
     doing = Doing()
-    with keep_stdout(script.as_json):
-        with show_progress("paths", lambda: str(doing), on=plan.progress == "on"):
-            cells = run_paths(plan, say, doing.begin)
-        document = document_of(cells, plan.output)
-        say(answer_of(present_paths(document), apart=True))
-        _write(document, plan.output)
-        say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
-        script.tell(document["cells"], _rows(cells, plan.output))
+    with show_progress("paths", lambda: str(doing), on=plan.progress == "on"):
+        cells = run_paths(plan, say, doing.begin)
+    document = document_of(cells, plan.output)
+    say(answer_of(present_paths(document), apart=True))
+    _write(document, plan.output)
+    say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
+    script.tell(document["cells"], _rows(cells, plan.output))
     return 0
 
 

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.cli.commands import COMMANDS
-from dlemu.cli.words import parse
+from dlemu.cli.words import Words
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.report.blocks import Lines, Section
 from dlemu.report.page import across, page_of, present_stored, section
 from dlemu.report.stored import ANSWER, Stored, find_results, read_result
 from dlemu.report.text import answer_of
 from dlemu.results.records import SUMMARY, plain
-from dlemu.terminal import Answer, complain, say, shown_line
+from dlemu.terminal import Answer, answer, complain, say, shown_line
 from dlemu.units import counted
 from dlemu.workload.compose import value_of_word
 
@@ -23,15 +22,14 @@ _OUTPUTS = Path("outputs")
 _LEGEND = "AU by dlemu's formula, without the first step; as recorded: by the tool itself"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu report` with its arguments; return the exit status."""
-    words = parse(arguments, COMMANDS["report"].options)
+def main(words: Words) -> int:
+    """Run `dlemu report`; return the exit status."""
     as_json, trace = "--json" in words.options, words.path("--trace")
     folders = list(map(Path, words.others))
     if trace is not None and len(folders) > 1:
         raise WorkloadError(f"--trace shows one result, got {len(folders)} folders; name one")
     return report_folders(
-        folders or [_newest(as_json=as_json)],
+        folders or [_newest()],
         {key: _metric_value(key, text) for key, text in words.values.items()},
         html=words.path("--html"),
         trace=trace,
@@ -39,12 +37,12 @@ def main(arguments: Sequence[str]) -> int:
     )
 
 
-def _newest(*, as_json: bool) -> Path:
+def _newest() -> Path:
     """Return the folder of the newest result below outputs/, and say which it is."""
     found = find_results(_OUTPUTS)
     if not found:
         raise WorkloadError(f"no result below {_OUTPUTS}/ here; name a folder: dlemu report FOLDER")
-    say(f"newest of {counted(len(found), 'result')}: {found[-1]}", to_stderr=as_json)
+    say(f"newest of {counted(len(found), 'result')}: {found[-1]}")
     return found[-1]
 
 
@@ -75,14 +73,23 @@ def report_folders(
             complain(str(error))
             statuses.add(1)
             continue
-        say(text)
+        answer(text) if as_json else say(text)
         sections.append(found)
         statuses.add(each.status)
     if len(sections) > 1 and not as_json:
-        say(answer_of([across(sections), Lines([_LEGEND])], apart=True))
+        _show_table(sections)
     if html is not None and sections:
         _write_page(html, page_of(sections))
     return next(status for status in (1, 2, 0) if status in statuses)
+
+
+def show_across(folders: Sequence[Path]) -> None:
+    """Print one table of the results in these folders."""
+    _show_table([section(read_result(folder)) for folder in folders])
+
+
+def _show_table(sections: Sequence[Section]) -> None:
+    say(answer_of([across(sections), Lines([_LEGEND])], apart=True))
 
 
 def _text(result: Stored, *, as_json: bool, apart: bool) -> Answer:

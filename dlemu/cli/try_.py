@@ -1,36 +1,32 @@
 """`dlemu try`: words to a trial, and its answers as text."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from dlemu.cli.commands import COMMANDS
 from dlemu.cli.scripts import SIZE, Script, size_row
-from dlemu.cli.words import Words, parse
+from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.report.sizing import present_sizing, write_tables
 from dlemu.report.text import answer_of
 from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.first import Trial, load_jobs, try_storage
-from dlemu.terminal import keep_stdout, say
+from dlemu.terminal import say
 from dlemu.workload.compose import value_of_word
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu try` with its arguments; return the exit status."""
-    words = parse(arguments, COMMANDS["try"].options)
+def main(words: Words) -> int:
+    """Run `dlemu try`; return the exit status."""
     trial, script = trial_of(words), Script.of(words, SIZE)
-    with keep_stdout(script.as_json):
 
-        def keep(answers: list[Sized]) -> None:
-            write_tables(answers[0].folder, document_of(answers, trial.folder))
+    def keep(answers: list[Sized]) -> None:
+        write_tables(answers[0].folder, document_of(answers, trial.folder))
 
-        answers = try_storage(trial, say, on_answer=keep)
-        document = document_of(answers, trial.folder)
-        if trial.keep:
-            say(f"kept: {trial.folder / 'dlemu-try'}")
-        say(f"results: {answers[0].folder}")
-        say(answer_of(present_sizing(document), apart=True))
-        script.tell(document, list(map(size_row, answers)))
+    answers = try_storage(trial, say, on_answer=keep)
+    document = document_of(answers, trial.folder)
+    if trial.keep:
+        say(f"kept: {trial.folder / 'dlemu-try'}")
+    say(f"results: {answers[0].folder}")
+    say(answer_of(present_sizing(document), apart=True))
+    script.tell(document, list(map(size_row, answers)))
     return 0
 
 

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dlemu.cli.commands import COMMANDS
 from dlemu.cli.scripts import json_text
-from dlemu.cli.words import parse
+from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under
 from dlemu.host.drive_counters import Lifetime, lifetime
@@ -17,7 +16,7 @@ from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.report.text import answer_of
 from dlemu.report.wear import present_wear
 from dlemu.results.wear import Sustained, has_writes, sustained, wear_line
-from dlemu.terminal import answer, detail, keep_stdout, say
+from dlemu.terminal import answer, detail, say
 from dlemu.workload.model import Drive, NamedDrive
 from dlemu.workload.sections import Arguments, Share, Use
 from dlemu.world.world import World
@@ -33,22 +32,20 @@ class Endurance(Arguments):
     drive: Annotated[NamedDrive | None, Use(by="")] = None
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run `dlemu wear` with its arguments; return the exit status."""
-    words = parse(arguments, COMMANDS["wear"].options)
+def main(words: Words) -> int:
+    """Run `dlemu wear`; return the exit status."""
     asked = Endurance(**words.tree("wear"))
-    with keep_stdout("--json" in words.options):
-        drives = [lifetime(device) for device in _devices(words.folder)]
-        rate = _sustained(asked, drives)
-        if not drives and rate is None:
-            raise WorkloadError(
-                "nothing to show; name a folder (dlemu wear FOLDER) or a drive's endurance "
-                "(drive.endurance=14PB)"
-            )
-        document = {"kind": "wear", "drives": drives, "sustained": rate}
-        say(answer_of(present_wear(document)))
-        if "--json" in words.options:
-            answer(json_text(document))
+    drives = [lifetime(device) for device in _devices(words.folder)]
+    rate = _sustained(asked, drives)
+    if not drives and rate is None:
+        raise WorkloadError(
+            "nothing to show; name a folder (dlemu wear FOLDER) or a drive's endurance "
+            "(drive.endurance=14PB)"
+        )
+    document = {"kind": "wear", "drives": drives, "sustained": rate}
+    say(answer_of(present_wear(document)))
+    if "--json" in words.options:
+        answer(json_text(document))
     return 0
 
 

@@ -131,6 +131,12 @@ def mount_under(folder: Path, *, proc: Path = PROC) -> Mount | None:
     return mount_of(folder.resolve(), read_mounts(proc=proc))
 
 
+def existing(folder: Path) -> Path:
+    """Return a folder, or of one that is not there yet the nearest above it."""
+    folder = folder.absolute()
+    return next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+
+
 def lies_in_memory(folder: Path) -> bool:
     """Return whether a folder lies on tmpfs or ramfs: reading its files never waits for a drive."""
     mount = mount_under(folder)

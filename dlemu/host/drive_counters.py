@@ -1,31 +1,53 @@
-"""What a drive counts of its own wear, at one moment: by the block layer, and by its log pages."""
+"""What a drive counts of its own wear, at one moment: by the block layer, and by its log pages.
+
+The block layer counts the bytes that a host sent to a drive, on every drive. An NVMe drive itself
+counts what its hosts wrote, and most of them what they wrote to their flash.
+
+Log 02h is of the NVM Express Base Specification (SMART / Health Information). C0h is of the Open
+Compute Project's Datacenter NVMe SSD Specification. CAh is Intel's; Solidigm and Memblaze have it,
+too. The ioctl is that of the kernel's linux/nvme_ioctl.h. Only the drive knows these counters: no
+file of /sys has them.
+"""
 
 import ctypes
 import errno
+import fcntl
 import os
+import re
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import sub
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
-from dlemu.host.devices import SYS, BlockDevice
-from dlemu.host.nvme import (
-    DATA_UNIT,
-    HEALTH,
-    OCP,
-    VENDOR,
-    Health,
-    VendorWrites,
-    controller_of,
-    has_vendor_log,
-    parse_health,
-    parse_ocp,
-    parse_vendor,
-    read_log,
-)
+from dlemu.host.devices import SYS, BlockDevice, read_text
 from dlemu.host.place import describe_drive
 from dlemu.units import format_bytes
+
+PAGE = 512
+"""Bytes of each of the pages."""
+HEALTH, OCP, VENDOR = 0x02, 0xC0, 0xCA
+
+DATA_UNIT = 512_000
+"""Bytes; log 02h counts these, rounded up."""
+VENDOR_UNIT = 32 * 2**20
+"""Bytes; the counters of log CAh grow by one for so many."""
+
+_OCP_GUID = bytes.fromhex("c5af1028eabff2a49c4f6f7cc914d5af")
+"""AFD514C9-7C6F-4F9C-A4F2-BFEA2810AFC5, as the page stores it: little endian."""
+_ITEM = 12
+_NAND_WRITTEN, _HOST_WRITTEN = 0xF4, 0xF5
+_HAVE_VENDOR_LOG = ("0x8086", "0x025e", "0x1c5f")
+"""PCI vendors whose log CAh is known: Intel, Solidigm, Memblaze. Others use CAh for other pages."""
+
+_CONTROLLER = re.compile(r"nvme\d+")
+_ADMIN_COMMAND = 0xC0484E41  # _IOWR('N', 0x41, struct nvme_passthru_cmd)
+_GET_LOG_PAGE = 0x02
+_ALL_NAMESPACES = 0xFFFFFFFF
+_TIMEOUT_MS = 5000
+
 
 LEAST_BYTES = 100_000_000
 """Log 02h counts in steps of 512 kB, so smaller growths give no ratio to rely on."""
@@ -36,8 +58,32 @@ _LEAST_WAF, _MOST_WAF = 0.5, 20.0
 _MOST_UUIDS = 3
 """Pages of several owners under one number are asked for by index: 0, 1, 2."""
 
+OF_DRIVE = ("host_bytes_written", "media_bytes_written", "percentage_used")
+"""Fields of DriveWear that only the drive itself counts."""
+
 ReadLog = Callable[[str, int, int], bytes]
-"""`nvme.read_log`, or what stands for it in a test."""
+"""`read_log`, or what stands for it in a test."""
+
+
+class Health(NamedTuple):
+    """Log 02h."""
+
+    percentage_used: int
+    """Of the drive's rated life, by its maker's own estimate; above 100 the rating is exceeded."""
+    available_spare: int
+    """Per cent of the spare blocks that are left."""
+    read_bytes: int
+    """By hosts, over the drive's life, in whole DATA_UNITs."""
+    written_bytes: int
+    power_on_hours: int
+    media_errors: int
+
+
+class VendorWrites(NamedTuple):
+    """What log CAh counts of writes, in units that cancel out in their ratio (VENDOR_UNIT)."""
+
+    nand: int
+    host: int
 
 
 @dataclass(frozen=True)
@@ -51,6 +97,133 @@ class Snapshot:
     vendor: VendorWrites | None = None
     why_not: str = ""
     """Why the drive's own counters are missing, "" if they are not."""
+
+
+_NOTHING = Snapshot(0, Health(0, 0, 0, 0, 0, 0), ocp=0, vendor=VendorWrites(0, 0))
+"""Of a drive that is new."""
+
+
+class DriveWear(TypedDict, total=False):
+    """What one drive counted; None where nobody can tell."""
+
+    host: str
+    """Where it was read."""
+    name: str
+    """As the kernel names it: nvme0n1."""
+    model: str
+    capacity_bytes: int
+    block_bytes_written: int | None
+    """Sent to the drive by this host's block layer, by any process."""
+    host_bytes_written: int | None
+    """Received from hosts, by the drive's own count (log 02h, in steps of 512 kB)."""
+    media_bytes_written: int | None
+    """Written to its flash, by its own count."""
+    media_source: str
+    """Which counter said so; "" if none."""
+    percentage_used: int | None
+    """Of its life, by its maker's estimate, at the end."""
+    missing: dict[str, str]
+    """Why a field is None, by name."""
+
+
+class Lifetime(DriveWear):
+    """The same over its life, but for the block layer, which counts since the host started."""
+
+    host_bytes_read: int | None
+    """By its own count, as all fields here."""
+    waf: float | None
+    available_spare: int | None
+    power_on_hours: int | None
+    media_errors: int | None
+
+
+def parse_health(page: bytes) -> Health:
+    """Return what log 02h says; `page` has PAGE bytes."""
+    return Health(
+        percentage_used=page[5],
+        available_spare=page[3],
+        read_bytes=_number(page, 32, 16) * DATA_UNIT,
+        written_bytes=_number(page, 48, 16) * DATA_UNIT,
+        power_on_hours=_number(page, 128, 16),
+        media_errors=_number(page, 160, 16),
+    )
+
+
+def parse_ocp(page: bytes) -> int | None:
+    """Return the physical media units written by log C0h; None if it is another vendor's page.
+
+    The specification counts bytes, but drives differ: see `media_bytes`.
+    """
+    return _number(page, 0, 16) if page[496:PAGE] == _OCP_GUID else None
+
+
+def parse_vendor(page: bytes) -> VendorWrites | None:
+    """Return the writes that log CAh counts; None if it has not each of both counters once."""
+    found: dict[int, list[int]] = {_NAND_WRITTEN: [], _HOST_WRITTEN: []}
+    for start in range(0, PAGE - _ITEM + 1, _ITEM):
+        if page[start] in found:
+            found[page[start]].append(_number(page, start + 5, 6))
+    match found[_NAND_WRITTEN], found[_HOST_WRITTEN]:
+        case [nand], [host]:
+            return VendorWrites(nand, host)
+    return None
+
+
+def controller_of(drive: str, *, sys: Path = SYS) -> str | None:
+    """Return the name of the controller behind a drive: "nvme0" of "nvme0n1"; None if it has none.
+
+    With multipath a drive belongs to a subsystem; its first controller that is in use is taken.
+    """
+    if not re.fullmatch(r"nvme\d+n\d+", drive):
+        return None
+    device = sys / "class" / "block" / drive / "device"
+    if not device.exists():
+        return None
+    folder = device.resolve()
+    if _CONTROLLER.fullmatch(folder.name):
+        return folder.name
+    names = sorted(path.name for path in folder.glob("nvme*") if _CONTROLLER.fullmatch(path.name))
+    in_use = [name for name in names if read_text(folder / name / "state").strip() == "live"]
+    return next(iter(in_use or names), None)
+
+
+def has_vendor_log(controller: str, *, sys: Path = SYS) -> bool:
+    """Return whether the maker of a drive is one whose log CAh `parse_vendor` understands."""
+    vendor = sys / "class" / "nvme" / controller / "device" / "vendor"
+    return read_text(vendor).strip() in _HAVE_VENDOR_LOG
+
+
+def read_log(controller: str, log: int, uuid_index: int = 0) -> bytes:
+    """Return the PAGE bytes of a log page, asked of /dev/<controller>.
+
+    A drive with pages of several owners under one number tells them apart by `uuid_index`.
+
+    Raises:
+        OSError: there is no such device, it may not be asked (this needs CAP_SYS_ADMIN), or the
+            drive refuses; then the errno is ENODATA.
+    """
+    page = ctypes.create_string_buffer(PAGE)
+    command = _Command(
+        opcode=_GET_LOG_PAGE,
+        nsid=_ALL_NAMESPACES,
+        addr=ctypes.addressof(page),
+        data_len=PAGE,
+        cdw10=log | (PAGE // 4 - 1) << 16,
+        cdw14=uuid_index,
+        timeout_ms=_TIMEOUT_MS,
+    )
+    path = f"/dev/{controller}"
+    device = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = fcntl.ioctl(device, _ADMIN_COMMAND, command)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(device)
+    if status != 0:
+        refused = f"the drive refuses log {log:02X}h (NVMe status {status:#x})"
+        raise OSError(errno.ENODATA, refused, path)
+    return page.raw
 
 
 def look(device: BlockDevice, *, read: ReadLog = read_log, sys: Path = SYS) -> Snapshot:
@@ -105,51 +278,54 @@ def media_bytes(
     return None, f"log CAh counts in steps of 32 MiB, and {_LEAST_VENDOR_UNITS} are needed"
 
 
-class Lifetime(TypedDict):
-    """A drive's counters so far; None where nobody can tell, and `missing` says why."""
-
-    name: str
-    model: str
-    capacity_bytes: int
-    block_bytes_written: int | None
-    """Sent to it since this host started."""
-    host_bytes_written: int | None
-    """Received from hosts over its life; the rest is of its life, too."""
-    host_bytes_read: int | None
-    media_bytes_written: int | None
-    media_source: str
-    """Which counter said so; "" if none."""
-    waf: float | None
-    percentage_used: int | None
-    available_spare: int | None
-    power_on_hours: int | None
-    media_errors: int | None
-    missing: str
+def grown(name: str, before: Snapshot, after: Snapshot, *, sys: Path = SYS) -> DriveWear:
+    """Return what a drive counted between two snapshots."""
+    missing: dict[str, str] = {}
+    block = host = media = None
+    if before.block_bytes is not None and after.block_bytes is not None:
+        block = after.block_bytes - before.block_bytes
+    else:
+        missing["block_bytes_written"] = "the kernel does not count its writes"
+    source = ""
+    if before.health is None or after.health is None:
+        missing |= dict.fromkeys(OF_DRIVE, after.why_not or before.why_not)
+    else:
+        host = after.health.written_bytes - before.health.written_bytes
+        ocp = None if before.ocp is None or after.ocp is None else after.ocp - before.ocp
+        vendor = None
+        if before.vendor is not None and after.vendor is not None:
+            vendor = VendorWrites(*map(sub, after.vendor, before.vendor))
+        media, source = media_bytes(host, ocp, vendor)
+        if media is None:
+            missing["media_bytes_written"], source = source, ""
+    drive = describe_drive(name, sys=sys)
+    return DriveWear(
+        host=socket.gethostname(),
+        name=name,
+        model=drive.model,
+        capacity_bytes=drive.size_bytes,
+        block_bytes_written=block,
+        host_bytes_written=host,
+        media_bytes_written=media,
+        media_source=source,
+        percentage_used=None if after.health is None else after.health.percentage_used,
+        missing=missing,
+    )
 
 
 def lifetime(device: BlockDevice, *, read: ReadLog = read_log, sys: Path = SYS) -> Lifetime:
     """Return what a drive has counted over its life."""
-    now, drive = look(device, read=read, sys=sys), describe_drive(device.name, sys=sys)
-    health = now.health
-    media, source = None, now.why_not
-    if health is not None:
-        media, source = media_bytes(health.written_bytes, now.ocp, now.vendor)
-    return Lifetime(
-        name=device.name,
-        model=drive.model,
-        capacity_bytes=drive.size_bytes,
-        block_bytes_written=now.block_bytes,
-        host_bytes_written=health.written_bytes if health else None,
-        host_bytes_read=health.read_bytes if health else None,
-        media_bytes_written=media,
-        media_source="" if media is None else source,
-        waf=media / health.written_bytes if health and media is not None else None,
-        percentage_used=health.percentage_used if health else None,
-        available_spare=health.available_spare if health else None,
-        power_on_hours=health.power_on_hours if health else None,
-        media_errors=health.media_errors if health else None,
-        missing=source if media is None else "",
-    )
+    now = look(device, read=read, sys=sys)
+    wear, health = grown(device.name, _NOTHING, now, sys=sys), now.health
+    media, host = wear["media_bytes_written"], wear["host_bytes_written"]
+    return {
+        **wear,
+        "host_bytes_read": health and health.read_bytes,
+        "waf": media / host if media is not None and host else None,
+        "available_spare": health and health.available_spare,
+        "power_on_hours": health and health.power_on_hours,
+        "media_errors": health and health.media_errors,
+    }
 
 
 def flush(folder: Path) -> None:
@@ -185,3 +361,22 @@ def _why_not(controller: str, error: OSError) -> str:
     if error.errno in (errno.ENOENT, errno.ENXIO):
         return f"{path} is not here; a container needs --device={path}"
     return f"{path} does not answer ({error.strerror or error}); try nvme smart-log {path}"
+
+
+class _Command(ctypes.Structure):
+    """struct nvme_passthru_cmd, 72 bytes."""
+
+    _fields_ = (
+        ("opcode", ctypes.c_uint8),
+        ("flags", ctypes.c_uint8),
+        ("rsvd1", ctypes.c_uint16),
+        *((name, ctypes.c_uint32) for name in ("nsid", "cdw2", "cdw3")),
+        *((name, ctypes.c_uint64) for name in ("metadata", "addr")),
+        *((name, ctypes.c_uint32) for name in ("metadata_len", "data_len")),
+        *((f"cdw{number}", ctypes.c_uint32) for number in range(10, 16)),
+        *((name, ctypes.c_uint32) for name in ("timeout_ms", "result")),
+    )
+
+
+def _number(page: bytes, start: int, size: int) -> int:
+    return int.from_bytes(page[start : start + size], "little")

@@ -8,7 +8,6 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from dlemu.host.devices import DeviceCounters
-from dlemu.host.limits import Throttling
 from dlemu.host.network import NetworkCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
 
@@ -31,7 +30,8 @@ class Observation:
     usable_cpus: float
     """CPUs that the processes may use, by affinity and cgroup quota."""
     processes: ProcessCounters
-    throttling: Throttling | None
+    throttled_seconds: float | None
+    """Time for which CPU quotas stopped them, summed over CPUs."""
     pss_bytes: int | None
     """Memory of the processes; None in most observations, because measuring it is slow."""
     page_cache_bytes: int | None
@@ -45,7 +45,7 @@ class IntervalSummary:
     """What a host did between two observations; None where the kernel does not count it.
 
     "The processes" are the ranks of the host with all their descendants. What has no text here is
-    the growth of a counter of Observation, ProcessCounters or Throttling.
+    the growth of a counter of Observation or ProcessCounters.
     """
 
     seconds: float
@@ -101,7 +101,6 @@ def summarize_interval(observations: Sequence[Observation]) -> IntervalSummary:
     begun, ended = first.network, last.network
     before, after = first.processes, last.processes
     host = _host_shares(first.host, last.host)
-    throttled = [t.seconds if t else None for t in (first.throttling, last.throttling)]
     return IntervalSummary(
         seconds=seconds,
         devices={name: _busy_share(*pair, seconds) for name, pair in devices.items()},
@@ -114,7 +113,7 @@ def summarize_interval(observations: Sequence[Observation]) -> IntervalSummary:
         usable_cpus=last.usable_cpus,
         process_cpu_seconds=_growth(before.cpu_seconds, after.cpu_seconds),
         runqueue_seconds=_growth(before.runqueue_seconds, after.runqueue_seconds),
-        throttled_seconds=_growth(*throttled),
+        throttled_seconds=_growth(first.throttled_seconds, last.throttled_seconds),
         max_pss_bytes=max(
             (o.pss_bytes for o in observations if o.pss_bytes is not None), default=None
         ),

@@ -8,22 +8,11 @@ import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from dlemu.host.devices import PROC, Mount, read_mounts, read_text
-
-
-@dataclass(frozen=True)
-class Throttling:
-    """How CPU quotas stopped processes, since their cgroups were made."""
-
-    num: int
-    """Periods in which a quota was used up."""
-    seconds: float
-    """Time stopped, summed over CPUs: two CPUs stopped for one second give 2."""
 
 
 def usable_cpus(pids: Collection[int] | None = None, *, proc: Path = PROC) -> float:
@@ -52,17 +41,8 @@ def memory_bytes() -> int:
 
 
 def host_memory_bytes(*, proc: Path = PROC) -> tuple[int, str]:
-    """Return the bytes of memory that this process can fill with page cache, and which limit it is.
-
-    Raises:
-        OSError: there is no /proc/meminfo, or it has no MemTotal.
-    """
-    match = re.search(
-        r"^MemTotal:\s+(\d+) kB", (proc / "meminfo").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    if match is None:
-        raise OSError(f"{proc / 'meminfo'} has no MemTotal")
-    limits = [(int(match[1]) * 1024, f"MemTotal of {proc / 'meminfo'}")]
+    """Return the bytes of memory that this process can fill with page cache, and by which limit."""
+    limits = [(memory_bytes(), "MemTotal of /proc/meminfo")]
     for folder in cgroup_folders("memory", proc=proc):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = read_text(folder / name)
@@ -82,17 +62,19 @@ def page_cache_bytes(*, proc: Path = PROC) -> int | None:
     return None if match is None else 1024 * int(match[1])
 
 
-def cpu_throttling(folders: Iterable[Path]) -> Throttling | None:
-    """Return the sum over cgroups; None if none of them has a CPU quota."""
-    num, seconds, found = 0, 0.0, False
+def throttled_seconds(folders: Iterable[Path]) -> float | None:
+    """Return for how long the CPU quotas of cgroups stopped processes since the cgroups were made.
+
+    Summed over CPUs: two CPUs stopped for one second give 2. None if no cgroup has a quota.
+    """
+    seconds, found = 0.0, False
     for folder in folders:
         counts = dict(re.findall(r"^(\w+) (\d+)$", read_text(folder / "cpu.stat"), re.M))
         if "nr_throttled" in counts:
             found = True
-            num += int(counts["nr_throttled"])
             seconds += int(counts.get("throttled_usec", 0)) / 1e6
             seconds += int(counts.get("throttled_time", 0)) / 1e9
-    return Throttling(num, seconds) if found else None
+    return seconds if found else None
 
 
 def cgroup_folders(

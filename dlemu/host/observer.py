@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from dlemu.host.devices import PROC, SYS, devices_under, mount_under, network_read_bytes
 from dlemu.host.intervals import Observation
-from dlemu.host.limits import cgroup_folders, cpu_throttling, page_cache_bytes, usable_cpus
+from dlemu.host.limits import cgroup_folders, page_cache_bytes, throttled_seconds, usable_cpus
 from dlemu.host.network import find_links, read_network
 from dlemu.host.processes import ProcessTree, read_host_cpu
 
@@ -146,7 +146,7 @@ class HostObserver:
             host=read_host_cpu(proc=self._proc),
             usable_cpus=self._usable_cpus,
             processes=self._tree.counters(),
-            throttling=cpu_throttling(self._cgroups),
+            throttled_seconds=throttled_seconds(self._cgroups),
             pss_bytes=pss_bytes,
             page_cache_bytes=page_cache_bytes(proc=self._proc),
             network=None if network is None else network.only(self.links),

@@ -17,6 +17,7 @@ from dlemu.host.devices import (
     SECTOR,
     SYS,
     devices_under,
+    existing,
     memory_below,
     mount_under,
     read_text,
@@ -70,8 +71,7 @@ class Place:
 
 def find_place(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> Place:
     """Return where a folder lies; of one that is not there yet, where it would be made."""
-    folder = folder.absolute()
-    there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    there = existing(folder)
     mount = mount_under(there, proc=proc)
     names = [device.name for device in devices_under(there, proc=proc, sys=sys)]
     of_root = {device.name for device in devices_under(Path("/"), proc=proc, sys=sys)}
@@ -101,29 +101,20 @@ def describe_drive(name: str, *, sys: Path = SYS) -> Drive:
     )
 
 
-@dataclass(frozen=True)
-class Connection:
-    """How the host reaches the one drive below a folder."""
+def find_connection(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> tuple[str, int] | None:
+    """Return how the one drive below a folder is reached: "nvme0n1, pcie, 16 queues", and the 16.
 
-    drive: str
-    transport: str
-    """Of NVMe: "pcie" (also of an emulated drive, as SNAP's), "tcp", "rdma"; "" for others."""
-    queues: int
-    """Hardware queues that the kernel uses."""
-
-    def __str__(self) -> str:
-        return ", ".join(filter(None, (self.drive, self.transport, counted(self.queues, "queue"))))
-
-
-def find_connection(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> Connection | None:
-    """Return how the drive below a folder is reached; None for networks, memory, several drives."""
+    The transport of NVMe is pcie (also of an emulated drive, as SNAP's), tcp or rdma; others have
+    none. Queues are those that the kernel uses. None for networks, memory and several drives.
+    """
     names = [device.name for device in devices_under(folder, proc=proc, sys=sys)]
     if len(names) != 1:
         return None
     block = sys / "class" / "block" / names[0]
     queues = sum(1 for _ in (block / "mq").glob("*"))
     transport = read_text(block / "device" / "transport").strip()
-    return Connection(names[0], transport, queues) if queues else None
+    text = ", ".join(filter(None, (names[0], transport, counted(queues, "queue"))))
+    return (text, queues) if queues else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +128,7 @@ class System:
     governor: str
     """Frequency governors of its CPUs, each once."""
     memory_bytes: int
-    """Of the host, or its cgroup's limit; 0 if unknown."""
+    """Of the host, or its cgroup's limit."""
     mount_options: str
     """Of the mount of the data folder, and of its file system."""
     drives: tuple[Drive, ...]
@@ -146,17 +137,13 @@ class System:
 
 def find_system(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> System:
     """Return what this host is, and how it reads a folder."""
-    try:
-        memory = host_memory_bytes(proc=proc)[0]
-    except OSError:
-        memory = 0
     drives = devices_under(folder, proc=proc, sys=sys)
     return System(
         host=socket.gethostname(),
         kernel=platform.release(),
         cpu=_cpu_model(proc),
         governor=_governors(sys),
-        memory_bytes=memory,
+        memory_bytes=host_memory_bytes(proc=proc)[0],
         mount_options=_mount_options(folder, proc),
         drives=tuple(describe_drive(drive.name, sys=sys) for drive in drives),
     )

@@ -18,7 +18,6 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 """The kernel counts CPU time in these."""
 _KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
-_SWITCHES = re.compile(rb"voluntary_ctxt_switches:\s*(\d+)")  # also finds "nonvoluntary", second
 _READS = re.compile(rb"(?:rchar|read_bytes): (\d+)")
 _PSS = re.compile(rb"\nPss:\s*(\d+) kB")
 
@@ -68,10 +67,6 @@ class ProcessCounters:
     """Bytes that these processes had fetched from storage."""
     runqueue_seconds: float | None
     """Time that threads were ready to run and had no CPU, summed over the threads."""
-    voluntary_switches: int | None
-    """Context switches because a thread had to wait."""
-    involuntary_switches: int | None
-    """Context switches because another thread got the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +86,7 @@ class ProcessTree:
 
     When a process ends, the kernel adds its CPU time and reads to the parent that waits for it. So
     the sum over the tree stays right, even for a child that started and ended between two looks.
-    Run-queue time and switches are counted per thread and lost when it ends: their last values are
-    kept here.
+    Run-queue time is counted per thread and lost when it ends: its last value is kept here.
     """
 
     def __init__(self, proc: Path = PROC) -> None:
@@ -101,8 +95,9 @@ class ProcessTree:
         self._parents: dict[int, int] = {}
         self._processes: dict[int, _Counts] = {}
         self._threads: dict[int, _Counts] = {}
-        nothing: _Counts = (None, None, None)
-        self._ended_processes = self._ended_threads = self._highest = nothing
+        self._ended_threads: _Counts = (None,)
+        self._ended_processes: _Counts = (None, None, None)
+        self._highest: _Counts = (None, None, None)
 
     @property
     def pids(self) -> list[int]:
@@ -139,15 +134,13 @@ class ProcessTree:
             for pair in zip(totals, self._highest, strict=True)
         )
         ticks, rchar, read_bytes = self._highest
-        waits_ns, voluntary, involuntary = _sums([self._ended_threads, *self._threads.values()])
+        (waits_ns,) = _sums([self._ended_threads, *self._threads.values()])
         return ProcessCounters(
             num=len(self._processes),
             cpu_seconds=None if ticks is None else ticks / _TICKS_PER_SECOND,
             rchar=rchar,
             read_bytes=read_bytes,
             runqueue_seconds=None if waits_ns is None else waits_ns / 1e9,
-            voluntary_switches=voluntary,
-            involuntary_switches=involuntary,
         )
 
     def _read_counts(self) -> None:
@@ -165,8 +158,7 @@ class ProcessTree:
             processes[pid] = (stat.ticks, *reads)
             for thread, folder in self._thread_folders(pid, stat).items():
                 waits = _read(f"{self._proc}/{folder}/schedstat").split()
-                switches = self._numbers(f"{folder}/status", _SWITCHES, 2)
-                threads[thread] = (int(waits[1]) if len(waits) == 3 else None, *switches)
+                threads[thread] = (int(waits[1]) if len(waits) == 3 else None,)
         orphans = [p for p in self._processes if p not in processes and not self._has_heir(p)]
         ended = self._threads.keys() - threads
         self._ended_processes = _sums(

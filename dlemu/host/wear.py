@@ -1,55 +1,30 @@
 """What reached the drives under a folder while something ran, and how much of their life it took.
 
-The block layer counts the bytes that a host sent to a drive, on every drive. An NVMe drive itself
-counts what its hosts wrote, and most of them what they wrote to their flash (`nvme`). What cannot
-be known is None, and `missing` says why: it is never zero.
+`drive_counters` says who counts. What cannot be known is None, and `missing` says why: it is never
+zero.
 """
 
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from dlemu.host.devices import PROC, SYS, BlockDevice, devices_under, mount_under
+from dlemu.host.devices import PROC, SYS, BlockDevice, devices_under, existing, mount_under
 from dlemu.host.drive_counters import (
     LEAST_BYTES,
+    OF_DRIVE,
+    DriveWear,
     ReadLog,
     Snapshot,
     flush,
+    grown,
     look,
-    media_bytes,
+    read_log,
 )
-from dlemu.host.nvme import VendorWrites, read_log
-from dlemu.host.place import describe_drive
 from dlemu.units import format_bytes
 
 _DAY, _YEAR_DAYS = 86_400, 365
-_OF_DRIVE = ("host_bytes_written", "media_bytes_written", "percentage_used")
-_COUNTED = ("block_bytes_written", *_OF_DRIVE)
-
-
-class DriveWear(TypedDict, total=False):
-    """What one drive counted; None where nobody can tell."""
-
-    host: str
-    """Where it was read."""
-    name: str
-    """As the kernel names it: nvme0n1."""
-    model: str
-    capacity_bytes: int
-    block_bytes_written: int | None
-    """Sent to the drive by this host's block layer, by any process."""
-    host_bytes_written: int | None
-    """Received from hosts, by the drive's own count (log 02h, in steps of 512 kB)."""
-    media_bytes_written: int | None
-    """Written to its flash, by its own count."""
-    media_source: str
-    """Which counter said so; "" if none."""
-    percentage_used: int | None
-    """Of its life, by its maker's estimate, at the end."""
-    missing: dict[str, str]
-    """Why a field is None, by name."""
+_COUNTED = ("block_bytes_written", *OF_DRIVE)
 
 
 class WearFields(TypedDict, total=False):
@@ -92,7 +67,7 @@ class WearWatch:
     def __init__(
         self, *folders: Path, read: ReadLog = read_log, proc: Path = PROC, sys: Path = SYS
     ) -> None:
-        self._folders = [_existing(folder) for folder in folders]
+        self._folders = [existing(folder) for folder in folders]
         self._read, self._proc, self._sys = read, proc, sys
         self._devices: list[BlockDevice] = []
         self._before: list[Snapshot] = []
@@ -115,7 +90,7 @@ class WearWatch:
         now = self._look()
         seconds = time.monotonic() - self._began
         drives = [
-            self._compare(device.name, *pair)
+            grown(device.name, *pair, sys=self._sys)
             for device, *pair in zip(self._devices, self._before, now, strict=True)
         ]
         return sum_up(
@@ -131,12 +106,6 @@ class WearWatch:
             for folder in self._folders:
                 flush(folder)
         return [look(each, read=self._read, sys=self._sys) for each in self._devices]
-
-    def _compare(self, name: str, before: Snapshot, after: Snapshot) -> DriveWear:
-        drive, wear = describe_drive(name, sys=self._sys), _growth(before, after)
-        wear["host"], wear["name"] = socket.gethostname(), name
-        wear["model"], wear["capacity_bytes"] = drive.model, drive.size_bytes
-        return wear
 
     def _no_drive(self) -> str:
         mounts = [mount_under(each, proc=self._proc) for each in self._folders]
@@ -227,43 +196,6 @@ def _add_ratios(wear: WearFields) -> None:
         assert written
         left = max(0.0, 1 - (wear["percentage_used"] or 0) / 100)
         wear["years_left"] = left * rated / (written / days * _YEAR_DAYS)
-
-
-def _growth(before: Snapshot, after: Snapshot) -> DriveWear:
-    """Return the fields of DriveWear that follow from two snapshots."""
-    missing: dict[str, str] = {}
-    block = host = media = None
-    if before.block_bytes is not None and after.block_bytes is not None:
-        block = after.block_bytes - before.block_bytes
-    else:
-        missing["block_bytes_written"] = "the kernel does not count its writes"
-    source = ""
-    if before.health is None or after.health is None:
-        missing |= dict.fromkeys(_OF_DRIVE, after.why_not or before.why_not)
-    else:
-        host = after.health.written_bytes - before.health.written_bytes
-        ocp = None if before.ocp is None or after.ocp is None else after.ocp - before.ocp
-        vendor = None
-        if before.vendor is not None and after.vendor is not None:
-            nand = after.vendor.nand - before.vendor.nand
-            vendor = VendorWrites(nand, after.vendor.host - before.vendor.host)
-        media, source = media_bytes(host, ocp, vendor)
-        if media is None:
-            missing["media_bytes_written"], source = source, ""
-    return DriveWear(
-        block_bytes_written=block,
-        host_bytes_written=host,
-        media_bytes_written=media,
-        media_source=source,
-        percentage_used=None if after.health is None else after.health.percentage_used,
-        missing=missing,
-    )
-
-
-def _existing(folder: Path) -> Path:
-    """Return a folder, or of one that is not there yet the nearest above it."""
-    folder = folder.absolute()
-    return next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
 
 
 def _known(values: Any) -> list[int]:

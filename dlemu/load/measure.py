@@ -9,10 +9,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.gpu.availability import lists_gpu
 from dlemu.host.devices import lies_in_memory
-from dlemu.load.models import Model, find_drive, find_model, known_drives, known_models
 from dlemu.load.reading import WAYS, Way, read_once
 from dlemu.paths.random_files import write_random_files
 from dlemu.paths.sweep import path_problem
@@ -22,6 +21,7 @@ from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
+from dlemu.workload.compose import datasheet, named, read_yaml
 from dlemu.workload.model import Drive
 from dlemu.workload.sections import LISTED, Arguments, Names, Switch
 
@@ -29,6 +29,56 @@ _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
 _MORE_THAN_ASKED = 1.1
 """A small file is read as a page: the share of the model may be this much above `scale`."""
 OnEvent = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The files of a model's weights: a row of workloads/weights/."""
+
+    name: str
+    files: tuple[int, ...]
+    """Bytes of each file, as they are published.
+
+    Those of the Llama 3 models follow from the shapes of their tensors, by the rule of Hugging
+    Face's `save_pretrained`: a file takes tensors in their order until the next one would exceed
+    the limit. For Llama 2 70B this gives the 15 published files, and `total_size` of its
+    model.safetensors.index.json, to the byte.
+    """
+    datatype: str
+    source: str
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.files)
+
+
+def known_models() -> list[str]:
+    """Return the names of the models in workloads/weights/."""
+    return list(named("weights"))
+
+
+def find_model(name: str) -> Model:
+    """Return a model by its name.
+
+    Raises:
+        WorkloadError: there is none of that name.
+    """
+    known = named("weights")
+    if name not in known:
+        hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+        raise WorkloadError(f"model {name} is not known{hint}; or name files: files=FILE,FILE")
+    row = read_yaml(known[name])
+    return Model(name, tuple(row["files"]), row["datatype"], row["source"])
+
+
+def find_drive(name: str) -> Drive:
+    """Return a drive by the name of its datasheet. Raises ValueError: there is none."""
+    return Drive.model_validate(datasheet(name))
+
+
+def known_drives() -> list[str]:
+    """Return the names of the datasheets, the fastest drive first."""
+    return sorted(named("drive"), key=lambda name: -find_drive(name).read_rate)
 
 
 def _by(find: Callable[[str], object]) -> Callable[[object], object]:
@@ -172,10 +222,10 @@ def measure(
     Raises:
         RunError: space is missing, a file cannot be read, or stays in the page cache.
     """
+    folder = load.target or load.files[0].parent
+    if lies_in_memory(folder):
+        raise RunError(f"{folder} lies in memory: no drive is read; name a folder on a drive")
     with _files(load, on_event, on_begin) as files:
-        folder = files[0].parent
-        if lies_in_memory(folder):
-            raise RunError(f"{folder} lies in memory: no drive is read; name a folder on a drive")
         ways = list(_usable(load, files[0], on_event))
         rate, source = _drive_rate(load, files, on_begin)
         cells, num_pages = [], 0
@@ -189,11 +239,15 @@ def measure(
                         f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
                         "read would be cold; another process maps or locks these files: end it"
                     )
+                once = read_once(files, way=way, num_readers=readers, at=at)
+                num_bytes, seconds, cpu_seconds = once
                 cell = Cell(
                     way=way,
                     readers=readers,
+                    num_bytes=num_bytes,
+                    seconds=seconds,
+                    cpu_seconds=cpu_seconds,
                     pages_before=None if pages.unknown else pages.resident,
-                    **read_once(files, way=way, num_readers=readers, at=at),
                 )
                 cells.append(cell)
                 on_event(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal, TypedDict, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -44,22 +44,16 @@ _Read = Callable[[int, int], int]
 """Reads so many bytes at an offset of a file; returns how many came."""
 
 
-class Once(TypedDict):
-    """What reading all files once took."""
-
-    num_bytes: int
-    seconds: float
-    cpu_seconds: float
-
-
 def read_once(
     files: Sequence[Path],
     *,
     way: Way,
     num_readers: int,
     at: Callable[[int], object] = lambda num_bytes: None,
-) -> Once:
-    """Read all bytes of the files once; `at` is called with the bytes of each call.
+) -> tuple[int, float, float]:
+    """Read all files once; return their bytes, the seconds, and the CPU seconds that it took.
+
+    `at` is called with the bytes of each call.
 
     Raises:
         RunError: a file is not there, ends early, or cannot be read this way.
@@ -86,7 +80,7 @@ def read_once(
             raise RunError(f"{way}: {error}") from error
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Once(num_bytes=pieces.num_bytes, seconds=seconds, cpu_seconds=cpu)
+    return pieces.num_bytes, seconds, cpu
 
 
 class _Pieces:

@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
-from dlemu.errors import DatasetError
+import numpy as np
+
+from dlemu.errors import DatasetError, DlemuError
 from dlemu.objects.counts import GetCounts
-from dlemu.objects.store import Got, Helpers, Store
+from dlemu.objects.store import Got, Helpers, Store, store_of
 from dlemu.storage.extents import HEAD_BYTES, Check, ExtentReader, File, Leftover, Part, Parts
+from dlemu.storage.probe import rate_of
 from dlemu.units import round_up
-from dlemu.workload.objects import SCHEME
+from dlemu.workload.objects import SCHEME, Access, ObjectPath
 
 WHOLE_BYTES = 16 << 20
 """Objects up to this size are read by one request, unless a range is set."""
@@ -237,6 +240,27 @@ class ObjectReader(ExtentReader):
                 f"dlemu verify lists what is damaged"
             )
         return got.memory
+
+
+def probe_objects(
+    access: Access, objects: Sequence[ObjectPath], *, num_readers: int, seconds: float
+) -> float | None:
+    """Return bytes per second that threads get from the starts of random objects.
+
+    Each has one request outstanding, at the endpoint of its turn. None if nothing could be read.
+    """
+    turns = iter(range(num_readers))
+
+    def read(generator: np.random.Generator) -> Iterator[int]:
+        store = store_of(access, next(turns), objects[0].bucket)
+        while True:
+            chosen = objects[int(generator.integers(len(objects)))]
+            try:
+                yield len(store.get(chosen.key, 0, RANGE_BYTES).memory)
+            except DlemuError:
+                return
+
+    return rate_of(read, num_readers=num_readers, seconds=seconds)
 
 
 def _length(part: Part) -> int:

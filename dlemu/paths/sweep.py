@@ -296,7 +296,7 @@ def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
             raise RunError(f"paths={path} does not work on {target}: {problem}")
     connection = find_connection(target)
     if connection is not None and (sweep.queue_depths is not None or len(sweep.target) > 1):
-        on_event(f"{target}: {connection}")
+        on_event(f"{target}: {connection[0]}")
     sizes = {path: set(_taken_sizes(sweep, path, target, on_event)) for path in usable}
     # Paths vary fastest: what is compared is measured shortly after each other.
     for pattern, workers, io_size, depth, path in itertools.product(
@@ -311,7 +311,7 @@ def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
                 workers=workers,
                 seconds=sweep.seconds,
                 queue_depth=depth,
-                queues=None if connection is None else connection.queues,
+                queues=None if connection is None else connection[1],
             )
 
 

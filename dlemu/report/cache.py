@@ -7,8 +7,7 @@ from typing import Any
 
 from dlemu.report.blocks import Block, Lines, Table
 from dlemu.report.plot import Axis, Look, Plot, axis_of_numbers, dotted
-from dlemu.results.cache import label, preload_line
-from dlemu.units import format_bytes, format_rate
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _MOST_ROWS = 10
 """Epochs of the table; of more, the first ones and the last are shown."""
@@ -43,9 +42,14 @@ def present_cache(document: Mapping[str, Any]) -> list[Block]:
     if "fill_ratio_per_epoch" in cached:
         return [_watched_table(cached, epochs), *_watched_lines(cached, epochs),
                 *_plots(cached, epochs, "")]  # fmt: skip
-    slow = label(cached["emulated_origin"])
+    slow = _label(cached["emulated_origin"])
     return [_table(cached, epochs), Lines(list(_lines(cached, epochs))),
             *_plots(cached, epochs, slow)]  # fmt: skip
+
+
+def _label(emulated: str) -> str:
+    """Return " (origin emulated at 2 GB/s)" for a line that depends on it, else ""."""
+    return f" (origin emulated {emulated})" if emulated else ""
 
 
 def _table(cached: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> Table:
@@ -57,7 +61,7 @@ def _table(cached: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> Ta
     return Table(
         heads=heads,
         rows=[["…"] * len(heads) if n is None else _row(cached, epochs[n], n) for n in numbers],
-        title=f"cache, MB/s{label(cached['emulated_origin'])}",
+        title=f"cache, MB/s{_label(cached['emulated_origin'])}",
     )
 
 
@@ -85,13 +89,27 @@ def _first_cells(epoch: Mapping[str, Any]) -> list[str]:
 
 def _lines(cached: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield what was copied before the epochs, cold and warm AU, and the wear."""
-    slow = label(cached["emulated_origin"])
+    slow = _label(cached["emulated_origin"])
     if preload := cached["preload"]:
-        yield preload_line(preload, cached["emulated_origin"])
+        yield _preload(preload, cached["emulated_origin"])
     if cached["capacity_bytes"]:
         yield f"{_worth(cached, [epoch['au_percentage'] for epoch in epochs])}{slow}"
     if max(cached["cache_write_bytes_per_epoch"]):
         yield f"{_wear(cached)}{slow}"
+
+
+def _preload(preload: Mapping[str, Any], emulated: str) -> str:
+    """Return the row of the copying before the epochs."""
+    num_bytes, seconds = preload["num_bytes"], preload["seconds"]
+    if not num_bytes:
+        return "preload: nothing to copy, the cache holds what it can"
+    share = preload["read_share"]
+    by = "origin's reads" if share >= 0.5 else "cache's writes"
+    return (
+        f"preload: {counted(preload['num_files'], 'file')}, {format_bytes(num_bytes)} in "
+        f"{format_seconds(seconds)}: origin and cache writes {format_rate(num_bytes / seconds)}"
+        f"{_label(emulated)}; {100 * max(share, 1 - share):.0f}% of the time went into the {by}"
+    )
 
 
 def _worth(cached: Mapping[str, Any], au: Sequence[float]) -> str:

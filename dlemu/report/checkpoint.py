@@ -6,8 +6,8 @@ from typing import Any
 
 from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
 from dlemu.report.blocks import Block, Facts, Lines, Section, Table, Verdict, folded
+from dlemu.report.facts import date_of, drive_name, facts_of
 from dlemu.report.in_run import plot_seconds
-from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.results.header import header
 from dlemu.results.summary import limit_name
 from dlemu.results.wear import belongs_to, wear_line
@@ -28,7 +28,7 @@ def present_plan(document: Document) -> list[Block]:
     if len(hosts := key["num_bytes_of_hosts"]) > 1:
         share += f"; {format_bytes(min(hosts))} to {format_bytes(max(hosts))} per host"
     size, folder = format_bytes(key["num_bytes"]), f", in {key['folder']}" if key["folder"] else ""
-    _, *place = header({"place": document.get("place")}).splitlines()
+    place = header({"place": document.get("place")}).splitlines()
     pairs = [
         ("model", f"{_part(document)}, {document['shape']}"),
         ("writes", f"{size} in {counted(key['num_files'], 'file')}{folder}"),

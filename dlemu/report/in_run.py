@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from dlemu.report.plot import Look, Plot, axis_from_zero, axis_of_numbers, dotted
-from dlemu.results.objects import latencies
+from dlemu.results.bottleneck import latencies
 from dlemu.results.wear import belongs_to, wear_line
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 

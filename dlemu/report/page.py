@@ -7,6 +7,7 @@ from typing import Any
 
 from dlemu.report.blocks import Block, Command, Fold, Lines, Listing, Section, Table
 from dlemu.report.checkpoint import checkpoint_section, present_checkpoint
+from dlemu.report.facts import date_of, drive_name
 from dlemu.report.foreign import present_foreign
 from dlemu.report.html import render_page
 from dlemu.report.over_time import plots_over_time
@@ -14,7 +15,6 @@ from dlemu.report.run import present_run
 from dlemu.report.runs import present_runs
 from dlemu.report.sizing import present_sizing, section_of
 from dlemu.report.stored import Stored, attempts_of, cut_runs
-from dlemu.results.facts import date_of, drive_name
 from dlemu.results.records import CONFIG
 from dlemu.results.summary import limit_name
 from dlemu.units import each_once

@@ -6,9 +6,9 @@ from typing import Any
 
 from dlemu.report.blocks import Block, Facts, Fold, Lines, Table, Tone, Verdict
 from dlemu.report.cache import present_cache
+from dlemu.report.facts import facts_of
 from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines
 from dlemu.report.plot import Axis, Plot, axis_of_numbers, dotted, level
-from dlemu.results.facts import facts_of
 from dlemu.results.losses import LOSSES
 from dlemu.results.metrics import passes
 from dlemu.results.records import UNFINISHED

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dlemu.report.blocks import Block, Facts, Fold, Lines, Table, Verdict
+from dlemu.report.facts import facts_of
 from dlemu.report.plot import Axis, Plot, axis_of_numbers, dotted, level
 from dlemu.report.run import plot_au, tone_of
-from dlemu.results.facts import facts_of
 from dlemu.results.several import REPEATABILITY, counting_rows
 
 _HEADS = (

@@ -20,6 +20,7 @@ from dlemu.report.blocks import (
     folded,
     table_of,
 )
+from dlemu.report.facts import date_of, drive_name, facts_of
 from dlemu.report.plot import (
     Axis,
     Bands,
@@ -32,7 +33,6 @@ from dlemu.report.plot import (
     level,
 )
 from dlemu.report.text import render_markdown
-from dlemu.results.facts import date_of, drive_name, facts_of
 from dlemu.results.metrics import passes
 from dlemu.results.records import write_text
 from dlemu.units import counted, format_bytes, format_rate, format_seconds, rate_unit

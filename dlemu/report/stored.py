@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.report.foreign import read_foreign
-from dlemu.results.facts import conditions_of
 from dlemu.results.judgement import EXIT_STATUS, describe_end
 from dlemu.results.metrics import measure_sums
 from dlemu.results.outcome import with_metrics
@@ -24,6 +23,7 @@ from dlemu.results.records import (
     CONFIG,
     SUMMARY,
     UNFINISHED,
+    conditions_of,
     map_steps,
     read_config,
     read_summary,

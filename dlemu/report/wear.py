@@ -57,13 +57,14 @@ def _life(drive: Fields) -> Iterator[tuple[str, str]]:
     if drive["host_bytes_written"] is None:
         if drive["block_bytes_written"] is not None:
             yield "since the host started", f"{format_bytes(drive['block_bytes_written'])} written"
-        yield "own counters", f"unknown: {drive['missing']}"
+        yield "own counters", f"unknown: {drive['missing']['host_bytes_written']}"
         return
     yield "written by hosts", format_bytes(drive["host_bytes_written"])
     media, source = drive["media_bytes_written"], drive["media_source"]
     known = media is not None
     yield "written to flash", f"{format_bytes(media)} ({source})" if known else "unknown"
-    yield "WAF", f"{drive['waf']:.2f}" if known else f"unknown: {drive['missing']}"
+    missing = drive["missing"].get("media_bytes_written")
+    yield "WAF", f"{drive['waf']:.2f}" if known else f"unknown: {missing}"
     yield "life used", f"{drive['percentage_used']}%"
     yield "spare blocks left", f"{drive['available_spare']}%"
     yield "powered on", counted(drive["power_on_hours"] or 0, "hour")

@@ -15,7 +15,6 @@ from dlemu.host.network import NetworkUse
 from dlemu.objects.counts import GetCounts
 from dlemu.results.checkpoints import CheckpointCost
 from dlemu.results.losses import LOSSES, Losses, name_losses
-from dlemu.results.objects import latencies
 from dlemu.storage.probe import Probe
 from dlemu.units import counted, format_rate, format_seconds
 from dlemu.workload.sections import ReaderSection
@@ -185,15 +184,15 @@ def find_limit(evidence: Evidence) -> Limit:
 def _checkpoints(evidence: Evidence) -> Limit | None:
     """Return `checkpoints` where the steps during writes lost most of what was lost."""
     cost = evidence.checkpoints
-    if cost is None or cost.au_while_writing_percentage is None:
+    if cost is None or cost["au_while_writing_percentage"] is None:
         return None
     return Limit(
         "checkpoints",
-        f"{_lost(evidence)}; AU {cost.au_while_writing_percentage:.1f}% in the "
-        f"{cost.steps_while_writing} steps while a checkpoint was written, "
-        f"{cost.au_otherwise_percentage or 0:.1f}% in the others{_cpus(evidence)}",
+        f"{_lost(evidence)}; AU {cost['au_while_writing_percentage']:.1f}% in the "
+        f"{cost['steps_while_writing']} steps while a checkpoint was written, "
+        f"{cost['au_otherwise_percentage'] or 0:.1f}% in the others{_cpus(evidence)}",
         "write checkpoints to other drives or less often, or use faster drives",
-        cost.lost_share,
+        cost["lost_share"],
     )
 
 
@@ -461,6 +460,13 @@ def _given(evidence: Evidence, rate: float) -> str:
         name = hosts[0].device
     to = f" to {len(hosts)} hosts" if len(hosts) > 1 else ""
     return f"{name} gave {format_rate(rate)}{to} while it was read from"
+
+
+def latencies(gets: int, half: float | None, most: float | None) -> str:
+    """Return "1,234 GETs, p50 12 ms, p99 80 ms"."""
+    if half is None or most is None:
+        return counted(gets, "GET")
+    return f"{counted(gets, 'GET')}, p50 {format_seconds(half)}, p99 {format_seconds(most)}"
 
 
 def _busy(hosts: Sequence[HostEvidence]) -> str:

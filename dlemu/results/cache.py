@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from dlemu.results.metrics import Metrics
 from dlemu.results.summary import CacheMeasured, Summary
-from dlemu.units import counted, format_bytes, format_rate, format_seconds
 from dlemu.workload.model import Workload
 
 _WORTH_SAYING = 0.01
@@ -14,27 +13,13 @@ _CEILING = 98.0
 """AU in percent from which on a storage is no limit."""
 
 
-class HostCounts(Protocol):
-    """The cache of one host, as `tier.host` counts it; a dataclass."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def capacity_bytes(self) -> int: ...
-    @property
-    def dataset_bytes(self) -> int: ...
-    @property
-    def preload(self) -> Any: ...
-    @property
-    def epochs(self) -> Sequence[Any]: ...
-    @property
-    def one_drive(self) -> bool: ...
-
-
 def cache_fields(
-    workload: Workload, emulated: str, hosts: Sequence[HostCounts] | None
+    workload: Workload, emulated: str, hosts: Sequence[Any] | None
 ) -> CacheMeasured | None:
-    """Return the fields of all hosts, on rank 0; those that need the metrics are empty."""
+    """Return the fields of all hosts, on rank 0; those that need the metrics are empty.
+
+    `hosts` are what `tier.host` counted on each.
+    """
     if not hosts:
         return None
 
@@ -68,7 +53,7 @@ def cache_fields(
     )
 
 
-def _of_host(host: HostCounts) -> Mapping[str, Any]:
+def _of_host(host: Any) -> Mapping[str, Any]:
     hit = [epoch.hit for epoch in host.epochs]
     return {
         "host": host.host,
@@ -102,26 +87,6 @@ def add_cache(summary: Summary, cached: CacheMeasured, metrics: Metrics) -> None
     cached["pays_from_epoch"] = pays_from(cached, metrics)
     cached["can_save"] = can_save(cached, metrics)
     summary["measured"]["cache"] = cached
-    limit = summary["limit"]
-    if limit and limit["name"] == "storage":
-        limit["evidence"] = f"{limit['evidence']}; {_rates(cached)}"
-
-
-def _rates(cached: CacheMeasured) -> str:
-    """Return what origin and cache gave over all epochs."""
-    seconds = max(sum(cached["seconds_per_epoch"]), 1e-9)
-    origin, read = (
-        format_rate(sum(cached[name]) / seconds)
-        for name in ("origin_bytes_per_epoch", "cache_read_bytes_per_epoch")
-    )
-    emulated = cached["emulated_origin"]
-    slow = f" (emulated {emulated})" if emulated else ""
-    return f"over all epochs the origin{slow} gave {origin}, the cache {read}"
-
-
-def label(emulated: str) -> str:
-    """Return " (origin emulated at 2 GB/s)" for a line that depends on it, else ""."""
-    return f" (origin emulated {emulated})" if emulated else ""
 
 
 def pays_from(cached: CacheMeasured, metrics: Metrics) -> int | None:
@@ -183,17 +148,3 @@ def _seconds_without(cached: CacheMeasured, seconds: Sequence[float]) -> float |
         return None
     whole = cached["hit_bytes_per_epoch"][coldest] / share if share else 0.0
     return max(seconds[coldest], whole / max(rates))
-
-
-def preload_line(preload: Mapping[str, Any], emulated: str) -> str:
-    """Return the row of the copying before the epochs."""
-    num_bytes, seconds = preload["num_bytes"], preload["seconds"]
-    if not num_bytes:
-        return "preload: nothing to copy, the cache holds what it can"
-    share = preload["read_share"]
-    by = "origin's reads" if share >= 0.5 else "cache's writes"
-    return (
-        f"preload: {counted(preload['num_files'], 'file')}, {format_bytes(num_bytes)} in "
-        f"{format_seconds(seconds)}: origin and cache writes {format_rate(num_bytes / seconds)}"
-        f"{label(emulated)}; {100 * max(share, 1 - share):.0f}% of the time went into the {by}"
-    )

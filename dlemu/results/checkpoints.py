@@ -5,7 +5,6 @@ The time of a checkpoint lies between two blocks, so its rule leaves it out.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
@@ -25,9 +24,30 @@ class CheckpointMetric(TypedDict, total=False):
     checkpoint_size_GB: float
 
 
-class CheckpointFields(TypedDict, total=False):
+class CheckpointCost(TypedDict, total=False):
+    """What the checkpoints of a run cost its accelerators; percentages are 0 to 100."""
+
+    number: int
+    """Checkpoints that began in the epochs counted."""
+    total_stall_seconds: float
+    """Time between steps in which all accelerators waited for a checkpoint, in all epochs."""
+    au_with_stalls_percentage: float
+    """Nominal compute over the whole time, first steps and stalls included; mean over epochs."""
+    steps_while_writing: int
+    """Steps of which most fell into the writing of a checkpoint; each epoch's first is left out."""
+    au_while_writing_percentage: float | None
+    """Nominal compute over the time of these steps; None: there are none."""
+    au_otherwise_percentage: float | None
+    """The same for the other steps."""
+    lost_share: float
+    """Share (0-1) of what all these steps lost that they would not have lost if steps during
+    writes had lost as little as the others."""
+
+
+class CheckpointFields(CheckpointCost, total=False):
     """`checkpoints` in summary.json, of a run with `workflow.checkpoint`. Seconds of a checkpoint
-    are those of its slowest rank, in the order in which they were taken."""
+    are those of its slowest rank, in the order in which they were taken. A run that did not end has
+    the fields of CheckpointCost alone."""
 
     folder: str
     asynchronous: bool
@@ -48,40 +68,11 @@ class CheckpointFields(TypedDict, total=False):
     parts_seconds: Mapping[str, float]
     """Sum over all ranks and checkpoints of open, write, waited (for bytes to write), fsync and
     close; and `generation`, CPU seconds in which the bytes were made."""
-    number: int
-    """This and the next six: see CheckpointCost. A run that did not end has no others."""
-    total_stall_seconds: float
-    au_with_stalls_percentage: float
-    steps_while_writing: int
-    au_while_writing_percentage: float | None
-    au_otherwise_percentage: float | None
-    lost_share: float
     devices: Sequence[str]
     """Drives under the folder, of all hosts."""
     device_read_bytes: int | None
     """Of these drives in the epochs, by any process; None where no drive is seen."""
     device_written_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointCost:
-    """What the checkpoints of a run cost its accelerators; percentages are 0 to 100."""
-
-    number: int
-    """Checkpoints that began in the epochs counted."""
-    total_stall_seconds: float
-    """Time between steps in which all accelerators waited for a checkpoint, in all epochs."""
-    au_with_stalls_percentage: float
-    """Nominal compute over the whole time, first steps and stalls included; mean over epochs."""
-    steps_while_writing: int
-    """Steps of which most fell into the writing of a checkpoint; each epoch's first is left out."""
-    au_while_writing_percentage: float | None
-    """Nominal compute over the time of these steps; None: there are none."""
-    au_otherwise_percentage: float | None
-    """The same for the other steps."""
-    lost_share: float
-    """Share (0-1) of what all these steps lost that they would not have lost if steps during
-    writes had lost as little as the others."""
 
 
 def checkpoint_cost(epochs: Sequence[EpochSums]) -> CheckpointCost | None:

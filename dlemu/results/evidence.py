@@ -10,24 +10,23 @@ import numpy as np
 
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, network_use
-from dlemu.host.watched import PlaceCounts
+from dlemu.host.watched import PlaceCounts, add_up
 from dlemu.host.wear import WearFields, combine_hosts
 from dlemu.objects.counts import GetCounts
 from dlemu.results.bottleneck import Evidence, HostEvidence
 from dlemu.results.checkpoints import checkpoint_cost
 from dlemu.results.delivered import how_known, stored_bytes, vouched_bytes
 from dlemu.results.losses import find_losses
-from dlemu.results.objects import objects_fields
-from dlemu.results.summary import CacheWatched, Measured, NetworkFields
+from dlemu.results.summary import CacheWatched, Measured, NetworkFields, ObjectsMeasured
 from dlemu.results.sums import Sums
-from dlemu.results.watched import stored_bytes as stored_behind
-from dlemu.results.watched import watched_fields
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.workload.model import Workload
 
 _CONTRADICTION = 0.1
 """Difference of two shares of cached bytes that is worth a note."""
+_LEAST_SHARE = 0.01
+"""An origin that gave less of the bytes gives no ratio: it may have read folders only."""
 
 
 @dataclass(frozen=True)
@@ -305,3 +304,66 @@ def _weighted(epochs: list[IntervalSummary], shares: list[float | None]) -> floa
         [None if s is None else s * e.seconds for s, e in zip(shares, epochs, strict=True)]
     )
     return None if total is None else total / sum(epoch.seconds for epoch in epochs)
+
+
+def objects_fields(gets: GetCounts, epochs: Sequence[IntervalSummary]) -> ObjectsMeasured:
+    """Return the fields; `epochs` are those of all hosts."""
+    cpu = [epoch.process_cpu_seconds for epoch in epochs]
+    known = [seconds for seconds in cpu if seconds is not None]
+    per_byte = sum(known) / gets.received_bytes if gets.received_bytes else None
+    return ObjectsMeasured(
+        gets=gets.gets,
+        p50_seconds=gets.quantile(0.5),
+        p99_seconds=gets.quantile(0.99),
+        retries=gets.retries,
+        slow_downs=gets.slow_downs,
+        received_bytes=gets.received_bytes,
+        needed_bytes=gets.needed_bytes,
+        cpu_seconds_per_GB=(
+            1e9 * per_byte if per_byte is not None and len(known) == len(cpu) else None
+        ),
+    )
+
+
+def watched_fields(
+    read: Sequence[int], hosts: Sequence[Sequence[PlaceCounts]], seconds: Sequence[float]
+) -> CacheWatched:
+    """Return the fields of summary.json.
+
+    Args:
+        read: bytes that training read in each epoch.
+        hosts: of each host, the growth of the counters in each epoch.
+        seconds: of each epoch.
+    """
+    places = [add_up(epoch) for epoch in zip(*hosts, strict=True)]
+    origin = [each.origin_read_bytes for each in places]
+    written = [each.cache_written_bytes for each in places]
+    return CacheWatched(
+        hit_share_per_epoch=[_hits(*pair) for pair in zip(origin, read, strict=True)],
+        read_bytes_per_epoch=list(read),
+        origin_bytes_per_epoch=origin,
+        cache_read_bytes_per_epoch=[each.cache_read_bytes for each in places],
+        cache_write_bytes_per_epoch=written,
+        fill_ratio_per_epoch=[_fill(*each) for each in zip(origin, written, read, strict=True)],
+        daemon_cpu_seconds_per_epoch=[each.daemon_cpu_seconds for each in places],
+        seconds_per_epoch=list(seconds),
+    )
+
+
+def stored_behind(cached: CacheWatched, epoch: int) -> int | None:
+    """Return the bytes of an epoch that drives delivered: origin's and cache's; None if unknown."""
+    parts = (cached["origin_bytes_per_epoch"][epoch], cached["cache_read_bytes_per_epoch"][epoch])
+    known = [part for part in parts if part is not None]
+    return min(sum(known), cached["read_bytes_per_epoch"][epoch]) if len(known) == 2 else None
+
+
+def _hits(origin: int | None, read: int) -> float | None:
+    """Return the share of the bytes read that the origin did not give."""
+    return None if origin is None or not read else max(0.0, 1 - origin / read)
+
+
+def _fill(origin: int | None, written: int | None, read: int) -> float | None:
+    """Return the bytes written to the cache for each byte of the origin."""
+    if origin is None or written is None or origin < _LEAST_SHARE * max(read, 1):
+        return None
+    return written / origin

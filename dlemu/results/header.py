@@ -40,7 +40,7 @@ class PlaceFields(TypedDict, total=False):
     cpus: float
     """CPUs that rank 0 may use, by affinity and cgroup quota."""
     memory_bytes: int
-    """Memory of that host, or its cgroup's limit; 0 if unknown."""
+    """Memory of that host, or its cgroup's limit."""
 
 
 class DatasetFields(TypedDict, total=False):
@@ -66,10 +66,6 @@ def place_fields(
     if access is not None:
         servers = ", ".join(access.endpoints)
         place = Place("s3", f"{folder}", servers, drives=(), is_root=False)
-    try:
-        memory = host_memory_bytes()[0]
-    except OSError:
-        memory = 0
     return PlaceFields(
         file_system=place.file_system,
         mount=place.mount,
@@ -84,7 +80,7 @@ def place_fields(
         host=host,
         num_hosts=num_hosts,
         cpus=usable_cpus(),
-        memory_bytes=memory,
+        memory_bytes=host_memory_bytes()[0],
     )
 
 
@@ -116,25 +112,17 @@ def introduction(
 def header(summary: Mapping[str, Any]) -> str:
     """Return up to three lines: workload and dataset, storage, host.
 
-    It needs `workload`, `place` and `dataset` of a summary; what is not there is left out.
+    It takes `workload`, `place` and `dataset` of a summary; what is not there is left out.
     """
-    dataset = dataset_text(summary.get("dataset") or {})
-    line = f"workload: {summary.get('workload')}{f' on {dataset}' if dataset else ''}"
-    return "\n".join([line, *_place_lines(summary.get("place") or {})])
-
-
-def place_lines(folder: Path, *, host: str) -> str:
-    """Return the lines about a folder's storage and about this host."""
-    return "\n".join(_place_lines(place_fields(folder, host=host)))
-
-
-def _place_lines(place: Mapping[str, Any]) -> list[str]:
-    lines = []
+    lines, place = [], summary.get("place") or {}
+    if "workload" in summary:
+        dataset = dataset_text(summary.get("dataset") or {})
+        lines.append(f"workload: {summary['workload']}{f' on {dataset}' if dataset else ''}")
     if "file_system" in place:
         lines.append(f"storage:  {storage_text(place)}")
     if "host" in place:
         lines.append(f"host:     {host_text(place)}")
-    return lines
+    return "\n".join(lines)
 
 
 def dataset_text(dataset: Mapping[str, Any]) -> str:

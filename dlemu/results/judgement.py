@@ -6,7 +6,6 @@ is judged as it was when it ended.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dlemu.dataset.rule import DatasetSize, TotalMemory
@@ -37,58 +36,60 @@ _OF_A_FOLDER = {"place", "measured", "notes"}
 """What is known of a training loop of one's own whose folder was watched."""
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """The verdict on a run, and what is said with it."""
+def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> Summary:
+    """Return `verdict`, `reasons`, `remarks`, `read_ahead` and `unlike` of a run's summary.
 
-    verdict: Verdict
-    reasons: tuple[str, ...] = ()
-    """Why there is no verdict."""
-    remarks: tuple[str, ...] = ()
-    """What the verdict's line says as well."""
-    read_ahead: str = ""
-    """A line of its own: how much may be read in the steps left out, where that matters."""
-    unlike: str = ""
-    """A line of its own: the keys that differ from the published row, with both values."""
-
-
-def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> Judgement:
-    """Return the judgement on a run; `summary` is what is known beside its steps.
-
-    A FAIL remains a FAIL whatever the left-out steps hide, which only raises the AU.
+    `summary` is what is known beside the steps. A FAIL remains a FAIL whatever the left-out steps
+    hide, which only raises the AU.
     """
-    remarks = tuple(_remarks(workload, metrics, summary))
-    unlike = _unlike_in_full(workload) if _is_a_job(summary) else ""
-    share = hidden_share(workload, metrics)
-    if summary.get("status") in UNFINISHED:
-        reasons = tuple(_unfinished(workload, metrics, summary))
-        return Judgement("NO VERDICT", reasons, remarks, unlike=unlike)
-    cached = cached_too_much(workload, summary)
-    reasons = (cached,) if cached else ()
-    wanted = 100 * workload.metric.au
-    met = passes(metrics.au_percentage, wanted)
-    # Where nothing is left out, not even a stall for a checkpoint, no reading can hide.
-    proven = passes(metrics.delivered_au_percentage, wanted)
-    if met and not proven:
-        reasons += tuple(_unproven(workload, metrics, share))
-    if met and _read_share(workload, metrics) < 1 - _OTHER_RATE:
-        reasons += (
-            f"{_read_mean(metrics):,.0f} bytes were read for a sample, which is counted as "
-            f"{workload.dataset.mean_bytes:,.0f}; set dataset.record_length_bytes to what it has",
-        )
-    if reasons:
-        return Judgement("NO VERDICT", reasons, remarks, unlike=unlike)
-    remarks = (*_near(workload, metrics), *remarks_of(workload, metrics, summary))
-    if met:
+    remarks = list(_remarks(workload, metrics, summary))
+    reasons = list(_reasons(workload, metrics, summary))
+    met = passes(metrics.au_percentage, 100 * workload.metric.au)
+    share, ahead = hidden_share(workload, metrics), ""
+    if not reasons:
+        remarks = [*_near(workload, metrics), *remarks_of(workload, metrics, summary)]
         apart = metrics.au_percentage - metrics.whole_epoch_au_percentage > 100 * _WORTH_SAYING
-        said = not proven and (share > _WORTH_SAYING or apart)
-    else:
-        said = share > _MOST_HIDDEN
-    ahead = (
-        f"read-ahead: up to {100 * share:.1f}% of the data may be read during "
-        f"{_left_out(metrics)}; {_with_all(metrics)}"
+        flatters = share > _MOST_HIDDEN
+        if met:
+            flatters = not _is_proven(workload, metrics) and (share > _WORTH_SAYING or apart)
+        if flatters:
+            ahead = (
+                f"read-ahead: up to {100 * share:.1f}% of the data may be read during "
+                f"{_left_out(metrics)}; {_with_all(metrics)}"
+            )
+    return Summary(
+        verdict="NO VERDICT" if reasons else "PASS" if met else "FAIL",
+        reasons=reasons,
+        remarks=remarks,
+        read_ahead=ahead,
+        unlike=_unlike_in_full(workload) if _is_a_job(summary) else "",
     )
-    return Judgement("PASS" if met else "FAIL", (), remarks, ahead if said else "", unlike)
+
+
+def _reasons(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+    """Yield why there is no verdict."""
+    if summary.get("status") in UNFINISHED:
+        yield from _unfinished(workload, metrics, summary)
+        return
+    if cached := cached_too_much(workload, summary):
+        yield cached
+    if not passes(metrics.au_percentage, 100 * workload.metric.au):
+        return
+    if not _is_proven(workload, metrics):
+        yield from _unproven(workload, metrics)
+    if _read_share(workload, metrics) < 1 - _OTHER_RATE:
+        yield (
+            f"{_read_mean(metrics):,.0f} bytes were read for a sample, which is counted as "
+            f"{workload.dataset.mean_bytes:,.0f}; set dataset.record_length_bytes to what it has"
+        )
+
+
+def _is_proven(workload: Workload, metrics: Metrics) -> bool:
+    """Return whether the AU passes with nothing left out, not even a stall for a checkpoint.
+
+    No reading can hide there.
+    """
+    return passes(metrics.delivered_au_percentage, 100 * workload.metric.au)
 
 
 def _near(workload: Workload, metrics: Metrics) -> Iterator[str]:
@@ -173,9 +174,10 @@ def _batches_ahead(workload: Workload) -> int:
     return workload.batches_in_flight - 1
 
 
-def _unproven(workload: Workload, metrics: Metrics, share: float) -> Iterator[str]:
+def _unproven(workload: Workload, metrics: Metrics) -> Iterator[str]:
     """Yield why an AU proves nothing that passes only without the first step."""
     au, whole = metrics.au_percentage, metrics.whole_epoch_au_percentage
+    share = hidden_share(workload, metrics)
     if share > _MOST_HIDDEN:
         most = math.ceil(_batches_ahead(workload) / _MOST_HIDDEN - 1e-9)
         steps = most + metrics.left_out

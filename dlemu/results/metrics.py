@@ -172,7 +172,7 @@ class Metrics:
         """AU of the whole time: with the first steps, and with the stalls for checkpoints."""
         if self.checkpoints is None:
             return self.whole_epoch_au_percentage
-        return self.checkpoints.au_with_stalls_percentage
+        return self.checkpoints["au_with_stalls_percentage"]
 
 
 def measure(

@@ -42,7 +42,7 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
     judgement = judge_run(workload, metrics, summary)
     wanted = 100 * workload.metric.au
     feeds = None
-    if judgement.verdict != "NO VERDICT" and limit_name(summary) == "storage":
+    if judgement["verdict"] != "NO VERDICT" and limit_name(summary) == "storage":
         rounded = round(metrics.au_percentage, 2)  # as `passes` rounds
         feeds = metrics.num_accelerators * rounded / wanted
     au = [epoch.au_percentage for epoch in metrics.epochs]
@@ -51,8 +51,8 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
     nominal = [each * workload.dataset.mean_bytes / 2**20 for each in rate]
     written = summary.get("checkpoints")
     if metrics.checkpoints is not None:
-        cost = asdict(metrics.checkpoints)
-        summary = {**summary, "checkpoints": cast(CheckpointFields, {**(written or {}), **cost})}
+        both = cast(CheckpointFields, {**(written or {}), **metrics.checkpoints})
+        summary = {**summary, "checkpoints": both}
     reader = workload.reader
     return {
         "kind": "run",
@@ -67,11 +67,7 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
         ),
         "num_accelerators": metrics.num_accelerators,
         "epochs": len(metrics.epochs),
-        "verdict": judgement.verdict,
-        "reasons": list(judgement.reasons),
-        "remarks": list(judgement.remarks),
-        "read_ahead": judgement.read_ahead,
-        "unlike": judgement.unlike,
+        **judgement,
         "threshold_percentage": wanted,
         "real_accelerators": feeds,
         "per_epoch": [
@@ -85,7 +81,7 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
             train_au_stdev_percentage=float(np.std(au)),
             train_au_interval_percentage=list(metrics.au_interval or ()) or None,
             train_au_min_accelerator_percentage=float(each.min()),
-            train_au_meet_expectation=_MEET_EXPECTATION[judgement.verdict],
+            train_au_meet_expectation=_MEET_EXPECTATION[judgement["verdict"]],
             train_hidden_share=hidden_share(workload, metrics),
             train_throughput_samples_per_second=rate,
             train_throughput_mean_samples_per_second=float(np.mean(rate)),

@@ -15,7 +15,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any
@@ -24,7 +24,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.storage.atomic import append_whole, create, partial_path, replacing, write_atomically
 from dlemu.storage.regular import check_regular, read_regular
 from dlemu.workload.compose import read_yaml, set_key
@@ -34,6 +34,10 @@ SUMMARY = "summary.json"
 CONFIG = "config.yaml"
 UNFINISHED = ("incomplete", "failed")
 """Values of `status` for a run that did not end well: interrupted or killed, or failed."""
+_CONDITIONS = (
+    *("start", "end", "hostname", "num_hosts", "place", "versions", "data_loader", "dataset"),
+)
+"""Fields of a run's summary that say where and when a search was measured."""
 _ROOM = 1 << 14
 """Bytes that results other than steps take, about."""
 
@@ -221,6 +225,24 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not isinstance(summary, dict):
         raise RunError(f"{path} is damaged: it holds no object")
     return summary
+
+
+def conditions_of(folder: Path, search: str) -> dict[str, Any]:
+    """Return where and when the runs of a search were made, as far as their summaries say.
+
+    `search` is "<target>.<workload>", `folder` the one that holds runs/. What is returned has the
+    names of a run's summary; runs whose summary cannot be read are left out.
+    """
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.glob(f"runs/*/{SUMMARY}")):
+        if path.parent.name.startswith(f"{search}."):
+            with suppress(DlemuError):
+                found.append(read_summary(path.parent))
+    found.sort(key=lambda each: str(each.get("start") or ""))
+    if not found:
+        return {}
+    last = {**found[-1], "start": found[0].get("start")}
+    return {name: last[name] for name in _CONDITIONS if last.get(name)}
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,30 +55,17 @@ _WRAP = 1 << 32
 """The kernel's times of drives wrap around at so many milliseconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """What a host did between two observations; what is not known is None.
-
-    Times are seconds on the clock of the first host.
-    """
+class Interval(NamedTuple):
+    """What a host did between two observations; times are seconds on the first host's clock."""
 
     begin: float
     end: float
     seen: IntervalSummary
-    drive_reads_per_second: float | None
-    drive_queue: float | None
-    """Mean requests in flight, over all drives."""
-    page_cache_bytes: int | None
-    """At the end."""
-    epoch: int | None
-    """From 1 on, the one that the middle lies in; None between two."""
-    au_percentage: float | None
-    """Of the host's first rank, first steps included; None: no step ran."""
 
 
 @dataclass(frozen=True)
 class HostSeries:
-    """The intervals of one host."""
+    """What one host did over time."""
 
     rank: int
     """Its first."""
@@ -86,6 +73,10 @@ class HostSeries:
     epochs: Sequence[tuple[float, float]]
     """Begin and end of each, on the clock of the first host; empty if its steps are missing."""
     intervals: Sequence[Interval]
+    observations: Sequence[Observation]
+    """Those that begin and end the intervals, one more than these, on the host's own clock."""
+    steps: Steps | None
+    """Of its first rank, on the same clock."""
 
 
 def series_of(
@@ -108,12 +99,12 @@ def series_of(
             fewer = (seen[-1].time - seen[0].time) / most if most and seen else 0.0
             kept = apart(seen, max(least, fewer))
             spans = {} if steps is None or not steps.size else epoch_spans(steps)
-            yield HostSeries(
-                rank,
-                name,
-                [(begin + offset, end + offset) for begin, end in spans.values()],
-                list(_intervals(kept, steps, spans, offset)),
-            )
+            parts = [
+                Interval(a.time + offset, b.time + offset, summarize_interval((a, b)))
+                for a, b in pairwise(kept)
+            ]
+            epochs = [(begin + offset, end + offset) for begin, end in spans.values()]
+            yield HostSeries(rank, name, epochs, parts, kept, steps)
         except DAMAGE as error:
             raise RunError(f"{path} is damaged: {in_short(error)}") from None
 
@@ -137,7 +128,7 @@ def write_series(folder: Path, path: Path) -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for host in hosts:
-            writer.writerows({"host": host.host, **_row(each, began)} for each in host.intervals)
+            writer.writerows(_rows(host, began))
         file.flush()
         os.fsync(file.fileno())
 
@@ -179,30 +170,6 @@ def _read(path: Path) -> tuple[_Clock, list[Observation]]:
     return _Clock(head["unix_time"] - head["time"], started), seen
 
 
-def _intervals(
-    observations: Sequence[Observation],
-    steps: Steps | None,
-    spans: dict[int, tuple[float, float]],
-    offset: float,
-) -> Iterator[Interval]:
-    """Yield each interval; `offset` makes a time of this host one of the first host."""
-    au = _au_percentages(np.array([each.time for each in observations]), steps)
-    for number, (first, last) in enumerate(pairwise(observations)):
-        middle = (first.time + last.time) / 2
-        epochs = (epoch + 1 for epoch, (low, high) in spans.items() if low <= middle <= high)
-        reads, queue = _drives(first, last)
-        yield Interval(
-            begin=first.time + offset,
-            end=last.time + offset,
-            seen=summarize_interval((first, last)),
-            drive_reads_per_second=reads,
-            drive_queue=queue,
-            page_cache_bytes=last.page_cache_bytes,
-            epoch=next(epochs, None),
-            au_percentage=au[number],
-        )
-
-
 def _drives(first: Observation, last: Observation) -> tuple[float | None, float | None]:
     """Return requests per second and mean requests in flight, over all drives."""
     pairs = [
@@ -215,35 +182,42 @@ def _drives(first: Observation, last: Observation) -> tuple[float | None, float 
     return sum(now.reads - begun.reads for begun, now in pairs) / seconds, queued / 1000 / seconds
 
 
-def _row(interval: Interval, began: float) -> dict[str, Any]:
-    """Return a row of series.csv."""
-    seen = interval.seen
-    received, sent = None, None
-    if seen.network is not None:
-        received, sent = seen.network.received_bytes, seen.network.sent_bytes
+def _rows(host: HostSeries, began: float) -> Iterator[dict[str, Any]]:
+    """Yield the rows of series.csv; `began` is the time of its first one.
 
-    def rate(num_bytes: int | None) -> str:
-        return "" if num_bytes is None else f"{num_bytes / seen.seconds / 1e6:.3f}"
+    An interval belongs to the epoch in which its middle lies. AU is that of the host's first rank,
+    first steps included.
+    """
+    ends = pairwise(host.observations)
+    au = _au_percentages(np.array([each.time for each in host.observations]), host.steps)
+    for (begin, end, seen), (first, last), percentage in zip(host.intervals, ends, au, strict=True):
+        middle, took = (begin + end) / 2, seen.seconds
+        within = (n for n, (low, high) in enumerate(host.epochs, 1) if low <= middle <= high)
+        reads, queue = _drives(first, last)
+        received, sent = None, None
+        if seen.network is not None:
+            received, sent = seen.network.received_bytes, seen.network.sent_bytes
+        yield {
+            "seconds": f"{round(begin - began, 3) + 0.0:.3f}",
+            "host": host.host,
+            "epoch": next(within, None),
+            "drive_read_MB_per_s": _number(seen.device_read_bytes, ".3f", 1e6 * took),
+            "drive_reads_per_s": _number(reads, ".1f"),
+            "drive_util_percent": _number(max(seen.devices.values(), default=None), ".2f", 0.01),
+            "drive_queue": _number(queue, ".2f"),
+            "network_read_MB_per_s": _number(seen.network_read_bytes, ".3f", 1e6 * took),
+            "read_calls_MB_per_s": _number(seen.process_rchar, ".3f", 1e6 * took),
+            "page_cache_bytes": last.page_cache_bytes,
+            "host_cpu_percent": _number(seen.host_cpu_share, ".2f", 0.01),
+            "process_cpu_percent": _number(seen.process_cpu_share, ".2f", 0.01),
+            "au_percent": _number(percentage, ".2f"),
+            "network_received_MB_per_s": _number(received, ".3f", 1e6 * took),
+            "network_sent_MB_per_s": _number(sent, ".3f", 1e6 * took),
+        }
 
-    def number(value: float | None, form: str, factor: float = 1.0) -> str:
-        return "" if value is None else format(factor * value, form)
 
-    return {
-        "seconds": f"{round(interval.begin - began, 3) + 0.0:.3f}",
-        "epoch": interval.epoch,
-        "drive_read_MB_per_s": rate(seen.device_read_bytes),
-        "drive_reads_per_s": number(interval.drive_reads_per_second, ".1f"),
-        "drive_util_percent": number(max(seen.devices.values(), default=None), ".2f", 100),
-        "drive_queue": number(interval.drive_queue, ".2f"),
-        "network_read_MB_per_s": rate(seen.network_read_bytes),
-        "read_calls_MB_per_s": rate(seen.process_rchar),
-        "page_cache_bytes": interval.page_cache_bytes,
-        "host_cpu_percent": number(seen.host_cpu_share, ".2f", 100),
-        "process_cpu_percent": number(seen.process_cpu_share, ".2f", 100),
-        "au_percent": number(interval.au_percentage, ".2f"),
-        "network_received_MB_per_s": rate(received),
-        "network_sent_MB_per_s": rate(sent),
-    }
+def _number(value: float | None, form: str, unit: float = 1.0) -> str:
+    return "" if value is None else format(value / unit, form)
 
 
 def _au_percentages(times: NDArray[np.float64], steps: Steps | None) -> list[float | None]:

@@ -12,7 +12,6 @@ from dlemu.errors import DlemuError
 from dlemu.host.wear import WearFields
 from dlemu.results.checkpoints import CheckpointFields, CheckpointMetric
 from dlemu.results.header import DatasetFields, PlaceFields
-from dlemu.results.objects import ObjectsMeasured
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
 
@@ -118,6 +117,25 @@ class CacheWatched(TypedDict):
     daemon_cpu_seconds_per_epoch: Sequence[float | None]
     """CPU time of the FUSE mount's process."""
     seconds_per_epoch: Sequence[float]
+
+
+class ObjectsMeasured(TypedDict):
+    """Requests for bytes (GET) of all ranks, over all epochs."""
+
+    gets: int
+    """Requests that were answered. A server has seen `retries` more."""
+    p50_seconds: float | None
+    """Latency that half of them did not exceed, from the request to its last byte."""
+    p99_seconds: float | None
+    retries: int
+    """Requests that were sent again."""
+    slow_downs: int
+    """Answers 503 and 429."""
+    received_bytes: int
+    needed_bytes: int
+    """Asked for by training, headers of files included."""
+    cpu_seconds_per_GB: float | None
+    """CPU time of ranks and workers for each 10^9 bytes that were received."""
 
 
 class NetworkFields(TypedDict):

@@ -7,7 +7,6 @@ from dlemu.host.wear import WearFields
 from dlemu.terminal import is_verbose
 from dlemu.units import format_bytes
 
-_YEAR = 365 * 86_400
 _OWN = 1.5
 """More bytes of the drive than this for a byte of the files were not written for these files."""
 
@@ -31,16 +30,20 @@ class Sustained(TypedDict):
 def sustained(
     endurance: int, *, capacity: int | None = None, years: float = 5.0, duty: float = 1.0
 ) -> Sustained:
-    """Return the rate that uses up `endurance` bytes in so many years of 365 days."""
+    """Return the rate that uses up `endurance` bytes in so many years of 365 days.
+
+    The drive is written in a share `duty` (0-1) of the time.
+    """
     binary = endurance if is_binary(endurance) else endurance / 10**15 * 2**50
     days = years * 365
+    seconds = duty * days * 86_400
     return Sustained(
         endurance_bytes=endurance,
         years=years,
         duty=duty,
-        bytes_per_second=sustained_write_rate(endurance, years=years, duty=duty),
+        bytes_per_second=endurance / seconds,
         drive_writes_per_day=endurance / capacity / days if capacity else None,
-        binary_bytes_per_second=sustained_write_rate(binary, years=years, duty=duty),
+        binary_bytes_per_second=binary / seconds,
         binary_drive_writes_per_day=binary / capacity / days if capacity else None,
     )
 
@@ -48,17 +51,6 @@ def sustained(
 def is_binary(num_bytes: int) -> bool:
     """Return whether a size was given in binary units: as whole TiB that are no whole GB."""
     return num_bytes % 2**40 == 0 and num_bytes % 10**9 != 0
-
-
-def sustained_write_rate(endurance: float, *, years: float = 5.0, duty: float = 1.0) -> float:
-    """Return the bytes per second that use up a drive's rated writes in so many years.
-
-    Args:
-        endurance: bytes that the drive may take in its life.
-        years: of 365 days.
-        duty: share (0-1) of the time in which the drive is written at this rate.
-    """
-    return endurance / (years * _YEAR) / duty
 
 
 def has_writes(wear: WearFields) -> bool:

@@ -69,7 +69,7 @@ def make_cold(
             return
         mine = kept
     with watchdog.phase("in the cold start", watchdog.longest_at):
-        paths, show = _paths(workload, layout, mine), _progress(len(mine), world, say)
+        paths, show = _paths(workload.data_folder, layout, mine), _progress(len(mine), world, say)
         dropped = _named(lambda: drop(paths, at=watchdog.at, each_second=show))
     _say_dropped(world.gather(dropped), say, seconds=time.perf_counter() - begin)
 
@@ -89,7 +89,7 @@ def _where_some_are_cached(
     num = min(len(mine), ceil_div(_SAMPLED, world.num_local_ranks))
     sample = random.sample(mine, num)  # each run draws other files
     with watchdog.phase("while looking for cached files", watchdog.longest_at):
-        seen = _named(lambda: look(_paths(workload, layout, sample), at=watchdog.at))
+        seen = _named(lambda: look(_paths(workload.data_folder, layout, sample), at=watchdog.at))
     told = world.all_gather((world.host_index, seen))
     looked_at = sum(pages.num_files for host, pages in told if host == 0)
     if not _any_cached([pages for _, pages in told]):
@@ -104,11 +104,7 @@ def _where_some_are_cached(
     return mine if here else range(0)
 
 
-def _paths(workload: Workload, layout: Layout, files: Sequence[int]) -> Iterator[str]:
-    return _below(workload.data_folder, layout, files)
-
-
-def _below(folder: Path, layout: Layout, files: Sequence[int]) -> Iterator[str]:
+def _paths(folder: Path, layout: Layout, files: Sequence[int]) -> Iterator[str]:
     return (f"{folder}/{layout.path(file)}" for file in files)
 
 
@@ -125,7 +121,7 @@ def _behind(workload: Workload, layout: Layout, files: Sequence[int]) -> Iterato
         folders.append(origin / folder.relative_to(mount.point))
     found = next((each for each in folders if (each / layout.path(0)).exists()), None)
     if found is not None:
-        yield from (path for path in _below(found, layout, files) if Path(path).exists())
+        yield from (path for path in _paths(found, layout, files) if Path(path).exists())
 
 
 def _any_cached(seen: Sequence[Pages]) -> bool:

@@ -8,7 +8,7 @@ from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import count_steps
 from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, required_size
-from dlemu.loaders.object_probe import probe_objects
+from dlemu.loaders.objects import probe_objects
 from dlemu.loaders.source import readers_memory
 from dlemu.results.folders import check_free
 from dlemu.run.closed import check_closed
@@ -90,7 +90,9 @@ def forecast_run(
     def rest() -> RunForecast:
         layout = dataset.layout
         num_steps = count_steps(dataset.workload, layout, num_accelerators=total)
-        readers = num_readers or total * workload.reader.num_streams
+        readers = min(num_readers or total * workload.reader.num_streams, _MOST_READERS)
+        rate = probe_dataset(dataset, num_readers=readers, seconds=_PROBE_SECONDS)
+        emulated = dataset.workload.origin.read_bandwidth
         return RunForecast(
             workload=dataset.workload,
             layout=layout,
@@ -98,7 +100,8 @@ def forecast_run(
             num_steps=num_steps,
             size=size,
             memory_bytes=sum(each for host, each in memories if host == world.host_index),
-            bytes_per_second=_origin_rate(dataset, readers),
+            # Of an emulated origin no more than it gives.
+            bytes_per_second=min(rate, emulated) if rate and emulated else rate,
             cache=cache,
         )
 
@@ -114,14 +117,6 @@ def check_run(workload: Workload, found: RunForecast, world: World) -> None:
         check_free(workload)
         if workload.workflow.checkpoint:
             examine_in_run(found.workload, found.num_accelerators, found.num_steps)
-
-
-def _origin_rate(dataset: Dataset, num_readers: int) -> float | None:
-    """Return what a probe reads in a second; of an emulated origin no more than it gives."""
-    num_readers = min(num_readers, _MOST_READERS)
-    rate = probe_dataset(dataset, num_readers=num_readers, seconds=_PROBE_SECONDS)
-    emulated = dataset.workload.origin.read_bandwidth
-    return min(rate, emulated) if rate and emulated else rate
 
 
 def probe_dataset(dataset: Dataset, *, num_readers: int, seconds: float) -> float | None:

@@ -26,11 +26,11 @@ from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
-from dlemu.errors import DlemuError, RunError
+from dlemu.errors import DlemuError, RunError, WorkloadError
 from dlemu.host.limits import memory_bytes
 from dlemu.host.place import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
-from dlemu.results.cache import add_cache, cache_fields, preload_line
+from dlemu.results.cache import add_cache, cache_fields
 from dlemu.results.evidence import combine
 from dlemu.results.folders import keep_leftovers, make
 from dlemu.results.header import DatasetFields, header, place_fields
@@ -48,7 +48,6 @@ from dlemu.results.summary import CacheMeasured, Summary, time_of_day
 from dlemu.results.sums import Rule, Sums, sum_all
 from dlemu.run.cold import make_cold
 from dlemu.run.gathering import collect_files, gather_sums
-from dlemu.run.gpus import compute_on_gpu, find_gpus
 from dlemu.run.live import Live
 from dlemu.run.monitor import Reports, RunMonitor, watched_places
 from dlemu.run.replay import (
@@ -95,7 +94,7 @@ def check_job(workload: Workload, world: World) -> None:
     if own:
         check_loader(workload, len(own))
         if workload.train.compute == "gpu":
-            find_gpus(workload, len(own))
+            _find_gpus(workload, len(own))
 
 
 def run_job(
@@ -239,7 +238,11 @@ class _Run:
         monitor, parts = self._replay()
         sums = gather_sums(self._workload, self._world, parts)
         collect_files(self._world, self._record.folder)
-        reports = monitor.gather(self._written_bytes())
+        # Those of all ranks' checkpoints are on rank 0's account, those of a host's cache on its
+        # first rank's.
+        checkpoints = self._summary.get("checkpoints")
+        written = 0 if checkpoints is None else checkpoints["written_bytes"]
+        reports = monitor.gather(written + (0 if self._tier is None else self._tier.written_bytes))
         if self._tier is not None:
             self._cached = cache_fields(
                 self._workload, emulates(self._workload), self._tier.gather()
@@ -250,7 +253,7 @@ class _Run:
         """Start cold and run the epochs; return what was seen, and each epoch's own steps."""
         workload, world = self._workload, self._world
         clock, watchdog = self._clock, self._watchdog
-        on_gpu = compute_on_gpu(workload, len(self._own), clock)
+        on_gpu = _compute_on_gpu(workload, len(self._own), clock)
         wait_until = after_launch(workload.train.launch_time, on_gpu or clock.sleep_until)
         compute = watchdog.computing(wait_until, clock)
         parts: list[Steps] = []
@@ -285,7 +288,10 @@ class _Run:
                         self._say(_epoch_line(epoch, steps, workload))
                 if self._checkpoints is not None:
                     self._live.does("waiting for the last checkpoint")
-                    self._gather_checkpoints(self._checkpoints)
+                    ended = world.gather(self._checkpoints.finish())
+                    if ended is not None:
+                        found = combine_checkpoints(workload, self._num_accelerators, ended)
+                        self._summary["checkpoints"] = found
                 self._live.does("gathering the results")
                 most_lost = max(world.all_gather(_lost_share(parts)))
                 with watchdog.phase("while probing the drive"):
@@ -321,8 +327,6 @@ class _Run:
         seconds = perf_counter() - begin
         with watchdog.phase("while the last files are written to the cache", lambda: ""):
             tier.copied(seconds, watchdog.at)
-        if tier.preload is not None:
-            self._say(preload_line(asdict(tier.preload), emulates(self._workload)))
 
     def _open_loader(self) -> Loader:
         if not self._own:
@@ -349,21 +353,6 @@ class _Run:
                 yield checkpoints
             finally:
                 self._live.checkpoint = lambda: ""
-
-    def _gather_checkpoints(self, checkpoints: RunCheckpoints) -> None:
-        reports = self._world.gather(checkpoints.finish())
-        if reports is not None:
-            fields = combine_checkpoints(self._workload, self._num_accelerators, reports)
-            self._summary["checkpoints"] = fields
-
-    def _written_bytes(self) -> int:
-        """Return the bytes of the files that were written during the epochs on this rank's account.
-
-        Those of all ranks' checkpoints are rank 0's, those of a host's cache its first rank's.
-        """
-        checkpoints = self._summary.get("checkpoints")
-        own = 0 if checkpoints is None else checkpoints["written_bytes"]
-        return own + (0 if self._tier is None else self._tier.written_bytes)
 
     def _replay_epoch(
         self,
@@ -393,7 +382,7 @@ class _Run:
                 replay_epoch, barrier=watchdog.barrier, clock=self._clock, compute=compute
             )
             batches, checkpoints = loader.epoch(epoch, plan), self._checkpoints
-            with self._live.epoch(epoch, records, self._workload, monitor, others):
+            with self._live.epoch(records, self._workload, monitor, others):
                 if checkpoints is None:
                     steps = replay(batches, records)
                 else:
@@ -453,6 +442,31 @@ class _Run:
         return count_steps(
             self._workload, self._dataset.layout, num_accelerators=self._num_accelerators
         )
+
+
+def _compute_on_gpu(
+    workload: Workload, accelerators: int, clock: Clock
+) -> Callable[[float], None] | None:
+    """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
+    if workload.train.compute == "sleep" or accelerators == 0:
+        return None
+    from dlemu.gpu.compute import gpu_compute
+
+    return gpu_compute(_find_gpus(workload, accelerators), clock)
+
+
+def _find_gpus(workload: Workload, accelerators: int) -> range:
+    """Return the GPUs that compute for so many accelerators."""
+    from dlemu.gpu.compute import find_torch
+    from dlemu.gpu.cuda import num_gpus
+
+    try:
+        num = workload.dali.gpus_per_host or num_gpus()
+    except RunError as error:
+        raise WorkloadError(f"train.compute=gpu: {error}; or set train.compute=sleep") from None
+    gpus = range(max(1, min(num, accelerators)))
+    find_torch(gpus)
+    return gpus
 
 
 def _lost_share(parts: Sequence[Steps]) -> float:

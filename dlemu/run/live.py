@@ -5,14 +5,12 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.records import Steps
 from dlemu.results.sums import credited_seconds, left_out, step_seconds
 from dlemu.run.monitor import RunMonitor
@@ -23,6 +21,8 @@ _RECENT_SECONDS = 5.0
 
 Phase = Callable[[], tuple[str, float]]
 """Returns a phase of `Watchdog`, "" between phases, and how long it has lasted."""
+_Epoch = tuple[Sequence["StepsSoFar"], int, RunMonitor, int]
+"""The sums of each epoch so far, of how many, what watches them, and how many ranks there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,8 @@ class Live:
         self._doing, self._since = "starting", time.perf_counter()
         self._phase: Phase = lambda: ("", 0.0)
         self._epoch: _Epoch | None = None
-        self._ended: list[_Epoch] = []
+        self._sums: list[StepsSoFar] = []
+        """Of each epoch so far."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -110,96 +111,66 @@ class Live:
     @contextmanager
     def run(self, phase: Phase) -> Iterator[None]:
         """Follow one run, whose watchdog has these phases."""
-        self._ended, self._phase = [], phase
+        self._sums, self._phase = [], phase
         try:
             with self.doing("starting"):
                 yield
         finally:
-            self._epoch, self._ended, self._phase = None, [], lambda: ("", 0.0)
+            self._epoch, self._sums, self._phase = None, [], lambda: ("", 0.0)
 
     @contextmanager
     def epoch(
-        self, number: int, steps: Steps, workload: Workload, monitor: RunMonitor, num_ranks: int
+        self, steps: Steps, workload: Workload, monitor: RunMonitor, num_ranks: int
     ) -> Iterator[None]:
-        """Follow an epoch: `steps` are the records that its replay fills.
+        """Follow the next epoch: `steps` are the records that its replay fills.
 
-        `num_ranks` is above 1 if other ranks have accelerators as well.
+        `num_ranks` is above 1 if other ranks have accelerators as well. A rank without any is not
+        followed.
         """
-        self._epoch = epoch = _Epoch(number, steps, workload, monitor, num_ranks)
+        if not steps.shape[1]:
+            yield
+            return
+        self._sums = [*self._sums, StepsSoFar(steps, workload.metric)]
+        self._epoch = self._sums, workload.train.epochs, monitor, num_ranks
         try:
             yield
         finally:
             self._epoch = None
-            self._ended = [*self._ended, epoch]
 
     def now(self) -> RunProgress:
         """Return what is known now."""
         with self._lock:
-            epoch = self._epoch
-            if epoch is not None:
-                return replace(epoch.progress(self.job, self._ended), checkpoint=self.checkpoint())
+            if (epoch := self._epoch) is not None:
+                return self._in_epoch(*epoch)
         phase, seconds = self._phase()
         text = phase.removeprefix("while ").removeprefix("in ").removeprefix("the ")
         if not text:
             text, seconds = self._doing, time.perf_counter() - self._since
         return RunProgress(job=self.job, doing=text, seconds=seconds)
 
-
-class _Epoch:
-    """An epoch that runs, or has ended."""
-
-    def __init__(
-        self, number: int, steps: Steps, workload: Workload, monitor: RunMonitor, num_ranks: int
-    ) -> None:
-        self._number, self._epochs = number, workload.train.epochs
-        self._monitor, self._num_ranks = monitor, num_ranks
-        self._steps, self._metric = steps, workload.metric
-
-    @cached_property
-    def _sums(self) -> "StepsSoFar":
-        """The sums of its steps, for a rank that shows them: another may have no accelerators."""
-        return StepsSoFar(self._steps, self._metric)
-
-    def progress(self, job: str, before: "list[_Epoch]") -> RunProgress:
-        """Return the figures of this epoch, and the AU of all with those `before`."""
-        sums = self._sums
-        for each in (*before, self):
-            each._sums.look()
-        rate, share = self._of_the_drive()
+    def _in_epoch(
+        self, sums: Sequence["StepsSoFar"], epochs: int, monitor: RunMonitor, num_ranks: int
+    ) -> RunProgress:
+        """Return the figures of the last epoch, and the AU of all."""
+        for each in sums:
+            each.look()
+        steps = sums[-1]
+        rate, share = monitor.delivered(steps.bytes_until)
+        left = steps.num_steps * (1 + epochs - len(sums)) - steps.done
         return RunProgress(
-            job=job,
-            epoch=self._number + 1,
-            epochs=self._epochs,
-            step=sums.done,
-            steps=sums.num_steps,
-            au_percentage=_mean_au([each._sums for each in (*before, self)]),
-            samples_per_second=sums.samples_per_second(time.perf_counter()),
+            job=self.job,
+            epoch=len(sums),
+            epochs=epochs,
+            step=steps.done,
+            steps=steps.num_steps,
+            au_percentage=_mean_au(sums),
+            samples_per_second=steps.samples_per_second(time.perf_counter()),
             drive_bytes_per_second=rate,
             cached_share=share,
-            seconds_left=self._seconds_left(),
-            num_ranks=self._num_ranks,
+            checkpoint=self.checkpoint(),
+            seconds_left=None if steps.step_seconds is None else left * steps.step_seconds,
+            num_ranks=num_ranks,
         )
-
-    def _of_the_drive(self) -> tuple[float | None, float | None]:
-        """Return bytes per second of the last seconds, and the share from memory of the epoch."""
-        counted = self._monitor.counted()
-        if counted is None:
-            return None, None
-        epoch, recent = counted.epoch, counted.recent
-        read = round(self._sums.bytes_until(counted.time) / counted.own_share)
-        stored = stored_bytes(epoch, counted.file_system)
-        if stored is None:
-            stored = vouched_bytes(epoch, counted.file_system, read=read)
-        lately = stored_bytes(recent, counted.file_system)
-        rate = None if lately is None else lately / recent.seconds
-        return rate, None if stored is None or not read else max(0.0, 1 - stored / read)
-
-    def _seconds_left(self) -> float | None:
-        each = self._sums.step_seconds
-        if each is None:
-            return None
-        later = self._sums.num_steps * (self._epochs - self._number - 1)
-        return each * (self._sums.num_steps - self._sums.done + later)
 
 
 class StepsSoFar:
@@ -276,7 +247,7 @@ class StepsSoFar:
         return float(last["start"][0] + step_seconds(last)[0])
 
 
-def _mean_au(epochs: list[StepsSoFar]) -> float | None:
+def _mean_au(epochs: Sequence[StepsSoFar]) -> float | None:
     """Return the mean over epochs; one that has not ended weighs as much as its steps."""
     counted = [(each.au_percentage, each.counted) for each in epochs]
     steps = sum(num for _, num in counted)

@@ -1,9 +1,8 @@
 """Watches a run on this rank's host, and sends what was seen to rank 0."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +17,7 @@ from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
 from dlemu.loaders import Loader, TellsGets, TellsPaths
 from dlemu.objects.counts import GetCounts
+from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.evidence import HostReport
 from dlemu.results.records import host_file, named
 from dlemu.storage.pagecache import cached_share
@@ -36,20 +36,6 @@ _RECENT_SECONDS, _LEAST_SECONDS = 5.0, 0.5
 
 Reports = tuple[list[HostReport], PathBytes, GetCounts | None]
 """Of all hosts; all ranks' bytes; their requests, None where the data folder is no bucket."""
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What this rank's host counted in the current epoch, until its last observation."""
-
-    epoch: IntervalSummary
-    recent: IntervalSummary
-    """The last seconds of it."""
-    time: float
-    """Of that observation, on the clock of time.perf_counter."""
-    own_share: float
-    """Share (0-1) of the host's accelerators that are this rank's."""
-    file_system: str
 
 
 def watched_places(workload: Workload) -> WatchedPlaces | None:
@@ -181,27 +167,32 @@ class RunMonitor:
                     self._places.settle()
                 self._watched.append(self._places.counts().since(self._counts))
 
-    def counted(self) -> Counted | None:
-        """Return what was counted in this epoch; None while that is too short to tell.
+    def delivered(self, read_until: Callable[[float], int]) -> tuple[float | None, float | None]:
+        """Return what storage delivered in this epoch so far; None: not known, or too soon to tell.
 
-        Any thread may call it.
+        That is bytes per second of the last seconds, and the share (0-1) of the bytes read that
+        came from memory. `read_until` returns this rank's bytes until a time of
+        time.perf_counter. Any thread may call it.
         """
         if self._observer is None:
-            return None
+            return None, None
         seen = self._observer.observations  # it only grows
         begun, last = self._begun, len(seen) - 1
         if last <= begun or seen[last].time - seen[begun].time < _LEAST_SECONDS:
-            return None
+            return None, None
         recent = last - 1
         while recent > begun and seen[last].time - seen[recent].time < _RECENT_SECONDS:
             recent -= 1
-        return Counted(
-            epoch=summarize_interval([seen[begun], seen[last]]),
-            recent=summarize_interval([seen[recent], seen[last]]),
-            time=seen[last].time,
-            own_share=self.num_workers / max(1, self._num_host_workers),
-            file_system=self._file_system,
-        )
+        lately = summarize_interval([seen[recent], seen[last]])
+        given = stored_bytes(lately, self._file_system)
+        rate = None if given is None else given / lately.seconds
+        epoch = summarize_interval([seen[begun], seen[last]])
+        own_share = self.num_workers / max(1, self._num_host_workers)
+        read = round(read_until(seen[last].time) / own_share)
+        stored = stored_bytes(epoch, self._file_system)
+        if stored is None:
+            stored = vouched_bytes(epoch, self._file_system, read=read)
+        return rate, None if stored is None or not read else max(0.0, 1 - stored / read)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

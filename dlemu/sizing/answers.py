@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dlemu.sizing.search import Point, Sizing
+from dlemu.sizing.search import Point, Range, Sizing
 from dlemu.sizing.targets import Target
 from dlemu.workload.model import Workload
 
@@ -15,13 +15,9 @@ ANSWER = "sizing.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class First:
+class First(Range):
     """What an answer of `dlemu try` has beside that of a search."""
 
-    low: int
-    high: int | None
-    """None: something other than the storage held the runs back."""
-    evidence: str
     data_loader: str
     """What read the files."""
     instead_of: str

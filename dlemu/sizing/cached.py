@@ -65,7 +65,8 @@ def supply_of(workload: Workload, *, origin: float, reads: float, writes: float)
     return Supply(
         hits=share,
         cold=cold,
-        warm=seconds_a_byte(hits, origin=misses_by[0], cache=reads),
+        # In each part the slower of both decides: what it leaves idle, no other part can use.
+        warm=np.maximum((1 - hits) / misses_by[0], hits / reads),
         cold_limit=slower,
         warm_limit=misses_by[1] if by_misses else "cache",
     )
@@ -201,19 +202,11 @@ def profile(policy: CachePolicy, capacity: float, *, shuffled: bool = True) -> S
     return np.maximum(0.0, 1 - (1 - capacity) / (1 - at))
 
 
-def seconds_a_byte(hits: Shares, *, origin: float, cache: float) -> Shares:
-    """Return the least seconds for a byte, along an epoch with these hit shares.
-
-    `origin` and `cache`: bytes per second. In each part the slower of both decides; what one part
-    leaves idle, no other part can use.
-    """
-    return np.maximum((1 - hits) / origin, hits / cache)
-
-
 def rate_at(slowest: Shares, au: float) -> float:
     """Return the demand, bytes per second, x AU at which AU is `au` (0-1).
 
-    `slowest`: of `seconds_a_byte`. With one share all along it is the rate of the slower of both.
+    `slowest`: the least seconds for a byte, along an epoch. With one share of hits all along it is
+    the rate of the slower of origin and cache.
     """
     if not slowest.any():
         return math.inf
@@ -227,5 +220,5 @@ def rate_at(slowest: Shares, au: float) -> float:
 
 
 def au_at(slowest: Shares, demand: float) -> float:
-    """Return the AU (0-1) at a demand in bytes per second; `slowest`: of `seconds_a_byte`."""
+    """Return the AU (0-1) at a demand in bytes per second; `slowest` as in `rate_at`."""
     return 1 / float(np.maximum(1.0, slowest * demand).mean())

@@ -31,7 +31,7 @@ from dlemu.results.records import Steps, check_writable, read_steps, write_json
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
-from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import step_overhead
 from dlemu.storage.locks import locked
 from dlemu.terminal import say, silent
@@ -93,8 +93,7 @@ def calibrate_host(
         calibration = _Runs(workload, world, say, scratch, live or Live()).calibrate(memory, target)
         if calibration is not None:
             on_found(calibration)
-            file = CalibrationFile(host=world.host, calibrations=(calibration,))
-            write_json(path, file.model_dump(mode="json"))
+            write_json(path, calibration.model_dump(mode="json"))
             more: dict[str, object] = {"predict.calibration": path}
             if calibration.drive_read_bytes_per_second is None:
                 more["drive"] = "d7_ps1010"  # an example
@@ -281,6 +280,7 @@ class _Runs:
                 )
         jitter = _jitter(read_steps(one.folder))
         return Calibration(
+            host=self._world.host,
             workload=workload.name,
             loader=workload.reader.data_loader,
             odirect=workload.reader.odirect is True,

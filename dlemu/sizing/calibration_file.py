@@ -15,10 +15,13 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Calibration(BaseModel):
-    """What was measured on one host with one workload, loader and odirect setting."""
+    """What was measured on one host with one workload, loader and odirect setting: the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    version: Literal[3] = 3
+    host: str = ""
+    """Its name."""
     workload: str
     loader: str
     odirect: bool
@@ -44,19 +47,9 @@ class Calibration(BaseModel):
     drive_limit: str | None = None
     """Limit of the cold read; if not the storage, the drive may give more."""
 
-
-class CalibrationFile(BaseModel):
-    """What `dlemu calibrate` writes: the calibrations of one host."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: Literal[2] = 2
-    host: str
-    calibrations: tuple[Calibration, ...]
-
     @classmethod
     def parse(cls, text: str | bytes, *, path: str) -> Self:
-        """Return the calibrations in a file's text; errors name `path`."""
+        """Return the calibration in a file's text; errors name `path`."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -66,14 +59,3 @@ class CalibrationFile(BaseModel):
                 f"{path} is not a calibration{f', {key}' if key else ''}: {first['msg']}; "
                 "write it with dlemu calibrate"
             ) from None
-
-    def find(self, *, workload: str, loader: str, odirect: bool) -> Calibration:
-        """Return the calibration of exactly this job; a host's rates do not hold for another."""
-        asked = (workload, loader, odirect)
-        for found in self.calibrations:
-            if asked == (found.workload, found.loader, found.odirect):
-                return found
-        raise WorkloadError(
-            f"predict.calibration has nothing for {workload} with reader.data_loader={loader} and "
-            f"reader.odirect={str(odirect).lower()}; measure it with dlemu calibrate"
-        )

@@ -23,14 +23,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dlemu.dataset.layout import Dataset, Repeated
-from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under, lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators
-from dlemu.results.facts import conditions_of
 from dlemu.results.folders import hold
-from dlemu.results.header import place_lines
-from dlemu.results.metrics import passes
-from dlemu.results.records import write_json
+from dlemu.results.header import header, place_fields
+from dlemu.results.records import conditions_of, write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.sizing.answers import ANSWER, First, Sized, document_of
 from dlemu.sizing.first_files import (
@@ -41,21 +39,19 @@ from dlemu.sizing.first_files import (
     scratch_folder,
     write_files,
 )
-from dlemu.sizing.measured import point_of
-from dlemu.sizing.search import Estimate, Goal, Point, conclude, search
+from dlemu.sizing.measured import describe_event, point_of
+from dlemu.sizing.search import Goal, Point, Range, Sizing, conclude, search
 from dlemu.sizing.start import PROBE_READERS, START_SECONDS, probed_rate
 from dlemu.sizing.targets import Target, names_of
 from dlemu.storage.probe import probe_writing
 from dlemu.terminal import say, silent
 from dlemu.units import (
     ceil_div,
-    counted,
     format_bytes,
     format_left,
     format_rate,
     format_seconds,
 )
-from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Workload, load_workload
 from dlemu.workload.sections import LISTED, Arguments, MostBytes, Seconds, Section, Use
 from dlemu.world.world import Alone
@@ -119,32 +115,41 @@ def try_storage(
             f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
             f"most {format_bytes(trial.max_bytes)} of files in {own}"
         )
-        say(place_lines(trial.folder, host=Alone().host))
+        say(header({"place": place_fields(trial.folder, host=Alone().host)}))
         rate = _write_rate(own)
         datasets = _datasets(trial, own, rate, say)
         (target,) = names_of([str(trial.folder)])
         answers: list[Sized] = []
-        for number, files in enumerate(datasets):
-            share = (end - time.perf_counter()) / (len(datasets) - number)
+        for place, (job, files) in enumerate(zip(trial.jobs, datasets, strict=True)):
+            share = (end - time.perf_counter()) / (len(datasets) - place)
             runs = results / "runs" / f"{target}.{files.workload.name}"
             one = _Try(files, time.perf_counter() + share, runs, end, say)
-            say(f"{number + 1}/{len(datasets)} {one.describe()}")
-            estimate = one.run()
+            say(f"{place + 1}/{len(datasets)} {one.describe()}")
+            found, between = one.run()
+            number = found.num_accelerators
             needs, commands = full_measurement(
-                trial.folder, files, estimate, write_rate=rate, own=own
+                trial.folder, files, number, between.high or number, write_rate=rate, own=own
             )
             first = First(
-                low=estimate.low,
-                high=estimate.high,
-                evidence=estimate.evidence,
+                **vars(between),
                 data_loader=files.workload.reader.data_loader,
-                instead_of=trial.jobs[number].reader.data_loader,
+                instead_of=job.reader.data_loader,
                 written=files.written,
                 commands=commands,
                 full=needs,
             )
             storage = Target(target, str(files.workload.data_folder), len(devices_under(own)))
-            answers.append(one.answer(estimate, first, storage, results))
+            answers.append(
+                Sized(
+                    **vars(found),
+                    target=storage,
+                    workload=files.workload,
+                    folder=results,
+                    dataset_bytes=files.num_bytes,
+                    first=first,
+                    conditions=conditions_of(results, runs.name),
+                )
+            )
             write_json(results / ANSWER, document_of(answers, trial.folder))
             on_answer(answers)
         return answers
@@ -162,10 +167,6 @@ def _write_rate(own: Path) -> float:
 
 def load_jobs(names: Sequence[str], keys: dict[str, Any]) -> tuple[Workload, ...]:
     """Return the workloads of a try, with keys that hold for all of them."""
-    known = known_workloads()
-    for name in names:
-        if name not in known and not name.endswith((".yaml", ".yml")):
-            raise WorkloadError(f"no workload {name}{did_you_mean(name, known)}")
     jobs = tuple(load_workload(name, keys) for name in names)
     for job in jobs:
         if job.train.computation_time.mean == 0:
@@ -220,60 +221,44 @@ class _Try:
         done = f"writing {what}" if self._files.written else f"{folder}: {what}, there already"
         return f"{self._workload.name}: {done}{self._left()}"
 
-    def run(self) -> Estimate:
-        """Return the answer for the workload."""
+    def run(self) -> tuple[Sizing, Range]:
+        """Return the answer for the workload, and between which numbers it lies."""
         if self._files.written:
             write_files(self._files)
         rate = probed_rate(Dataset(self._workload, self._files.layout))
         taken = self._workload.metric.au * self._workload.demand
         self._expected = rate / taken
         self._tell(
-            f"{PROBE_READERS} readers at once get {format_rate(rate)}, as much as "
+            f"     {PROBE_READERS} readers at once get {format_rate(rate)}, as much as "
             f"{self._expected:.1f} accelerators take"
         )
         if self._expected < _SURELY_NONE:
-            return Estimate(
+            none = Sizing(
                 num_accelerators=0,
-                low=0,
-                high=0,
                 real_accelerators=self._expected,
+                at_least=False,
+                fewest_failed=None,
+                threshold=100 * self._workload.metric.au,
+                points=(),
+                confirmations=(),
                 interval=(0.7 * self._expected, 1.1 * self._expected),
-                evidence=f"{PROBE_READERS} readers at once get {format_rate(rate)}, one "
-                f"accelerator needs {format_rate(taken)}; no run was made",
+                limit="storage",
             )
+            evidence = (
+                f"{PROBE_READERS} readers at once get {format_rate(rate)}, one accelerator needs "
+                f"{format_rate(taken)}; no run was made"
+            )
+            return none, Range(low=0, high=0, evidence=evidence)
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
         return self._search(most)
 
-    def answer(self, estimate: Estimate, first: First, target: Target, results: Path) -> Sized:
-        """Return the answer in the form of a search's; `results` is the folder that it lies in."""
-        threshold = 100 * self._workload.metric.au
-        passed = [p for p in self.points if passes(p.au_percentage, threshold)]
-        failed = [p.num_accelerators for p in self.points if p not in passed]
-        number = estimate.num_accelerators
-        return Sized(
-            num_accelerators=number,
-            real_accelerators=estimate.real_accelerators,
-            at_least=estimate.high is None,
-            fewest_failed=min(failed, default=None),
-            threshold=threshold,
-            points=tuple(self.points),
-            confirmations=tuple(p for p in passed if p.num_accelerators == number),
-            interval=estimate.interval,
-            limit=estimate.limit,
-            target=target,
-            workload=self._workload,
-            folder=results,
-            dataset_bytes=self._files.num_bytes,
-            first=first,
-            conditions=conditions_of(results, self._runs.name),
-        )
-
-    def _search(self, most: int) -> Estimate:
+    def _search(self, most: int) -> tuple[Sizing, Range]:
         """Make runs while there is time."""
         threshold = 100 * self._workload.metric.au
         start = max(1, min(math.floor(self._expected) + 1, most))
         with suppress(_TimeIsUp):
-            search(self._measure, Goal(threshold, most, start=start, confirm=1))
+            goal = Goal(threshold, most, start=start, confirm=1)
+            search(self._measure, goal, on_event=lambda event: self._tell(describe_event(event)))
         share = self._workload.batches_in_flight / self._num_steps
         return conclude(self.points, threshold=threshold, read_ahead_share=share, most=most)
 
@@ -317,10 +302,6 @@ class _Try:
         seconds = time.perf_counter() - begin
         point = point_of(job, outcome, seconds, in_memory=self._in_memory)
         self.points.append(point)
-        self._tell(
-            f"{counted(number, 'accelerator')}: AU {point.au_percentage:.2f}%, "
-            f"{format_rate(point.read_bytes_per_second)}, limit: {point.limit}"
-        )
         return point
 
     def _num_files(self, steps: int, accelerators: int) -> int:
@@ -334,4 +315,4 @@ class _Try:
         return format_left(self._end - time.perf_counter(), before="; ")
 
     def _tell(self, text: str) -> None:
-        self._say(f"     {text}{self._left()}")
+        self._say(f"{text}{self._left()}")

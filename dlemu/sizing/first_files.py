@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from dlemu.dataset.layout import Layout, layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.host.devices import lies_in_memory
-from dlemu.sizing.search import Estimate
+from dlemu.sizing.search import about_runs
 from dlemu.sizing.start import START_SECONDS
 from dlemu.storage.owned import OwnedFolder, direct, held
 from dlemu.terminal import complain
@@ -36,8 +36,6 @@ _OURS = re.compile(r"dlemu\.json|dlemu\.files\.npy|plan\.json|.*\.journal|img_\d
 _HEADROOM = 1.25
 _QUICK_TIMES = (5, 2)
 """A quick search gets so many times the files that it needs, if that is half of what is free."""
-_SEARCH_RUNS = 7
-"""Runs of a search from a good start, on average (docs/prediction.md)."""
 _SIZE_KEYS = (
     *("reader.data_loader", "reader.read_threads", "reader.batch_size", "metric.au"),
     *("train.computation_time", "train.epochs", "dataset.record_length_bytes"),
@@ -199,65 +197,43 @@ def _planned(own: Path, workload: Workload, num_files: int) -> Files:
     return Files(chosen, layout_of(chosen), written=True)
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """A search, and the dataset that it needs."""
-
-    workload: Workload
-    num_files: int
-    have: int
-    """Files that are there already."""
-
-    @property
-    def new_bytes(self) -> float:
-        dataset = self.workload.dataset
-        new = max(0, self.num_files - self.have)
-        return new * dataset.num_samples_per_file * dataset.mean_bytes
-
-    def seconds(self, accelerators: int) -> float:
-        """Return about how long the search takes."""
-        reader, train = self.workload.reader, self.workload.train
-        samples = self.num_files * self.workload.dataset.num_samples_per_file
-        steps = samples / (reader.batch_size * accelerators)
-        step = train.computation_time.mean / self.workload.metric.au
-        return _SEARCH_RUNS * (START_SECONDS + train.epochs * steps * step)
-
-    @property
-    def commands(self) -> tuple[str, ...]:
-        more: dict[str, object] = {"dataset.data_folder": self.workload.data_folder}
-        if self.workload.size.quick:
-            more["size.quick"] = True
-        size = command("size", self.workload, _SIZE_KEYS, more)
-        if self.num_files <= self.have:
-            return (size,)
-        return datagen_command(self.workload, self.num_files), size
-
-
 def full_measurement(
-    folder: Path, files: Files, estimate: Estimate, *, write_rate: float, own: Path
+    folder: Path, files: Files, number: int, most: int, *, write_rate: float, own: Path
 ) -> tuple[str, tuple[str, ...]]:
     """Return what the full measurement below `folder` needs, and its commands: none without room.
 
-    `own` holds files that will be removed. Where the dataset of the rule has no room, it is a quick
-    search.
+    It is of `number` accelerators, and `most` at most. `own` holds files that will be removed.
+    Where the dataset of the rule has no room, it is a quick search.
     """
     free = shutil.disk_usage(folder).free + _bytes_in(own)
     job, have = _job(folder, files, own)
-    wanted = _wanted(job, have, estimate, quick=False)
-    kind = ""
-    if wanted.new_bytes > free:
+
+    def missing(num_files: int) -> float:
+        return max(0, num_files - have) * _file_bytes(job)
+
+    more: dict[str, object] = {"dataset.data_folder": job.data_folder}
+    kind, (job, num_files) = "", _enough(job, most, quick=False)
+    if missing(num_files) > free:
         kind = " (quick: the dataset of the benchmark's rule has no room here)"
-        wanted = _wanted(job, have, estimate, quick=True)
-        more = [replace(wanted, num_files=times * wanted.num_files) for times in _QUICK_TIMES]
-        if wanted.new_bytes:  # else those that are there are enough
-            wanted = next((each for each in more if each.new_bytes <= free / 2), wanted)
-    needs = format_bytes(wanted.new_bytes)
-    if wanted.new_bytes > free:
+        more["size.quick"] = True
+        job, num_files = _enough(job, most, quick=True)
+        if missing(num_files):  # else those that are there are enough
+            several = (times * num_files for times in _QUICK_TIMES)
+            num_files = next((n for n in several if missing(n) <= free / 2), num_files)
+    num_bytes = missing(num_files)
+    if num_bytes > free:
+        needs = format_bytes(num_bytes)
         return f"needs {needs} even for a quick search; {format_bytes(free)} are free", ()
-    writing = f"writes {needs} in about {format_seconds(wanted.new_bytes / write_rate)}, then "
-    measuring = format_seconds(wanted.seconds(max(1, estimate.num_accelerators)))
-    told = f"{writing if wanted.new_bytes else ''}measures for about {measuring}{kind}"
-    return told, wanted.commands
+    num_files, train = max(have, num_files), job.train
+    samples = num_files * job.dataset.num_samples_per_file
+    steps = train.epochs * samples / (job.reader.batch_size * max(1, number))
+    each = START_SECONDS + steps * train.computation_time.mean / job.metric.au
+    told = f"measures for about {format_seconds(about_runs(job.size.confirm) * each)}{kind}"
+    size = command("size", job, _SIZE_KEYS, more)
+    if not num_bytes:
+        return told, (size,)
+    writing = f"writes {format_bytes(num_bytes)} in about {format_seconds(num_bytes / write_rate)}"
+    return f"{writing}, then {told}", (datagen_command(job, num_files), size)
 
 
 def _job(folder: Path, files: Files, own: Path) -> tuple[Workload, int]:
@@ -272,12 +248,11 @@ def _job(folder: Path, files: Files, own: Path) -> tuple[Workload, int]:
     return workload.with_keys({"dataset.data_folder": str(place), "dataset.seed": 0}), 0
 
 
-def _wanted(workload: Workload, have: int, estimate: Estimate, *, quick: bool) -> _Wanted:
-    """Return the search for this estimate."""
+def _enough(workload: Workload, most: int, *, quick: bool) -> tuple[Workload, int]:
+    """Return the search among so many accelerators, and the files that it needs."""
     workload = workload.with_keys({"size.quick": quick, "train.epochs": 1 if quick else 5})
     check = SizeCheck(workload, layout_of(workload), measure_memory(workload, Alone()))
-    number = max(1, round(_HEADROOM * (estimate.high or estimate.num_accelerators)))
-    return _Wanted(workload, max(have, check.files_for(number)), have)
+    return workload, check.files_for(max(1, round(_HEADROOM * most)))
 
 
 def _bytes_in(folder: Path) -> int:

@@ -8,7 +8,7 @@ unfinished.json   in a folder that the search made: what it searches for, until 
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from dlemu.workload.model import Workload
 from dlemu.world.world import World
 
 _PARENT = Path("outputs") / "size"
-_NAME = "unfinished.json"
+UNFINISHED = "unfinished.json"
 _SECTIONS = ("dataset", "reader", "train", "metric", "dali", "cache", "origin")
 # A search may ask for a larger dataset; another threshold needs no other runs.
 _MAY_CHANGE = {"dataset.num_files_train", "metric.au"}
@@ -35,8 +35,14 @@ _POINT = TypeAdapter(Point)
 class SearchLog:
     """The runs of one search, in a file that survives a full disk and `kill -9` at any moment."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Read the log; the first run creates its file."""
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], wanted: dict[str, Any] | None = None
+    ) -> None:
+        """Read the log; the first run creates its file.
+
+        `wanted`: what is searched for, until all searches of the folder have ended.
+        """
+        self._wanted = wanted
         self._settings = json.loads(json.dumps(settings))
         self._lines = JsonLines(path)
         self.points: list[Point] = []
@@ -55,6 +61,8 @@ class SearchLog:
         first = () if self._lines.values else ({"settings": self._settings},)
         self._lines.append(*first, asdict(point))
         self.points.append(point)
+        if self._wanted is not None:
+            write_json(self._lines.path.with_name(UNFINISHED), self._wanted)
 
     def _check(self, found: Mapping[str, Any]) -> None:
         wanted, folder = self._settings, self._lines.path.parent
@@ -83,35 +91,20 @@ def settings_of(workload: Workload, world: World) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in _MAY_CHANGE}
 
 
-@dataclass(frozen=True)
-class HeldSearch:
-    """The folder of a search, held by this process."""
-
-    folder: Path
-    wanted: dict[str, Any] | None = field(default=None, repr=False)
-    """What is searched for; None: the folder was named, nothing needs to find it."""
-
-    def begin(self) -> None:
-        """Note that the search has runs, and has not ended."""
-        path = self.folder / _NAME
-        if self.wanted is not None and not path.exists():
-            write_json(path, self.wanted)
-
-    def end(self) -> None:
-        """Note that the search has ended."""
-        (self.folder / _NAME).unlink(missing_ok=True)
-
-
 @contextmanager
-def hold_search(workload: Workload, world: World, say: Say) -> Iterator[HeldSearch]:
+def hold_search(
+    workload: Workload, world: World, say: Say
+) -> Iterator[tuple[Path, dict[str, Any] | None]]:
     """Yield the folder for a search: output.folder, else the newest unfinished one, else a new one.
+
+    And what is searched for; None: the folder was named, nothing needs to find it.
 
     Raises:
         WorkloadError: the folder cannot be made, or another command holds it.
     """
     with ExitStack() as stack:
         if workload.output.folder is not None:
-            yield HeldSearch(stack.enter_context(hold(workload.output.folder, "size")))
+            yield stack.enter_context(hold(workload.output.folder, "size")), None
             return
         wanted = _wanted(workload, world)
         for folder in _unfinished(wanted):
@@ -126,7 +119,7 @@ def hold_search(workload: Workload, world: World, say: Say) -> Iterator[HeldSear
             break
         else:
             folder = stack.enter_context(hold(None, "size"))
-        yield HeldSearch(folder, wanted)
+        yield folder, wanted
 
 
 def _wanted(workload: Workload, world: World) -> dict[str, Any]:
@@ -143,7 +136,7 @@ def _wanted(workload: Workload, world: World) -> dict[str, Any]:
 def _unfinished(wanted: dict[str, Any]) -> list[Path]:
     """Return the folders of the same search that has not ended, the newest first."""
     found = []
-    for path in _PARENT.glob(f"*/{_NAME}"):
+    for path in _PARENT.glob(f"*/{UNFINISHED}"):
         with suppress(OSError, DlemuError, *DAMAGE):
             if json.loads(read_regular(path)) == wanted:
                 found.append((path.stat().st_mtime, path.parent))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.shares import share_of
@@ -24,23 +25,21 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.results.bottleneck import limit_in_memory
-from dlemu.results.facts import conditions_of
 from dlemu.results.header import introduction
 from dlemu.results.judgement import cached_too_much, judge_run
 from dlemu.results.metrics import passes
 from dlemu.results.outcome import Outcome
-from dlemu.results.records import check_writable, write_json
+from dlemu.results.records import check_writable, conditions_of, write_json
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import ANSWER, Sized, document_of
-from dlemu.sizing.log import HeldSearch, SearchLog, hold_search, settings_of
+from dlemu.sizing.log import UNFINISHED, SearchLog, hold_search, settings_of
 from dlemu.sizing.search import Event, Goal, Point, about_runs, search
 from dlemu.sizing.start import describe_plan, first_number
 from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
 from dlemu.terminal import silent
-from dlemu.units import ceil_div, counted, format_bytes, format_rate, format_seconds
+from dlemu.units import ceil_div, counted, format_rate, format_seconds
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 OnAnswer = Callable[[list[Sized]], None]
@@ -69,20 +68,21 @@ def size_all(
     live = live or Live()
     with ExitStack() as stack:
         kept = world.on_first(lambda: stack.enter_context(hold_search(workload, world, say)))
+        folder, _ = kept
         try:
             for target, job in jobs:
                 answers.append(_Search(target, job, kept, world, say, live).run())
                 live.job = ""
                 if world.rank == 0:
                     try:
-                        write_json(kept.folder / ANSWER, document_of(answers))
+                        write_json(folder / ANSWER, document_of(answers))
                     finally:  # a full disk hides no answer
                         on_answer(answers)
         except KeyboardInterrupt:
-            say(f"interrupted; to resume: {go_on(kept.folder)}")
+            say(f"interrupted; to resume: {go_on(folder)}")
             raise
         if world.rank == 0:
-            kept.end()
+            (folder / UNFINISHED).unlink(missing_ok=True)
     return answers
 
 
@@ -112,7 +112,6 @@ class _Search:
     """What the dataset is enough for."""
     _log: SearchLog
     """The runs so far, on rank 0."""
-    _goal: Goal
     _bound: str
     """Why size.max_accelerators is lower than was asked; empty: it is not."""
     _first, _expected = 1, 1.0
@@ -122,13 +121,13 @@ class _Search:
         self,
         target: Target,
         workload: Workload,
-        kept: HeldSearch,
+        kept: tuple[Path, dict[str, Any] | None],
         world: World,
         say: Say,
         live: Live,
     ) -> None:
         self._target, self._workload = target, workload
-        self._kept, self._folder = kept, kept.folder
+        self._folder, self._wanted = kept
         self._world, self._say, self._live = world, say, live
         self._name = f"{target.name}.{workload.name}"
 
@@ -157,7 +156,7 @@ class _Search:
 
     def _open_log(self) -> SearchLog:
         settings = settings_of(self._workload, self._world)
-        log = SearchLog(self._folder / f"{self._name}.jsonl", settings)
+        log = SearchLog(self._folder / f"{self._name}.jsonl", settings, self._wanted)
         check_writable(self._folder / ANSWER)
         return log
 
@@ -182,9 +181,8 @@ class _Search:
             self._say(describe_event(event))  # first: the disk may be full
             if event.point is not None:
                 self._log.append(event.point)
-                self._kept.begin()
 
-        goal = self._goal = Goal(
+        goal = Goal(
             threshold=100 * workload.metric.au,
             max_accelerators=workload.size.max_accelerators,
             start=self._first,
@@ -222,8 +220,8 @@ class _Search:
 
     def _state(self, number: int) -> str:
         """Return how far the search is: "run 3 of about 8, trying 12 accelerators, ..."."""
-        points, asked = self._log.points, self._goal.threshold
-        about = about_runs(self._goal, points, number)
+        points, asked = self._log.points, 100 * self._workload.metric.au
+        about = about_runs(self._workload.size.confirm, len(points))
         passing = [p.num_accelerators for p in points if passes(p.au_percentage, asked)]
         best = f", best so far {max(passing):,} PASS" if passing else ""
         return (
@@ -247,15 +245,9 @@ class _Search:
         return next(each for each in itertools.chain([folder], again) if not each.exists())
 
     def _introduce(self) -> None:
-        workload, layout = self._workload, self._enough.layout
-        dataset = workload.dataset
-        stored = layout.mean_bytes * dataset.stored_bytes / dataset.mean_bytes
-        drives = "" if in_bucket(workload.data_folder) else f", {self._target.num_drives} x drive"
+        workload = self._workload
         self._say(
-            f"\n{workload.name} on {self._target.name} ({workload.data_folder}{drives}): "
-            f"{counted(layout.num_files, 'file')}, "
-            f"{format_bytes(layout.num_samples * stored)}; "
-            f"one accelerator reads {format_rate(workload.demand)} at AU 100%; "
+            f"\n{self._name}: one accelerator reads {format_rate(workload.demand)} at AU 100%; "
             f"AU {100 * workload.metric.au:g}% is required"
         )
         if self._bound:
@@ -321,6 +313,6 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         evidence=evidence,
         page_cache_share=outcome.summary["measured"]["page_cache_share"],
         seconds=seconds,
-        au_with_stalls_percentage=None if cost is None else cost.au_with_stalls_percentage,
-        remarks=judge_run(workload, metrics, outcome.summary).remarks,
+        au_with_stalls_percentage=None if cost is None else cost["au_with_stalls_percentage"],
+        remarks=tuple(judge_run(workload, metrics, outcome.summary)["remarks"]),
     )

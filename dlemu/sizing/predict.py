@@ -8,9 +8,10 @@ from dlemu.errors import WorkloadError
 from dlemu.results.folders import make
 from dlemu.results.records import write_json
 from dlemu.sizing import formula
-from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import Prediction, PredictionInput
 from dlemu.storage.regular import read_regular
+from dlemu.workload.commands import word
 from dlemu.workload.compose import named
 from dlemu.workload.model import Drive, Workload
 
@@ -116,18 +117,13 @@ def needed_rates(workload: Workload) -> tuple[Drive, Calibration | None]:
     """
     drive, calibration = known_rates(workload)
     if drive is None:
-        ways = (
-            f"name a datasheet (drive=NAME, one of {', '.join(named('drive'))}), give its rate "
-            "(drive.read_bandwidth=7GB), or"
-        )
-        if calibration is None:
-            raise WorkloadError(
-                f"drive is not set; {ways} a calibration that read the drive "
-                "(predict.calibration=FILE)"
-            )
+        file = workload.predict.calibration
+        none = "" if file is None else f", and predict.calibration {file} read none"
+        last = "a calibration that read the drive (predict.calibration=FILE)"
         raise WorkloadError(
-            f"drive is not set, and predict.calibration {workload.predict.calibration} read none; "
-            f"{ways} calibrate again with dataset.data_folder"
+            f"drive is not set{none}; name a datasheet (drive=NAME, one of "
+            f"{', '.join(named('drive'))}), give its rate (drive.read_bandwidth=7GB), or "
+            f"{last if file is None else 'calibrate again with dataset.data_folder'}"
         )
     return drive, calibration
 
@@ -185,18 +181,17 @@ def _calibration(workload: Workload) -> Calibration | None:
             f"predict.calibration {path} cannot be read ({error.strerror}); "
             "write it with dlemu calibrate"
         ) from None
-    found = CalibrationFile.parse(text, path=str(path)).find(
-        workload=workload.name,
-        loader=workload.reader.data_loader,
-        odirect=workload.reader.odirect is True,
-    )
+    found, reader = Calibration.parse(text, path=str(path)), workload.reader
     for key, measured, asked in (
+        ("workload", found.workload, workload.name),
+        ("reader.data_loader", found.loader, reader.data_loader),
+        ("reader.odirect", found.odirect, reader.odirect is True),
         ("dataset.record_length_bytes", found.sample_bytes, workload.dataset.mean_bytes),
-        ("reader.read_threads", found.read_threads, workload.reader.read_threads),
+        ("reader.read_threads", found.read_threads, reader.read_threads),
     ):
         if measured not in (None, asked):
             raise WorkloadError(
-                f"predict.calibration {path} was measured with {key}={measured:g}, not {asked:g}; "
-                "measure this job with dlemu calibrate"
+                f"predict.calibration {path} was measured with {word(key, measured)}, here it is "
+                f"{word(key, asked)}; measure this job with dlemu calibrate"
             )
     return found

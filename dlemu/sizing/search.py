@@ -14,11 +14,9 @@ describes the method and how well it did in simulation.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 
-from dlemu.errors import WorkloadError
 from dlemu.results.metrics import passes
 from dlemu.units import counted
 
@@ -41,7 +39,6 @@ _DISTURBED_SHARE = 0.95
 _STORAGE = ("storage", "none")
 # More than 1.5 times what a storage feeds can make its rate collapse; such a run tells nothing.
 _OVERLOAD = 1.5
-_MOST_FORESEEN = 30
 # One short run differs from the next by this share of its rate (`benchmarks.try_truth` shows it).
 _NOISE = 0.03
 # Short runs whose AU is so many points further off the threshold than the nearest do not count.
@@ -123,13 +120,6 @@ class Goal:
     confirm: int = 5
     """Consecutive passing runs that confirm the answer; 0 counts as 1."""
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.start <= self.max_accelerators:
-            raise WorkloadError(
-                f"size.start must be from 1 to size.max_accelerators={self.max_accelerators}, "
-                f"got {self.start}"
-            )
-
 
 def search(
     measure: Callable[[int], Point],
@@ -155,32 +145,12 @@ def search(
         points.append(measured)
 
 
-def about_runs(goal: Goal, known: Sequence[Point], number: int) -> int:
-    """Return how many runs a search takes in all, as far as its runs so far tell.
+def about_runs(confirm: int, made: int = 0) -> int:
+    """Return about how many runs a search takes: one that fails, one near it, those that confirm.
 
-    `number` is the number of accelerators that is tried next. The search is carried on with a
-    storage without noise, which feeds what the saturated runs say, or else hardly less than
-    `number`.
+    `made`: so many have not been enough.
     """
-    history = _History(known, goal) if known else None
-    feeds = (history and history._feeds(history._near(history.counted))) or max(1.0, number - 0.5)
-    num_runs = len(known)
-
-    def measure(tried: int) -> Point:
-        nonlocal num_runs
-        num_runs += 1
-        if num_runs > len(known) + _MOST_FORESEEN:
-            raise _Endless
-        au = min(_CEILING, goal.threshold * feeds / tried)
-        return Point(tried, au, au, au, limit="storage")
-
-    with suppress(_Endless):
-        search(measure, goal, known=known)
-    return num_runs
-
-
-class _Endless(Exception):
-    """The runs so far contradict a storage without noise."""
+    return max(2 + max(1, confirm), made + 1)
 
 
 class _History:
@@ -381,67 +351,61 @@ def _disturbed(run: Point, same: Sequence[Point], more: Sequence[Point], thresho
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """How many accelerators a storage feeds, by some short runs."""
+class Range:
+    """Between which numbers the answer of some short runs lies."""
 
-    num_accelerators: int
     low: int
     high: int | None
     """None: something other than the storage held the runs back."""
-    real_accelerators: float | None = None
-    """Number at which AU meets the threshold; None: the storage was not the limit."""
-    interval: tuple[float, float] | None = None
-    """Of `real_accelerators`."""
-    limit: str = "storage"
-    evidence: str = ""
+    evidence: str
+    """What the limit was concluded from."""
 
 
 def conclude(
     points: Sequence[Point], *, threshold: float, read_ahead_share: float, most: int
-) -> Estimate:
+) -> tuple[Sizing, Range]:
     """Return what runs say whose AU may be too high by `read_ahead_share`.
 
     Storage that is the limit moves the same bytes for any number, so N x AU of such a run gives the
     number at which AU meets the threshold. `most`: the number that could be tried at all.
     """
     failed = [p for p in points if not passes(p.au_percentage, threshold)]
+    passed = [p for p in points if p not in failed]
     fewest = min((p.num_accelerators for p in failed), default=most + 1)
-    passed = [p.num_accelerators for p in points if p not in failed]
-    most_passed = max((number for number in passed if number < fewest), default=0)
-    off = {id(p): abs(p.au_percentage - threshold) for p in points if p.limit == "storage"}
-    if not any(p.limit == "storage" for p in failed):
+    below = [p.num_accelerators for p in passed if p.num_accelerators < fewest]
+    number, limit, real, interval = max(below, default=0), "storage", None, None
+    if any(p.limit == "storage" for p in failed):
+        off = {id(p): abs(p.au_percentage - threshold) for p in points if p.limit == "storage"}
+        near = [p for p in points if off.get(id(p), math.inf) <= min(off.values()) + _NEAR]
+        feeds = [p.num_accelerators * p.au_percentage / threshold for p in near]
+        low = min(feeds) * (1 - read_ahead_share) * (1 - _NOISE)
+        high = max([number, *feeds]) * (1 + _NOISE)  # what passed may have done better
+        real, interval = max(number, fmean(feeds) * (1 - read_ahead_share / 2)), (low, high)
+        number = min(max(math.floor(real), number), fewest - 1)
+        between = Range(
+            low=min(number, math.floor(low)),
+            high=max(number, math.floor(high)),
+            evidence=near[-1].evidence,
+        )
+    else:
         moved = max((p.num_accelerators * p.au_percentage / threshold for p in points), default=0.0)
         surely = math.floor(moved * (1 - read_ahead_share) * (1 - _NOISE))
-        return _held_back(failed, fewest, most_passed, threshold, surely)
-    near = [p for p in points if off.get(id(p), math.inf) <= min(off.values()) + _NEAR]
-    feeds = [p.num_accelerators * p.au_percentage / threshold for p in near]
-    low = min(feeds) * (1 - read_ahead_share) * (1 - _NOISE)
-    high = max([most_passed, *feeds]) * (1 + _NOISE)  # what passed may have done better
-    real = max(most_passed, fmean(feeds) * (1 - read_ahead_share / 2))
-    number = min(max(math.floor(real), most_passed), fewest - 1)
-    return Estimate(
+        limit, evidence = "none", f"nothing failed up to {number}"
+        if failed:
+            worst = next(p for p in failed if p.num_accelerators == fewest)
+            moved = max(p.num_accelerators * p.au_percentage / threshold for p in failed)
+            number = min(max(number, math.floor(moved)), fewest - 1)
+            limit, evidence = worst.limit or "unclear", worst.evidence
+        between = Range(low=min(number, surely), high=None, evidence=evidence)
+    found = Sizing(
         num_accelerators=number,
-        low=min(number, math.floor(low)),
-        high=max(number, math.floor(high)),
         real_accelerators=real,
-        interval=(low, high),
-        evidence=near[-1].evidence,
+        at_least=between.high is None,
+        fewest_failed=fewest if failed else None,
+        threshold=threshold,
+        points=tuple(points),
+        confirmations=tuple(p for p in passed if p.num_accelerators == number),
+        interval=interval,
+        limit=limit,
     )
-
-
-def _held_back(
-    failed: Sequence[Point], fewest: int, most_passed: int, threshold: float, surely: int
-) -> Estimate:
-    """Return what runs say that something other than the storage held back, or nothing.
-
-    `surely`: the number that they moved enough for, without what was read ahead.
-    """
-    number, limit, evidence = most_passed, "none", f"nothing failed up to {most_passed}"
-    if failed:
-        worst = next(p for p in failed if p.num_accelerators == fewest)
-        moved = max(p.num_accelerators * p.au_percentage / threshold for p in failed)
-        number = min(max(most_passed, math.floor(moved)), fewest - 1)
-        limit, evidence = worst.limit or "unclear", worst.evidence
-    return Estimate(
-        num_accelerators=number, low=min(number, surely), high=None, limit=limit, evidence=evidence
-    )
+    return found, between

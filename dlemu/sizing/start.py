@@ -1,31 +1,29 @@
 """What comes before the runs: a cold read, the first number, and what the search will take."""
 
 import math
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from dlemu.dataset.layout import Dataset
-from dlemu.dataset.rule import SizeCheck, datagen_command
+from dlemu.dataset.rule import SizeCheck
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say
 from dlemu.sizing.cached import rate_at, supply_of
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.predict import known_rates
+from dlemu.sizing.search import about_runs
 from dlemu.sizing.targets import Target
-from dlemu.storage.probe import probe_rate, probe_writing
+from dlemu.storage.probe import probe_rate
 from dlemu.tier.folder import CacheFolder, entry_path
 from dlemu.tier.host import file_sizes, has_tier
-from dlemu.units import counted, format_bytes, format_rate, format_seconds
+from dlemu.units import counted, format_rate, format_seconds
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 3.0
 PROBE_READERS = 64
 START_SECONDS = 3.0
 """About how long a run takes beside its steps."""
-_WRITE_SECONDS = 1.0
 
 
 def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> tuple[int, float]:
@@ -103,44 +101,16 @@ def describe_plan(enough: SizeCheck, first: int, expected: float) -> str:
 
     `first` is the first number to try, `expected` an estimate of what the storage feeds.
     """
-    workload = enough.workload
+    workload, most = enough.workload, enough.most_accelerators
+    lines = []
+    if math.floor(expected) > most and most < workload.size.max_accelerators:
+        files = enough.describe_bound(expected).partition(": ")[2]
+        lines.append(f"this storage may feed {math.floor(expected)}: {files}")
     steps = enough.num_steps(first)
     seconds = workload.train.epochs * steps * workload.train.computation_time.mean
-    runs = 2 + max(1, workload.size.confirm)  # one that fails, one that is near, the confirming
-    each = START_SECONDS + seconds / workload.metric.au
-    lines = [
+    runs, each = about_runs(workload.size.confirm), START_SECONDS + seconds / workload.metric.au
+    lines.append(
         f"about {runs} runs of {format_seconds(each)} each: {counted(steps, 'step')} x "
         f"{counted(workload.train.epochs, 'epoch')}"
-    ]
-    most = enough.most_accelerators
-    if math.floor(expected) > most and most < workload.size.max_accelerators:
-        lines.insert(0, _too_few(enough, expected))
-    return "\n".join(lines)
-
-
-def _too_few(enough: SizeCheck, expected: float) -> str:
-    """Return how many files are missing, and how long it takes to write them."""
-    workload, layout = enough.workload, enough.layout
-    wanted = enough.wanted(expected)
-    files = enough.files_for(wanted) - layout.num_files
-    num_bytes = files * layout.samples_per_file * layout.mean_bytes
-    rate = write_rate(workload)
-    about = f", about {format_seconds(num_bytes / rate)}" if rate else ""
-    quick = "" if workload.size.quick else ", or take size.quick=true"
-    return (
-        f"this storage may feed {math.floor(expected)}; these files are enough for "
-        f"{enough.most_accelerators}: for {wanted} write {counted(files, 'more file')} "
-        f"({format_bytes(num_bytes)}{about}){quick}\n"
-        f"  {datagen_command(workload, layout.num_files + files)}"
     )
-
-
-def write_rate(workload: Workload) -> float | None:
-    """Return bytes per second that datagen may write: the drive's figure, else a short probe's."""
-    if workload.drive is not None and workload.drive.write_bandwidth is not None:
-        return float(workload.drive.write_bandwidth * workload.drives)
-    if in_bucket(workload.data_folder):
-        return None
-    with suppress(OSError):  # the folder need not be writable for a search
-        return probe_writing(workload.data_folder, seconds=_WRITE_SECONDS)
-    return None
+    return "\n".join(lines)

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
-
 from dlemu.errors import DlemuError, WorkloadError
-from dlemu.host.limits import host_memory_bytes
+from dlemu.host.limits import free_memory_bytes
 from dlemu.units import format_bytes
 
 NETWORKS = ("unet3d", "resnet50", "cosmoflow")
@@ -119,7 +117,7 @@ def _check_memory(job: Job, batch: int) -> None:
     from dlemu.steptime.networks import memory_bytes, network
 
     needed = memory_bytes(network(job.model, job.side), batch)
-    free = min(psutil.virtual_memory().available, host_memory_bytes()[0])
+    free = free_memory_bytes()
     if needed > free:
         raise MemoryError(f"needs {format_bytes(needed)} of memory, {format_bytes(free)} are free")
 

@@ -8,7 +8,7 @@ words that are more than a key and a number, a name or a path.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def compose(
 ) -> dict[str, Any]:
     """Return the keys of one of the `known` files or of a YAML file, with dotted overrides."""
     path = _find(str(name), known)
-    return _complete(path, _with_values(path, read_yaml(path), overrides), overrides)
+    return _complete(path, _with_values(path, read_yaml(path), overrides.items()), overrides)
 
 
 def _complete(path: Path, tree: dict[str, Any], given: Iterable[str]) -> dict[str, Any]:
@@ -91,14 +91,18 @@ def _complete(path: Path, tree: dict[str, Any], given: Iterable[str]) -> dict[st
 
 
 def _with_values(
-    path: Path, tree: dict[str, Any], overrides: Mapping[str, object]
+    path: Path, tree: dict[str, Any], values: Iterable[tuple[str, object]]
 ) -> dict[str, Any]:
-    """Return a file's keys with the values of dotted keys."""
-    is_plain = _is_plain(tree) and not any("${" in str(value) for value in overrides.values())
+    """Return a file's keys with the values of dotted keys, one after the other."""
+    values = [*values]
+    is_plain = _is_plain(tree) and not any("${" in str(value) for _, value in values)
     if not is_plain:
         tree = _merge(path, tree)
-    for key, value in overrides.items():
-        set_key(tree, key, value)
+    for key, value in values:
+        if value is _GONE:
+            _delete(tree, key)
+        else:
+            set_key(tree, key, value)
     return tree if is_plain else _resolve(path, tree)
 
 
@@ -106,35 +110,23 @@ def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> d
     """Return the keys that "workload=NAME" and other words of the command line ask for."""
     if config_dir is not None and not config_dir.is_dir():
         raise WorkloadError(f"--config-dir {config_dir} is no folder")
-    named = {
+    asked = {
         key: [override.partition("=")[2] for override in overrides if _is(key, override)]
         for key in ("workload", "model")
     }
-    models = list(map(model_keys, named["model"]))  # refused first: it may be the only name
-    path = _choose("workload" if named["workload"] else "model", named, config_dir)
+    models = list(map(model_keys, asked["model"]))  # refused first: it may be the only name
+    path = _choose("workload" if asked["workload"] else "model", asked, config_dir)
     tree = read_yaml(path)
     for model in models:
         tree["model"] = model
-    given: tuple[str, ...] = ("model",) if models else ()
-    words = [
-        override for override in overrides if override.partition("=")[0].lstrip("+") not in named
-    ]
-    plain = [_plain_word(word) for word in words]
-    if None not in plain and _is_plain(tree):
-        # A named drive first: keys of it change its values.
-        values = dict(sorted(filter(None, plain), key=lambda pair: pair[0] != "drive"))
-        return _complete(path, _with_values(path, tree, values), (*given, *values))
-    typed = [_as_typed(word) for word in words]
-    # To Hydra a drive's name would be a file to compose; the models look it up.
-    given += tuple("drive" if _is("drive", word) else _key_of(word) for word in typed)
-    tree = _merge(path, tree, [word for word in typed if not _is("drive", word)])
-    for word in typed:
-        if _is("drive", word):
-            own = tree.get("drive")
-            tree["drive"] = word.partition("=")[2]
-            for key, value in (own if isinstance(own, dict) else {}).items():
-                set_key(tree, f"drive.{key}", value)
-    return _complete(path, _resolve(path, tree), given)
+    words = [word for word in overrides if word.partition("=")[0].lstrip("+") not in asked]
+    pairs = [_plain_word(word) or _parsed_word(word) for word in words]
+    own = {} if config_dir is None else named("drive", config_dir)
+    drives = [(k, str(own[str(v)]) if str(v) in own else v) for k, v in pairs if k == "drive"]
+    # A named drive first: keys of it change its values.
+    values = [*drives, *(pair for pair in pairs if pair[0] != "drive")]
+    given = dict.fromkeys([*(["model"] if models else []), *(key for key, _ in values)])
+    return _complete(path, _with_values(path, tree, values), given)
 
 
 def _origin(path: Path) -> str:
@@ -154,15 +146,15 @@ def known_workloads(config_dir: Path | None = None) -> dict[str, Path]:
 
 
 def datasheet(name: str) -> dict[str, Any]:
-    """Return the values of a drive in workloads/drive/.
+    """Return the values of a drive in workloads/drive/, or in a YAML file.
 
     Raises:
         ValueError: there is none of that name.
     """
     known = named("drive")
-    if name not in known:
+    if name not in known and not Path(name).is_file():
         raise ValueError(f"no datasheet of drive {name!r}; known: {', '.join(known)}")
-    return read_yaml(known[name])
+    return read_yaml(known.get(name, Path(name)))
 
 
 def known_models() -> dict[str, Path]:
@@ -175,9 +167,9 @@ def known_drives() -> dict[str, Path]:
     return named("drive")
 
 
-def named(group: str) -> dict[str, Path]:
+def named(group: str, folder: Path = CONFIGS) -> dict[str, Path]:
     """Return the files of a group of rows, such as "model" or "drive", by name."""
-    return {path.stem: path for path in sorted((CONFIGS / group).glob("*.yaml"))}
+    return {path.stem: path for path in sorted((folder / group).glob("*.yaml"))}
 
 
 def no_workload(name: str, known: Iterable[str]) -> str:
@@ -319,11 +311,24 @@ def _is(key: str, override: str) -> bool:
     return override.lstrip("+").startswith(f"{key}=")
 
 
+_GONE = object()
+"""In the place of a value: the key is deleted, as ~key asks for."""
+
+
+def _delete(tree: dict[str, Any], key: str) -> None:
+    *sections, leaf = key.split(".")
+    for section in sections:
+        tree = tree.get(section) or {}
+    if tree.pop(leaf, _GONE) is _GONE:
+        raise WorkloadError(f"~{key}: the workload's file sets no {key}; leave it out")
+
+
 def _plain_word(override: str) -> tuple[str, object] | None:
     """Return the key and the value of an override, None where only Hydra can tell them."""
+    override = override.lstrip("+")
     key, _, text = override.partition("=")
-    plain = r"[\w/.:+=-]+" if key in SECRET_KEYS else r"[\w/.: -]*\w" if key in PATH_KEYS else ""
-    if plain and re.fullmatch(plain, text, re.ASCII) and text != "null":
+    if key in PATH_KEYS | SECRET_KEYS and text not in ("", "null") and text[0] not in "'\"":
+        refuse_tilde(key, text)  # a path is taken as it stands, unless it is quoted
         return key, text
     if not (found := _PLAIN_WORD.fullmatch(override)):
         return None
@@ -349,19 +354,6 @@ def value_of_word(key: str, text: str) -> Any:
         raise WorkloadError(f"override {key}={text} cannot be parsed; write key=value") from None
 
 
-def _as_typed(override: str) -> str:
-    """Return an override such that Hydra takes a path as it stands, unless it is quoted already."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    key, _, path = override.partition("=")
-    key_alone = key.lstrip("+")
-    as_it_stands = key_alone in PATH_KEYS or key_alone in SECRET_KEYS
-    if not as_it_stands or path in ("", "null") or path[0] in "'\"":
-        return override
-    refuse_tilde(key, path)
-    return f"{key}={QuotedString(path, Quote.single).with_quotes()}"
-
-
 def without_secrets(words: Iterable[str]) -> list[str]:
     """Return words of a command line with the values of secrets left out, to be shown."""
     parts = (word.partition("=") for word in words)
@@ -373,8 +365,39 @@ def without_secrets(words: Iterable[str]) -> list[str]:
     ]
 
 
-def _key_of(override: str) -> str:
-    """Return the key of an override, if Hydra can parse it and it sets one value."""
+def _parsed_word(override: str) -> tuple[str, object]:
+    """Return the key and the value of an override, by Hydra's grammar."""
+    parsed = _parse(override)
+    key = str(parsed.key_or_group)
+    if parsed.is_sweep_override():
+        values = override.partition("=")[2]
+        raise WorkloadError(
+            f"override {override} has several values; for a run of each add --multirun, or give "
+            f'one, or a list: "{key}=[{values}]"'
+        )
+    return key, _GONE if parsed.is_delete() else parsed.value()
+
+
+def sweeps(overrides: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of each job that several values ask for, as reader.batch_size=1,2.
+
+    Raises:
+        WorkloadError: one cannot be parsed.
+    """
+    choices = []
+    for override in overrides:
+        each = [override]
+        if not (_plain_word(override) or _is("workload", override) or _is("model", override)):
+            parsed = _parse(override)
+            if parsed.is_sweep_override():
+                key = override.partition("=")[0]
+                each = [f"{key}={value}" for value in parsed.sweep_string_iterator()]
+        choices.append(each)
+    return [list(job) for job in product(*choices)]
+
+
+def _parse(override: str) -> Any:
+    """Return an override as Hydra parses it."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -394,17 +417,12 @@ def _key_of(override: str) -> str:
     key = str(parsed.key_or_group)
     if not key:
         raise WorkloadError(f"override {override} has no key; write key=value")
-    if parsed.is_sweep_override():
-        values = override.partition("=")[2]
-        raise WorkloadError(
-            f'override {override} has several values; give one, or a list: "{key}=[{values}]"'
-        )
     if re.split(r"[./@]", key)[0] == "hydra":
         raise WorkloadError(
             f"{key} has no effect here; output.folder=… is where the results of a run go, "
             "output.log=… where its messages go"
         )
-    return key
+    return parsed
 
 
 def _is_plain(value: object) -> bool:
@@ -418,23 +436,21 @@ def _is_plain(value: object) -> bool:
     return "${" not in value if isinstance(value, str) else isinstance(value, float | int | None)
 
 
-def _merge(path: Path, tree: dict[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a file's keys, merged with the files that its `defaults` name and with overrides."""
+def _merge(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a file's keys, merged with the files that its `defaults` name."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    # Every key that the models know may be set, whether a file holds it or not.
-    words = [word if word.startswith("~") else f"++{word.lstrip('+')}" for word in overrides]
     outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
     GlobalHydra.instance().clear()
     try:
         with _in_one_line(path):
             ConfigStore.instance().store(group="workload", name="chosen", node=tree)
             with initialize_config_module("dlemu.workloads", version_base="1.3", job_name="dlemu"):
-                config = hydra_compose("config", overrides=["workload@_global_=chosen", *words])
+                config = hydra_compose("config", overrides=["workload@_global_=chosen"])
             return _plain(OmegaConf.to_container(config))
     finally:
         GlobalHydra.instance().hydra = outer

@@ -1,17 +1,11 @@
-"""What a published row stands for, and in which keys a job differs from it."""
+"""The published row that a job was made from, and in which keys it differs from it."""
 
 from collections.abc import Collection
 from functools import cache
 
-from dlemu.units import format_seconds
 from dlemu.workload.compose import known_workloads
-from dlemu.workload.derived import origin_of
 from dlemu.workload.model import Workload, leaves, load_workload, use_of
 from dlemu.workload.refusal import NO_KEYS
-
-_PUBLISHED, _REAL = "_h100", "_real_h100"
-_WORTH_SAYING = 1.3
-"""From this factor between published and measured step on, in either direction, it is said."""
 
 
 def published_row(workload: Workload) -> Workload | None:
@@ -41,29 +35,4 @@ def differing(
 
 def is_measured(name: str) -> bool:
     """Return whether a row that comes with dlemu has a step time that `dlemu steptime` measured."""
-    return name.endswith(("_h200", _REAL))
-
-
-def what_it_stands_for(workload: Workload) -> str:
-    """Return a line about the row's computation_time, or "" if there is nothing to say.
-
-    Said of MLPerf Storage's H100 rows only, beside a real H100 with plain PyTorch.
-    """
-    published = origin_of(workload)
-    if published is None or is_measured(published.name):
-        return ""
-    measured_name = f"{published.name.removesuffix(_PUBLISHED)}{_REAL}"
-    if measured_name not in known_workloads():
-        return ""
-    same = published.train.computation_time, published.reader.batch_size
-    if same != (workload.train.computation_time, workload.reader.batch_size):
-        return ""
-    measured = load_workload(measured_name)
-    step, real = published.train.computation_time.mean, measured.train.computation_time.mean
-    if max(step / real, real / step) <= _WORTH_SAYING:
-        return ""
-    return (
-        f"{published.name} is MLPerf Storage's H100, {format_seconds(step)} a step; a real one "
-        f"with PyTorch in bf16 took {format_seconds(real)} and reads {step / real:.1f} times as "
-        f"fast (workload={measured_name}; docs/fidelity.md)"
-    )
+    return name.endswith(("_h200", "_real_h100"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dlemu.world import admission
-from dlemu.world.messages import Packets, Stream, Word
+from dlemu.world.messages import Stream, Word
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -92,7 +92,7 @@ class Links:
         self.unreached: list[int] = []
         """The leaders, of all hosts, that cannot reach their parents over TCP."""
         self._comm = comm
-        self._carriers: dict[int, Packets | Stream] = {}
+        self._carriers: dict[int, Stream] = {}
         self._ranks: dict[int, int] = {}  # by file descriptor
         self._poll = select.epoll()
         self._test_seconds = 0.0  # CPU time of the last poll of MPI
@@ -116,7 +116,7 @@ class Links:
     def _connect_host(self, name: str, local: list[int], secret: bytes) -> None:
         """Connect the ranks of a host to its leader."""
         # The name begins with a zero byte, so the socket has no file.
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        with socket.socket(socket.AF_UNIX) as server:
             if self._comm.rank == local[0]:
                 server.bind(name)
                 server.listen(len(local))
@@ -126,7 +126,7 @@ class Links:
                 if missing := set(local[1:]) - self._carriers.keys():
                     raise TimeoutError(f"ranks {sorted(missing)} did not connect")
                 return
-        leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        leader = socket.socket(socket.AF_UNIX)
         leader.settimeout(_HOST_SECONDS)
         leader.connect(name)
         if not admission.introduce(leader, self._comm.rank, secret):
@@ -250,8 +250,7 @@ class Links:
 
     def _add(self, peers: dict[int, socket.socket]) -> None:
         for rank, peer in peers.items():
-            is_near = peer.family == socket.AF_UNIX
-            self._carriers[rank] = Packets(peer) if is_near else Stream(peer)
+            self._carriers[rank] = Stream(peer)
             self._ranks[peer.fileno()] = rank
             self._poll.register(peer, select.EPOLLIN)
 

@@ -50,7 +50,7 @@ def decode(message: bytes) -> tuple[Word | None, str]:
 
 
 class Stream:
-    """Messages over a TCP socket: the size in four bytes, then the message."""
+    """Messages over a socket, TCP or Unix: the size in four bytes, then the message."""
 
     def __init__(self, peer: socket.socket) -> None:
         self.peer = peer
@@ -66,7 +66,7 @@ class Stream:
         """
         try:
             data = self.peer.recv(MAX_BYTES)
-        except OSError:  # the peer's host does not answer any more
+        except OSError:  # its host answers no more, or it ended and left a message unread
             data = b""
         if not data:
             return [Word.GONE.value]
@@ -84,18 +84,3 @@ class Stream:
                 messages.append(self._rest[_SIZE.size : end])
                 self._rest = self._rest[end:]
         return messages
-
-
-class Packets:
-    """Messages over a Unix socket between two processes of a host; it keeps them apart itself."""
-
-    def __init__(self, peer: socket.socket) -> None:
-        self.peer, self.send = peer, peer.send
-
-    def read(self) -> list[bytes]:
-        """Return the next message; b"" (GONE) at the end."""
-        try:
-            return [self.peer.recv(MAX_BYTES)]
-        except ConnectionResetError:
-            # The peer ended before it read our last message; its own last message is still here.
-            return [self.peer.recv(MAX_BYTES)]

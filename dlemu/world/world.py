@@ -1,8 +1,8 @@
-"""The ranks of a job as the rest of dlemu sees them: World, and Alone, a world of one rank."""
+"""The ranks of a job as the rest of dlemu sees them."""
 
 import socket
 from collections.abc import Callable
-from typing import Protocol, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 from dlemu.errors import DlemuError, LostRankError, RunError
 
@@ -15,22 +15,22 @@ class PeerError(RunError):
     """Another rank has failed; the message is its error. That rank shows it to the user itself."""
 
 
-class World(Protocol):
-    """The ranks of a job, as one of them sees it.
+class World:
+    """The ranks of a job, as one of them sees it; here is one rank that has no others.
 
     Use it in a `with` statement: if that is left by an exception, the other ranks get its message.
     """
 
-    rank: int
-    num_ranks: int
+    rank = 0
+    num_ranks = 1
     host: str
     """Name of this rank's host."""
-    host_index: int
+    host_index = 0
     """Number of this host, from 0 on."""
-    num_hosts: int
-    local_rank: int
+    num_hosts = 1
+    local_rank = 0
     """Number of this rank among those of its host."""
-    num_local_ranks: int
+    num_local_ranks = 1
     notes: tuple[str, ...] = ()
     """Notes for the run's summary about how the ranks are connected."""
 
@@ -45,6 +45,7 @@ class World(Protocol):
 
     def gather(self, value: T) -> list[T] | None:
         """Return the values of all ranks, in order of rank, on rank 0; None on the others."""
+        return [value]
 
     def reduce(self, value: T, combine: Callable[[T, T], T]) -> T | None:
         """Return the values of all ranks, combined two by two, on rank 0; None on the others.
@@ -52,12 +53,15 @@ class World(Protocol):
         `combine(a, b)` must be associative; b's ranks follow those of a. No rank holds more than
         two values, so this is for what would be too much in a list of all.
         """
+        return value
 
     def all_gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in order of rank."""
+        return [value]
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value."""
+        return value
 
     def on_first(self, make: Callable[[], T]) -> T:
         """Call `make` on rank 0 alone; return its value on all ranks.
@@ -94,6 +98,7 @@ class World(Protocol):
         Rank 0 leaves last. It returns its own status, or if that is 0, another rank's; all other
         ranks return 0. So a launcher prints no error of its own below our last line.
         """
+        return status
 
     def __enter__(self) -> Self:
         return self
@@ -115,30 +120,4 @@ class Alone(World):
     """A world of one rank, without MPI."""
 
     def __init__(self) -> None:
-        self.rank, self.num_ranks = 0, 1
-        self.host, self.host_index, self.num_hosts = socket.gethostname(), 0, 1
-        self.local_rank, self.num_local_ranks = 0, 1
-
-    def barrier(self, timeout: float | None = None) -> None:
-        pass
-
-    def gather(self, value: T) -> list[T] | None:
-        return [value]
-
-    def reduce(self, value: T, combine: Callable[[T, T], T]) -> T | None:
-        return value
-
-    def all_gather(self, value: T) -> list[T]:
-        return [value]
-
-    def broadcast(self, value: T) -> T:
-        return value
-
-    def fail(self, error: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def end(self, status: int) -> int:
-        return status
+        self.host = socket.gethostname()

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.checkpoint import job as writing
 from dlemu.checkpoint.folder import (
     RECORD,
     Record,
     clean,
     examine,
+    opened,
     read_record,
-    remove,
     step_folder,
 )
 from dlemu.checkpoint.plan import Plan
 from dlemu.errors import RunError, WorkloadError
 from dlemu.workload.model import Workload, load_model
+from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import Alone
 
 RECORDED = Record("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadata", 0)), (1, 2))
@@ -37,21 +39,10 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_record_is_read_as_it_was_written(own: Path, tmp_path: Path) -> None:
-    assert read_record(own) == RECORDED
-    assert read_record(tmp_path / "none") is None
-    assert read_record(tmp_path) is None
-
-
 def test_all_that_is_ours_is_removed(own: Path) -> None:
     assert RECORDED.owned(own).entries()[-1] == "global_epoch1_step2/a.pt.partial"
     assert clean(own, RECORDED) == 2
     assert list(own.iterdir()) == []
-
-
-def test_single_checkpoints_are_removed(own: Path) -> None:
-    remove(step_folder(own, 1), RECORDED)
-    assert sorted(path.name for path in own.iterdir()) == [RECORD, "global_epoch1_step2"]
 
 
 def test_nothing_foreign_is_removed(own: Path) -> None:
@@ -149,3 +140,27 @@ def test_what_will_be_replaced_is_room(own: Path, monkeypatch: pytest.MonkeyPatc
     clean(own, RECORDED)
     with pytest.raises(WorkloadError, match="too little for"):
         examine(*job(own, held, num_checkpoints_write=1))
+
+
+def test_no_folder_is_made_once_all_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that ends the process removes them: what is made later would have no record."""
+    held: list[bool] = []
+
+    def seen(act: Callable[..., object]) -> Callable[..., object]:
+        return lambda *given: held.append(writes._gate.locked()) or act(*given)  # type: ignore[func-returns-value]
+
+    workload, plan = job(tmp_path / "ck")
+    monkeypatch.setattr(writing, "_END_SECONDS", 0.0)
+    for name in ("clean", "sync_folder"):
+        monkeypatch.setattr(writing, name, seen(getattr(writing, name)))
+    with opened(workload, plan, Alone(), print) as folder:
+        dog = Watchdog(1e9, Alone())
+        writes = writing.CheckpointJob(workload, plan, folder, world=Alone(), watch=dog)
+        writes._make(step_folder(folder.path, 1))
+        assert len(list(folder.path.iterdir())) == 2
+        writes.clean()
+        writes._make(step_folder(folder.path, 2))
+        assert held == [True, True], "neither comes in between the other"
+        assert list(folder.path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +174,7 @@ def test_the_report_has_what_they_cost(tmp_path: Path) -> None:
         fields = combine_checkpoints(job(tmp_path), 1, [checkpoints.finish()])
     fields |= {"devices": ["sda"], "device_read_bytes": 3_000_000}
     fields |= {"device_written_bytes": 1_000_000, "duration_seconds": [0.5]}
-    lines = list(checkpoint_lines({**fields, **asdict(cost)}))
+    lines = list(checkpoint_lines({**fields, **cost}))
     assert lines == [
         "checkpoints: 1, one after epoch 1 and every 1 epoch, synchronous; 1,000,001 bytes each, "
         "written in 500 ms, 2 MB/s",

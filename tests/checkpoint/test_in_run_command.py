@@ -64,16 +64,3 @@ def test_an_interrupted_run_leaves_whole_files_and_the_next_cleans_up(tmp_path: 
         run.completes()
         assert "of an earlier command" in run.told()
     assert names_in(folder) == ["global_epoch1_step4/model_states-0.pt"]
-
-
-def test_checkpoints_that_leave_no_step_to_count_are_refused_first(tmp_path: Path) -> None:
-    workload = bench.small(tmp_path)
-    words = ["workflow.checkpoint=true", f"checkpoint.checkpoint_folder={tmp_path / 'ck'}"]
-    words += ["model.model_size_bytes=1MB", "checkpoint.steps_between_checkpoints=1"]
-    with bench.start(workload, *words) as run:
-        assert run.end() == 1
-        assert run.errors == [
-            "dlemu: epoch 0 has 24 steps in 24 blocks between checkpoints, too few for edition "
-            "v1.0, which leaves out 24; raise checkpoint.steps_between_checkpoints\n"
-        ]
-    assert not run.folder.exists() and not (tmp_path / "ck").exists()

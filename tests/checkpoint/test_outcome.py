@@ -9,13 +9,11 @@ from dlemu.checkpoint.outcome import (
     Conditions,
     Entry,
     RankReport,
-    Worked,
     dlio_metric,
     entry_of,
     find_limit,
     from_memory,
     judge,
-    waited_share,
     young_interval,
 )
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
@@ -53,7 +51,7 @@ def saved(
     half = len(seconds) // 2 or 1
     sizes = sizes or (GIB,) * len(seconds)
     worked = [
-        Worked(number, each, writing(each, size, waited))
+        (number, each, writing(each, size, waited))
         for number, (each, size) in enumerate(zip(seconds, sizes, strict=True))
     ]
     reports = [RankReport(0, hosts[0], worked[:half], COUNTED, 0)]
@@ -64,7 +62,7 @@ def saved(
 
 def loaded(seconds: float, stored: int | None = GIB) -> Entry:
     times = ReadTimes(num_bytes=GIB, read=seconds)
-    return entry_of(1, [RankReport(0, "a", [Worked(0, seconds, times)], COUNTED, stored)], seconds)
+    return entry_of(1, [RankReport(0, "a", [(0, seconds, times)], COUNTED, stored)], seconds)
 
 
 def changed(entry: Entry, **counted: Any) -> Entry:
@@ -154,10 +152,6 @@ def test_what_came_from_memory() -> None:
     assert from_memory([loaded(1.0, stored=2 * GIB)]) == 0.0
     assert from_memory([loaded(1.0, stored=2 * GIB), loaded(1.0, stored=0)]) == 0.5
     assert from_memory([loaded(1.0, stored=None)]) is None
-
-
-def test_waiting_is_a_share_of_the_time() -> None:
-    assert waited_share([saved(2.0, 4.0, waited=0.3)]) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("bound", "verdict"), [(None, ""), (3.0, "PASS"), (2.999, "FAIL")])

@@ -33,16 +33,6 @@ def plans(places: list[tuple[int, int]], name: str = "llama3_8b", **keys: object
     return [Plan.of(workload, Ranks(rank, places)) for rank in range(len(places))]
 
 
-def test_one_process_plays_all() -> None:
-    [plan] = plans([(0, 0)])
-    assert (plan.accelerators, plan.hosts, plan.shift) == (range(8), (0,) * 8, 0)
-    assert plan.foreign_share == 0
-    assert [name for name, _, _ in plan.read_by(3, 1)] == [
-        "zero_pp_rank_3_mp_rank_0_model_states.pt",
-        "zero_pp_rank_3_mp_rank_0_optim_states.pt",
-    ]
-
-
 @pytest.mark.parametrize(
     "places", [[(0, 0), (0, 1), (1, 0), (1, 1)], [(0, 0), (1, 0), (0, 1), (1, 1)]]
 )

@@ -197,10 +197,3 @@ def test_a_drive_that_cannot_read_is_named(
         pytest.raises(RunError, match=r"/a cannot be read at byte 0: Input/output error; write"),
     ):
         reader.read(tmp_path / "a", PIECE)
-
-
-def test_without_content_nothing_is_compared(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(bytes(3 * PIECE))
-    with Reader(piece_bytes=PIECE) as reader:
-        times = reader.read(tmp_path / "a", 3 * PIECE)
-        assert (times.compare, reader.bytes_done) == (0.0, 3 * PIECE)

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dlemu import __version__
 from dlemu.cli.main import run
 from tests.lab import warm
-from tests.lab.commands import QUICK, SMALL, dlemu, generate, with_checkout
+from tests.lab.commands import QUICK, SMALL, dlemu, generate, summary_of, with_checkout
 from tests.lab.waiting import until
 
 DATA = Path(__file__).parents[1] / "data"
@@ -32,60 +31,12 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said.err.removeprefix("dlemu: ").rstrip("\n")
 
 
-def test_a_run_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["run", *SMALL, "workflow.train=false"]) == 0
-    nothing = "nothing was done: workflow.train and workflow.generate_data are false\n"
-    assert capsys.readouterr().out == nothing
-
-
-def test_a_run_is_never_written_over(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["run", *QUICK, data, f"output.folder={tmp_path}"]
-    assert run(words) == 0
-    before = sorted(path.read_bytes() for path in tmp_path.iterdir())
-    assert refusal(words, capsys) == (
-        f"output.folder {tmp_path} holds a run already; name another, or remove it"
-    )
-    assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
-
-
-def test_a_missing_mpi_names_its_extra(data: str, tmp_path: Path) -> None:
-    """Started as one of two ranks by something whose MPI Python does not have."""
-    (tmp_path / "mpi4py.py").write_text("raise ImportError('no MPI library')")
-    environment = os.environ | {
-        "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}",
-        "OMPI_COMM_WORLD_SIZE": "2",
-    }
-    command = [sys.executable, "-m", "dlemu", "run", *QUICK, data]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1 and "pip install 'dlemu[mpi]'" in done.stderr
-
-
-def test_as_a_process_it_is_the_same_line_and_status(tmp_path: Path) -> None:
-    done = dlemu("run", "workload=unet3d_h100", "reader.batchsize=3", cwd=tmp_path)
-    line = "dlemu: unknown key reader.batchsize; did you mean reader.batch_size?\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_quoted_values_reach_their_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    odd = tmp_path / "a b=[c],d"
-    assert run(["datagen", *SMALL, f"dataset.data_folder='{odd}'"]) == 0
-    assert (odd / "dlemu.json").is_file()
-
-
 def test_help_has_three_names(capsys: pytest.CaptureFixture[str]) -> None:
     found = set()
     for words in ([], ["-h"], ["--help"], ["help"]):
         assert run(words) == 0
         found.add(capsys.readouterr().out)
     assert len(found) == 1
-    assert run(["--version"]) == run(["-V"]) == 0
-    assert capsys.readouterr().out == 2 * f"dlemu {__version__}\n"
 
 
 def test_no_threads_are_started_to_multiply_matrices() -> None:
@@ -106,16 +57,10 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, line)
 
 
-def test_help_may_be_cut_short(tmp_path: Path) -> None:
+def test_help_may_be_cut_short() -> None:
     """As `dlemu --help | head -1` does."""
     command = f"{sys.executable} -m dlemu --help | true"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        timeout=60,
-    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
 
 
@@ -123,8 +68,7 @@ def test_the_config_shown_is_a_workload(tmp_path: Path, capsys: pytest.CaptureFi
     words = ["run", f"workload={DATA / 'mlperf_unet3d_h100.yaml'}", "reader.io_depth=2"]
     assert run([*words, "--cfg", "job"]) == 0
     shown = capsys.readouterr().out
-    tree = yaml.safe_load(shown)
-    assert tree["reader"]["io_depth"] == 2 and tree["name"] == "mlperf_unet3d_h100"
+    assert yaml.safe_load(shown)["reader"]["io_depth"] == 2
     (tmp_path / "again.yaml").write_text(shown)
     assert run(["run", f"workload={tmp_path / 'again.yaml'}", "--cfg=job"]) == 0
     assert capsys.readouterr().out == shown
@@ -150,6 +94,31 @@ def test_the_peers_files_are_found_in_a_config_dir(
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "ignored: model.type"
     assert second.startswith("unet3d_h100 with 1 emulated accelerator ")
+
+
+def test_a_drive_is_found_as_a_workload_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "drive").mkdir()
+    own = tmp_path / "drive" / "own.yaml"
+    own.write_text("{name: Own, read_bandwidth: 9GB}")
+    for words in ([f"drive={own}"], ["drive=own", "--config-dir", str(tmp_path)]):
+        shown = ["drive.capacity=5TB", "--cfg", "job"]
+        assert run(["predict", "workload=unet3d_h100", *words, *shown]) == 0
+        drive = yaml.safe_load(capsys.readouterr().out)["drive"]
+        assert (drive["read_bandwidth"], drive["capacity"]) == (9 * 10**9, 5 * 10**12)
+
+
+def test_several_values_are_a_run_each_and_one_table(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, data, "num_accelerators=1,2", f"output.folder={tmp_path / 'sweep'}", "-m"]
+    capsys.readouterr()
+    assert run(["run", *words]) == 0
+    folders = [tmp_path / "sweep" / f"num_accelerators={number}" for number in (1, 2)]
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+    assert [each for each in shown if each.startswith("/")] == [*map(str, folders)]
+    assert [summary_of(folder)["num_accelerators"] for folder in folders] == [1, 2]
 
 
 def test_verify_names_what_is_bad_and_repairs_it(

@@ -43,6 +43,20 @@ def words(folder: Path, keys: dict[str, object]) -> list[str]:
     return [f"{key}={value}" for key, value in (own | keys).items()]
 
 
+def refused(
+    command: str, keys: dict[str, object], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """Return the line of a command that writes nothing; `run` would write the dataset first."""
+    if command == "run":
+        keys = keys | {"workflow.generate_data": "true"}
+    elif command == "size":
+        (folder / "data").mkdir()
+    assert run([command, *words(folder, keys)]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and not list((folder / "data").glob("*")), "nothing was written"
+    return told.removeprefix("dlemu: ").strip()
+
+
 @pytest.mark.parametrize(("command", "package", "keys", "line"), CASES)
 def test_a_missing_package_is_told_at_once(
     command: str,
@@ -53,52 +67,16 @@ def test_a_missing_package_is_told_at_once(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """There is no dataset either, and `run` would write it first: neither is come to."""
     without(package, monkeypatch)
-    if command == "run":
-        keys = keys | {"workflow.generate_data": "true"}
-    elif command == "size":
-        (tmp_path / "data").mkdir()
-    assert run([command, *words(tmp_path, keys)]) == 1
-    told = capsys.readouterr()
-    assert told.err.count("\n") == 1
-    assert re.search(line, told.err.removeprefix("dlemu: ").strip()), told.err
-    assert not list((tmp_path / "data").glob("*")), "nothing was written"
+    assert re.search(line, refused(command, keys, tmp_path, capsys))
 
 
-def test_a_package_that_training_lacks_is_told_before_the_dataset_is_looked_at(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    without("torch", monkeypatch)
-    keys: dict[str, object] = {"dataset.data_folder": str(tmp_path / "none")}
-    with pytest.raises(dlemu.WorkloadError, match=TORCH):
-        dlemu.make_loader(dlemu.load_workload("unet3d_h100", keys))
-
-
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ({"train.compute": "gpu"}, "train.compute=gpu: no GPU: no driver; or set train.compute="),
-        (
-            {"reader.data_loader": "dali", "dali.device": "gpu"},
-            "dali.device=gpu: no GPU: no driver; or set dali.device=cpu",
-        ),
-    ],
-)
 def test_a_missing_gpu_is_told_at_once(
-    keys: dict[str, object],
-    line: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def none() -> int:
         raise dlemu.RunError("no GPU: no driver")
 
-    if "dali.device" in keys:
-        pytest.importorskip("nvidia.dali")
     monkeypatch.setattr(cuda, "num_gpus", none)
-    assert run(["run", *words(tmp_path, keys | {"workflow.generate_data": "true"})]) == 1
-    told = capsys.readouterr()
-    assert told.err.startswith(f"dlemu: {line}") and told.err.count("\n") == 1
-    assert not (tmp_path / "data").exists()
+    line = "train.compute=gpu: no GPU: no driver; or set train.compute="
+    assert refused("run", {"train.compute": "gpu"}, tmp_path, capsys).startswith(line)

@@ -33,42 +33,11 @@ def test_quiet_prints_the_verdict_only(
     assert "samples/s" in log and said.out.strip() in log, "what is hidden is kept"
 
 
-def test_several_runs_are_one_verdict(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert run([*job(data, tmp_path), "runs=2", "--quiet"]) in (0, 1, 2)
-    assert re.fullmatch(r"(PASS|FAIL|NO VERDICT): .*\n", capsys.readouterr().out)
-    folder = str(tmp_path / "run")
-    said = []
-    for words in (["report", folder], ["compare", folder, folder]):
-        for mode in ([], ["-q"]):
-            run([*words, *mode])
-            said.append(capsys.readouterr().out)
-    report, quiet, compared, still = said
-    assert quiet == report.splitlines(keepends=True)[0] and "samples/s" in report
-    assert compared == still and "samples/s" in compared
-
-
 def test_quiet_keeps_errors_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "-q", "workload=unet3d_h100", "reader.batchsize=3"]) == 1
     assert "did you mean reader.batch_size?" in capsys.readouterr().err
-    assert run(["predict", "-q", "workload=unet3d_h100", "drive=d7_ps1010"]) == 0
-    assert "unet3d_h100" in capsys.readouterr().out
     assert run(["datasize", "workload=unet3d_h100", "-q"]) == 0
     assert "needs " in capsys.readouterr().out
-
-
-def test_verbose_says_what_is_decided(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["datasize", "-v", "workload=unet3d_h100", "reader.read_threads=8"]
-    assert run(words) == 0
-    said = capsys.readouterr()
-    assert "overrides   reader.read_threads" in said.err
-    assert "loader pytorch, 8 readers an accelerator, reads of 1.0 MiB" in said.err
-    assert "an accelerator asks for 3.18 GB/s" in said.err
-    assert run([word for word in words if word != "-v"]) == 0
-    plain = capsys.readouterr()
-    assert (plain.out, plain.err) == (said.out, "")
 
 
 def test_the_log_has_the_command_the_time_and_errors(

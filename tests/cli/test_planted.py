@@ -19,36 +19,17 @@ def victim(tmp_path: Path) -> Path:
     return path
 
 
-def plant(victim: Path, name: Path) -> None:
-    name.parent.mkdir(exist_ok=True)
-    name.with_name(f"{name.name}.partial").symlink_to(victim)
-
-
-def check(victim: Path, name: Path) -> None:
-    assert victim.read_text() == TEXT
-    assert name.stat().st_size and not name.is_symlink()
-
-
-@pytest.mark.parametrize("name", ["dlemu.json", "dlemu.files.npy"])
-def test_of_a_dataset(tmp_path: Path, victim: Path, name: str) -> None:
-    plant(victim, tmp_path / "data" / name)
-    generate(tmp_path)
-    check(victim, tmp_path / "data" / name)
-
-
-def test_of_a_run(tmp_path: Path, victim: Path) -> None:
-    data = generate(tmp_path)
-    plant(victim, tmp_path / "out" / "summary.json")
-    assert run(["run", *QUICK, data, f"output.folder={tmp_path / 'out'}"]) == 0
-    check(victim, tmp_path / "out" / "summary.json")
-
-
-def test_of_a_cache(tmp_path: Path, victim: Path) -> None:
-    data = generate(tmp_path)
-    plant(victim, tmp_path / "cache" / "dlemu-cache.json")
+def test_of_a_dataset_a_run_and_a_cache(tmp_path: Path, victim: Path) -> None:
+    names = ("data/dlemu.json", "data/dlemu.files.npy", "out/summary.json")
+    paths = [tmp_path / name for name in (*names, "cache/dlemu-cache.json")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.with_name(f"{path.name}.partial").symlink_to(victim)
     cache = [f"cache.folder={tmp_path / 'cache'}", "cache.capacity=0.5"]
-    assert run(["run", *QUICK, data, *cache, f"output.folder={tmp_path / 'out'}"]) == 0
-    check(victim, tmp_path / "cache" / "dlemu-cache.json")
+    words = [*QUICK, generate(tmp_path), *cache, f"output.folder={tmp_path / 'out'}"]
+    assert run(["run", *words]) == 0
+    assert victim.read_text() == TEXT
+    assert all(path.stat().st_size and not path.is_symlink() for path in paths)
 
 
 def test_only_files_and_links_are_removed(tmp_path: Path) -> None:

@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.sizing.calibrate import _Runs, calibrate_host
-from dlemu.sizing.calibration_file import Calibration
-from dlemu.workload.compose import compose_words
-from dlemu.workload.model import check_workload
-from dlemu.world.world import Alone
 from tests.lab.commands import SMALL
 
 Said = Callable[[list[str]], str]
@@ -110,37 +105,3 @@ def test_the_dataset_lies_where_it_was_asked_for(said: Said, tmp_path: Path) -> 
     assert f"workload={tmp_path}/own.yaml" in words
     assert run(words) == 0
     assert (tmp_path / "root" / "inside" / "dlemu.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("workload", "drive"), [("unet3d_h100", None), ("unet3d_h100", 2e9), ("own.yaml", 2e9)]
-)
-def test_a_calibration_is_taken_by_the_printed_command(
-    workload: str, drive: float | None, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A container's /dev/shm is too small; nothing is written there.
-    (tmp_path / "memory").mkdir()
-    monkeypatch.setattr("dlemu.sizing.calibrate._IN_MEMORY", tmp_path / "memory")
-    words = [f"workload={workload}", "reader.data_loader=threads", "dataset.data_folder=null"]
-    if workload == "unet3d_h100":
-        words += ["reader.read_threads=8", "train.computation_time={mean: 0.4, stdev: 0.01}"]
-    job = check_workload(compose_words(words))
-    found = Calibration(
-        workload=job.name,
-        loader="threads",
-        odirect=False,
-        read_threads=job.reader.read_threads,
-        sample_bytes=job.dataset.mean_bytes,
-        overhead=1e-4,
-        jitter=1e-5,
-        host_read_bytes_per_second=1e9,
-        drive_read_bytes_per_second=drive,
-    )
-    monkeypatch.setattr(_Runs, "calibrate", lambda *_: found)
-    lines: list[str] = []
-    calibrate_host(job, Alone(), lines.append)
-    (printed,) = commands_in(lines[-1])
-
-    again = check_workload(compose_words(printed[1:]))
-    assert (again.name, again.train) == (job.name, job.train)
-    run_as_it_stands(printed, said)

@@ -15,19 +15,12 @@ from dlemu.cli.spellings import translated
     ("words", "own"),
     [
         ("++workload.train.epochs=1", "train.epochs=1"),
-        ("workload.reader.read_threads=8", "reader.read_threads=8"),
-        ("+workload.reader.read_threads=8", "reader.read_threads=8"),
         ("++train.epochs=1 workload=unet3d_h100", "++train.epochs=1 workload=unet3d_h100"),
         ("--workload unet3d_h100 --cfg job", "workload=unet3d_h100 --cfg job"),
-        ("--workload=my.yaml", "workload=my.yaml"),
         ("--model unet3d --accelerator-type h100", "workload=unet3d_h100"),
-        ("--workload unet3d --accelerator-type a100", "workload=unet3d_a100"),
-        ("--params a.b=1 c.d=2 --cfg job", "a.b=1 c.d=2 --cfg job"),
         ("--param a.b=1 --param=c.d=2", "a.b=1 c.d=2"),
-        ("--num-accelerators 8", "num_accelerators=8"),
         ("--max-accelerators=8 --num-client-hosts 2", "num_accelerators=8 num_hosts=2"),
         ("--client-host-memory-in-gb 256", "host_memory=256GiB"),
-        ("--data-dir /mnt/x", "dataset.data_folder=/mnt/x"),
         ("--closed", "division=closed"),
         ("a -- --closed", "a -- --closed"),
     ],
@@ -47,7 +40,6 @@ def test_a_command_line_of_mlpstorage_works(capsys: pytest.CaptureFixture[str]) 
         2,
     )
     assert (tree["num_accelerators"], tree["host_memory"]) == (4, 64 << 30)
-    assert tree["dataset"]["data_folder"] == "/mnt/unet3d"
 
 
 def test_every_word_that_is_refused_has_a_row_in_the_page(

@@ -41,7 +41,7 @@ def test_a_folder_s_drives_are_shown(
         available_spare=None,
         power_on_hours=None,
         media_errors=None,
-        missing="asking /dev/nvme0 needs CAP_SYS_ADMIN",
+        missing={"host_bytes_written": "asking /dev/nvme0 needs CAP_SYS_ADMIN"},
     )
     monkeypatch.setattr(wear_module, "devices_under", lambda path: [device])
     monkeypatch.setattr(wear_module, "lifetime", lambda each: tells)

@@ -5,20 +5,8 @@ import json
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.report.text import render_text
-from dlemu.report.workloads import present_workloads
-from dlemu.sizing.rows import Row, rows
+from dlemu.sizing.rows import Row
 from dlemu.workload.model import load_workload
-
-
-def test_a_narrow_terminal_shows_what_matters_and_says_what_it_leaves_out() -> None:
-    text = render_text(present_workloads([row.document for row in rows()]), width=80)
-    lines = text.splitlines()
-    assert [line.split()[0] for line in lines if not line.startswith(" ")][:3] == [
-        *("workload", 80 * "-", "bert_v100")
-    ]
-    assert max(map(len, lines)) <= 80
-    assert "left out, for lack of columns: format, batch" in text
 
 
 def test_names_choose_rows_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,9 +42,3 @@ def test_random_reads_are_felt_by_their_number() -> None:
     keys: dict[str, object] = {"dataset.record_length_bytes": 512, "reader.batch_size": 100_000}
     workload = load_workload("gnn_rgat_h100", keys | {"train.computation_time": 0.01})
     assert Row(workload).feels == "unknown: at most 3.6 D7-PS1010 for one"
-
-
-def test_the_page_has_the_commands_table() -> None:
-    from docs.workloads import PAGE, ROOT, table
-
-    assert table() in (ROOT / PAGE).read_text()

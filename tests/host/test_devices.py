@@ -1,6 +1,5 @@
 """Drives are found in small copies of /proc and /sys, and under this host's own folders."""
 
-import os
 import re
 from pathlib import Path
 
@@ -250,18 +249,6 @@ def test_a_folder_of_any_name_is_found(name: str) -> None:
     assert mount.point == f"/{name}"
 
 
-def test_this_hosts_root_agrees_with_stat() -> None:
-    folder = Path.cwd()
-    mount = mount_under(folder)
-    device = os.stat(folder).st_dev
-
-    assert mount is not None
-    if os.major(device) == 0:
-        pytest.skip("the working directory is on no block device")
-    assert mount.number == f"{os.major(device)}:{os.minor(device)}"
-    assert devices_under(folder), "so there is a drive"
-
-
 @pytest.mark.root
 def test_a_mounted_image_is_led_back_to_the_drive() -> None:
     build = Path.cwd() / "build"
@@ -271,11 +258,3 @@ def test_a_mounted_image_is_led_back_to_the_drive() -> None:
         assert mount is not None
         assert mount.number.startswith("7:"), "a loop device"
         assert devices_under(folder) == devices_under(build)
-
-
-@pytest.mark.root
-def test_an_image_in_memory_is_a_drive_of_its_own() -> None:
-    with own_drive(1 << 24) as folder:
-        (device,) = devices_under(folder)
-        assert device.name.startswith("loop")
-        assert device.counters() is not None

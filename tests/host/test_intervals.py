@@ -10,7 +10,6 @@ from dlemu.host.intervals import (
     Observation,
     summarize_interval,
 )
-from dlemu.host.limits import Throttling
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
 
@@ -28,8 +27,8 @@ FIRST = Observation(
     network_read_bytes=None,
     host=HostCpu(busy=50.0, idle=900.0, iowait=7.0, steal=1.0),
     usable_cpus=4.0,
-    processes=ProcessCounters(3, 10.0, 5000, 4000, 1.5, 70, 30),
-    throttling=Throttling(3, 1.0),
+    processes=ProcessCounters(3, 10.0, 5000, 4000, 1.5),
+    throttled_seconds=1.0,
     pss_bytes=None,
     page_cache_bytes=None,
     network=NetworkCounters({"eth0": NicCounters(100, 50)}, 10, 20, 0, 1),
@@ -49,13 +48,13 @@ LAST = Observation(
     network_read_bytes=None,
     host=HostCpu(busy=70.0, idle=915.0, iowait=6.99, steal=6.0),
     usable_cpus=4.0,
-    processes=ProcessCounters(4, 24.0, 45000, 36000, 2.0, 170, 35),
-    throttling=Throttling(5, 1.25),
+    processes=ProcessCounters(4, 24.0, 45000, 36000, 2.0),
+    throttled_seconds=1.25,
     pss_bytes=None,
     page_cache_bytes=None,
     network=NetworkCounters({"eth0": NicCounters(1100, 80)}, 30, 50, 2, 5),
 )
-NOTHING = ProcessCounters(0, None, None, None, None, None, None)
+NOTHING = ProcessCounters(0, None, None, None, None)
 
 
 def test_a_summary_is_the_difference_of_its_ends() -> None:
@@ -119,7 +118,7 @@ def test_a_counter_that_begins_anew_tells_nothing() -> None:
 
 def test_what_was_never_told_stays_none() -> None:
     nothing = replace(
-        FIRST, devices={}, host=None, processes=NOTHING, throttling=None, network=None
+        FIRST, devices={}, host=None, processes=NOTHING, throttled_seconds=None, network=None
     )
 
     summary = summarize_interval([nothing, replace(nothing, time=101.0)])

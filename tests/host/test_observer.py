@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from dlemu.host.observer import HostObserver
 from dlemu.host.processes import HostCpu
 from dlemu.storage.pagecache import drop
 from tests.lab.cgroups import Group, cpu_quota
-from tests.lab.drives import drive_folder, own_drive
+from tests.lab.drives import drive_folder
 from tests.lab.waiting import until
 
 MIB = 1 << 20
@@ -36,15 +35,6 @@ input()
 """
 BURNED = 0.25
 """Seconds of a core that are sure to be seen: the kernel counts in ticks."""
-READ = """
-import mmap, os, sys
-buffer = mmap.mmap(-1, 1 << 20)
-input("\\n")
-file = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
-while os.readv(file, [buffer]): pass
-print(flush=True)
-input()
-"""
 HOLD = """
 held = bytearray(64 << 20)
 print(flush=True)
@@ -52,76 +42,39 @@ input()
 """
 
 
-@pytest.fixture
-def disk_file() -> Iterator[Path]:
-    """A cold file of 64 MiB on a drive that nobody else reads."""
-    with own_drive(80 * MIB) as folder:
-        yield cold_file(folder)
-
-
-def cold_file(folder: Path) -> Path:
-    path = folder / "file"
-    path.write_bytes(os.urandom(MIB) * 64)
-    drop([path])
-    return path
-
-
-def observe(
-    program: str, *arguments: str | Path, folder: Path = Path("."), group: Group | None = None
-) -> IntervalSummary:
-    """Let a Python program work, and return what was seen of it meanwhile."""
-    command = [sys.executable, "-c", program, *arguments]
+def observe(program: str, group: Group | None = None) -> list[IntervalSummary]:
+    """Let a Python program work; return what was seen of it when it had, and when it had ended."""
+    command = [sys.executable, "-c", program]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stdout.readline() == b"\n"
     if group:
         group.enter(child.pid)
-    with HostObserver([folder], lambda: [os.getpid()], period=0.1) as observer:
+    with HostObserver([Path(".")], lambda: [os.getpid()], period=0.1) as observer:
         observer.mark("start")
         child.stdin.write(b"\n")
         assert child.stdout.readline() == b"\n"
-        observer.mark("end")
-    child.communicate(b"\n")
-    return summarize_interval(observer.between("start", "end"))
+        observer.mark("done")
+        child.communicate(b"\n")
+        observer.mark("ended")
+    return [summarize_interval(observer.between("start", end)) for end in ("done", "ended")]
 
 
-@pytest.mark.root
-def test_bytes_read_past_the_page_cache_are_the_drives(disk_file: Path) -> None:
-    summary = observe(READ, disk_file, folder=disk_file.parent)
-    assert summary.device_read_bytes is not None and summary.process_read_bytes is not None
-    assert 64 * MIB <= summary.device_read_bytes < 1.02 * 64 * MIB, "no one else reads this drive"
-    assert 64 * MIB <= summary.process_read_bytes < 1.02 * 64 * MIB
-    assert max(summary.devices.values()) > 0
-
-
-@pytest.mark.root
-def test_bytes_from_the_page_cache_are_not_the_drives(disk_file: Path) -> None:
-    through_cache = READ.replace(" | os.O_DIRECT", "")
-    with disk_file.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as held:
-        held.madvise(mmap.MADV_WILLNEED)
-        assert held.find(b"no such bytes, so all are read") == -1
-        summary = observe(through_cache, disk_file, folder=disk_file.parent)
-    assert summary.process_rchar is not None and summary.process_rchar > 64 * MIB
-    assert summary.device_read_bytes is not None and summary.device_read_bytes < MIB
-
-
-def test_a_process_that_burns_a_core_shows() -> None:
-    summary = observe(BURN)
-    assert summary.process_cpu_seconds is not None
-    assert summary.process_cpu_seconds >= BURNED
-    assert summary.host_cpu_share is not None
-    cores = summary.host_cpu_share * (os.cpu_count() or 1) * summary.seconds
+def test_a_process_that_burns_a_core_shows_while_it_lives_and_after() -> None:
+    done, ended = observe(BURN)
+    assert done.process_cpu_seconds is not None and ended.process_cpu_seconds is not None
+    assert BURNED <= done.process_cpu_seconds <= ended.process_cpu_seconds
+    assert done.host_cpu_share is not None
+    cores = done.host_cpu_share * (os.cpu_count() or 1) * done.seconds
     assert cores >= BURNED
-    assert summary.runqueue_seconds is not None
+    assert done.runqueue_seconds is not None
 
 
 @pytest.mark.root
 def test_a_cpu_quota_shows_as_throttling() -> None:
     with cpu_quota(0.05) as group:  # less than a busy host gives it
-        summary = observe(BURN, group=group)
-    assert summary.process_cpu_seconds is not None
-    assert summary.process_cpu_seconds >= BURNED
+        summary, _ = observe(BURN, group)
     assert summary.throttled_seconds is not None
     assert summary.throttled_seconds > BURNED
 
@@ -224,34 +177,40 @@ def test_a_host_that_tells_nothing_is_observed_all_the_same(tmp_path: Path) -> N
     assert summary.usable_cpus >= 1
 
 
-def test_reads_by_the_observing_process_itself_count() -> None:
-    """As loaders with threads do; and on a drive that others may read as well."""
+def test_bytes_are_the_drive_s_unless_the_page_cache_has_them() -> None:
+    """Of reads by the observing process itself, as loaders with threads do."""
     with drive_folder(64 * MIB) as folder:
-        path = cold_file(folder)
+        path = folder / "file"
+        path.write_bytes(os.urandom(MIB) * 64)
+        drop([path])
         with (
             HostObserver([folder], lambda: [os.getpid()]) as observer,
             mmap.mmap(-1, MIB) as buffer,
         ):
-            observer.mark("start")
-            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-            while os.readv(file, [buffer]):
-                pass
-            os.close(file)
-            observer.mark("end")
-
-    summary = summarize_interval(observer.between("start", "end"))
-    assert summary.process_read_bytes is not None
-    assert 1 <= summary.process_read_bytes / 64 / MIB < 1.02
-    assert summary.device_read_bytes is not None
-    assert summary.device_read_bytes >= 64 * MIB
+            for flags in (os.O_DIRECT, 0, 0):
+                observer.mark("start")
+                file = os.open(path, os.O_RDONLY | flags)
+                while os.readv(file, [buffer]):
+                    pass
+                os.close(file)
+                observer.mark("end")
+    marks = [seen for seen in observer.observations if seen.label]
+    direct, _, cached = (summarize_interval(marks[at : at + 2]) for at in (0, 2, 4))
+    assert direct.process_read_bytes is not None and direct.device_read_bytes is not None
+    assert 64 * MIB <= direct.process_read_bytes < 1.02 * 64 * MIB
+    assert direct.device_read_bytes >= 64 * MIB and max(direct.devices.values()) > 0
+    assert cached.process_rchar is not None and cached.process_rchar > 64 * MIB
+    assert cached.process_read_bytes is not None and cached.process_read_bytes < MIB
 
 
 def test_the_time_of_all_cpus_is_that_of_each_kind(tmp_path: Path) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     kinds = [number * ticks for number in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)]
     (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, kinds))}\ncpu0 1 2 3 4 5 6 7 8\n")
+    (tmp_path / "meminfo").write_text("MemFree: 1 kB\nCached: 7 kB\n")
     observer = HostObserver([tmp_path], list, proc=tmp_path)
     expected = HostCpu(busy=1 + 2 + 4 + 32 + 64, idle=8, iowait=16, steal=128)
-    assert observer.mark("all kinds").host == expected
+    seen = observer.mark("all kinds")
+    assert (seen.host, seen.page_cache_bytes) == (expected, 7168)
     (tmp_path / "stat").write_text("cpu  1 2 3\n")
     assert observer.mark("too few").host is None

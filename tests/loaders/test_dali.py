@@ -246,11 +246,6 @@ def test_says_what_it_waits_for(tmp_path: Path) -> None:
     assert str(path) in str(raised)
 
 
-def test_cufile_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"^reader\.gds=require has no effect without dali\."):
-        case_of(tmp_path, "npy", {"reader.gds": "require"})
-
-
 def test_a_missing_gpu_is_told_in_one_line(tmp_path: Path) -> None:
     if has_gpu():
         pytest.skip("there is a GPU")
@@ -305,16 +300,6 @@ def test_extents_hold_each_sample_of_a_batch(data: st.DataObject, most: int | No
     ):
         assert kept == want
         assert slot[begin : begin + kept] == files[file][offset : offset + kept]
-
-
-def test_samples_one_behind_the_other_are_one_extent() -> None:
-    spread = spread_batch([7, 7, 3], [5100, 100, 4096], [5000, 4984, 10], most=None)
-
-    assert [extent[:] for extent in spread.extents] == [
-        (3, 4096, 4106, 4106, 0),
-        (7, 0, 10_100, 10_100, 4096),
-    ]
-    assert spread.begins == [4096 + 5100, 4096 + 100, 0]
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dlemu.errors import DatasetError, RunError
-from dlemu.loaders import TellsGets
+from dlemu.loaders import Batch, TellsGets
 from dlemu.loaders.objects import ObjectFile, ObjectReader
+from dlemu.objects.counts import GetCounts
 from dlemu.objects.store import Store, store_of
 from dlemu.units import ceil_div
 from dlemu.workload.objects import Access
@@ -43,6 +45,14 @@ def in_bucket(folder: Path, server: RangeServer, dataset: str, **keys: object) -
     return Case(case.workload.with_keys(place), 2)
 
 
+def read(case: Case) -> tuple[list[list[Batch]], GetCounts]:
+    """Read an epoch, in which every byte must be right; return its steps and requests."""
+    with closing(case.open()) as opened:
+        steps = check_epoch(case, opened, 0)
+        assert isinstance(opened, TellsGets)
+        return steps, opened.gets()
+
+
 @pytest.mark.parametrize(
     ("dataset", "loader"),
     [(name, "threads") for name in DATASETS if "parquet" not in name]
@@ -54,11 +64,7 @@ def test_every_byte_is_that_of_the_generator(
     keys = {"reader.data_loader": loader, "reader.read_threads": 2}
     case = in_bucket(folder, server, dataset, **keys)
     layout = case.layout
-    opened = case.open()
-    check_epoch(case, opened, 0)
-    assert isinstance(opened, TellsGets)
-    counts = opened.gets()
-    opened.close()
+    _, counts = read(case)
     assert server.seen.methods == {"GET": counts.gets}
     assert counts.received_bytes >= counts.needed_bytes > 0
     assert counts.retries == 0
@@ -75,16 +81,12 @@ def test_ranges_are_as_many_as_the_plan_says(
 ) -> None:
     keys: dict[str, object] = {"reader.range_bytes": 8192, "reader.gets_in_flight": in_flight}
     case = in_bucket(folder, server, dataset, **keys)
-    opened = case.open()
-    steps = check_epoch(case, opened, 0)
-    assert isinstance(opened, TellsGets)
-    counts = opened.gets()
-    opened.close()
+    steps, counts = read(case)
     assert server.seen.methods == {"GET": counts.gets}
     if case.layout.samples_per_file == 1:
-        read = [s for batches in steps for batch in batches for s in batch.samples.tolist()]
+        samples = [s for batches in steps for batch in batches for s in batch.samples.tolist()]
         head = 4096 if dataset == "npz" else 0
-        sizes = [int(case.layout.sizes(case.layout.samples_of(s))[0]) for s in read]
+        sizes = [int(case.layout.sizes(case.layout.samples_of(s))[0]) for s in samples]
         assert counts.gets == sum(ceil_div(head + size, 8192) for size in sizes)
         assert counts.received_bytes == counts.needed_bytes
 
@@ -93,21 +95,17 @@ def test_samples_at_random_and_columns_are_ranges_of_their_own(
     folder: Path, server: RangeServer
 ) -> None:
     case = in_bucket(folder, server, "raw of 13", **{"reader.access": "random"})
-    opened = case.open()
-    steps = check_epoch(case, opened, 0)
-    assert isinstance(opened, TellsGets)
-    counts = opened.gets()
-    opened.close()
+    steps, counts = read(case)
     assert server.seen.methods == {"GET": 6 * len(steps)}  # a sample each: 2 batches of 3
     assert counts.received_bytes == counts.needed_bytes
     server.seen.clear()
     case = in_bucket(folder, server, "parquet of 13")
     opened = case.open(keep=0)
-    read = sum(batch.num_bytes for step in opened.epoch(0, case.plan(0)) for batch in step)
+    num_bytes = sum(batch.num_bytes for step in opened.epoch(0, case.plan(0)) for batch in step)
     assert isinstance(opened, TellsGets)
     counts = opened.gets()
     opened.close()
-    assert read == counts.received_bytes == counts.needed_bytes
+    assert num_bytes == counts.received_bytes == counts.needed_bytes
     assert server.seen.methods == {"GET": server.seen.ranges} == {"GET": counts.gets}
 
 
@@ -126,11 +124,7 @@ def test_endpoints_are_dealt_to_the_workers(folder: Path, server: RangeServer) -
 def test_refusals_and_lost_connections_are_tried_again(folder: Path, server: RangeServer) -> None:
     case = in_bucket(folder, server, "npz")
     server.faults.refuse, server.faults.cut = 5, 3
-    opened = case.open()
-    check_epoch(case, opened, 0)
-    assert isinstance(opened, TellsGets)
-    counts = opened.gets()
-    opened.close()
+    _, counts = read(case)
     assert (counts.retries, counts.slow_downs) == (8, 5)
     assert server.seen.methods == {"GET": counts.gets + counts.retries}
 

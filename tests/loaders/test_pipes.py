@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -65,38 +65,6 @@ def test_what_could_not_be_made_is_collected_without_a_word(
         Pipe(multiprocessing.get_context("fork"))
     with pytest.raises(OSError, match="Too many open files"):
         SharedMemory(4096, "spawn")
-
-
-def answer(asked: Pipe, answers: Pipe, flag: Flag) -> None:
-    """Square numbers until the flag is raised."""
-    while not flag.is_set():
-        try:
-            number = asked.get(timeout=0.02)
-        except queue.Empty:
-            continue
-        answers.put((os.getpid(), number, number**2))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_talk(method: Literal["fork", "spawn"]) -> None:
-    context: Any = lean_context(method, num_messages=100, requests=Requests(), processes=[])
-    asked, answers = [context.Queue() for _ in range(2)], context.Queue()
-    flag = context.Event()
-    workers = [context.Process(target=answer, args=(one, answers, flag)) for one in asked]
-    for worker in workers:
-        worker.start()
-    for number in range(100):
-        asked[number % 2].put(number)
-    got = [answers.get(timeout=60) for _ in range(100)]
-    assert {number: square for _, number, square in got} == {n: n * n for n in range(100)}
-    for number, worker in enumerate(workers):
-        own = [n for pid, n, _ in got if pid == worker.pid]
-        assert own == list(range(number, 100, 2))
-    assert all(worker.is_alive() for worker in workers)
-    flag.set()
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
 
 
 def look(flag: Flag, begun: int) -> None:

@@ -90,16 +90,6 @@ def test_preprocessing_draws_each_sample_anew_but_the_same_in_each_run(
     assert drawn(0, 0) == [first, second]
 
 
-def test_samples_that_come_together_take_the_time_of_each(
-    source: Source, slept: list[float]
-) -> None:
-    reader = reader_of(source)
-    reader.start_epoch(0)
-    reader._prepare(40)
-    assert slept == [pytest.approx(40 * 1.0, rel=0.1)]
-    reader.close()
-
-
 @pytest.mark.parametrize(
     "keys",
     [{}, {"dataset.format": "tfrecord", "dataset.num_samples_per_file": 6}],

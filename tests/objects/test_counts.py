@@ -5,7 +5,8 @@ import pytest
 
 from dlemu.objects.counts import GetCounts
 from dlemu.report.in_run import host_lines
-from dlemu.results.objects import ObjectsMeasured, objects_fields
+from dlemu.results.evidence import objects_fields
+from dlemu.results.summary import ObjectsMeasured
 
 
 def shown(fields: ObjectsMeasured) -> str:

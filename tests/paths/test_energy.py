@@ -34,12 +34,6 @@ def test_an_overrun_is_not_negative_energy() -> None:
     assert end.joules_since(start) == pytest.approx((15 + 30, 0.5))
 
 
-def test_what_cannot_be_read_is_none() -> None:
-    nothing = Energy({}, {}, {})
-
-    assert nothing.joules_since(Energy({}, {}, {"gpu0": 1.0})) == (None, None)
-
-
 class NVMLError(Exception):
     pass
 

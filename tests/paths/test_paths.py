@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from dlemu.cli import paths
-from dlemu.cli.paths import plan_of
 from dlemu.cli.words import parse
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu.availability import lists_gpu
-from dlemu.host.place import Connection
 from dlemu.paths import sweep, uring
 from dlemu.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
 from dlemu.paths.random_files import write_random_file
@@ -107,30 +105,12 @@ def test_a_file_longer_than_the_pool_repeats_nothing(tmp_path: Path) -> None:
     assert len(np.unique(content[:, :16], axis=0)) == len(content) == 17 * 256
 
 
-@pytest.mark.parametrize(
-    ("io_size", "path", "num_processes"),
-    [
-        (65536, "host_buffered", 64),
-        (131072, "host_direct", 1),
-        # CUDA contexts take turns on a GPU: processes would wait for each other.
-        (4096, "cufile", 1),
-        (4096, "host_direct_gpu_copy", 1),
-        (MIB, "host_io_uring", 64),
-    ],
-)
-def test_small_blocks_get_processes_large_ones_and_the_gpu_threads(
-    io_size: int, path: DataPath, num_processes: int
-) -> None:
-    job = Work(
-        path=path,
-        pattern="seq_read",
-        io_size=io_size,
-        files=("file",) * 64,
-        file_bytes=MIB,
-        seconds=1,
-    )
-
-    assert job.num_processes == num_processes
+def test_small_blocks_get_processes_large_ones_and_the_gpu_threads(tmp_path: Path) -> None:
+    """CUDA contexts take turns on a GPU: processes would wait for each other."""
+    job = replace(work(tmp_path), files=("file",) * 64)
+    assert job.num_processes == replace(job, path="host_io_uring", io_size=MIB).num_processes == 64
+    assert replace(job, path="host_direct", io_size=131072).num_processes == 1
+    assert replace(job, path="cufile", io_size=4096).num_processes == 1
 
 
 def test_a_worker_that_fails_says_what_and_where(tmp_path: Path) -> None:
@@ -266,10 +246,10 @@ def test_a_command_that_is_refused_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "path_problem", lambda *_: "no such device")
     with pytest.raises(RunError, match="no such device"):
-        paths.main(["target", "paths=cufile"])
+        paths.main(parse(["target", "paths=cufile"]))
     with pytest.raises(RunError, match="too little"):
         monkeypatch.setattr(sweep, "path_problem", lambda *_: None)
-        paths.main(["target", "paths=host_buffered", "file_size=1000000GiB"])
+        paths.main(parse(["target", "paths=host_buffered", "file_size=1000000GiB"]))
     assert [path.name for path in tmp_path.rglob("*")] == ["target"]
 
 
@@ -345,32 +325,13 @@ def test_two_sweeps_of_one_folder_do_not_meet(tmp_path: Path, output: str) -> No
 # --- the command line -----------------------------------------------------------------------------
 
 
-def test_arguments_become_a_plan(tmp_path: Path) -> None:
-    for name in ("d1", "d2"):
-        (tmp_path / name).mkdir()
-    words = (
-        f"target={tmp_path}/d1,{tmp_path}/d2 seconds=5 io_sizes=4KiB,1M workers=1,8 "
-        "patterns=random_write paths=host_direct,cufile file_size=1GiB output=out"
-    )
-
-    assert plan_of(parse(words.split())) == Sweep(
-        target=(tmp_path / "d1", tmp_path / "d2"),
-        seconds=5.0,
-        io_sizes=(4096, MIB),
-        workers=(1, 8),
-        patterns=("random_write",),
-        paths=("host_direct", "cufile"),
-        file_size=1 << 30,
-        output=Path("out"),
-    )
-    assert plan_of(parse([str(tmp_path)])) == Sweep(target=(tmp_path,))
-
-
 def test_the_command_writes_its_reports_and_ends_with_0(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["seconds=0.02", "workers=1", "io_sizes=128KiB", "paths=host_buffered"]
-    assert paths.main([str(tmp_path), *words, "file_size=1MiB", f"output={tmp_path}/out"]) == 0
+    assert (
+        paths.main(parse([str(tmp_path), *words, "file_size=1MiB", f"output={tmp_path}/out"])) == 0
+    )
 
     assert "page cache" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -384,9 +345,7 @@ def test_an_earlier_sweep_of_another_number_of_queues_joins_the_table(
 ) -> None:
     few = plan(tmp_path, workers=(1,), io_sizes=(4096,), seconds=0.02)
     for queues in (1, 7):
-        monkeypatch.setattr(
-            sweep, "find_connection", lambda _, q=queues: Connection("nvme0n1", "pcie", q)
-        )
+        monkeypatch.setattr(sweep, "find_connection", lambda _, q=queues: ("nvme0n1", q))
         cells = run_paths(few, lambda _: None)
     assert [cell.queues for cell in cells] == [1, 7]
     assert len(run_paths(few.model_copy(update={"seconds": 0.03}), lambda _: None)) == 1

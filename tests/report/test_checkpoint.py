@@ -38,12 +38,3 @@ def test_what_failures_cost(seconds: float, mtbf: float, line: str) -> None:
 def test_a_share_needs_no_exponent(seconds: float, shares: list[str]) -> None:
     [row] = [line for line in costs_of(seconds, None).splitlines() if "costs, of" in line]
     assert row.split()[4:] == shares
-
-
-def test_a_part_of_a_model_is_called_one() -> None:
-    keys = {"drive": "d7_ps1010", "checkpoint.mode": "subset", "checkpoint.scale": 0.5}
-    document = predict_checkpoint(load_model("llama3_405b", keys))
-    verdict, size, *_ = render_text(present_predicted_checkpoint(document)).splitlines()
-    part = "llama3_405b (8 of 512 ranks: 49.3 GiB of 2.6 TiB) at scale 0.5"
-    assert verdict.startswith(f"a checkpoint of {part} takes ")
-    assert size == "49.3 GiB, from the datasheet alone"

@@ -164,9 +164,3 @@ def test_stored_runs_are_traced_with_their_hosts_counters(
     first = min(event["ts"] for event in events if event.get("cat") == "IO wait")
     assert drive[0]["ts"] == pytest.approx(first - 1e6), "a second before the first step"
     assert "CPU of dlemu (%)" in {event["name"] for event in events if event["ph"] == "C"}
-
-
-def test_a_trace_shows_one_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["report", "a", "b", "--trace", str(tmp_path / "t.json")]) == 1
-    line = "dlemu: --trace shows one result, got 2 folders; name one\n"
-    assert capsys.readouterr().err == line

@@ -3,25 +3,16 @@
 tests/golden/limits.txt has what each says.
 """
 
-from dataclasses import fields, replace
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.host.intervals import IntervalSummary
-from dlemu.results.bottleneck import HostEvidence, find_limit, limit_in_memory
-from dlemu.results.evidence import HostReport, combine
+from dlemu.results.bottleneck import HostEvidence, find_limit
 from dlemu.results.metrics import measure
 from dlemu.results.summary import Summary
-from dlemu.results.sums import Rule
-from dlemu.storage.path_bytes import PathBytes
-from dlemu.storage.probe import Probe
 from dlemu.workload.model import load_workload
 from tests.lab.limits import CASES, evidence, host, probe, steps_of
 from tests.lab.shown import verdict_of
-from tests.lab.summed import sums_of
 
 WORKLOAD = load_workload("unet3d_h100")
 READER_AS_IT_IS = evidence().reader
@@ -112,69 +103,3 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
         own = max(in_reads, min(few, 1.3 * in_reads))
         half = 2 / (1 / own + 1 / wanted) if wanted > own else 0.0
         assert many <= max(1.15 * own, half) * (1 + 1e-9)
-
-
-def interval_of(**seen: Any) -> IntervalSummary:
-    """Return what a host counted in an epoch; what is not given is not known."""
-    unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(IntervalSummary))
-    return IntervalSummary(**(unknown | {"devices": {}} | seen))
-
-
-def host_report(interval: IntervalSummary, **changes: Any) -> HostReport:
-    known: dict[str, Any] = {"probe": None, "num_workers": 4, "resident_before": None}
-    return HostReport(host="a", epochs=[interval], direct=True, **(known | changes))
-
-
-def test_what_hosts_counted_reaches_the_verdict() -> None:
-    steps = steps_of(0.5, 0.5, read=0.01, decode=0.1)
-    interval = interval_of(
-        seconds=100.0,
-        host_cpu_share=0.3,
-        host_steal_share=0.6,
-        usable_cpus=4.0,
-        process_cpu_seconds=40.0,
-        runqueue_seconds=1.0,
-    )
-    report = host_report(interval, probe=Probe(2, 1e9, 16, 9e9), num_workers=2, resident_before=0.0)
-    sums = sums_of(steps, ["rank 0 on host a", "rank 1 on host a"], Rule.of(WORKLOAD))
-    gathered = combine(WORKLOAD, [report], sums, PathBytes())
-    (seen,) = gathered.evidence.hosts
-    assert (seen.host_cpu_share, seen.host_steal_share) == (0.3, 0.6)
-    assert seen.lacked_seconds == pytest.approx(1 + 40 * 0.6 / 0.3)
-    assert gathered.measured["hosts"][0]["probe"]["many"] == 9e9
-    limit = find_limit(gathered.evidence)
-    assert limit.name == "host cpu"
-    assert "total CPU 30%, other guests took 60%" in limit.evidence
-    quiet = replace(report, epochs=[replace(interval, host_steal_share=0.0)])
-    limit = find_limit(combine(WORKLOAD, [quiet], sums, PathBytes()).evidence)
-    assert limit.name == "loader"
-
-
-@pytest.mark.parametrize(
-    ("metric", "lost"),
-    [
-        ({}, 0.5 / 1.5),
-        ({"metric.edition": "v2.0", "metric.exclude_start_steps": 2}, 0.5 / 1.5),
-        (
-            {"metric.edition": "v2.0", "metric.exclude_start_steps": 0},
-            (10 * 0.5 + 10.5) / (10 * 1.5 + 11.5),
-        ),
-    ],
-)
-def test_the_window_is_the_rules(metric: dict[str, object], lost: float) -> None:
-    steps = steps_of(0.5)
-    steps["wait"][steps["step"] == 0] = 10.5
-    interval = interval_of(seconds=20.0, usable_cpus=4.0)
-    report = host_report(interval)
-    workload = load_workload("unet3d_h100", metric)
-    sums = sums_of(steps, ["rank 0"], Rule.of(workload))
-    evidence = combine(workload, [report], sums, PathBytes()).evidence
-    assert evidence.losses.parts.total == pytest.approx(lost)
-
-
-@pytest.mark.parametrize(
-    ("name", "told"), [("storage", "memory"), ("unclear", "memory"), ("host cpu", "host cpu")]
-)
-def test_what_memory_serves_is_never_the_storages_limit(name: str, told: str) -> None:
-    """Of files in memory the verdict is `unclear`: all bytes came from there."""
-    assert limit_in_memory(name) == told

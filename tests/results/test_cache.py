@@ -5,9 +5,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from dlemu.host.watched import PlaceCounts
 from dlemu.report.cache import present_cache
 from dlemu.report.text import render_text
 from dlemu.results.cache import can_save, pays_from
+from dlemu.results.evidence import stored_behind, watched_fields
 from dlemu.results.metrics import Metrics, measure
 from dlemu.results.outcome import with_metrics
 from dlemu.results.records import STEP
@@ -117,3 +119,25 @@ def test_the_wear_of_a_cache_is_that_of_its_last_epoch() -> None:
     )
     lasting = cached([10, 10], [0.0, 0.5], endurance_bytes=365 * 86_400 * 2 * 500 * 10**6)
     assert ", for 2 years of its drives' life (drive.endurance)" in told(lasting)[1]
+
+
+def watched(*epochs: PlaceCounts, read: int = 10 * GB, hosts: int = 1) -> dict[str, object]:
+    found = watched_fields([hosts * read] * len(epochs), [epochs] * hosts, [1.0] * len(epochs))
+    return dict(found)
+
+
+COLD = PlaceCounts(12 * GB, GB, 11 * GB, 3.5)
+WARM = PlaceCounts(10**7, 9 * GB, 10**6, 1.25)
+
+
+def test_hits_are_what_the_origin_did_not_give() -> None:
+    found = watched(COLD, WARM, PlaceCounts(4 * GB, None, 2 * GB, None))
+    assert found["hit_share_per_epoch"] == [0.0, 0.999, 0.6]
+    assert found["fill_ratio_per_epoch"] == [11 / 12, None, 0.5]
+    assert found["cache_read_bytes_per_epoch"] == [GB, 9 * GB, None]
+    assert found["daemon_cpu_seconds_per_epoch"] == [3.5, 1.25, None]
+
+
+def test_drives_delivered_no_more_than_was_read() -> None:
+    found = watched_fields([10 * GB, 10 * GB], [[COLD, WARM]], [1.0, 1.0])
+    assert [stored_behind(found, 0), stored_behind(found, 1)] == [10 * GB, 9 * GB + 10**7]

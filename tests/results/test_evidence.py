@@ -9,15 +9,18 @@ import pytest
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.wear import DriveWear, sum_up
-from dlemu.results.bottleneck import HostEvidence
+from dlemu.results.bottleneck import HostEvidence, find_limit
+from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.evidence import Gathered, HostReport, combine
 from dlemu.results.records import STEP
 from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.probe import Probe
 from dlemu.workload.model import load_workload
 from tests.lab.summed import sums_of
 
 READ = 1000
 """Bytes that an epoch's steps have read, over all hosts."""
+KINDS_THAT_COUNT_SOME = ["lustre", "ceph", "beegfs", "fuse.sshfs", "virtiofs", "cifs", "overlay"]
 
 
 def epoch_of(seconds: float = 100.0, **seen: Any) -> IntervalSummary:
@@ -40,7 +43,7 @@ def report(*epochs: IntervalSummary, **changes: Any) -> HostReport:
     return HostReport(epochs=list(epochs), **(known | changes))
 
 
-def gather(*hosts: HostReport) -> Gathered:
+def gather(*hosts: HostReport, wait: float = 0.0) -> Gathered:
     """Return what hosts with an accelerator each saw of epochs with 3 steps."""
     steps = np.zeros((len(hosts[0].epochs), len(hosts), 3), STEP)
     steps["epoch"] = np.arange(steps.shape[0])[:, None, None]
@@ -49,6 +52,7 @@ def gather(*hosts: HostReport) -> Gathered:
     steps["num_bytes"][:, :, 0] = READ // len(hosts)
     steps["compute"], steps["num_samples"] = 1.0, 7
     steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
+    steps["wait"], steps["computation_time"] = wait, 1.0
     names = [f"rank {number}" for number in range(len(hosts))]
     workload = load_workload("unet3d_h100")
     return combine(workload, list(hosts), sums_of(steps, names), PathBytes())
@@ -59,29 +63,20 @@ def hosts_of(gathered: Gathered) -> list[HostEvidence]:
 
 
 def test_the_share_from_memory_is_what_the_least_witness_leaves() -> None:
-    """Others read from the drive as well; in the second epoch all came from storage, and more."""
+    """Others read from the drive as well; a cold epoch's read-ahead does not hide a cached one."""
+    counts = ((900, 700), (3040, 3040), (10, 10))
     found = gather(
         report(
-            epoch_of(devices=busy(sda=0.5), device_read_bytes=900, process_read_bytes=700),
-            epoch_of(devices=busy(sda=0.5), device_read_bytes=1200, process_read_bytes=1100),
+            *(
+                epoch_of(devices=busy(sda=0.5), device_read_bytes=drive, process_read_bytes=own)
+                for drive, own in counts
+            )
         )
     )
-    assert found.measured["page_cache_share_per_epoch"] == [pytest.approx(0.3), 0.0]
-    assert found.measured["page_cache_share"] == pytest.approx((1000 - 700) / 2000)
-    assert found.measured["storage_read_bytes"] == 1800
-    assert found.measured["device_read_bytes"] == 2100
-
-
-def test_a_cold_epochs_read_ahead_does_not_hide_a_cached_one() -> None:
-    found = gather(
-        report(
-            epoch_of(devices=busy(sda=0.5), device_read_bytes=3040, process_read_bytes=3040),
-            epoch_of(devices=busy(sda=0.5), device_read_bytes=10, process_read_bytes=10),
-        )
-    )
-    assert found.measured["page_cache_share_per_epoch"] == [0.0, 0.99]
-    assert found.measured["page_cache_share"] == pytest.approx(0.495)
-    assert found.measured["storage_read_bytes"] == 3050
+    assert found.measured["page_cache_share_per_epoch"] == [pytest.approx(0.3), 0.0, 0.99]
+    assert found.measured["page_cache_share"] == pytest.approx((300 + 990) / 3000)
+    assert found.measured["storage_read_bytes"] == 3750
+    assert found.measured["device_read_bytes"] == 3950
 
 
 def test_the_read_amplification_is_bytes_of_the_storage_for_bytes_of_samples() -> None:
@@ -123,52 +118,30 @@ def test_counters_that_contradict_what_was_in_memory_are_noted(
     assert found.notes == ((note,) if noted else ())
 
 
-def test_the_busiest_drive_is_that_of_all_epochs_by_their_time() -> None:
-    (host,) = hosts_of(
-        gather(
-            report(
-                epoch_of(300.0, devices=busy(sda=0.9, sdb=0.1), device_read_bytes=9),
-                epoch_of(100.0, devices=busy(sda=0.1, sdb=0.8), device_read_bytes=9),
-            )
-        )
-    )
+def test_a_hosts_counters_are_those_of_all_epochs_by_their_time() -> None:
+    eth0 = NetworkCounters({"eth0": NicCounters(5 * 10**9, 0)}, 30, 20, 1, 3)
+    seen: dict[str, Any] = {"process_cpu_seconds": 60.0, "runqueue_seconds": 3.0}
+    seen |= {"throttled_seconds": 1.5, "network": eth0, "process_read_bytes": 600}
+    one = epoch_of(300.0, devices=busy(sda=0.9, sdb=0.1), host_cpu_share=0.2, **seen)
+    two = epoch_of(100.0, devices=busy(sda=0.1, sdb=0.8), host_cpu_share=0.6, **seen)
+    (host,) = hosts_of(gather(report(one, two, links={"eth0": 10**9})))
+    assert host.seconds == 400 and host.num_workers == 4
     assert host.device == "sda"
     assert host.device_busy_share == pytest.approx((300 * 0.9 + 100 * 0.1) / 400)
-
-
-def test_a_hosts_counters_are_those_of_all_epochs() -> None:
-    seen = {"process_cpu_seconds": 60.0, "runqueue_seconds": 3.0, "throttled_seconds": 1.5}
-    (host,) = hosts_of(
-        gather(
-            report(
-                epoch_of(300.0, process_read_bytes=800, host_cpu_share=0.2, **seen),
-                epoch_of(100.0, process_read_bytes=400, host_cpu_share=0.6, **seen),
-            )
-        )
-    )
-    assert host.seconds == 400 and host.num_workers == 4
     assert host.read_bytes_per_second == pytest.approx(1200 / 400)
     assert host.cpu_share == pytest.approx(120 / (4 * 400))
     assert host.host_cpu_share == pytest.approx((300 * 0.2 + 100 * 0.6) / 400)
     assert (host.runqueue_seconds, host.throttled_seconds) == (6.0, 3.0)
+    assert host.network is not None
+    assert host.network.received_bytes_per_second == 10**10 / 400
+    assert host.network.received_share == pytest.approx(0.2)
+    (unknown,) = hosts_of(gather(report(one, epoch_of())))
+    assert unknown.network is None and unknown.cpu_share is None
 
 
 def test_where_storage_is_not_seen_a_hosts_rate_is_its_part_of_what_loaders_took() -> None:
     hosts = hosts_of(gather(report(epoch_of()), report(epoch_of(), host="b")))
     assert [host.read_bytes_per_second for host in hosts] == [READ / 2 / 100] * 2
-
-
-def test_hosts_that_share_a_drive_have_each_the_rate_of_its_own_reads() -> None:
-    """Each sees all that both have read; a third has a drive of its own, and reads less."""
-    both = epoch_of(devices=busy(sda=0.5), device_read_bytes=800, process_read_bytes=400)
-    own = epoch_of(devices=busy(sda=0.5), device_read_bytes=200, process_read_bytes=200)
-    machines = (("a", "x", both), ("b", "y", own), ("c", "x", both))
-    hosts = hosts_of(gather(*(report(seen, host=h, machine=m) for h, m, seen in machines)))
-    assert [(host.host, host.read_bytes_per_second) for host in hosts] == [
-        ("a", 4.0),
-        ("b", 2.0),
-        ("c", 4.0),
-    ]
 
 
 def test_what_hosts_of_one_machine_share_counts_once() -> None:
@@ -206,20 +179,83 @@ def test_what_hosts_of_one_machine_share_counts_once() -> None:
     assert unknown["device_read_bytes"] == 1400
 
 
-def test_a_hosts_network_is_that_of_all_epochs() -> None:
-    counted = NetworkCounters({"eth0": NicCounters(5 * 10**9, 0)}, 30, 20, 1, 3)
-    epochs = [epoch_of(100.0, network=counted), epoch_of(300.0, network=counted)]
-    (host,) = hosts_of(gather(report(*epochs, links={"eth0": 10**9})))
-    assert host.network is not None
-    assert host.network.received_bytes_per_second == 10**10 / 400
-    assert host.network.received_share == pytest.approx(0.2)
-    (none,) = hosts_of(gather(report(epoch_of(network=counted), epoch_of())))
-    assert none.network is None
-
-
 def test_workers_time_is_that_of_all_hosts() -> None:
     found = gather(report(epoch_of(), num_workers=4), report(epoch_of(), num_workers=8))
     assert found.measured["worker_seconds"] == 12 * 100.0
     assert found.measured["read_seconds"] == 6 * 0.5
     assert found.measured["decode_seconds"] == 6 * 0.25
     assert found.measured["hand_over_seconds"] == 6 * 0.125
+
+
+def test_what_hosts_counted_reaches_the_verdict() -> None:
+    """Other guests took the CPUs that workers waited for."""
+    seen: dict[str, Any] = {"process_cpu_seconds": 40.0, "runqueue_seconds": 1.0}
+    seen |= {"host_cpu_share": 0.3, "host_steal_share": 0.6}
+    found = gather(report(epoch_of(**seen), probe=Probe(2, 1e9, 16, 9e9), num_workers=2), wait=0.5)
+    (host,) = hosts_of(found)
+    assert host.lacked_seconds == pytest.approx(1 + 40 * 0.6 / 0.3)
+    assert found.measured["hosts"][0]["probe"]["many"] == 9e9
+    limit = find_limit(found.evidence)
+    assert limit.name == "host cpu"
+    assert "total CPU 30%, other guests took 60%" in limit.evidence
+    quiet = report(epoch_of(**seen | {"host_steal_share": 0.0}), num_workers=2)
+    assert find_limit(gather(quiet, wait=0.5).evidence).name == "storage"
+
+
+# --- the bytes that storage delivered -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "kind", "stored"),
+    [
+        (
+            {"devices": busy(sda=0.5), "device_read_bytes": 800, "process_read_bytes": 700},
+            "ext4",
+            700,
+        ),
+        ({"devices": busy(sda=0.5), "device_read_bytes": 800, "process_read_bytes": 0}, "ext4", 0),
+        ({"devices": busy(sda=0.5), "device_read_bytes": 800}, "ext4", 800),
+        ({"network_read_bytes": 600, "process_read_bytes": 500}, "nfs4", 500),
+        ({"network_read_bytes": 600, "process_read_bytes": 0}, "nfs4", 600),
+        ({"process_read_bytes": 500}, "tmpfs", 0),
+        ({"process_read_bytes": 500}, "xfs", 500),
+        ({}, "xfs", None),
+        ({"process_read_bytes": 500}, "lustre", None),
+        ({"process_read_bytes": 1000}, "zfs", None),
+    ],
+)
+def test_the_best_witness_tells(counts: dict[str, Any], kind: str, stored: int | None) -> None:
+    assert stored_bytes(epoch_of(**counts), kind) == stored
+
+
+@pytest.mark.parametrize("kind", KINDS_THAT_COUNT_SOME)
+@pytest.mark.parametrize(("counted", "vouched"), [(0, None), (940, None), (960, 960), (None, None)])
+def test_a_count_that_may_not_be_all_tells_only_if_it_is_nearly_all(
+    kind: str, counted: int | None, vouched: int | None
+) -> None:
+    assert vouched_bytes(epoch_of(process_read_bytes=counted), kind, read=READ) == vouched
+
+
+@pytest.mark.parametrize("kind", ["zfs", "gpfs", ""])
+def test_a_count_that_memory_is_in_tells_nothing(kind: str) -> None:
+    assert vouched_bytes(epoch_of(process_read_bytes=READ), kind, read=READ) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted", "share", "note"),
+    [
+        ("tmpfs", [0, 0], 1.0, "the data folder lies in memory (tmpfs): no storage was read"),
+        ("lustre", [980, 1000], 0.01, "which sees no cache but the page cache"),
+        ("lustre", [980, 300], None, "how many bytes came from memory is not known; 25% of the"),
+        ("fuse", [0, 0], None, "(fuse), and the processes' own count (read_bytes) does not tell"),
+        ("gpfs", [1000, 1000], None, "does not tell"),
+        ("xfs", [1000, 400], 0.3, "which sees no cache but the page cache"),
+    ],
+)
+def test_a_share_is_known_or_it_is_said_why_not(
+    kind: str, counted: list[int], share: float | None, note: str
+) -> None:
+    epochs = (epoch_of(process_read_bytes=num) for num in counted)
+    found = gather(report(*epochs, file_system=kind, resident_before=0.25))
+    assert found.measured["page_cache_share"] == (None if share is None else pytest.approx(share))
+    assert note in "; ".join(found.notes)

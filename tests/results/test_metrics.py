@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.results.metrics import measure, passes
+from dlemu.results.metrics import measure
 from dlemu.results.records import STEP, Steps
+from dlemu.results.several import counting_rows, spread_of
+from dlemu.results.summary import RunRow, Spread
 from dlemu.results.sums import Edition
 
 EDITIONS: list[Edition] = ["v1.0", "v2.0"]
@@ -65,11 +67,6 @@ def test_edition_2_has_a_window() -> None:
     assert epoch.wait_mean_seconds == pytest.approx(0.25)
 
 
-def test_edition_1_has_none() -> None:
-    rows = steps(8, 0.25, 0, 0.5, 0.25)
-    assert measure(rows, exclude_start_steps=3, exclude_end_steps=1).au_percentage == 80
-
-
 def test_oversleep_is_credited_in_edition_2_only() -> None:
     """Asked for 1 s, the host computed for 1.25 s: nothing was waited for, and yet."""
     rows = steps(0, 0, 0, 0, 0, compute=1.25)
@@ -79,31 +76,6 @@ def test_oversleep_is_credited_in_edition_2_only() -> None:
         epoch = measure(rows, edition=edition).epochs[0]
         assert epoch.oversleep_share == pytest.approx(0.2)
         assert epoch.wait_share == epoch.barrier_share == 0
-
-
-def test_a_slow_accelerator_costs_the_others_their_barrier() -> None:
-    slow = steps(2, 1, 1, 1, 1, accelerator=1)
-    fast = steps(2, 0, 0, 0, 0, barriers=(0, 1, 1, 1, 1), accelerator=0)
-    for edition in EDITIONS:
-        metrics = measure([slow, fast], edition=edition)
-        epoch = metrics.epochs[0]
-        assert metrics.num_accelerators == 2
-        assert epoch.accelerator_au.tolist() == [50, 50]
-        assert epoch.accelerator_wait.tolist() == [0, 1], "this tells them apart"
-        assert epoch.wait_share == epoch.barrier_share == 0.25
-
-
-@pytest.mark.parametrize("edition", EDITIONS)
-def test_a_slow_first_batch_is_outside_the_rules_window(edition: Edition) -> None:
-    """One rank's first batch takes 20 s: the others wait for it at the barrier, in step 1 too."""
-    slow = steps(20, 0, 0, 0, 0, accelerator=1)
-    fast = steps(0, 0, 0, 0, 0, barriers=(20, 0, 0, 0, 0), accelerator=0)
-    epoch = measure([slow, fast], edition=edition).epochs[0]
-    assert epoch.au_percentage == 100
-    assert epoch.whole_epoch_au_percentage == pytest.approx(100 * 5 / 25), "here it shows"
-    assert epoch.first_step_seconds == 21
-    if edition == "v1.0":
-        assert epoch.samples_per_second == pytest.approx(2 * 5 * 7 / 25), "and here"
 
 
 def test_the_jobs_value_is_a_mean_of_accelerators_then_of_epochs() -> None:
@@ -146,38 +118,10 @@ def test_too_few_steps_are_an_error_and_no_number(edition: Edition, num_steps: i
     )
 
 
-def test_a_window_larger_than_the_epoch_is_an_error() -> None:
-    with pytest.raises(WorkloadError, match=r"^epoch 0 has 4 steps, .* which leaves out 4; raise"):
-        measure(steps(0, 0, 0, 0), edition="v2.0", exclude_start_steps=3, exclude_end_steps=1)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [steps(0, 0, 0, 0), steps(0, 0, accelerator=1)],
-        [steps(0, 0, 0), steps(0, accelerator=1)],  # as many rows as 2 x 2: no reshape notices
-        [steps(0, 0, 0), steps(0, 0, 0)],
-        [steps(0, 0, 0), steps(0, 0, 0, accelerator=2)],
-        [steps(0, 0, 0, 0)[[0, 1, 3, 3]]],
-        [steps(0, 0, 0, 0)[1:]],
-    ],
-    ids=["short rank", "short rank, even", "twice", "rank lost", "step lost", "first step lost"],
-)
-def test_records_with_holes_are_refused(rows: list[Steps]) -> None:
-    with pytest.raises(RunError, match=r"^epoch 0: not every accelerator has the steps 0 to \d, "):
-        measure(rows)
-
-
 @pytest.mark.parametrize("damaged", [float("nan"), float("inf")])
 def test_a_time_that_is_no_number_is_refused(damaged: float) -> None:
     with pytest.raises(RunError, match=r"^epoch 0: a step's time is no number; "):
         measure(steps(0, damaged, 0))
-
-
-def test_an_epoch_that_a_rank_did_not_reach_is_refused() -> None:
-    rows = [steps(0, 0, 0), steps(0, 0, 0, accelerator=1), steps(0, 0, 0, 0, epoch=1)]
-    with pytest.raises(RunError, match=r"^epoch 1: not every accelerator"):
-        measure(rows)
 
 
 seconds = st.floats(1e-6, 1e3)
@@ -221,15 +165,25 @@ def test_what_holds_for_any_steps(
     assert late.true_samples_per_second < epoch.true_samples_per_second
 
 
-@pytest.mark.parametrize(
-    ("au", "threshold", "passed"),
-    [
-        (90.0, 90.0, True),
-        (89.996, 90.0, True),
-        (89.994, 90.0, False),
-        (90.0, 90.004, True),
-        (90.0, 90.006, False),
-    ],
-)
-def test_an_au_passes_as_it_is_printed(au: float, threshold: float, passed: bool) -> None:
-    assert passes(au, threshold) is passed
+def test_mean_sd_and_interval_are_students() -> None:
+    # By R: t.test(c(9, 10, 11, 10, 12))
+    values = spread_of([9, 10, 11, 10, 12])
+    assert values["mean"] == pytest.approx(10.4)
+    assert values["sd"] == pytest.approx(1.140175)
+    assert values["interval"] == pytest.approx([8.984287, 11.815713], abs=1e-3)
+    assert spread_of([9]) == Spread(mean=9.0, sd=None, interval=None)
+
+
+def test_warm_ups_do_not_count() -> None:
+    rows = [RunRow(name=name) for name in ("warmup.1", "run.1", "run.2")]
+    assert counting_rows(rows) == rows[1:]
+
+
+def test_an_interval_ends_where_the_quantity_does() -> None:
+    au = spread_of([60.0, 99.0, 98.0], most=100.0)
+    assert au["interval"] is not None and au["sd"] is not None
+    assert au["mean"] + 4.303 * au["sd"] / 3**0.5 > 140
+    assert au["interval"][1] == 100.0
+    assert spread_of([1.0, 99.0], most=100.0)["interval"] == [0.0, 100.0]
+    rates = spread_of([1.0, 99.0])["interval"]
+    assert rates is not None and rates[0] == 0.0 and rates[1] > 600

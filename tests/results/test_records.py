@@ -1,17 +1,14 @@
 """A run's folder: what is written is read back, and damage is one line."""
 
 import json
-import subprocess
-import sys
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.lib.recfunctions
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from dlemu.errors import RunError
 from dlemu.results import records
@@ -50,13 +47,6 @@ def test_the_ranks_records_are_read_in_their_order(tmp_path: Path) -> None:
     ], "no temporary file is left"
 
 
-@given(steps=arrays(STEP, st.integers(0, 5), elements=None, fill=st.nothing()))
-def test_any_record_comes_back(steps: Steps, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("run")
-    write_steps(folder, 0, steps)
-    assert read_steps(folder).tobytes() == steps.tobytes()
-
-
 def test_the_epochs_of_a_run_are_one_array(tmp_path: Path) -> None:
     epochs = [some_steps(number=number) for number in (3, 9_999, 0, 2)]
     write_steps(tmp_path, 0, epochs[0])
@@ -79,25 +69,6 @@ def test_a_kill_while_records_are_appended_leaves_those_before(
     append_steps(tmp_path, 0, some_steps(number=2))
 
     assert read_steps(tmp_path).tobytes() == some_steps().tobytes()
-
-
-def test_a_folder_without_records_is_no_runs(tmp_path: Path) -> None:
-    with pytest.raises(RunError) as error:
-        read_steps(tmp_path)
-    assert str(error.value) == f"{tmp_path} holds no steps.<rank>.npy; is it a run's folder?"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\x93NUMPY", b"PK\x03\x04 no zip", b"\x80\x04 no pickle"],
-)
-def test_a_foreign_file_is_one_line(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "steps.0.npy"
-    path.write_bytes(content)
-    with pytest.raises(RunError) as error:
-        read_steps(tmp_path)
-    assert str(error.value).startswith(f"{path} is damaged: ")
-    assert "\n" not in str(error.value)
 
 
 def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path) -> None:
@@ -151,17 +122,9 @@ def test_a_summary_comes_back(tmp_path: Path) -> None:
     }
     text = (tmp_path / "summary.json").read_text()
     assert json.loads(text) and text.endswith("}\n") and text.startswith('{\n  "au"')
-
-
-@pytest.mark.parametrize(
-    ("content", "end"), [("", "is damaged: "), ("{", "is damaged: "), ("[1]", "it holds no object")]
-)
-def test_a_damaged_summary_is_one_line(tmp_path: Path, content: str, end: str) -> None:
-    (tmp_path / "summary.json").write_text(content)
-    with pytest.raises(RunError) as error:
+    (tmp_path / "summary.json").write_text("[1]")
+    with pytest.raises(RunError, match="is damaged: it holds no object"):
         read_summary(tmp_path)
-    assert end in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_what_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:
@@ -177,19 +140,15 @@ def test_what_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:
         )
 
 
-def in_little_space(num_bytes: int, program: str) -> str:
-    """Run a program whose files may grow to so many bytes, as if the disk were full; return what
-    it prints."""
-    limit = "import resource, sys; sys.dont_write_bytecode = True\n"  # a part of it would be kept
-    limit += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({num_bytes},) * 2)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", limit + program],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@contextmanager
+def little_space(num_bytes: int) -> Iterator[None]:
+    """Let files grow to so many bytes only, as if the disk were full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("room", [-1000, 0, 50])
@@ -199,23 +158,11 @@ def test_a_full_disk_takes_no_line_that_was_kept(room: int, tmp_path: Path) -> N
     JsonLines(path).append(*({"number": number, "text": "x" * 80} for number in range(20)))
     kept = path.read_bytes()
     path.write_bytes(kept + b'{"number": 20, "te')  # what a kill has cut short
-    said = in_little_space(
-        len(kept) + room,
-        f"""
-from pathlib import Path
-from dlemu.errors import RunError
-from dlemu.results.records import JsonLines
-lines = JsonLines(Path({str(path)!r}))
-try:
-    lines.append({{"number": 20, "text": "y" * 200}})
-except RunError as error:
-    print(len(lines.values), error)
-""",
-    )
-    assert said == (
-        f"20 {path} cannot be written (File too large); free space or name another output folder\n"
-    )
-    assert path.read_bytes() == kept
+    lines = JsonLines(path)
+    refused = r"^.*log\.jsonl cannot be written \(File too large\); free space or name another"
+    with little_space(len(kept) + room), pytest.raises(RunError, match=refused):
+        lines.append({"number": 20, "text": "y" * 200})
+    assert len(lines.values) == 20 and path.read_bytes() == kept
 
 
 def test_lines_are_appended_to_what_is_there(tmp_path: Path) -> None:

@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from dlemu.errors import RunError
 from dlemu.host.intervals import Observation
 from dlemu.results.records import STEP, write_steps
 from dlemu.results.series import COLUMNS, write_series
@@ -93,16 +91,3 @@ def test_the_au_of_an_interval_is_its_own(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "s.csv")
     assert [row["au_percent"] for row in rows] == ["50.00", "75.00", "100.00"]
     assert {row["host"] for row in rows} == {"of rank 0"}, "the summary names no host"
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("summary.json", '{"system": [3]}'), ("summary.json", '{"system": 3}'), ("host.0.jsonl", "x")],
-)
-def test_a_damaged_file_is_named(name: str, text: str, tmp_path: Path) -> None:
-    write_host(tmp_path, 0, [observation(0.0, 0, 0), observation(1.0, 0, 0)], 0.0)
-    (tmp_path / "summary.json").write_text("{}")
-    (tmp_path / name).write_text(text)
-    with pytest.raises(RunError, match=f"{name} is damaged: "):
-        write_series(tmp_path, tmp_path / "s.csv")
-    assert not (tmp_path / "s.csv").exists()

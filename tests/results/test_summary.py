@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.results.header import header
 from tests.lab.commands import QUICK, generate
-from tests.lab.stored import store_run
+from tests.lab.stored import PLACE, store_run
 
 DLIO = Path(__file__).parents[1] / "data" / "dlio_2.0.0"
 
@@ -49,3 +50,28 @@ def test_the_fields_of_dlio_are_there_with_its_types(tmp_path: Path) -> None:
 def kind(value: object) -> object:
     """Return a value's type, and that of a list's first value."""
     return (list, type(value[0])) if isinstance(value, list) else type(value)
+
+
+@pytest.mark.parametrize(
+    ("differs", "line"),
+    [
+        (
+            {"device": "vda", "model": "", "size_bytes": 275e9, "is_root": True},
+            "storage:  xfs at /mnt/d1, vda (275 GB), the root disk",
+        ),
+        (
+            {"file_system": "nfs4", "source": "server:/x", "device": "", "size_bytes": 0},
+            "storage:  nfs4 at /mnt/d1, from server:/x",
+        ),
+        (
+            {"file_system": "tmpfs", "device": "", "in_memory": True},
+            "storage:  tmpfs at /mnt/d1, in memory: no drive is read",
+        ),
+        (
+            {"num_hosts": 3, "cpus": 1.0, "memory_bytes": 0},
+            "host:     node1, and 2 other hosts, 1 CPU",
+        ),
+    ],
+)
+def test_other_storage_and_hosts(differs: dict[str, object], line: str) -> None:
+    assert line in header({"workload": "x", "place": PLACE | differs})

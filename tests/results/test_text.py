@@ -1,36 +1,27 @@
-"""What people read, compared whole."""
+"""What a run's report says only where it matters; tests/golden/run.txt has it whole."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dlemu.results.metrics import Metrics, measure
+from dlemu.host.wear import WearFields, sum_up
+from dlemu.report.in_run import host_lines
+from dlemu.results.metrics import measure
 from dlemu.results.records import STEP
-from dlemu.results.summary import Summary
+from dlemu.results.wear import (
+    belongs_to,
+    has_writes,
+    sustained,
+    wear_line,
+)
+from dlemu.terminal import set_mode
 from dlemu.workload.model import load_workload
-from tests.lab.shown import text_of, verdict_of
-
-WORKLOAD = load_workload("unet3d_h100", {"train.computation_time": 1.0})
-
-
-def metrics_of(*waits: tuple[float, ...], accelerators: int = 16) -> Metrics:
-    """Return the metrics of a run in which each epoch's accelerators wait alike."""
-    rows = np.zeros((len(waits), accelerators, len(waits[0])), STEP)
-    rows["epoch"] = np.arange(len(waits))[:, None, None]
-    rows["accelerator"] = np.arange(accelerators)[:, None]
-    rows["step"] = np.arange(len(waits[0]))
-    rows["wait"] = np.array(waits)[:, None, :]
-    rows["compute"] = rows["computation_time"] = 1.0
-    rows["num_samples"] = 7
-    rows["num_bytes"] = 7 * 140 * 2**20
-    return measure(rows)
+from tests.host.test_wear import GB, drive
+from tests.lab.shown import text_of
 
 
 # Epoch 1: 5 s, of which the first step takes 2: AU 2/3. Epoch 2: 4.1 s and 1.5 s: AU 2/2.6.
-SLOW = metrics_of((1, 1, 0), (0.5, 0.5, 0.1))
-UNLIKE = "unlike unet3d_h100: demand 1.03 GB/s, not 3.18 GB/s (computation_time)"
-IN_FULL = "unlike unet3d_h100: train.computation_time=1 (0.323)"
-
-
 def test_reads_are_told_where_ranges_or_records_are_read() -> None:
     rows = np.zeros((1, 2, 3), STEP)
     rows["accelerator"], rows["step"] = np.arange(2)[:, None], np.arange(3)
@@ -43,6 +34,13 @@ def test_reads_are_told_where_ranges_or_records_are_read() -> None:
         assert (line in map(str.split, lines)) is told, name
     rows["num_reads"] = 0  # nobody counted
     assert "reads/s" not in text_of(load_workload("dlrm_b200"), measure(rows))
+
+
+def lines_of(hosts: list[dict[str, Any]], *, in_memory: bool = False) -> list[str]:
+    """Return what a run's report says of its hosts."""
+    place = {"in_memory": in_memory}
+    document = {"status": "complete", "place": place, "measured": {"hosts": hosts}}
+    return list(host_lines(document))
 
 
 def network_of(
@@ -65,9 +63,7 @@ def network_of(
         }
         for name, part in (("a", 0.5), ("b", 1.0))
     ]
-    summary = Summary(status="complete", measured={"hosts": hosts}, place={"in_memory": in_memory})
-    text = text_of(WORKLOAD, SLOW, summary)
-    return [line for line in text.splitlines() if line.startswith("network: ")]
+    return lines_of(hosts, in_memory=in_memory)
 
 
 def test_the_network_is_told_where_it_matters() -> None:
@@ -78,10 +74,7 @@ def test_the_network_is_told_where_it_matters() -> None:
     unknown = f"{rates}; the rate of eth0 is unknown; set client.nic_gbps=..."
     assert network_of(None, None) == [unknown]
     assert network_of(None, 0.4, in_memory=True) == []
-
-
-def test_a_network_that_did_not_bring_the_data_is_not_told() -> None:
-    """The server is on this host: its bytes go over lo. Others read 1.2 GB/s meanwhile."""
+    # The server is on this host: its bytes go over lo. Others read 1.2 GB/s meanwhile.
     assert network_of(None, 0.4, read=13e9) == network_of(None, None, read=13e9) == []
     assert network_of(None, 0.6, read=13e9) != [], "a link that is half full tells of it"
 
@@ -89,9 +82,7 @@ def test_a_network_that_did_not_bring_the_data_is_not_told() -> None:
 def test_several_hosts_tell_how_long_their_start_took() -> None:
     def told(*seconds: float | None) -> list[str]:
         hosts = [{"host": f"h{n}", "start_seconds": each} for n, each in enumerate(seconds)]
-        summary = Summary(status="complete", measured={"hosts": hosts})
-        lines = text_of(WORKLOAD, SLOW, summary).splitlines()
-        return [line for line in lines if line.startswith("start: ")]
+        return lines_of(hosts)
 
     until = "from launch to the first step"
     assert told(3.21, 2.0) == [f"start: host h1 2.0 s, host h0 3.2 s {until}"]
@@ -99,41 +90,63 @@ def test_several_hosts_tell_how_long_their_start_took() -> None:
     assert told(3, 2, 9, 4, 5) == [f"start: 2.0 to 9.0 s {until}, the longest on host h2"]
 
 
+def test_an_endurance_in_binary_units_has_one_meaning() -> None:
+    rate = sustained(14 * 2**50)
+    assert rate["binary_bytes_per_second"] == rate["bytes_per_second"]
+
+
+def known(**changes: object) -> WearFields:
+    wear = sum_up([drive("nvme0n1", 4 * GB, 5 * GB, 3)], 3600.0, file_bytes=4 * GB)
+    wear.update(changes)  # type: ignore[typeddict-item]
+    return wear
+
+
 @pytest.mark.parametrize(
-    "limit", ["host cpu", "network", "loader", "barrier", "oversleep", "none", "unclear"]
+    ("wear", "line"),
+    [
+        (
+            known(file_system_amplification=147.62, years_left=12.345),
+            "wear: 3.7 GiB written to nvme0n1 (147.62 x the files' bytes; the writes of other "
+            "programs count), 4.7 GiB to flash, WAF 1.25; 3% of the life used; at this pace 0.096 "
+            "drive writes a day, 12.3 years left",
+        ),
+        (
+            sum_up([drive("sda", None, None, None)], 86_400.0, endurance=365 * 10**10),
+            "wear: 953.7 MiB written to sda; at this pace 0.001 drive writes a day, 10 years for a "
+            "new drive; no WAF: sda is no NVMe drive",
+        ),
+        (
+            sum_up([drive("sda", GB, None, None)], 86_400.0, file_bytes=0),
+            "wear: 953.7 MiB written to sda, none of it into files of this command",
+        ),
+        (
+            sum_up([], 1.0, no_drive="no drive is seen under the folder (nfs4)"),
+            "wear: not known; no drive is seen under the folder (nfs4)",
+        ),
+    ],
 )
-def test_no_other_limit_is_the_storages_fault(limit: str) -> None:
-    summary = Summary(limit={"name": limit, "evidence": "…"}, measured={"page_cache_share": 0.01})
-    assert verdict_of(WORKLOAD, SLOW, summary) == (
-        f"FAIL: AU 71.79%, required 90% (edition v1.0); {UNLIKE}"
+def test_wear_is_one_line(wear: WearFields, line: str) -> None:
+    assert wear_line(wear) == line
+
+
+def test_little_is_not_worth_a_line() -> None:
+    assert has_writes(known())
+    assert not has_writes(
+        known(block_bytes_written=10**8 - 1, host_bytes_written=None, file_bytes_written=None)
     )
-    assert "storage" not in text_of(WORKLOAD, SLOW, {**summary, "status": "complete"})
+    assert has_writes(sum_up([], 1.0, file_bytes=10**8))
+    assert not has_writes(sum_up([], 1.0))
 
 
-def test_without_a_limit_nothing_is_said_about_storage() -> None:
-    assert "storage" not in verdict_of(WORKLOAD, SLOW)
-    summary = Summary(limit=None, measured={"page_cache_share": None})
-    assert "storage" not in verdict_of(WORKLOAD, SLOW, summary)
-
-
-def test_bytes_from_memory_are_said_beside_the_verdict() -> None:
-    summary = Summary(status="complete", measured={"page_cache_share": 0.12})
-    assert verdict_of(WORKLOAD, SLOW, summary).endswith(
-        f"; BUT 12% of the bytes came from memory, not from storage; {UNLIKE}"
+def test_a_report_shows_the_wear_of_what_wrote_files() -> None:
+    read_only = sum_up([drive("sda", GB, None, None)], 13.0, file_bytes=0)
+    assert belongs_to(known()) and not belongs_to(read_only)
+    assert belongs_to(known(file_bytes_written=None)), "older runs with a cache"
+    assert not belongs_to(
+        known(block_bytes_written=10**7, host_bytes_written=None, file_bytes_written=1)
     )
-    own = WORKLOAD.with_keys({"metric.max_cached_share": 0.5})
-    summary = Summary(status="complete", measured={"page_cache_share": 0.42})
-    assert verdict_of(own, SLOW, summary).endswith(
-        "; BUT 42% of the bytes came from memory, not from storage, max_cached_share=0.5 as set; "
-        f"{UNLIKE}"
-    )
-
-
-def test_epochs_under_the_threshold_are_named_where_the_mean_passes() -> None:
-    metrics = metrics_of((0, 0, 0), (0, 0.25, 0.25), (0, 0, 0))
-    lines = text_of(WORKLOAD, metrics, {"status": "complete"}).splitlines()
-    assert lines[:1] + lines[2:4] == [
-        f"PASS: AU 93.33%, required 90% (edition v1.0); {UNLIKE}",
-        IN_FULL,
-        "epochs under the threshold: 2 (80.00%)",
-    ]
+    set_mode(verbose=True)
+    try:
+        assert belongs_to(read_only)
+    finally:
+        set_mode()

@@ -1,18 +1,19 @@
 """Many accelerators in one process, as `accelerators_per_rank` asks for: real threads and files."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dlemu.results.records import Steps, read_steps
 from tests.lab import warm
+from tests.lab.commands import summary_of
 
 NUM_STEPS = 6
 COMPUTATION_TIME = 0.25
 
 
-def run_dense(folder: Path, num_accelerators: int) -> tuple[dict[str, object], Steps]:
+def run_dense(folder: Path, num_accelerators: int) -> tuple[dict[str, Any], Steps]:
     """Generate and run; return the summary and (steps, accelerators) records."""
     keys = {
         "workload": "resnet50_h100",
@@ -33,11 +34,11 @@ def run_dense(folder: Path, num_accelerators: int) -> tuple[dict[str, object], S
         done = warm.run([*warm.COMMAND, command, *words])
         assert done.returncode in (0, 2) or "\nNO VERDICT: " in done.stdout, done.stderr
     steps = read_steps(folder / "run").reshape(-1, num_accelerators)
-    return json.loads((folder / "run" / "summary.json").read_text()), steps
+    return summary_of(folder / "run"), steps
 
 
 def test_200_accelerators_in_one_process_each_have_their_steps(tmp_path: Path) -> None:
-    summary, steps = run_dense(tmp_path, 200)
+    summary, steps = run_dense(tmp_path / "200", 200)
 
     assert (summary["num_accelerators"], summary["num_ranks"]) == (200, 1)
     assert steps.shape == (NUM_STEPS, 200)
@@ -50,15 +51,8 @@ def test_200_accelerators_in_one_process_each_have_their_steps(tmp_path: Path) -
     assert np.allclose(ends, ends[:, :1], atol=1e-6), "all are released at once"
     late = steps["compute"] - steps["computation_time"]
     assert (late > -1e-6).all()
-
-
-def test_memory_grows_by_little_with_each_accelerator(tmp_path: Path) -> None:
-    few, many = (run_dense(tmp_path / str(number), number)[0]["measured"] for number in (8, 72))
-
-    each = (_max_pss(many) - _max_pss(few)) / 64
-    assert each < 5e6, "buffers of 4 KiB samples are small change"
-
-
-def _max_pss(measured: object) -> float:
-    assert isinstance(measured, dict)
-    return max(float(host["max_pss_bytes"]) for host in measured["hosts"])
+    few, _ = run_dense(tmp_path / "8", 8)
+    most, least = (
+        max(host["max_pss_bytes"] for host in told["measured"]["hosts"]) for told in (summary, few)
+    )
+    assert (most - least) / 192 < 5e6, "buffers of 4 KiB samples are small change"

@@ -28,10 +28,6 @@ def file_name(number: int) -> str:
     return f"img_{number:02d}_of_24.npz"
 
 
-def without_manifest(folder: Path) -> None:
-    (folder / "data" / "dlemu.json").unlink()
-
-
 PHASES = {
     "the manifest": ("dlemu.json", "open", (), "while looking at the dataset in "),
     "the survey": ("train", "list", (), "while looking at the dataset in "),
@@ -44,13 +40,6 @@ PHASES = {
 """What never answers, on what, the keys that lead there, and what names the phase."""
 
 
-def prepared(folder: Path, phase: str) -> Path:
-    workload = small(folder)
-    if "survey" in phase:
-        without_manifest(folder)
-    return workload
-
-
 def at(log: Path, name: str) -> None:
     """Return once somebody waits for this file or folder."""
     until(lambda: log.exists() and f" {name} hangs\n" in log.read_text(), f"a hang at {name}")
@@ -61,92 +50,65 @@ def gone(run: Run) -> None:
     until(lambda: not run.alive(), "the end of all processes")
 
 
+@contextlib.contextmanager
+def hanging(workload: Path, stalls: str, on: str, *words: str, num_ranks: int = 1) -> Iterator[Run]:
+    """Yield a run that waits for a file or folder; nothing of it outlives the `with`."""
+    log = workload.with_name("log")
+    with (
+        slow_files(workload.with_name("data"), seconds=0, stalls=stalls, on=on, log=log) as point,
+        start(workload, f"dataset.data_folder={point}", *words, num_ranks=num_ranks) as run,
+    ):
+        at(log, stalls)
+        yield run
+        assert "Traceback" not in run.told()
+        gone(run)
+
+
+@contextlib.contextmanager
+def in_phase(folder: Path, phase: str) -> Iterator[Run]:
+    """Yield a run that hangs in a phase."""
+    name, on, keys, _ = PHASES[phase]
+    workload = small(folder)
+    if "survey" in phase:
+        (folder / "data" / "dlemu.json").unlink()
+    with hanging(workload, name, on, *keys) as run:
+        yield run
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_watchdog_ends_a_phase_that_makes_no_progress(
     folder: Path, phase: str, time_flies: Callable[[], object]
 ) -> None:
-    name, on, keys, words = PHASES[phase]
-    workload = prepared(folder, phase)
-    log = folder / "log"
-    with (
-        slow_files(folder / "data", seconds=0, stalls=name, on=on, log=log) as point,
-        start(workload, f"dataset.data_folder={point}", *keys) as run,
-    ):
-        at(log, name)
+    name, _, _, words = PHASES[phase]
+    with in_phase(folder, phase) as run:
         time_flies()
         assert run.end(LONG) == 1, run.told()
         (line,) = (line for line in run.errors if line.startswith("dlemu: "))
-        assert line.startswith("dlemu: rank 0 on host ") and "Traceback" not in run.told()
+        assert line.startswith("dlemu: rank 0 on host ")
         assert "no progress for " in line and "(output.stall_seconds)" in line and words in line
         if name != "dlemu.json" and phase != "the loader":  # others have one file to be at
             assert name in line
         if "looking at the dataset" not in words:
             assert run.summary["status"] == "failed" and run.summary["error"] in line
-        gone(run)
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_first_ctrl_c_ends_a_phase_that_hangs(folder: Path, phase: str) -> None:
-    name, on, keys, words = PHASES[phase]
-    workload = prepared(folder, phase)
-    log = folder / "log"
-    with (
-        slow_files(folder / "data", seconds=0, stalls=name, on=on, log=log) as point,
-        start(workload, f"dataset.data_folder={point}", *keys) as run,
-    ):
-        at(log, name)
+    with in_phase(folder, phase) as run:
         os.killpg(run.process.pid, signal.SIGINT)
         assert run.end(LONG) == 130, run.told()
         assert run.errors == ["dlemu: interrupted\n"], run.told()
-        if "looking at the dataset" not in words:
+        if "looking at the dataset" not in PHASES[phase][3]:
             assert run.summary["status"] == "incomplete"
             assert run.summary["error"] == "interrupted"
-        gone(run)
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_ranks_that_hang(folder: Path, number: signal.Signals) -> None:
-    workload = small(folder)
-    log = folder / "log"
-    with (
-        slow_files(folder / "data", seconds=0, stalls=file_name(7), on="open", log=log) as point,
-        start(workload, f"dataset.data_folder={point}", num_ranks=2) as run,
-    ):
-        at(log, file_name(7))
+    with hanging(small(folder), file_name(7), "open", num_ranks=2) as run:
         run.process.send_signal(number)
         assert run.end(LONG) != 0
-        assert "Traceback" not in run.told()
-        gone(run)
-
-
-@pytest.mark.mpi
-def test_ranks_share_the_files_of_a_cold_start(folder: Path) -> None:
-    """Each rank of a host opens every other file; rank 0 alone looks at the folder."""
-    workload = small(folder)
-    without_manifest(folder)
-    log = folder / "log"
-    with (
-        slow_files(folder / "data", seconds=0, open_seconds=0.05, log=log) as point,
-        start(
-            workload,
-            f"dataset.data_folder={point}",
-            "train.total_training_steps=2",
-            num_ranks=2,
-        ) as run,
-    ):
-        run.wait_for("cold start: 24 files dropped")
-        opened = [line.split() for line in log.read_text().splitlines()]
-        run.end(LONG)
-    # The survey opens three files, before any rank opens one to drop it; then each is opened once
-    # for that. What follows, the sample and the epoch, may have begun.
-    names = [name for _, name in opened if name.endswith(".npz")]
-    assert names[:3] == [file_name(0), file_name(12), file_name(23)]
-    assert sorted(names[3:27]) == [file_name(number) for number in range(24)]
-    threads = {name: thread for thread, name in opened[3:27]}
-    even = {threads[file_name(number)] for number in range(0, 24, 2)}
-    odd = {threads[file_name(number)] for number in range(1, 24, 2)}
-    assert not even & odd
 
 
 def test_a_probe_that_gets_no_answer_comes_to_an_end(folder: Path) -> None:
@@ -258,13 +220,7 @@ def test_a_fifo_in_a_files_place_ends_a_run_at_once(folder: Path) -> None:
 def test_several_runs_of_which_one_hangs_are_recorded(
     folder: Path, time_flies: Callable[[], object]
 ) -> None:
-    workload = small(folder)
-    log = folder / "log"
-    with (
-        slow_files(folder / "data", seconds=0, stalls=file_name(7), on="open", log=log) as point,
-        start(workload, f"dataset.data_folder={point}", "runs=2") as run,
-    ):
-        at(log, file_name(7))
+    with hanging(small(folder), file_name(7), "open", "runs=2") as run:
         time_flies()
         assert run.end(LONG) == 1
         (line,) = (line for line in run.errors if line.startswith("dlemu: "))

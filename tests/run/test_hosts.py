@@ -19,7 +19,7 @@ from dlemu.host.limits import host_memory_bytes
 from tests.lab import warm
 from tests.lab.cgroups import Group, freezer, memory_limit
 from tests.lab.commands import QUICK, with_checkout
-from tests.lab.drives import mounted, own_drive
+from tests.lab.drives import own_drive
 from tests.lab.hosts import Hosts, hosts
 from tests.lab.waiting import LONG, until
 
@@ -134,15 +134,6 @@ def job(
         started.kill()
 
 
-def test_hosts_have_uneven_numbers_of_ranks(lab: Hosts, tmp_path: Path) -> None:
-    with job(lab, tmp_path, [2, 1, 1], "run") as ran:
-        assert ran.end() in (0, 2), ran.told()
-    assert "host:     h0, and 2 other hosts, " in ran.told()
-    summary = ran.summary
-    assert (summary["num_hosts"], summary["num_ranks"], summary["num_accelerators"]) == (3, 4, 4)
-    assert [each["host"] for each in summary["measured"]["hosts"]] == ["h0", "h1", "h2"]
-
-
 def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:
     """Two share a drive of one machine, one has a wrong time of day."""
     sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=126")]
@@ -195,30 +186,6 @@ def test_the_memory_of_hosts_is_added_up_as_each_has_it(lab: Hosts, tmp_path: Pa
     assert "(of 2 hosts)" in told["memory"]["text"]
 
 
-def test_a_sizing_goes_over_hosts(lab: Hosts, tmp_path: Path) -> None:
-    words = [*QUICK, "dataset.num_files_train=700", "reader.read_threads=1", "metric.au=0.05"]
-    data = f"dataset.data_folder={tmp_path / 'data'}"
-    assert run(["datagen", *words, data]) == 0
-    search = [
-        f"size.{each}" for each in ("quick=true", "confirm=1", "max_accelerators=2", "start=2")
-    ]
-    out = f"output.folder={tmp_path / 'out'}"
-    ran = Job(lab, tmp_path, [1, 1], "size", *words, data, out, *search, "train.epochs=1")
-    try:
-        assert ran.end() == 0, ran.told()
-    finally:
-        ran.kill()
-    assert "host:     h0, and 1 other host, " in ran.told()
-    assert re.search(r"feeds at least 2 H100s of 3D U-Net", ran.told())
-
-
-def test_a_dataset_is_written_by_all_hosts(lab: Hosts, tmp_path: Path) -> None:
-    with job(lab, tmp_path, [1, 1, 1], "datagen") as wrote:
-        assert wrote.end() == 0, wrote.told()
-    assert len(list((tmp_path / "data").glob("train/*.npz"))) == 56
-    assert run(["verify", *QUICK, f"dataset.data_folder={tmp_path / 'data'}"]) == 0
-
-
 def test_a_host_whose_link_is_cut_is_named(lab: Hosts, tmp_path: Path) -> None:
     """The launcher waits for that host; the line that says how to end it is right."""
     with job(lab, tmp_path, [1, 1, 1], "run", *_LONG) as ran:
@@ -267,26 +234,6 @@ def test_a_data_folder_that_vanishes_on_one_host_is_named(lab: Hosts, tmp_path: 
         ended_by(ran, named, "is missing")
 
 
-def test_a_worker_that_is_killed_on_another_host_is_named(lab: Hosts, tmp_path: Path) -> None:
-    loader = ["reader.data_loader=pytorch", "reader.read_threads=1"]
-    with job(lab, tmp_path, [1, 1], "run", *_LONG, *loader) as ran:
-        ran.until("^epoch 2 of")
-        (worker,) = (each for each in ran.ranks()[1] if each.name() == "pt_data_worker")
-        worker.kill()
-        ended_by(ran, "rank 1 on host h1: worker 0 of accelerator 1 ", "was killed by SIGKILL")
-
-
-def test_a_disk_that_is_full_on_rank_0_is_named(lab: Hosts, tmp_path: Path) -> None:
-    """There is room left for the summary's error."""
-    (tmp_path / "run").mkdir()
-    with mounted(tmp_path / "small", "size=128k"):
-        lab.mount("h0", tmp_path / "small", tmp_path / "run")
-        with job(lab, tmp_path, [1, 1], "run", *_LONG) as ran:
-            ran.folder = tmp_path / "small"  # as rank 0 sees it
-            ran.until("^epoch 2 of")
-            ended_by(ran, f"rank 0 on host h0: {tmp_path / 'run'}/", "No space left on device")
-
-
 def ended_by(ran: Job, *words: str) -> None:
     """Check that a job has ended in time, with these words in a line and in its summary."""
     assert ran.end() != 0
@@ -311,14 +258,6 @@ def test_nothing_outlives_a_launcher_that_is_ended(
             ("interrupted", "incomplete") if number == signal.SIGINT else ("failed", "incomplete")
         )
         assert ran.summary["status"] in ended
-
-
-def test_a_rank_that_is_killed_on_another_host_is_named(lab: Hosts, tmp_path: Path) -> None:
-    with job(lab, tmp_path, [1, 1, 1], "run", *_LONG) as ran:
-        ran.until("^epoch 2 of")
-        (rank,) = ran.ranks()[1]
-        rank.kill()
-        ended_by(ran, "rank 1 on host h1 ended without a word")
 
 
 def test_each_host_has_a_cache_of_its_own(lab: Hosts, tmp_path: Path) -> None:

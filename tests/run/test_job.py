@@ -1,6 +1,5 @@
 """One run as a library calls it: its folder, its seed, its failures, and an AU known beforehand."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,22 +10,10 @@ import pytest
 from dlemu import Alone, DlemuError, load_workload, run_job
 from dlemu.datagen.survey import find_dataset
 from dlemu.results.metrics import measure
-from dlemu.results.outcome import Outcome, with_metrics
+from dlemu.results.outcome import with_metrics
 from dlemu.results.records import read_steps
 from dlemu.results.summary import Summary
-from dlemu.workload.model import Workload
-from tests.lab.commands import small_job
-
-
-def run(workload: Workload) -> Outcome:
-    outcome = run_job(workload, world=Alone(), say=lambda text: None)
-    assert outcome is not None
-    return outcome
-
-
-def summary_of(folder: Path) -> dict[str, object]:
-    summary: dict[str, object] = json.loads((folder / "run" / "summary.json").read_text())
-    return summary
+from tests.lab.commands import ran, small_job, summary_of
 
 
 def test_a_runs_summary_tells_what_its_ranks_note(tmp_path: Path) -> None:
@@ -38,8 +25,8 @@ def test_a_runs_summary_tells_what_its_ranks_note(tmp_path: Path) -> None:
 
 def test_a_runs_summary_follows_from_its_steps(tmp_path: Path) -> None:
     workload = small_job(tmp_path)
-    run(workload)
-    summary = summary_of(tmp_path)
+    ran(workload)
+    summary = summary_of(tmp_path / "run")
     told = with_metrics(cast(Summary, summary), workload, measure(read_steps(tmp_path / "run")))
     assert (summary["verdict"], summary["metric"]) == (told["verdict"], told["metric"])
     assert summary["num_accelerators"] == 1
@@ -53,13 +40,13 @@ def test_a_random_order_is_recorded_so_that_it_can_be_had_again(tmp_path: Path) 
     seeds, sizes = set(), []
     for number in range(2):
         folder = tmp_path / f"run{number}"
-        run(small_job(tmp_path, reader__file_shuffle="random", output__folder=str(folder)))
+        ran(small_job(tmp_path, reader__file_shuffle="random", output__folder=str(folder)))
         seeds.add(load_workload(folder / "config.yaml").train.seed)
         sizes.append(read_steps(folder)["num_bytes"].tolist())
     assert len(seeds) == 2 and sizes[0] != sizes[1]
     again = tmp_path / "again"
     seed = load_workload(tmp_path / "run0" / "config.yaml").train.seed
-    run(small_job(tmp_path, train__seed=seed, output__folder=str(again)))
+    ran(small_job(tmp_path, train__seed=seed, output__folder=str(again)))
     assert read_steps(again)["num_bytes"].tolist() == sizes[0]
 
 
@@ -74,7 +61,7 @@ def test_auto_takes_the_dataset_that_is_there_if_it_is_large_enough(tmp_path: Pa
 def test_bytes_from_memory_fail_a_run_that_bounds_them(tmp_path: Path) -> None:
     keys = {"metric__max_cached_share": 0.0, "output__drop_caches": False, "metric__au": 0.01}
     workload = small_job(tmp_path, **keys)
-    outcome = run(workload)
+    outcome = ran(workload)
     share = outcome.summary["measured"]["page_cache_share"]
     if share is None:
         pytest.skip("no drive is seen under the temporary folder")
@@ -101,7 +88,7 @@ def test_a_run_hands_over_what_its_loader_would(
 ) -> None:
     """With a batch handed over, record_length_bytes_resize counts: padding takes time."""
     job = small_job(tmp_path, reader__data_loader=loader, train__epochs=1, reader__hand_over=asked)
-    outcome = run(job)
+    outcome = ran(job)
     assert outcome.summary["hand_over"] == handed_over
     seconds = read_steps(outcome.folder)["hand_over"].sum()
     assert (seconds > 0) == (handed_over == "batch")
@@ -116,7 +103,7 @@ def test_batches_that_memory_cannot_hold_are_refused(
     keys = {"reader__data_loader": loader, "reader__hand_over": "batch"}
     wide = {"dataset__record_length_bytes_resize": 30_000}
     with pytest.raises(DlemuError) as error:
-        run(small_job(tmp_path, **keys, **wide))
+        ran(small_job(tmp_path, **keys, **wide))
     assert str(error.value) == (
         "handing over batches takes 1.0 MiB of memory in this rank (1 accelerator x 5 batches of "
         "205.1 KiB), 976.6 KiB are free; set reader.hand_over=none, "

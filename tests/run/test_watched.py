@@ -7,7 +7,6 @@ import pytest
 
 from dlemu.datagen import generate
 from dlemu.run.job import run_job
-from dlemu.run.monitor import watched_places
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
 from tests.lab.cgroups import throttled_reads
@@ -77,7 +76,3 @@ def test_a_fuse_cache_between_two_drives(tmp_path: Path) -> None:
     text = text_of(job, outcome.metrics, outcome.summary)
     assert "mounted cache, watched; bytes in MB" in text
     assert "warm AU" in text
-
-
-def test_nothing_is_watched_unless_it_is_named() -> None:
-    assert watched_places(workload(Path("/data"))) is None

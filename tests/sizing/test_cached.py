@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dlemu.datagen import generate
@@ -12,20 +11,13 @@ from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
 from dlemu.library import size
 from dlemu.sizing import start
-from dlemu.sizing.cached import Shares, predict_cached, rate_at, seconds_a_byte
+from dlemu.sizing.cached import predict_cached
 from dlemu.sizing.targets import Target, find_jobs
 from dlemu.terminal import silent
 from dlemu.tier.folder import CacheFolder, entry_path
 from dlemu.tier.host import file_sizes
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
-
-
-def supply(hits: Shares, *, origin: float, cache: float, au: float) -> float:
-    return rate_at(seconds_a_byte(hits, origin=origin, cache=cache), au)
-
-
-PS1010 = ["predict", "workload=unet3d_h100", "drive=d7_ps1010", "drives=2"]
 
 
 @pytest.mark.parametrize(
@@ -43,15 +35,6 @@ def test_the_slowest_of_origin_cache_and_its_writes_decides(
     found = predict_cached(load_workload("unet3d_h100", keys))
     assert (found.warm if warm else found.cold).drive.read_bandwidth == rate
     assert (found.supply.warm_limit if warm else found.supply.cold_limit) == limit
-
-
-def test_the_supply_of_origin_and_cache() -> None:
-    same = np.full(10, 0.75)
-    assert supply(same, origin=1e9, cache=9e9, au=0.9) == pytest.approx(4e9)
-    assert supply(same, origin=1e10, cache=3e9, au=0.9) == pytest.approx(4e9)
-    # Half of an epoch hits. A demand of 3 GB/s takes 1 + 3 halves: AU 50 %.
-    halves = np.array([1.0, 0.0])
-    assert supply(halves, origin=1e9, cache=1e12, au=0.5) == pytest.approx(0.5 * 3e9, rel=1e-6)
 
 
 def test_a_cache_that_keeps_what_it_has_writes_only_until_it_is_full() -> None:
@@ -94,7 +77,6 @@ def test_the_au_is_that_of_the_number_and_not_of_the_threshold() -> None:
         ({"cache.warm": True}, 9e9, 5e9),  # a fifth comes from the origin
         ({"cache.warm": True}, 0.0, 1e9),  # it holds nothing to be probed
         ({"cache.warm": True, "drive.read_bandwidth": 2 * 10**9}, 9e9, 2.5e9),
-        ({"cache.warm": False}, 0.0, 1e9),
         # Its first four fifths are written: at this rate AU is 90 % as they wait for the cache.
         (
             {"cache.warm": False, "drive.write_bandwidth": 10**8},

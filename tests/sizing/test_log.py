@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import WorkloadError
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Point
 from dlemu.workload.model import load_workload
 from dlemu.world.world import Alone
-from tests.results.test_records import in_little_space
 
 SETTINGS = {"num_ranks": 1, "reader.read_threads": 4}
 POINT = Point(3, 91.0, 9.0, 1e6)
@@ -43,22 +42,6 @@ def test_a_search_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_full_disk_loses_no_run(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    written(path, 20)
-    kept = path.read_bytes()
-    # There is room for 5 lines of the 21: nothing may be written anew.
-    said = in_little_space(
-        len(b"".join(kept.splitlines(keepends=True)[:5])),
-        f"""
-from pathlib import Path
-from dlemu.sizing.log import SearchLog
-print(len(SearchLog(Path({str(path)!r}), {SETTINGS!r}).points))
-""",
-    )
-    assert said == "20\n" and path.read_bytes() == kept
-
-
 def test_runs_of_other_settings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     written(path, 1)
@@ -84,13 +67,3 @@ def test_what_changes_a_run_is_a_setting_of_its_search(key: str, value: object) 
     assert [name for name in after if before.get(name) != after[name]] == [key]
     more = {"dataset.num_files_train": 9, "metric.au": 0.5, "size.confirm": 1}
     assert settings_of(load_workload("unet3d_h100", keys | more), Alone()) == before
-
-
-@pytest.mark.parametrize("line", ["{", "[]", "{}", "3", '{"settings": 3}'])
-def test_a_foreign_file_is_one_line(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_text(f"{line}\n")
-    with pytest.raises(RunError) as error:
-        SearchLog(path, SETTINGS)
-    assert str(error.value).startswith(f"{path} is ") and str(error.value).endswith("; remove it")
-    assert path.read_text() == f"{line}\n"

@@ -34,6 +34,7 @@ from dlemu.sizing.start import describe_plan
 from dlemu.workload.model import Workload, load_workload
 from dlemu.world.world import Alone
 from tests.lab import warm
+from tests.lab.commands import execute
 from tests.lab.mpirun import mpirun
 from tests.lab.waiting import until
 
@@ -93,26 +94,15 @@ def sizing_of(workload: Workload) -> dict[str, object]:
     return sizing
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_what_memory_serves_is_no_number_of_a_drive(
-    job: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_memory_serves_is_no_number_of_a_drive(job: Workload) -> None:
     folder = Path("/dev/shm") / f"dlemu-test-{os.getpid()}"
-    memory = job.with_keys({"dataset.data_folder": str(folder), "metric.au": 0.999})
+    memory = job.with_keys({"dataset.data_folder": str(folder)})
     try:
         generate(memory, world=Alone())
         with pytest.raises(RunError, match=r"100\.0% of the bytes came from memory, at most 20%"):
             size_storage(memory, Alone())
-        memory = memory.with_keys({"metric.max_cached_share": 1})
-        # 2 ms steps: no host keeps 99.9 % of them.
-        size_storage(memory, Alone())
     finally:
         shutil.rmtree(folder)
-
-    sizing = sizing_of(job)
-    assert sizing["at_least"] is True
-    assert sizing["limit"] != "storage"
-    assert "so the storage may feed more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("in_memory", "limit"), [(True, "memory"), (False, "storage")])
@@ -135,7 +125,7 @@ def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: P
     assert (point.num_accelerators, point.au_percentage, point.seconds) == (2, 75.0, 9.0)
     assert (point.samples_per_second, point.read_bytes_per_second) == (12 / 8, 4000 / 8)
     assert (point.limit, point.page_cache_share) == (limit, 0.125)
-    assert point.remarks == judge_run(given, outcome.metrics, summary).remarks
+    assert list(point.remarks) == judge_run(given, outcome.metrics, summary)["remarks"]
     assert "host_memory=1.0 GiB as given, not measured" in point.remarks
     assert "BUT 12% of the bytes came from memory, not from storage" in point.remarks
 
@@ -305,15 +295,12 @@ def test_a_table_of_two_targets_and_two_workloads(
     out = capsys.readouterr().out
     if devices_under(tmp_path):
         assert "warning: d2-data and d1-data share" in out
-    table = (results_of(small) / "table.md").read_text().splitlines()
-    assert [line.split("|")[1:4] for line in table[2:6]] == [
-        [" cosmoflow_h100 ", " d1-data ", " 1      "],
-        [" unet3d_h100    ", " d1-data ", " 1      "],
-        [" cosmoflow_h100 ", " d2-data ", " 2      "],
-        [" unet3d_h100    ", " d2-data ", " 2      "],
+    answers = json.loads((results_of(small) / "sizing.json").read_text())["answers"]
+    assert [(each["workload"], each["target"], each["drives"]) for each in answers] == [
+        (name, target, drives)
+        for target, drives in (("d1-data", 1), ("d2-data", 2))
+        for name in small.size.workloads
     ]
-    document = json.loads((results_of(small) / "sizing.json").read_text())
-    assert (document["kind"], len(document["answers"])) == ("sizing", 4)
     assert (results_of(small) / "table.png").is_file()
     num_runs = len(list((results_of(small) / "runs").iterdir()))
     assert num_runs == 4
@@ -360,28 +347,20 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
     assert (again["num_accelerators"], again["bound"]) == (9, "")
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_before_the_first_run_it_says_what_the_files_are_enough_for(
-    job: Workload, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_before_the_first_run_it_says_what_the_files_are_enough_for(job: Workload) -> None:
     """1,280 files are 500 steps for 2; a step of 10 s makes any storage feed more than that."""
     slow = {"train.computation_time": 10.0, "dataset.num_files_train": 1280}
     few = job.with_keys({**slow, "size.quick": False, "host_memory": "1MiB"})
-    generate(few, world=Alone())
-    memory = measure_memory(few, Alone())
-    layout = layout_of(few)
+    enough = SizeCheck(few, layout_of(few), measure_memory(few, Alone()))
 
-    text = describe_plan(SizeCheck(few, layout, memory), 2, 484.7)
+    first, runs = describe_plan(enough, 2, 484.7).splitlines()
 
-    first, command, runs = text.splitlines()
     assert first.startswith(
-        "this storage may feed 484; these files are enough for 2: for 606 write 301,720 more files "
-        "(1.2 GiB, about "
+        "this storage may feed 484: 1,280 files are enough for 2; 301,720 more are enough for 606; "
+        "extend it: dlemu datagen workload=cosmoflow_h100 "
     )
-    assert first.endswith("), or take size.quick=true")
-    assert "dataset.num_files_train=303000" in command and command.startswith("  dlemu datagen ")
+    assert "dataset.num_files_train=303000" in first
     assert runs == "about 4 runs of 16:40:03 each: 60 steps x 1 epoch"
-    assert not list(few.data_folder.glob(".dlemu-probe*"))
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -454,12 +433,7 @@ def test_what_a_full_disk_does_not_take_is_said_first(
 
 def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
     small = ["metric.au=0.01", "size.confirm=1", "train.computation_time=0.005"]
-    done = subprocess.run(
-        [sys.executable, "examples/size_a_drive.py", tmp_path, *small, "size.max_accelerators=2"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-
+    command = ["examples/size_a_drive.py", str(tmp_path), *small, "size.max_accelerators=2"]
+    done = execute([sys.executable, *command], cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("at least 2; limit: ")

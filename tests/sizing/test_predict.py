@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 import dlemu
-from dlemu.cli.main import run
 from dlemu.errors import WorkloadError
-from dlemu.sizing.calibration_file import Calibration, CalibrationFile
+from dlemu.sizing.calibration_file import Calibration
 
 PS1010 = {"drive": "d7_ps1010"}
 HOST = Calibration(
@@ -32,7 +31,7 @@ def calibrated(folder: Path, *, keys: dict[str, object], **figures: object) -> d
     """Write a calibration with other figures than HOST's; return the keys of its job and more."""
     path = folder / "calibration.json"
     found = HOST.model_copy(update=figures)
-    path.write_text(CalibrationFile(host="h", calibrations=(found,)).model_dump_json())
+    path.write_text(found.model_dump_json())
     job = {"reader.data_loader": "threads", "reader.odirect": True}
     return {**job, "predict.calibration": str(path), **keys}
 
@@ -68,14 +67,6 @@ def test_a_calibration_knows_the_drive_and_the_host(
     assert found.calibrated
 
 
-def test_as_many_hosts_as_drives_and_more_than_were_compared(tmp_path: Path) -> None:
-    keys: dict[str, object] = {"drives": 80, "num_hosts": 80}
-    many = predicted("unet3d_h100", calibrated(tmp_path, keys=keys))
-    assert (round(many.real_accelerators, 1), many.extrapolated) == (279.8, False)
-    keys = {"drives": 500, "num_hosts": 500}
-    assert predicted("unet3d_h100", calibrated(tmp_path, keys=keys)).extrapolated
-
-
 def test_advice_is_not_what_is_set_already(tmp_path: Path) -> None:
     keys = calibrated(tmp_path, keys={}, drive_read_bytes_per_second=None)
     with pytest.raises(WorkloadError, match=r"calibration\.json read none; name a dat") as refused:
@@ -94,18 +85,6 @@ def test_whose_figure_a_published_one_is(drives: int, cpus: int, figure: str) ->
     assert found.published_figure == figure
     assert found.high is not None and found.low <= found.num_accelerators <= found.high
     assert (found.limit == "host cpu") is (figure != "drive")
-
-
-def test_the_command_shows_what_the_library_returns(capsys: pytest.CaptureFixture[str]) -> None:
-    prediction = predicted("unet3d_h100", PS1010 | {"drives": 4})
-
-    assert capsys.readouterr().out == ""
-    assert (prediction.num_accelerators, prediction.low, prediction.high) == (20, 12, 27)
-    assert prediction.drive.read_bandwidth == 14_500_000_000
-    assert run(["predict", "workload=unet3d_h100", "drive=d7_ps1010", "drives=4"]) == 0
-    text = dlemu.show(prediction)
-    assert capsys.readouterr().out == f"{text}\n"
-    assert "12&nbsp;to&nbsp;27</td>" in text._repr_html_()
 
 
 def test_minutes_are_the_pass_at_the_rate_of_eight() -> None:

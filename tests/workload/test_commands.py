@@ -1,7 +1,6 @@
 """Printed commands describe the very job, whatever its workload came from."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -49,21 +48,6 @@ def test_a_command_is_read_back_as_the_job(folder: str) -> None:
 
     assert again.dataset == workload.dataset
     assert (again.reader, again.train) == (workload.reader, workload.train)
-
-
-def test_a_job_from_a_file_of_its_own_keeps_its_name(tmp_path: Path) -> None:
-    own = tmp_path / "mine.yaml"
-    own.write_text(
-        "dataset: {format: npz, num_files_train: 8, record_length_bytes: 777}\n"
-        "train: {computation_time: 0.5}\n"
-    )
-    workload = load_workload(own)
-
-    again = check_workload(compose_words(read_back(command("run", workload, KEYS), "run")))
-
-    assert again.name == "mine"
-    assert again.dataset.record_length_bytes == 777
-    assert again.train.computation_time.mean == 0.5
 
 
 def test_a_dataset_is_written_as_it_was_asked_for() -> None:

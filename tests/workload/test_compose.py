@@ -80,16 +80,6 @@ def test_what_a_file_refers_to_twice_is_changed_in_one_place(tmp_path: Path) -> 
     assert changed.train.computation_time.stdev == 0.01
 
 
-def test_a_workload_is_made_from_another(tmp_path: Path) -> None:
-    own = tmp_path / "mine.yaml"
-    own.write_text(BASED)
-    workload = load_workload(own, {"reader.read_threads": 2})
-    assert (workload.name, workload.given) == ("ours", ("reader.read_threads",))
-    reader = workload.reader
-    assert (reader.batch_size, reader.read_threads) == (2, 2)
-    assert workload.dataset == load_workload("unet3d_h100").dataset
-
-
 def test_the_rest_of_a_program_keeps_its_hydra(tmp_path: Path) -> None:
     own = tmp_path / "mine.yaml"
     own.write_text(BASED)
@@ -113,7 +103,6 @@ VALUES = f"{NUMBERS_AS_TYPED} {NEARLY_NUMBERS} {NAMES} {TEXTS}".split()
 
 def test_words_without_hydra_mean_what_they_mean_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"x.k{number}={value}" for number, value in enumerate(VALUES)]
-    words += ["dataset.data_folder=/a b/c", "output.folder=1e5", "storage.storage_root=true"]
     words += ["train.epochs=1", "train.epochs=2", "reader=5", "reader.batch_size=3"]
     plain = [word for word in words if compose._plain_word(word) is not None]
     assert 40 < len(plain) < len(words) - 20

@@ -16,6 +16,7 @@ from dlemu.world.ending import Interrupts
 from tests.lab.waiting import LONG
 
 ROOT = Path(__file__).parents[2]
+_INT = (signal.SIGINT,)
 _BEGIN = """
 import os, signal, sys, threading, time
 from dlemu.world.ending import Interrupts, end_soon, last_act
@@ -94,43 +95,34 @@ def interrupted(
     return process.returncode, out.splitlines(), errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stuck_main_thread_is_ended(number: signal.Signals) -> None:
-    found = interrupted(_STUCK, number)
-    assert found == (130, ["act KeyboardInterrupt"], "dlemu: interrupted\n")
-
-
-def test_cleaning_up_is_not_waited_for_for_ever() -> None:
-    found = interrupted(_SLOW_TO_CLEAN, signal.SIGINT)
-    assert found == (130, ["cleaning", "act KeyboardInterrupt"], "dlemu: interrupted\n")
-
-
-def test_a_main_thread_that_can_ends_by_itself() -> None:
-    found = interrupted(_CLEAN, signal.SIGINT)
-    assert found == (130, ["cleaned"], "dlemu: interrupted\n")
-
-
-def test_a_second_ctrl_c_disturbs_nothing() -> None:
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
-    status, lines, errors = interrupted(_SLOW_TO_CLEAN, *numbers, pause=0.1)
-    assert (status, lines, errors) == (
+ENDS = {
+    "a main thread that is stuck": (_STUCK, _INT, 130, ["act KeyboardInterrupt"]),
+    "so by SIGTERM": (_STUCK, (signal.SIGTERM,), 130, ["act KeyboardInterrupt"]),
+    "one that cleans up for ever": (
+        _SLOW_TO_CLEAN,
+        _INT,
         130,
         ["cleaning", "act KeyboardInterrupt"],
-        "dlemu: interrupted\n",
-    )
+    ),
+    "a second Ctrl-C disturbs nothing": (
+        _SLOW_TO_CLEAN,
+        (signal.SIGINT, signal.SIGTERM, signal.SIGINT),
+        130,
+        ["cleaning", "act KeyboardInterrupt"],
+    ),
+    "one that can ends by itself": (_CLEAN, _INT, 130, ["cleaned"]),
+    "another thread takes the signal": (_BUSY_LATER, _INT, 130, ["cleaned"]),
+    "one of several ranks speaks": (_SILENT, _INT, 130, ["cleaned"]),
+    "a background job goes on": (_IGNORES, _INT, 0, ["went on"]),
+}
+"""A program, its signals, its exit status, and what it prints."""
 
 
-def test_a_signal_that_another_thread_takes_reaches_the_main_one() -> None:
-    found = interrupted(_BUSY_LATER, signal.SIGINT)
-    assert found == (130, ["cleaned"], "dlemu: interrupted\n")
-
-
-def test_one_of_several_ranks_speaks() -> None:
-    assert interrupted(_SILENT, signal.SIGINT) == (130, ["cleaned"], "")
-
-
-def test_a_background_job_goes_on_ignoring_ctrl_c() -> None:
-    assert interrupted(_IGNORES, signal.SIGINT) == (0, ["went on"], "")
+@pytest.mark.parametrize("case", ENDS)
+def test_the_first_signal_ends_a_process_that_takes_it(case: str) -> None:
+    program, numbers, status, lines = ENDS[case]
+    errors = "" if program in (_SILENT, _IGNORES) else "dlemu: interrupted\n"
+    assert interrupted(program, *numbers, pause=0.1) == (status, lines, errors)
 
 
 def test_an_exit_that_waits_for_a_stuck_thread_comes_to_an_end() -> None:

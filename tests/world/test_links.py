@@ -5,7 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -20,15 +20,6 @@ from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
 SECRET = bytes(32)
 LONG = 60.0
 """Seconds that no test waits for, unless something hangs."""
-
-
-def test_leaders_are_below_rank_0_and_a_hosts_ranks_below_its_leader() -> None:
-    hosts = ["a", "b", "a", "c", "b", "b"]
-    places = [Tree.of(rank, hosts) for rank in range(6)]
-    assert [place.parent for place in places] == [None, 0, 0, 0, 1, 1]
-    assert [place.children for place in places] == [[1, 3, 2], [4, 5], [], [], [], []]
-    assert [place.local for place in places[:2]] == [[0, 2], [1, 4, 5]]
-    assert all(place.leaders == [0, 1, 3] for place in places)
 
 
 def test_many_hosts_make_a_tree_of_few_levels() -> None:
@@ -50,14 +41,14 @@ def test_many_hosts_make_a_tree_of_few_levels() -> None:
 def host_server() -> Iterator[tuple[socket.socket, str]]:
     """Yield a server as a host's first rank has it, and its name."""
     name = f"\0dlemu-test-{os.urandom(8).hex()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+    with socket.socket(socket.AF_UNIX) as server:
         server.bind(name)
         server.listen()
         yield server, name
 
 
 def call(name: str) -> socket.socket:
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer = socket.socket(socket.AF_UNIX)
     peer.settimeout(LONG)
     peer.connect(name)
     return peer
@@ -104,7 +95,8 @@ def test_who_stays_silent_or_talks_rubbish_keeps_nobody_waiting(said: bytes) -> 
         admitted = admit(server, {1}, SECRET, LONG)
         right.join(LONG)
         assert admitted.keys() == {1} and welcome == [True]
-        assert stranger.recv(10) == b"", "the stranger is hung up on"
+        with suppress(ConnectionResetError):  # what it said was not read to the end
+            assert stranger.recv(10) == b"", "the stranger is hung up on"
         admitted[1].close()
 
 
@@ -113,56 +105,19 @@ def test_who_does_not_come_in_time_is_not_admitted() -> None:
         assert admit(server, {1}, SECRET, 0.05) == {}
 
 
-@pytest.mark.parametrize("stranger", ["connects", "listens"])
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_another_user_is_refused_even_with_the_secret(stranger: str) -> None:
-    codes: list[int] = []
-    proof = admission._PROOF.pack(1, admission._prove(SECRET, admission._UP, 1))
-    ready, begin = os.pipe()
-    with host_server() as (server, name):
-        pid = os.fork()
-        if pid == 0:
-            code = 3
-            try:
-                os.setuid(65534)
-                if stranger == "connects":
-                    # Rank 0 may close the connection before the proof is even sent.
-                    try:
-                        peer = call(name)
-                        peer.send(proof)
-                        code = int(peer.recv(100) != b"")
-                    except (ConnectionResetError, BrokenPipeError):
-                        code = 0
-                else:
-                    server.close()
-                    again = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                    again.bind(name + "2")
-                    again.listen()
-                    os.write(begin, b"!")
-                    code = int(admit(again, {1}, SECRET, 2.0) != {})
-            finally:
-                os._exit(code)
-        if stranger == "connects":
-            with call(name) as peer:
-
-                def come_second() -> None:
-                    codes.append(os.waitpid(pid, 0)[1])
-                    introduce(peer, 1, SECRET)
-
-                own = threading.Thread(target=come_second)
-                own.start()
-                admitted = admit(server, {1}, SECRET, LONG)
-                own.join(LONG)
-            assert admitted.keys() == {1}
-            admitted[1].close()
-        else:
-            assert os.read(ready, 1) == b"!"
-            with call(name + "2") as peer:
-                assert not introduce(peer, 1, SECRET)
-            codes.append(os.waitpid(pid, 0)[1])
-        assert codes == [0], "the other user got in"
-    os.close(ready)
-    os.close(begin)
+def test_another_user_is_refused_even_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever connects, and whoever listens."""
+    own = os.geteuid()
+    with host_server() as (server, name), call(name) as peer, call(name) as again:
+        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+        assert not introduce(peer, 1, SECRET)
+        again.send(admission._PROOF.pack(1, admission._prove(SECRET, admission._UP, 1)))
+        assert admit(server, {1}, SECRET, 0.05) == {}
+        monkeypatch.undo()
+        right, welcome = introduced(call(name), 1, SECRET)
+        admit(server, {1}, SECRET, LONG)[1].close()
+        right.join(LONG)
+        assert welcome == [True]
 
 
 def test_a_rank_tries_all_addresses_of_rank_0() -> None:

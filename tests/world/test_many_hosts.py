@@ -48,7 +48,7 @@ def test_a_barriers_messages_are_few_on_every_rank() -> None:
         assert sum(received for _, received in found) == 2 * (2 * num_hosts - 1)
 
 
-@pytest.mark.parametrize("missing", [1, 777])
+@pytest.mark.parametrize("missing", [0, 1, 777])
 def test_a_host_that_does_not_come_is_named_from_afar(missing: int) -> None:
     def wait(world: SimulatedRank) -> str:
         if world.rank == missing:
@@ -78,6 +78,19 @@ def test_an_error_reaches_all() -> None:
 
     told = ManyHosts(NUM_HOSTS).run(fail)
     assert set(told) == {"", "rank 700 on host h700: /data/img_1.npz: is gone"}
+
+
+def test_what_no_rank_says_is_an_error() -> None:
+    def listen(world: SimulatedRank) -> str:
+        if world.rank == 3:
+            world._links.send(0, b"\xffnoise")
+            return ""
+        with pytest.raises(RunError) as caught:
+            world.barrier()
+        return str(caught.value)
+
+    line = "rank 3 on host h3 sent what no rank sends at a barrier: b'\\xffnoise'"
+    assert ManyHosts(4).run(listen) == [line, line, line, ""]
 
 
 def test_a_start_takes_rank_0_few_messages() -> None:

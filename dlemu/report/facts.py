@@ -1,21 +1,13 @@
 """Where and when a result was measured, in words for pages and pictures."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from dlemu.errors import DlemuError
 from dlemu.results.header import dataset_text, host_text, storage_text
-from dlemu.results.records import SUMMARY, read_summary
 from dlemu.units import counted, each_once
 
 Summary = Mapping[str, Any]
 """summary.json of a run. One that did not end lacks fields, so each may be missing here."""
-_CONDITIONS = (
-    *("start", "end", "hostname", "num_hosts", "place", "versions", "data_loader", "dataset"),
-)
-"""Fields of a run's summary that say where and when a search was measured."""
 
 
 def facts_of(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -52,24 +44,6 @@ def drive_name(summary: Summary, folder: str) -> str:
         return f"{model} ({folder})"
     devices = _devices(summary, place)
     return f"{folder} ({devices})" if devices else folder
-
-
-def conditions_of(folder: Path, search: str) -> dict[str, Any]:
-    """Return where and when the runs of a search were made, as far as their summaries say.
-
-    `search` is "<target>.<workload>", `folder` the one that holds runs/. What is returned has the
-    names of a run's summary; runs whose summary cannot be read are left out.
-    """
-    found: list[Summary] = []
-    for path in sorted(folder.glob(f"runs/*/{SUMMARY}")):
-        if path.parent.name.startswith(f"{search}."):
-            with suppress(DlemuError):
-                found.append(read_summary(path.parent))
-    found.sort(key=lambda each: str(each.get("start") or ""))
-    if not found:
-        return {}
-    last = {**found[-1], "start": found[0].get("start")}
-    return {name: last[name] for name in _CONDITIONS if last.get(name)}
 
 
 def _host(summary: Summary, place: Summary) -> str:
