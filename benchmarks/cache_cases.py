@@ -186,7 +186,8 @@ def run(case: Case, folders: Mapping[str, Path]) -> list[Row]:
         assert process.wait() in (0, 2)
     summary = json.loads((_out(case, folders) / "summary.json").read_text())
     measured: dict[str, Any] = summary["measured"]
-    cached, found = measured["cache"], measured["whole_epoch_au_percentage"]
+    cached = measured["cache"]
+    found = [epoch["whole_epoch_au_percentage"] for epoch in summary["per_epoch"]]
     assert cached["hit_bytes_per_epoch"] == cached["planned_hit_bytes_per_epoch"]
     workload = read_config(_out(case, folders), {})
     planned = planned_hits(workload)

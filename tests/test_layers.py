@@ -73,8 +73,8 @@ MAY_NEED = {
 INTERFACE = {"hydra": {"workload.compose"}, "rich": {"cli.progress", "report.text"}}
 """Libraries of the command line, and the modules that know them."""
 
-DIRECT = {"storage", "gpu", "cli.doctor", "paths.blocks"}
-"""Who may know O_DIRECT: others ask storage. The last two try or measure O_DIRECT itself."""
+DIRECT = {"storage", "gpu", "paths.blocks"}
+"""Who may know O_DIRECT: others ask storage. The last one measures O_DIRECT itself."""
 
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}
 

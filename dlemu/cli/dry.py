@@ -5,9 +5,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dlemu.checkpoint.folder import examine as examine_folder
+from dlemu.checkpoint.folder import probe
+from dlemu.checkpoint.in_run import planned_in_run
+from dlemu.checkpoint.plan import Plan, planned
+from dlemu.datagen.prepare import examine
+from dlemu.datagen.recipe import Recipe
+from dlemu.datagen.write import write_rate
+from dlemu.dataset.layout import Dataset
+from dlemu.dataset.rule import (
+    SizeCheck,
+    measure_memory,
+    num_accelerators,
+    required_size,
+    resolve_auto,
+)
+from dlemu.errors import DlemuError
+from dlemu.report.checkpoint import present_plan
+from dlemu.report.text import render_text
+from dlemu.results.header import introduction, place_fields
+from dlemu.run.forecast import check_run, forecast_run
+from dlemu.sizing.measured import settle
+from dlemu.sizing.targets import find_jobs
 from dlemu.terminal import say, silent
+from dlemu.tier.forecast import forecast_tier
+from dlemu.tier.host import check_tier, has_tier
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
-from dlemu.world.world import World
+from dlemu.world.world import Alone, World
 
 _READERS = 64
 """Threads that show what a drive gives to many accelerators."""
@@ -18,12 +42,7 @@ _SEARCH_RUNS = 6
 def dry_run(command: str, workload: Any, world: World) -> int:
     """Show what `dlemu <command>` would do; what it would refuse is raised. Return exit status."""
     tell = say if world.rank == 0 else silent
-    commands: dict[str, Any] = {
-        "datagen": _datagen,
-        "run": _run,
-        "size": _size,
-        "checkpoint": _checkpoint,
-    }
+    commands = {"datagen": _datagen, "run": _run, "size": _size, "checkpoint": _checkpoint}
     missing = commands[command](workload, world, tell)
     more = f" with {missing}" if missing else ""
     tell(f"dlemu {command} would be accepted{more}; nothing was written")
@@ -31,10 +50,6 @@ def dry_run(command: str, workload: Any, world: World) -> int:
 
 
 def _datagen(workload: Any, world: World, tell: Any) -> None:
-    from dlemu.datagen.prepare import examine
-    from dlemu.datagen.recipe import Recipe
-    from dlemu.datagen.write import write_rate
-    from dlemu.dataset.rule import required_size, resolve_auto
 
     size = required_size(workload, world)
     workload = resolve_auto(workload, world)
@@ -56,7 +71,6 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
 
 
 def _run(workload: Any, world: World, tell: Any) -> None:
-    from dlemu.run.forecast import check_run, forecast_run
 
     if workload.workflow.generate_data:
         _datagen(workload, world, tell)
@@ -68,20 +82,18 @@ def _run(workload: Any, world: World, tell: Any) -> None:
 
 
 def _run_facts(found: Any, world: World, tell: Any) -> None:
-    _introduce(found.workload, world, tell, found.layout.num_files)
+    job, reads = found.workload, found.num_epochs * found.epoch_bytes
+    _introduce(job, world, tell, found.layout.num_files)
     tell(
         f"read:     {counted(found.num_epochs, 'epoch')} of {counted(found.num_steps, 'step')}, "
-        f"{format_bytes(found.epoch_bytes)} each, "
-        f"{format_bytes(found.num_epochs * found.epoch_bytes)} in all"
+        f"{format_bytes(found.epoch_bytes)} each, {format_bytes(reads)} in all"
     )
     _cache(found.cache, tell)
-    if found.workload.workflow.checkpoint:
-        from dlemu.checkpoint.in_run import planned_in_run
-
-        tell(f"write:    {planned_in_run(found.workload, found.num_accelerators, found.num_steps)}")
+    if job.workflow.checkpoint:
+        tell(f"write:    {planned_in_run(job, found.num_accelerators, found.num_steps)}")
     _readers(found, tell)
     _judge(found.size, found.layout.num_files, world, tell)
-    slow = found.workload.origin.read_bandwidth
+    slow = job.origin.read_bandwidth
     by = _by(found.bytes_per_second, "read")
     if slow and found.bytes_per_second == slow:
         by = f" (origin emulated at {format_rate(slow)})"
@@ -89,10 +101,6 @@ def _run_facts(found: Any, world: World, tell: Any) -> None:
 
 
 def _size(workload: Any, world: World, tell: Any) -> None:
-    from dlemu.dataset.rule import SizeCheck, measure_memory
-    from dlemu.run.forecast import check_run, forecast_run
-    from dlemu.sizing.measured import settle
-    from dlemu.sizing.targets import find_jobs
 
     jobs = world.on_first(lambda: find_jobs(workload, tell))
     for target, job in jobs:
@@ -116,10 +124,16 @@ def _size(workload: Any, world: World, tell: Any) -> None:
         )
         _cache(one.cache, tell)
         num_steps = max(1, enough.num_steps(first))
-        _search(one, first, num_steps, tell)
+        epochs, runs = settled.train.epochs, _SEARCH_RUNS + settled.size.confirm
+        seconds = epochs * num_steps * settled.train.computation_time.mean / settled.metric.au
+        read = format_bytes(epochs * num_steps * first * settled.bytes_per_step)
+        tell(
+            f"search:   begins with {counted(first, 'accelerator')}; about {runs} runs, each of "
+            f"{read} and {format_seconds(seconds)}"
+        )
+        _readers(one, tell)
+        tell(f"time:     {_about(runs * seconds)}")
         if settled.workflow.checkpoint:
-            from dlemu.checkpoint.in_run import planned_in_run
-
             tell(f"write:    {planned_in_run(settled, first, num_steps)}, in the first run")
         _judge(one.size, layout.num_files, world, tell)
         check_run(settled.with_keys(alone), one, world)
@@ -131,12 +145,6 @@ def _cache_of_new(workload: Any, layout: Any, tell: Any) -> None:
 
     What the run would refuse, datagen does not.
     """
-    from dlemu.dataset.layout import Dataset
-    from dlemu.dataset.rule import num_accelerators
-    from dlemu.errors import DlemuError
-    from dlemu.tier.forecast import forecast_tier
-    from dlemu.tier.host import check_tier, has_tier
-    from dlemu.world.world import Alone
 
     if has_tier(workload):
         total = num_accelerators(workload, Alone())
@@ -168,11 +176,6 @@ def _cache(cache: Any, tell: Any) -> None:
 
 
 def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
-    from dlemu.checkpoint.folder import examine, probe
-    from dlemu.checkpoint.plan import Plan, planned
-    from dlemu.report.checkpoint import present_plan
-    from dlemu.report.text import render_text
-    from dlemu.results.header import place_fields
 
     plan = Plan.of(workload, world)
     if world.rank != 0:
@@ -184,7 +187,7 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
     text = render_text(present_plan(fields))
     tell(text)
     if folder:
-        examine(workload, plan)
+        examine_folder(workload, plan)
     if drive is not None and drive.write_bandwidth:
         rate = workload.drives * drive.write_bandwidth
         source = f"at {format_rate(rate)}, {workload.drives} x {drive.name}"
@@ -198,23 +201,7 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
     return None if folder else "checkpoint.checkpoint_folder=/path/on/the/storage"
 
 
-def _search(one: Any, first: int, num_steps: int, tell: Any) -> None:
-    """Say how many runs a search makes, and for how long."""
-    workload = one.workload
-    runs = _SEARCH_RUNS + workload.size.confirm
-    computing = num_steps * workload.train.computation_time.mean / workload.metric.au
-    seconds = workload.train.epochs * computing
-    read = workload.train.epochs * num_steps * first * workload.bytes_per_step
-    tell(
-        f"search:   begins with {counted(first, 'accelerator')}; about {runs} runs, each of "
-        f"{format_bytes(read)} and {format_seconds(seconds)}"
-    )
-    _readers(one, tell)
-    tell(f"time:     {_about(runs * seconds)}")
-
-
 def _introduce(workload: Any, world: World, tell: Any, num_files: int | None = None) -> None:
-    from dlemu.results.header import introduction
 
     tell(introduction(workload, host=world.host, num_hosts=world.num_hosts, num_files=num_files))
 

@@ -137,7 +137,6 @@ def _measured(
         paths = PathBytes(host=sum(read))
     workers = sum(host.num_workers for host in hosts)
     seconds = float(np.mean([each.seconds for each in seen]))
-    cpu = _total([each.host_cpu_share for each in seen])
     measured = Measured(
         storage_read_bytes=_total(stored),
         path=paths.mode,
@@ -148,11 +147,8 @@ def _measured(
         page_cache_share=None if None in shares else _total(from_memory) / sum(read),
         page_cache_share_per_epoch=shares,
         resident_share_before=None if resident is None else resident / len(hosts),
-        host_cpu_percentage=None if cpu is None else 100 * cpu / len(seen),
         hosts=[asdict(each) for each in seen],
         read_seconds=sum(each.read for each in sums.epochs),
-        decode_seconds=sum(each.decode for each in sums.epochs),
-        hand_over_seconds=sum(each.hand_over for each in sums.epochs),
         worker_seconds=workers * seconds,
     )
     if watched is not None:

@@ -158,16 +158,6 @@ class Metrics:
         return self.read_bytes / sum(epoch.seconds for epoch in self.epochs)
 
     @property
-    def num_reads(self) -> int:
-        """Calls that read them; 0 where they are not counted."""
-        return sum(epoch.num_reads for epoch in self.epochs)
-
-    @property
-    def reads_per_second(self) -> float:
-        """Read calls over the time of all epochs."""
-        return self.num_reads / sum(epoch.seconds for epoch in self.epochs)
-
-    @property
     def delivered_au_percentage(self) -> float:
         """AU of the whole time: with the first steps, and with the stalls for checkpoints."""
         if self.checkpoints is None:

@@ -121,9 +121,7 @@ class EpochSums:
     """(steps,)"""
     ranks: tuple[RankSums, ...] = ()
     read: float = 0.0
-    """Seconds of workers over all steps and accelerators; so `decode` and `hand_over`."""
-    decode: float = 0.0
-    hand_over: float = 0.0
+    """Seconds of workers in read calls, over all steps and accelerators."""
     making: float = 0.0
     """Seconds in which batches were made or waited for, whichever is longer, each summed."""
 
@@ -147,8 +145,6 @@ class EpochSums:
             steps=steps,
             ranks=(*self.ranks, *other.ranks),
             read=self.read + other.read,
-            decode=self.decode + other.decode,
-            hand_over=self.hand_over + other.hand_over,
             making=self.making + other.making,
         )
 
@@ -282,8 +278,6 @@ def _sum_epoch(flat: Steps, rule: Rule, ends: Ends, name: str) -> EpochSums:
         steps=_of_steps(steps, rule.edition),
         ranks=(rank,),
         read=float(steps["read"].sum()),
-        decode=float(steps["decode"].sum()),
-        hand_over=float(steps["hand_over"].sum()),
         making=float(making.sum()),
     )
 

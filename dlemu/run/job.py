@@ -481,7 +481,7 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     samples = steps["num_samples"].sum() / max(seconds.sum(axis=0).max(), 1e-9)
     au = 100 * steps["computation_time"][1:].sum() / max(seconds[1:].sum(), 1e-9)
     return (
-        f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, utilisation "
+        f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, AU "
         f"{au:.2f}% on rank 0, {samples:.2f} samples/s there"
         f"{f' (origin emulated {slow})' if (slow := emulates(workload)) else ''}"
     )

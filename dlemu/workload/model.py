@@ -223,6 +223,17 @@ class Workload(Section):
     made_from: str = ""
     """What `workload=` asked for: a published name, or the absolute path of a YAML file."""
 
+    def __init__(self, **values: Any) -> None:
+        """Check the values of all keys.
+
+        Raises:
+            WorkloadError: a key is unknown, or a value is refused.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise WorkloadError(describe(error, Workload, _IGNORED)) from error
+
     @property
     def data_folder(self) -> Path:
         """The dataset's folder.
@@ -369,8 +380,9 @@ def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
     raw.setdefault("name", "workload")
     try:
         workload = Workload.model_validate(raw)
-    except ValidationError as error:
-        text = describe(error, Workload, known, lambda: _keys_of(command))
+    except WorkloadError as error:
+        assert isinstance(error.__cause__, ValidationError)
+        text = describe(error.__cause__, Workload, known, lambda: _keys_of(command))
         name = str(raw["name"])
         if text == "dataset.format is not set" and name in known_models():
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"

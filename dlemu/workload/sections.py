@@ -442,7 +442,17 @@ class DatasetSection(Section):
     num_samples_per_file: Annotated[Annotated[int, Whole, Field(ge=1, le=10**7)], Use(by=PLANS)] = 1
     """Samples in each file."""
     record_length_bytes: Annotated[
-        SampleBytes, Use(by=PLANS, when=lambda job: not job.has_other_size)
+        SampleBytes,
+        Use(
+            by=PLANS,
+            when=lambda job: (
+                not (
+                    job.dataset.record_dims
+                    or job.dataset.parquet.columns
+                    or job.dataset.listed_sizes
+                )
+            ),
+        ),
     ] = 65536.0
     """Mean size of a sample, before compression (DLIO: 65536)."""
     record_length_bytes_stdev: Annotated[
@@ -465,7 +475,7 @@ class DatasetSection(Section):
             tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...],
             Field(strict=False, max_length=MOST_AXES),
         ],
-        Use(by=PLANS, when=lambda job: not job.has_columns),
+        Use(by=PLANS, when=lambda job: not (job.has_rows and job.dataset.parquet.columns)),
     ] = ()
     """Shape of a sample, in elements; if set, it decides the size."""
     record_element_type: Annotated[Annotated[str, AfterValidator(_element_type)], Use(by=PLANS)] = (
@@ -596,7 +606,10 @@ class ReaderSection(Section):
     sample_shuffle: Shuffle = "off"
     """Order of the samples, in the same way."""
     shuffle_size: Annotated[
-        Annotated[int, Whole, Field(ge=1, le=10**9)], Use(when=lambda job: job.has_shuffle_buffer)
+        Annotated[int, Whole, Field(ge=1, le=10**9)],
+        Use(
+            when=lambda job: (job.by_tf_data or job.streamed) and job.reader.sample_shuffle != "off"
+        ),
     ] = 2
     """Samples in the shuffle buffer of a stream, where files hold many (MLPerf's CosmoFlow: 2)."""
     transfer_size: Annotated[
@@ -646,7 +659,8 @@ class ReaderSection(Section):
     check_crc: bool = False
     """Check the checksums in the files with `raw` too."""
     multiprocessing_context: Annotated[
-        Literal["fork", "forkserver", "spawn"], Use(when=lambda job: job.has_pytorch_workers)
+        Literal["fork", "forkserver", "spawn"],
+        Use(when=lambda job: job.reader.data_loader == "pytorch" and job.reader.read_threads > 0),
     ] = "fork"
     """How PyTorch starts its workers."""
     gds: Annotated[

@@ -122,9 +122,23 @@ def test_a_summary_comes_back(tmp_path: Path) -> None:
     }
     text = (tmp_path / "summary.json").read_text()
     assert json.loads(text) and text.endswith("}\n") and text.startswith('{\n  "au"')
-    (tmp_path / "summary.json").write_text("[1]")
-    with pytest.raises(RunError, match="is damaged: it holds no object"):
+
+
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [
+        ("", "is damaged: "),
+        ("{", "is damaged: "),
+        ("[1]", "it holds no object"),
+        ('{"a": NaN}', "NaN is no finite number"),
+        ('{"a": -1e999}', "-1e999 is no finite number"),
+    ],
+)
+def test_a_damaged_summary_is_one_line(tmp_path: Path, content: str, end: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(RunError) as error:
         read_summary(tmp_path)
+    assert end in str(error.value)
 
 
 def test_what_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
-from dlemu.report.runs import verdict_line
+from dlemu.report.run import runs_verdict_line
 from dlemu.results.records import read_steps, read_summary
 from dlemu.results.several import LABEL, judge_runs
 from dlemu.results.summary import RunRow, RunsSummary, Summary, Verdict
@@ -214,7 +214,7 @@ def test_the_verdict_on_several_runs_has_their_remarks() -> None:
     found = judged(passed, passed, remarks=said)
     assert found["remarks"] == [f"run 1 and 1 more alike: {said[0][0]}", slow]
     assert judged(passed, passed, remarks=[said[0][:1], []])["remarks"] == [f"run 1: {said[0][0]}"]
-    line = verdict_line(found)
+    line = runs_verdict_line(found)
     assert line.startswith("PASS: every run has ") and line.endswith(f"{said[0][0]}; {slow}")
 
 

@@ -20,8 +20,8 @@ from dlemu.steptime.job import batch_sizes
 from dlemu.steptime.measure import Timed
 from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.steptime.steps import model_of
-from dlemu.workload.derived import derived_yaml
 from dlemu.workload.model import check_workload, load_workload
+from dlemu.workload.published import derived_yaml
 
 STEP = """
 def quick(batch, device):
