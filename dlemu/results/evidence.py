@@ -44,10 +44,10 @@ class HostReport:
     """What a host's first rank sends to rank 0."""
 
     host: str
-    epochs: list[IntervalSummary]
-    probe: Probe | None
-    num_workers: int
-    resident_before: float | None
+    epochs: list[IntervalSummary] = field(default_factory=list)
+    probe: Probe | None = None
+    num_workers: int = 0
+    resident_before: float | None = None
     """Share of the dataset's pages that were in memory when the run began."""
     direct: bool
     notes: list[str] = field(default_factory=list)

@@ -188,8 +188,10 @@ class _Run:
             access = world.on_first(lambda: workload.access)
             self._dataset = Dataset(workload, layout, access=access)
         self._workload = self._dataset.workload
-        if world.rank == 0:
-            self._count_steps()  # refuses what cannot be planned
+        if world.rank == 0:  # refuses what cannot be planned
+            steps = [self._count_steps()] * self._workload.train.epochs
+            if self._workload.workflow.checkpoint:
+                check_blocks(self._workload, steps)
         notes = (*world.notes, *self._dataset.notes)
         self._summary = first_summary(self._workload, world, started, notes)
         if world.rank == 0:
@@ -344,7 +346,6 @@ class _Run:
             yield None
             return
         steps = [self._count_steps()] * workload.train.epochs
-        check_blocks(workload, steps)
         place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, place, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
