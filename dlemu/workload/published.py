@@ -51,10 +51,11 @@ def derived_yaml(
     """Return a workload file: `keys` (dotted) over `workload`, below lines of comment.
 
     A workload made from a published row names it in `defaults`, and its own keys follow; of another
-    one every key is written. Secrets are not.
+    one, though it has a row's name, every key is written. Secrets are not.
     """
     tree: dict[str, Any] = {"name": name}
-    base = published_row(workload)
+    origin = workload.made_from
+    base = _published(origin) if origin in known_workloads() else None
     usual: Mapping[str, object] = {}
     if base is not None:
         tree = {"defaults": [base.name, "_self_"], "name": name}
