@@ -22,6 +22,12 @@ def published_row(workload: Workload) -> Workload | None:
     return None if name is None else _published(name)
 
 
+def origin_of(workload: Workload) -> Workload | None:
+    """Return the published row of which a job has its keys; None for a file, whatever its name."""
+    origin = workload.made_from
+    return _published(origin) if origin in known_workloads() else None
+
+
 _published = cache(load_workload)
 
 
@@ -54,8 +60,7 @@ def derived_yaml(
     one, though it has a row's name, every key is written. Secrets are not.
     """
     tree: dict[str, Any] = {"name": name}
-    origin = workload.made_from
-    base = _published(origin) if origin in known_workloads() else None
+    base = origin_of(workload)
     usual: Mapping[str, object] = {}
     if base is not None:
         tree = {"defaults": [base.name, "_self_"], "name": name}
