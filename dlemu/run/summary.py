@@ -72,12 +72,6 @@ def complete_summary(summary: Summary, seen: Gathered, metrics: Metrics) -> Summ
         "read_bytes": metrics.read_bytes,
         "read_bytes_per_second": metrics.read_bytes_per_second,
     }
-    if metrics.num_reads:  # else they were not counted
-        measured["num_reads"] = metrics.num_reads
-        measured["reads_per_second"] = metrics.reads_per_second
-    epochs = metrics.epochs
-    measured["whole_epoch_au_percentage"] = [each.whole_epoch_au_percentage for each in epochs]
-    measured["first_step_seconds"] = [each.first_step_seconds for each in epochs]
     return {
         **summary,
         "status": "complete",

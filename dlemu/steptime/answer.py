@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from dlemu.steptime.gpu_state import summary
 from dlemu.steptime.measure import Timed
 from dlemu.steptime.preprocessing import Preprocessing
-from dlemu.workload.derived import derived_yaml, normal, origin_of
 from dlemu.workload.model import Workload
+from dlemu.workload.published import derived_yaml, normal, published_row
 
 _PARTS = 20
 _SKEWED = 0.01
@@ -81,7 +81,7 @@ class StepTimes:
         `batch`: of the workload file. `fit`: through the means that launching does not limit.
         """
         free = [each for each in self.timed if not each.launch_bound]
-        base = origin_of(self.workload) or self.workload
+        base = published_row(self.workload) or self.workload
         given = base.train.computation_time.mean
         published = {"name": base.name, "seconds": given, "batch": base.reader.batch_size}
         return {

@@ -134,20 +134,6 @@ def test_what_is_not_given_is_the_workloads_or_this_hosts() -> None:
         dataset_size(job(), host_memory=64)
 
 
-@pytest.mark.parametrize(
-    ("name", "gib"), [("unet3d_h100", 95.57), ("resnet50_h100", 4.27), ("cosmoflow_h100", 0.26)]
-)
-def test_memory_counts_from_there_on(name: str, gib: float) -> None:
-    workload = load_workload(name)
-
-    def won(memory: float) -> str:
-        size = dataset_size(workload, num_accelerators=4, host_memory=round(4 * memory * GIB))
-        return size.decided_by
-
-    assert won(gib - 0.01) == "steps"
-    assert won(gib + 0.01) == "memory"
-
-
 @given(
     st.sampled_from(NAMES), st.integers(1, 10_000), st.integers(2**30, 2**46), st.integers(1, 2000)
 )

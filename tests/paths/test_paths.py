@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dlemu.cli import paths
+from dlemu.cli.words import parse
 from dlemu.errors import RunError, WorkloadError
 from dlemu.gpu.availability import lists_gpu
 from dlemu.paths import sweep, uring

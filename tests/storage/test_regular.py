@@ -91,13 +91,6 @@ def test_a_link_to_a_file_is_one(tmp_path: Path) -> None:
     os.close(number)
 
 
-def test_a_missing_file_is_an_ordinary_error(tmp_path: Path) -> None:
-    check_regular(tmp_path / "none")
-    with pytest.raises(FileNotFoundError) as raised:
-        open_regular(tmp_path / "none")
-    assert raised.value.filename == str(tmp_path / "none")
-
-
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "the manifest": ("dlemu.json", read_manifest),
     "a cold start": ("img.npz", lambda folder: drop([folder / "img.npz"])),

@@ -251,6 +251,8 @@ def test_two_epochs_each_begin_where_they_began() -> None:
     metrics = meter.metrics()
     assert metrics is not None
     assert [e.first_step_seconds for e in metrics.epochs] == pytest.approx([0.120, 0.120])
+    with pytest.raises(WorkloadError, match="epoch 1 was recorded already"):
+        meter.epoch(job.batches(), 1)
 
 
 def test_compute_is_timed_inside_the_loop_and_not_inside_itself() -> None:
