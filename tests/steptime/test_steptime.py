@@ -263,7 +263,7 @@ def test_a_step_that_memory_cannot_hold_is_left_out(
     own: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The kernel would end the process. What is counted needs no memory."""
-    monkeypatch.setattr("dlemu.steptime.steps.host_memory_bytes", lambda: (10**9, "limit"))
+    monkeypatch.setattr("dlemu.steptime.steps.free_memory_bytes", lambda: 10**9)
     assert run([*own, "steptime.batches=[7]"]) == 1
     shown = capsys.readouterr()
     assert re.search(r"batch 7: needs \d+\.\d GiB of memory, 953\.7 MiB are free", shown.out)
