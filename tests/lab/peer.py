@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +30,6 @@ _NAMES = {
 def is_there() -> bool:
     """Return whether `make peers` has been run."""
     return (_FOLDER / "done").exists()
-
-
-@contextlib.contextmanager
-def dlio_checkpoints(folder: Path, num_bytes: int) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Yield what lets DLIO write a checkpoint, and returns what `dlio_checkpoint` says of it."""
-    script = Path(__file__).with_name("dlio_checkpoint.py")
-    command = [str(_FOLDER / "bin" / "python"), str(script), str(folder), str(num_bytes)]
-    keys: dict[str, Any] = {"stdin": -1, "stdout": -1, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(command, **keys) as child:
-        assert child.stdin is not None and child.stdout is not None
-        asked, answers = child.stdin, child.stdout
-        if "ready\n" not in answers:
-            raise SystemExit(f"{' '.join(command)} did not start")
-
-        def write() -> dict[str, Any]:
-            print(file=asked, flush=True)
-            told: dict[str, Any] = json.loads(answers.readline())
-            return told
-
-        try:
-            yield write
-        finally:
-            asked.close()
 
 
 def run_dlio(
