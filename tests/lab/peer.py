@@ -15,8 +15,8 @@ from tests.lab.mpirun import mpirun
 DLIOS = ("2.0.0", "3.0.2")
 """Versions of DLIO: that on PyPI, and MLPerf Storage v3.0's own, which reads and writes parquet."""
 
-_FOLDER = Path(".venv-peers")
-_MLPERF = _FOLDER / "mlperf"
+FOLDER = Path(".venv-peers")
+_MLPERF = FOLDER / "mlperf"
 _SECONDS = 900
 """What takes longer hangs, and would hold a benchmark up for ever."""
 _NAMES = {
@@ -29,7 +29,7 @@ _NAMES = {
 
 def is_there() -> bool:
     """Return whether `make peers` has been run."""
-    return (_FOLDER / "done").exists()
+    return (FOLDER / "done").exists()
 
 
 def run_dlio(
@@ -48,11 +48,11 @@ def run_dlio(
     ]
     words += [f"++workload.workflow.train={not generate}", f"workload={keys['workload']}"]
     with tempfile.TemporaryDirectory(prefix="dlio.") as results:
-        command = [str(_FOLDER / "bin" / "dlio_benchmark"), f"hydra.run.dir={results}", *words]
+        command = [str(FOLDER / "bin" / "dlio_benchmark"), f"hydra.run.dir={results}", *words]
         if ranks > 1:
-            launcher = [str(_FOLDER / "bin" / "mpirun"), *mpirun(ranks)[1:]]
+            launcher = [str(FOLDER / "bin" / "mpirun"), *mpirun(ranks)[1:]]
             command = [*launcher, "--bind-to", "none", *command]
-        environment = {"PATH": f"{(_FOLDER / 'bin').resolve()}:{os.environ['PATH']}"}
+        environment = {"PATH": f"{(FOLDER / 'bin').resolve()}:{os.environ['PATH']}"}
         if version != DLIOS[0]:
             environment["PYTHONPATH"] = str(_MLPERF.resolve())
         child = subprocess.Popen(
