@@ -153,7 +153,7 @@ def test_a_damaged_result_and_one_of_another_kind_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = str(sizing(tmp_path / "a", 10, 10.4))
-    infinite = str(sizing(tmp_path / "i", 10, float("inf")))
+    infinite = str(sizing(tmp_path / "i", 10, float("inf"), interval=[9, 10]))
     other = str(sizing(tmp_path / "b", 10, 10.4, workload="resnet50_h100"))
     damaged = str(sizing(tmp_path / "c", 10, 10.4, confirmations=3))
     dlio = str(Path(__file__).parents[1] / "data" / "dlio_2.0.0")
