@@ -34,6 +34,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.dlio_checkpoint import dlio_checkpoints
 from benchmarks.harness import (
     Asked,
     cpu_of_self,
@@ -52,7 +53,7 @@ from dlemu.datagen.content import Content
 from dlemu.storage.pagecache import drop
 from tests.lab import warm
 from tests.lab.drives import own_drive
-from tests.lab.peer import dlio_checkpoints, is_there
+from tests.lab.peer import is_there
 
 FILES, FILE_BYTES, PIECE = 4, 128 << 20, 1 << 20
 HELD = 20_000_000

@@ -1,7 +1,7 @@
-"""Bytes, seconds, rates and tables to text, and "512GiB" to bytes."""
+"""Bytes, seconds and rates to text, and "512GiB" to bytes."""
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -132,27 +132,6 @@ def counted(number: int, noun: str) -> str:
 def each_once(words: Iterable[object]) -> str:
     """Return words with commas, each once; what is empty or unknown is left out."""
     return ", ".join(dict.fromkeys(str(word) for word in words if word))
-
-
-def text_table(
-    rows: Sequence[Sequence[str]], *, left: Container[int] | None = None, ruled: bool = False
-) -> str:
-    """Return a table as text; the first row is the head, with a line below it if `ruled`.
-
-    Columns whose numbers `left` holds stand to the left, the others to the right; None: all to the
-    left.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.ljust(width) if left is None or column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip())
-    if ruled:
-        lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
 
 
 def ceil_div(number: N, divisor: int) -> N:

@@ -1,5 +1,7 @@
 """A file format of one's own: the samples follow one another behind a page with their number.
 
+Its contract is checked, and a dataset of it is written, by:
+
     cd examples
     python -m dlemu.contract my_format:FORMAT
     dlemu datagen workload=unet3d_h100 dataset.format=my_format:FORMAT dataset.data_folder=/mnt/x

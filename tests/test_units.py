@@ -14,7 +14,6 @@ from dlemu.units import (
     format_seconds,
     parse_bytes,
     round_up,
-    text_table,
 )
 
 
@@ -112,16 +111,6 @@ def test_a_duration_is_shown_as_a_person_wants_it(seconds: float, text: str) -> 
 @given(st.floats(0, 1e15))
 def test_no_figure_is_shown_with_an_exponent(value: float) -> None:
     assert "e+" not in format_rate(min(value, 9e14)) + format_seconds(value) + format_bytes(value)
-
-
-def test_a_table_is_aligned_and_ends_no_line_with_blanks() -> None:
-    rows = [("name", "AU", "note"), ("a", "9.5", ""), ("longer", "100", "x")]
-    assert text_table(rows, left=(0, 2)) == ("name     AU  note\na       9.5\nlonger  100  x")
-    assert text_table(rows, ruled=True).splitlines()[:3] == [
-        "name    AU   note",
-        "------  ---  ----",
-        "a       9.5",
-    ]
 
 
 def test_rounding_up_of_numbers_and_arrays() -> None:

@@ -1,6 +1,7 @@
 """`--dry-run`: what a command would do, and whether it would be accepted. Nothing stays of it."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,27 +78,17 @@ def _run(workload: Any, world: World, tell: Any) -> None:
     if workload.workflow.train:
         found = forecast_run(workload, world)
         if world.rank == 0:
-            _run_facts(found, world, tell)
+            each, steps = found.epoch_bytes, counted(found.num_steps, "step")
+            read = (
+                f"read:     {counted(found.num_epochs, 'epoch')} of {steps}, {format_bytes(each)} "
+                f"each, {format_bytes(found.num_epochs * each)} in all"
+            )
+            slow, by = workload.origin.read_bandwidth, _by(found.bytes_per_second, "read")
+            if slow and found.bytes_per_second == slow:
+                by = f" (origin emulated at {format_rate(slow)})"
+            facts = [read, *_checkpoints(found.workload, found.num_accelerators, found.num_steps)]
+            _show(found, facts, f"{_about(found.seconds)}{by}", world, tell)
         check_run(workload, found, world)
-
-
-def _run_facts(found: Any, world: World, tell: Any) -> None:
-    job, reads = found.workload, found.num_epochs * found.epoch_bytes
-    _introduce(job, world, tell, found.layout.num_files)
-    tell(
-        f"read:     {counted(found.num_epochs, 'epoch')} of {counted(found.num_steps, 'step')}, "
-        f"{format_bytes(found.epoch_bytes)} each, {format_bytes(reads)} in all"
-    )
-    _cache(found.cache, tell)
-    if job.workflow.checkpoint:
-        tell(f"write:    {planned_in_run(job, found.num_accelerators, found.num_steps)}")
-    _readers(found, tell)
-    _judge(found.size, found.layout.num_files, world, tell)
-    slow = job.origin.read_bandwidth
-    by = _by(found.bytes_per_second, "read")
-    if slow and found.bytes_per_second == slow:
-        by = f" (origin emulated at {format_rate(slow)})"
-    tell(f"time:     {_about(found.seconds)}{by}")
 
 
 def _size(workload: Any, world: World, tell: Any) -> None:
@@ -115,29 +106,46 @@ def _size(workload: Any, world: World, tell: Any) -> None:
         expected = rate / settled.demand / settled.metric.au
         most = min(settled.size.max_accelerators, enough.most_accelerators)
         first = settled.size.start or max(1, min(math.floor(expected) + 1, most))
-        _introduce(settled, world, tell)
-        if len(jobs) > 1:
-            tell(f"target:   {target.name}")
-        tell(
-            f"drive:    {format_rate(rate)} in a probe of one second, about as much as "
-            f"{expected:.1f} accelerators take; the files are enough for {most}"
-        )
-        _cache(one.cache, tell)
-        num_steps = max(1, enough.num_steps(first))
-        epochs, runs = settled.train.epochs, _SEARCH_RUNS + settled.size.confirm
+        num_steps, epochs = max(1, enough.num_steps(first)), settled.train.epochs
         seconds = epochs * num_steps * settled.train.computation_time.mean / settled.metric.au
-        read = format_bytes(epochs * num_steps * first * settled.bytes_per_step)
-        tell(
+        read = epochs * num_steps * first * settled.bytes_per_step
+        runs = _SEARCH_RUNS + settled.size.confirm
+        facts = [
+            *([f"target:   {target.name}"] if len(jobs) > 1 else []),
+            f"drive:    {format_rate(rate)} in a probe of one second, about as much as "
+            f"{expected:.1f} accelerators take; the files are enough for {most}",
             f"search:   begins with {counted(first, 'accelerator')}; about {runs} runs, each of "
-            f"{read} and {format_seconds(seconds)}"
-        )
-        _readers(one, tell)
-        tell(f"time:     {_about(runs * seconds)}")
-        if settled.workflow.checkpoint:
-            tell(f"write:    {planned_in_run(settled, first, num_steps)}, in the first run")
-        _judge(one.size, layout.num_files, world, tell)
+            f"{format_bytes(read)} and {format_seconds(seconds)}",
+            *(f"{line}, in the first run" for line in _checkpoints(settled, first, num_steps)),
+        ]
+        _show(one, facts, _about(runs * seconds), world, tell)
         check_run(settled.with_keys(alone), one, world)
         enough.check(first, expected=expected)
+
+
+def _show(found: Any, facts: Sequence[str], time: str, world: World, tell: Any) -> None:
+    """Show a run, or the runs of a search, before they begin; `facts` are those of the command."""
+    workload, reader = found.workload, found.workload.reader
+    _introduce(workload, world, tell, found.layout.num_files)
+    for fact in facts:
+        tell(fact)
+    _cache(found.cache, tell)
+    kept = f"up to {workload.batches_in_flight} batches of each, and "
+    tell(
+        f"readers:  {counted(found.num_accelerators, 'accelerator')} x "
+        f"{counted(reader.num_streams, 'worker')}, {format_bytes(found.memory_bytes)} of memory on "
+        f"this host: {kept if workload.hands_over else ''}the workers' buffers"
+    )
+    _judge(found.size, found.layout.num_files, world, tell)
+    tell(f"time:     {time}")
+
+
+def _checkpoints(workload: Any, num_accelerators: int, num_steps: int) -> list[str]:
+    """Return the line on the checkpoints that a run would write, if it writes any."""
+    if not workload.workflow.checkpoint:
+        return []
+
+    return [f"write:    {planned_in_run(workload, num_accelerators, num_steps)}"]
 
 
 def _cache_of_new(workload: Any, layout: Any, tell: Any) -> None:
@@ -204,20 +212,6 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
 def _introduce(workload: Any, world: World, tell: Any, num_files: int | None = None) -> None:
 
     tell(introduction(workload, host=world.host, num_hosts=world.num_hosts, num_files=num_files))
-
-
-def _readers(found: Any, tell: Any) -> None:
-    reader = found.workload.reader
-    kept = (
-        f"up to {found.workload.batches_in_flight} batches of each, and "
-        if found.workload.hands_over
-        else ""
-    )
-    tell(
-        f"readers:  {counted(found.num_accelerators, 'accelerator')} x "
-        f"{counted(reader.num_streams, 'worker')}, {format_bytes(found.memory_bytes)} of memory on "
-        f"this host: {kept}the workers' buffers"
-    )
 
 
 def _judge(size: Any, num_files: int, world: World, tell: Any) -> None:

@@ -125,7 +125,9 @@ def steps_of(
 
 def _records(epochs: Sequence[_Epoch], *, measured: bool) -> Steps:
     """Return the (ranks, steps) records of an epoch of all ranks."""
-    load, proc, compute = (np.stack([epoch[place] for epoch in epochs]) for place in range(3))
+    load, proc, compute = (
+        np.stack([getattr(epoch, name) for epoch in epochs]) for name in ("load", "proc", "compute")
+    )
     num_ranks, num_steps = proc.shape
     records = np.zeros(proc.shape, STEP)
     slowest = proc.max(axis=0)

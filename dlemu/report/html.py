@@ -121,7 +121,9 @@ def _html(block: Block) -> str:
         case Command(what, line):
             return f"<p>{escaped(what)}:</p><pre>{escaped(line)}</pre>"
         case Facts(pairs):
-            return _facts(pairs)
+            shown_pairs = [(escaped(name), escaped(value)) for name, value in pairs if value]
+            rows = "\n".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in shown_pairs)
+            return f"<dl>{rows}</dl>"
         case Table():
             return _table(block)
         case Plot():
@@ -131,13 +133,6 @@ def _html(block: Block) -> str:
         case Fold(title, blocks, is_open):
             inner, how = render_html(blocks), " open" if is_open else ""
             return f"<details{how}><summary>{escaped(title)}</summary>{inner}</details>"
-
-
-def _facts(pairs: Iterable[tuple[str, str]]) -> str:
-    rows = "\n".join(
-        f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in pairs if value
-    )
-    return f"<dl>{rows}</dl>"
 
 
 def _table(table: Table) -> str:
@@ -167,34 +162,33 @@ def escaped(text: str) -> str:
 def _plot(plot: Plot) -> str:
     """Return a plot as HTML, with its title, its legend and its axes."""
     x, y = plot.x, plot.y
-    lines = "".join(_across(plot, value) for value, _ in y.ticks)
-    bands = (
-        f'<g class="{each.look}">{"".join(_band(x, ends) for ends in each.ranges)}</g>'
-        for each in plot.bands
-    )
-    drawn = [f'<g class="grid">{lines}</g>', *bands, *(_series(plot, s) for s in plot.series)]
+    lines = "".join(f'<path d="M{_spot(plot, x.low, value)}H{_SIDE}"/>' for value, _ in y.ticks)
+    drawn, keys = [f'<g class="grid">{lines}</g>'], []
+    for each in plot.series:
+        keys.append(_key(each.name, each.look, _paths(each, "M0 5H26", "M13 5h0")))
+    for bands in plot.bands:
+        keys.append(_key(bands.name, bands.look, '<rect class="band" width="26" height="10"/>'))
+        shaded = "".join(_band(x, ends) for ends in bands.ranges)
+        drawn.append(f'<g class="{bands.look}">{shaded}</g>')
+    for each in plot.series:
+        spots = [[_spot(plot, *point) for point in piece] for piece in each.pieces]
+        lines = " ".join("M" + "L".join(piece) for piece in spots if piece)
+        # A line without length is a dot that is not stretched.
+        dots = " ".join(f"M{spot}h0" for piece in spots for spot in piece)
+        drawn.append(f'<g class="{each.look}">{_paths(each, lines, dots)}</g>')
     ticks = [
-        *(f'<span class="y" style="bottom:{_percent(y, at)}">{escaped(text)}</span>'
-          for at, text in y.ticks),
-        *(f'<span class="x" style="left:{_percent(x, at)}">{escaped(text)}</span>'
-          for at, text in x.ticks),
-    ]  # fmt: skip
+        f'<span class="{kind}" style="{side}:{round(100 * axis.share(at), 2)}%">'
+        f"{escaped(text)}</span>"
+        for kind, side, axis in (("y", "bottom", y), ("x", "left", x))
+        for at, text in axis.ticks
+    ]
     return (
-        f"<figure><figcaption>{escaped(plot.title)}</figcaption>{_legend(plot)}"
-        f'<p class="unit">{escaped(y.name)}</p>'
+        f"<figure><figcaption>{escaped(plot.title)}</figcaption>"
+        f'<ul class="legend">{"".join(keys)}</ul><p class="unit">{escaped(y.name)}</p>'
         f'<div class="area" role="img" aria-label="{escaped(plot.title)}">'
         f'<svg viewBox="0 0 {_SIDE} {_SIDE}" preserveAspectRatio="none">{"".join(drawn)}</svg>'
         f'{"".join(ticks)}</div><p class="unit x">{escaped(x.name)}</p></figure>'
     )
-
-
-def _legend(plot: Plot) -> str:
-    entries = [
-        *(_entry(each.name, each.look, _key(each)) for each in plot.series),
-        *(_entry(each.name, each.look, '<rect class="band" width="26" height="10"/>')
-          for each in plot.bands),
-    ]  # fmt: skip
-    return f'<ul class="legend">{"".join(entries)}</ul>'
 
 
 def _spot(plot: Plot, x: float, y: float) -> str:
@@ -202,8 +196,10 @@ def _spot(plot: Plot, x: float, y: float) -> str:
     return f"{round(_SIDE * across, 1)} {round(_SIDE * (1 - up), 1)}"
 
 
-def _across(plot: Plot, y: float) -> str:
-    return f'<path d="M{_spot(plot, plot.x.low, y)}H{_SIDE}"/>'
+def _paths(series: Series, lines: str, dots: str) -> str:
+    """Return the lines of a series that is joined, and the dots of one that is marked."""
+    line = f'<path class="line" d="{lines}"/>' if series.joined else ""
+    return line + (f'<path class="dots" d="{dots}"/>' if series.marked else "")
 
 
 def _band(x: Axis, ends: tuple[float, float]) -> str:
@@ -212,26 +208,5 @@ def _band(x: Axis, ends: tuple[float, float]) -> str:
     return f'<rect class="band" x="{left}" width="{width}" height="{_SIDE}"/>'
 
 
-def _series(plot: Plot, series: Series) -> str:
-    spots = [[_spot(plot, *point) for point in piece] for piece in series.pieces]
-    parts = []
-    if series.joined:
-        lines = " ".join("M" + "L".join(piece) for piece in spots if piece)
-        parts.append(f'<path class="line" d="{lines}"/>')
-    if series.marked:  # a line without length is a dot that is not stretched
-        dots = " ".join(f"M{spot}h0" for piece in spots for spot in piece)
-        parts.append(f'<path class="dots" d="{dots}"/>')
-    return f'<g class="{series.look}">{"".join(parts)}</g>'
-
-
-def _percent(axis: Axis, value: float) -> str:
-    return f"{round(100 * axis.share(value), 2)}%"
-
-
-def _entry(name: str, look: str, key: str) -> str:
+def _key(name: str, look: str, key: str) -> str:
     return f'<li><svg class="{look}" viewBox="0 0 26 10">{key}</svg>{escaped(name)}</li>'
-
-
-def _key(series: Series) -> str:
-    line = '<path class="line" d="M0 5H26"/>' if series.joined else ""
-    return line + ('<path class="dots" d="M13 5h0"/>' if series.marked else "")

@@ -93,7 +93,13 @@ def present_answer(answer: Answer) -> list[Block]:
             "checkpoints: each run wrote its own; AU excludes the stalls, in which all "
             "accelerators waited for a checkpoint"
         )
-    after += _quick_lines(answer)
+    if (share := answer["read_ahead_share"]) is not None:
+        in_bucket = "://" in answer["data_folder"]
+        how = "the server may have it in memory" if in_bucket else "it was read with O_DIRECT"
+        after.append(
+            f"{QUICK}; {how}; up to {share:.1%} of the data is read in the excluded step, so AU "
+            f"may be up to {100 * share:.1f} points too high"
+        )
     after.append(f"{counted(len(runs), 'run')} in {format_seconds(answer['seconds'])}")
     if answer["bound"]:
         after.append(answer["bound"])
@@ -159,7 +165,7 @@ def present_table(answers: Sequence[Answer]) -> list[Block]:
         Column("drives", "drives"),
         Column("accelerators", _number),
         Column("dataset", "dataset_bytes", format_bytes),
-        Column("AU (%)", _au_of, " ".join),
+        Column("AU (%)", _shown, lambda runs: " ".join(f"{r['au_percentage']:.2f}" for r in runs)),
         Column("MB/s", _nominal_rate),
     )
     notes = [QUICK] * any(each["quick"] for each in answers)
@@ -274,24 +280,10 @@ def _deciding(answer: Answer) -> list[Run]:
 
 def _limit_lines(answer: Answer) -> list[str]:
     """Return each limit with the run that it held back; where nothing failed, of the last run."""
-    runs = _deciding(answer) or answer["confirmations"][-1:]
-    heads = [f"limit at {run['num_accelerators']}: {run['limit']}" for run in runs]
     return [
-        ". ".join(filter(None, [head, run["evidence"]]))
-        for head, run in zip(heads, runs, strict=True)
-    ]
-
-
-def _quick_lines(answer: Answer) -> list[str]:
-    """Return how a quick search read its small dataset, and how far AU may be off."""
-    if (share := answer["read_ahead_share"]) is None:
-        return []
-    how = "it was read with O_DIRECT"
-    if "://" in answer["data_folder"]:
-        how = "the server may have it in memory"
-    return [
-        f"{QUICK}; {how}; up to {share:.1%} of the data is read in the excluded step, so AU may "
-        f"be up to {100 * share:.1f} points too high"
+        f"limit at {run['num_accelerators']}: {run['limit']}"
+        + (f". {run['evidence']}" if run["evidence"] else "")
+        for run in _deciding(answer) or answer["confirmations"][-1:]
     ]
 
 
@@ -420,10 +412,6 @@ def _shown(answer: Answer) -> Sequence[Run]:
     return list(found)
 
 
-def _au_of(answer: Answer) -> list[str]:
-    return [f"{run['au_percentage']:.2f}" for run in _shown(answer)]
-
-
 def _number(answer: Answer) -> str:
     """Return the number of accelerators with its marks: a lower bound, a quick search."""
     quick = " (quick)" if answer["quick"] and not answer["first"] else ""
@@ -473,11 +461,11 @@ def draw(folder: Path, document: Document) -> None:
     from dlemu.report.png import save_pictures
 
     answers = document["answers"]
-    answer, measured = answers[-1], _measured(answers[-1])
-    title = f"{answer['workload']} on {drive_name(measured, answer['target'])}"
-    title = ", ".join(filter(None, [title, date_of(measured)]))
+    answer, place = answers[-1], _measured(answers[-1])
+    title = f"{answer['workload']} on {drive_name(place, answer['target'])}"
+    title = ", ".join(filter(None, [title, date_of(place)]))
     quick = f"\n{QUICK}" if answer["quick"] else ""
     name = f"{answer['target']}.{answer['workload']}"
     save_pictures(plots_of(answer["points"], answer), folder / name, title=f"{title}{quick}")
     if len(answers) > 1:
-        save_pictures([_plot_of_all(answers)], folder / "table", title=date_of(measured))
+        save_pictures([_plot_of_all(answers)], folder / "table", title=date_of(place))

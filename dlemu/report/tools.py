@@ -161,7 +161,7 @@ def present_steptime(document: Document) -> list[Block]:
     own = next(each for each in batches if each["batch"] == document["batch"])
 
     def bound(batch: Document) -> str:
-        return format_seconds(batch["launch_seconds"]) + " (bound)" * batch["launch_bound"]
+        return f"{format_seconds(batch['launch_seconds'])}{' (bound)' * batch['launch_bound']}"
 
     def storage(batch: Document) -> float:
         return float(batch["batch"] / batch["mean_seconds"] * document["sample_bytes"])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -44,10 +44,10 @@ class HostReport:
     """What a host's first rank sends to rank 0."""
 
     host: str
-    epochs: list[IntervalSummary]
-    probe: Probe | None
-    num_workers: int
-    resident_before: float | None
+    epochs: list[IntervalSummary] = field(default_factory=list)
+    probe: Probe | None = None
+    num_workers: int = 0
+    resident_before: float | None = None
     """Share of the dataset's pages that were in memory when the run began."""
     direct: bool
     notes: list[str] = field(default_factory=list)
@@ -237,14 +237,8 @@ def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
     if not known or len(known) < len(counts):
         return None
     total = reduce(add, known)
-    return NetworkFields(
-        received_bytes=total.received_bytes,
-        sent_bytes=total.sent_bytes,
-        sent_segments=total.sent_segments,
-        resent_segments=total.resent_segments,
-        received_segments=total.received_segments,
-        unordered_segments=total.unordered_segments,
-    )
+    names = NetworkFields.__annotations__  # in their order
+    return cast(NetworkFields, {name: getattr(total, name) for name in names})
 
 
 def _device_bytes(hosts: list[HostReport]) -> int | None:

@@ -41,7 +41,6 @@ _ACCELERATOR = np.dtype(
         ("wait", np.float64),
         ("overhead", np.float64),
         ("barrier", np.float64),
-        ("late", np.float64),  # compute beyond what was asked
     ]
 )
 _LATEST = ("wait", "compute", "computation_time", "barrier", "read", "decode", "hand_over")
@@ -313,7 +312,6 @@ def _of_accelerators(
     rows["inside"] = seconds[:, window].sum(axis=1)
     for name in ("wait", "overhead", "barrier"):
         rows[name] = steps[name][:, window].sum(axis=1)
-    rows["late"] = (steps["compute"] - steps["computation_time"])[:, window].sum(axis=1)
     counted = [block for block in blocks if is_long_enough(window[block], edition)]
     # As the published code does: a block weighs as much as its steps, the first included.
     weights = np.array([block.stop - block.start for block in counted], np.float64)

@@ -16,7 +16,6 @@ import errno
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -250,8 +249,10 @@ class _Try(Search):
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
         threshold = 100 * self._workload.metric.au
         start = max(1, min(math.floor(self._expected) + 1, most))
-        with suppress(_TimeIsUp):
+        try:
             search(self._measure, Goal(threshold, most, start, confirm=1), on_event=self._keep)
+        except _TimeIsUp:
+            self._say("     no time is left for it")
         share = self._workload.batches_in_flight / self._num_steps
         return conclude(self._log.points, threshold=threshold, read_ahead_share=share, most=most)
 

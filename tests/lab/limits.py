@@ -119,8 +119,6 @@ ONE_WAITS = 0.5, 0.01, 0.01
 TWO_IN_TURN = np.where(np.arange(NUM_STEPS) % 2 == np.arange(2)[:, None], 1.2, 1.0)
 IN_TURN = np.where(np.arange(NUM_STEPS) % 8 == np.arange(8)[:, None], 1.04, 1.0)
 """(8, steps) seconds of compute: in each step another accelerator is late."""
-FEW_READS = {"read_seconds": 8.0}
-STARVED = {"read": 0.01, "decode": 0.1}
 OTHERS_WORK = {"cpu_share": 0.1, "host_cpu_share": 0.91}
 
 
@@ -171,7 +169,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other guests have the CPUs": (
         {
-            "steps": steps_of(0.5, 0.5, **STARVED),
+            "steps": steps_of(0.5, 0.5, read=0.01, decode=0.1),
             "hosts": [host(cpu_share=1e-4, host_cpu_share=0.25, host_steal_share=0.65)],
         },
         "host cpu",

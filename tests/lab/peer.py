@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from tests.lab.mpirun import mpirun
 DLIOS = ("2.0.0", "3.0.2")
 """Versions of DLIO: that on PyPI, and MLPerf Storage v3.0's own, which reads and writes parquet."""
 
-_FOLDER = Path(".venv-peers")
-_MLPERF = _FOLDER / "mlperf"
+FOLDER = Path(".venv-peers")
+_MLPERF = FOLDER / "mlperf"
 _SECONDS = 900
 """What takes longer hangs, and would hold a benchmark up for ever."""
 _NAMES = {
@@ -29,30 +29,7 @@ _NAMES = {
 
 def is_there() -> bool:
     """Return whether `make peers` has been run."""
-    return (_FOLDER / "done").exists()
-
-
-@contextlib.contextmanager
-def dlio_checkpoints(folder: Path, num_bytes: int) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Yield what lets DLIO write a checkpoint, and returns what `dlio_checkpoint` says of it."""
-    script = Path(__file__).with_name("dlio_checkpoint.py")
-    command = [str(_FOLDER / "bin" / "python"), str(script), str(folder), str(num_bytes)]
-    keys: dict[str, Any] = {"stdin": -1, "stdout": -1, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(command, **keys) as child:
-        assert child.stdin is not None and child.stdout is not None
-        asked, answers = child.stdin, child.stdout
-        if "ready\n" not in answers:
-            raise SystemExit(f"{' '.join(command)} did not start")
-
-        def write() -> dict[str, Any]:
-            print(file=asked, flush=True)
-            told: dict[str, Any] = json.loads(answers.readline())
-            return told
-
-        try:
-            yield write
-        finally:
-            asked.close()
+    return (FOLDER / "done").exists()
 
 
 def run_dlio(
@@ -71,11 +48,11 @@ def run_dlio(
     ]
     words += [f"++workload.workflow.train={not generate}", f"workload={keys['workload']}"]
     with tempfile.TemporaryDirectory(prefix="dlio.") as results:
-        command = [str(_FOLDER / "bin" / "dlio_benchmark"), f"hydra.run.dir={results}", *words]
+        command = [str(FOLDER / "bin" / "dlio_benchmark"), f"hydra.run.dir={results}", *words]
         if ranks > 1:
-            launcher = [str(_FOLDER / "bin" / "mpirun"), *mpirun(ranks)[1:]]
+            launcher = [str(FOLDER / "bin" / "mpirun"), *mpirun(ranks)[1:]]
             command = [*launcher, "--bind-to", "none", *command]
-        environment = {"PATH": f"{(_FOLDER / 'bin').resolve()}:{os.environ['PATH']}"}
+        environment = {"PATH": f"{(FOLDER / 'bin').resolve()}:{os.environ['PATH']}"}
         if version != DLIOS[0]:
             environment["PYTHONPATH"] = str(_MLPERF.resolve())
         child = subprocess.Popen(

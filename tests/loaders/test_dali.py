@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("nvidia.dali", reason="needs DALI: pip install 'dlemu[dali-cuda13]'")
 
-from dlemu.dataset.plan import make_plan
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.gpu import cuda
 from dlemu.gpu.availability import availability
@@ -24,14 +23,12 @@ from dlemu.loaders.dali import readers as dali_readers
 from dlemu.loaders.dali.device import spread_batch
 from dlemu.loaders.dali.loader import DaliLoader
 from dlemu.loaders.dali.pipelines import read_numpy
-from dlemu.storage.pagecache import cached_share, drop
 from dlemu.storage.path_bytes import PathBytes
 from tests.lab.waiting import until
 from tests.loaders.contract import (
     BY_DALI,
     Case,
     check_epoch,
-    expected,
     make_case,
     payload_bytes,
 )
@@ -158,23 +155,6 @@ def test_counts_what_its_own_readers_read(tmp_path: Path) -> None:
         places = [divmod(sample, 13) for sample in batch.samples.tolist()]
         assert batch.num_bytes == sum(lengths[place] for place in places), "whole records"
     loader.close()
-
-
-def test_the_page_cache_is_left_alone_by_direct_reads(tmp_path: Path) -> None:
-    for direct in (False, True):
-        case = case_of(tmp_path, "npy", {"reader.odirect": direct})
-        paths = [tmp_path / case.layout.path(file) for file in range(case.layout.num_files)]
-        if drop(paths).share is None:
-            pytest.skip("this kernel does not tell what is cached")
-        loader = open_dali(case)
-        assert loader.direct is direct
-        for _ in loader.epoch(0, case.plan(0)):
-            pass
-        share = cached_share(paths)
-        loader.close()
-        assert share is not None
-        # 24 of 26 files are in the plan.
-        assert share < 0.05 if direct else share > 0.85
 
 
 def cut(path: Path) -> None:
@@ -345,31 +325,3 @@ def test_a_gpu_gets_what_the_plan_and_the_generator_say(
         # Headers, of files that are hardly larger than those; none where dlemu wrote the files.
         assert paths.host < 0.5 * read
         assert paths.host == 0 or not known
-
-
-@pytest.mark.gpu
-def test_dali_is_not_given_inputs_of_two_kinds(
-    gpu_folders: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Batches of 3 out of files of 5: some lie in one piece, others do not. DALI warns of that."""
-    folder = gpu_folders / "in order"
-    case = case_of(folder, "hdf5 of 5", {"dali.device": "gpu", "reader.gds": "prefer"})
-    found = availability(folder)
-    if not found.usable:
-        pytest.skip(f"cuFile does not work here: {found.why}")
-    plan = make_plan(case.workload, case.layout, num_accelerators=1, epoch=0)
-    assert plan.samples[:2, 0].tolist() == [[0, 1, 2], [3, 4, 5]]
-    with closing(open_dali(case)) as loader:
-        for [batch] in loader.epoch(0, plan):
-            assert batch.arrays is not None
-            for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
-                assert np.array_equal(array, expected(case, sample))
-    assert "contiguous" not in capfd.readouterr().err
-
-
-@pytest.mark.gpu
-def test_more_gpus_than_there_are_is_refused(gpu_folders: Path) -> None:
-    keys = {"dali.device": "gpu", "dali.gpus_per_host": 1000}
-    case = case_of(gpu_folders / "npz", "npz", keys)
-    with pytest.raises(WorkloadError, match=r"^dali\.gpus_per_host must be at most \d+ here, got"):
-        case.open()

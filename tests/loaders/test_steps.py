@@ -67,17 +67,11 @@ def alone(*seconds: float) -> list[list[Read]]:
     [
         # Nothing is read ahead of the first request: 3 s for each batch, 1 s of them computing.
         (alone(3, 3, 3), {"workers": 1}, 100 * 1 / 3),
-        # Two workers bring a batch each 1.5 s.
-        (alone(3, 3, 3, 3, 3), {"workers": 2}, 100 * 4 / 6),
-        # Both share the storage: a batch each 3 s again.
+        # Two workers share the storage: a batch each 3 s again.
         ([[Read(num_bytes=6)]] * 3, {"workers": 2, "bytes_per_second": 2}, 100 * 1 / 3),
-        # A batch of three records of other sizes, request by request: 1 + 2 + 3 s.
-        ([[Read(1), Read(2), Read(3)]] * 3, {"workers": 1}, 100 * 1 / 6),
         # All four are asked for at once: the last is there 0.3 s after the third has computed.
         (alone(0.4, 0.4, 0.4, 2.5), {"workers": 1, "prefetch_factor": 4}, 100 * 3 / 3.3),
-        # Only one is asked for at once: the last begins with the second step.
-        (alone(0.4, 0.4, 2.5), {"workers": 1}, 100 * 2 / 3.5),
-        # A pipelined loop asks for it with the first.
+        # A pipelined loop asks for the last with the first.
         (alone(0.4, 0.4, 2.5), {"workers": 1, "loop": "pipelined"}, 100 * 2 / 2.9),
         # Each wait ends 0.5 s late: 3.5 s for a batch.
         (alone(3, 3, 3), {"workers": 1, "late": 0.5}, 100 * 2 / 7),

@@ -1,6 +1,5 @@
 """What dlemu relies on inside torch's DataLoader, checked with the torch that is installed."""
 
-import gc
 import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,41 +20,6 @@ WORKERS, PREFETCH = 2, 3
 MISSING = f"torch {torch.__version__}: change dlemu/loaders/torch_internals.py: "
 
 
-class Opened:
-    """A DataLoader over our context, and a count of what it asked the context for."""
-
-    def __init__(self) -> None:
-        self.processes: list[BaseProcess] = []
-        self.made = {"Queue": 0, "Event": 0}
-        self.num_puts = 0
-        context: Any = lean_context(
-            "fork", num_messages=8, requests=Requests(), processes=self.processes
-        )
-        for name in self.made:
-            setattr(context, name, self._counted(name, getattr(context, name)))
-        self.loader: Any = DataLoader(
-            range(100),  # type: ignore[arg-type]
-            batch_size=None,
-            num_workers=WORKERS,
-            prefetch_factor=PREFETCH,
-            multiprocessing_context=context,
-        )
-
-    def _counted(self, name: str, make: Any) -> Any:
-        def counted() -> Any:
-            self.made[name] += 1
-            made = make()
-            if name == "Queue":
-                made.put = partial(self._put, made.put)
-            return made
-
-        return counted
-
-    def _put(self, put: Any, *message: Any, **how: Any) -> None:
-        self.num_puts += 1  # a worker counts in its own copy
-        put(*message, **how)
-
-
 @pytest.fixture(autouse=True)
 def handler_of_others() -> Iterator[None]:
     """Leave no handler of torch's to other tests: workers of the main thread install it."""
@@ -65,38 +29,47 @@ def handler_of_others() -> Iterator[None]:
     signal_handling._SIGCHLD_handler_set = False
 
 
-@pytest.fixture
-def opened() -> Iterator[Opened]:
-    one = Opened()
-    yield one
-    one.loader = None
-    gc.collect()
-    for process in one.processes:
-        process.join(60)
+def test_a_dataloader_asks_its_context_and_sends_requests_as_we_know() -> None:
+    """One queue to each worker and one back; one more request in the call that returns a batch."""
+    processes: list[BaseProcess] = []
+    made, puts = {"Queue": 0, "Event": 0}, [0]  # a worker counts in its own copy
+    context: Any = lean_context("fork", num_messages=8, requests=Requests(), processes=processes)
 
+    def counted(name: str, make: Any) -> Any:
+        made[name] += 1
+        one = make()
+        put: Any = getattr(one, "put", None)
 
-@pytest.mark.parametrize(
-    "name", [torch_internals.SHUT_DOWN, torch_internals.IS_SHUT_DOWN, torch_internals.WATCHES]
-)
-def test_the_iterator_has_the_private_names(opened: Opened, name: str) -> None:
-    iterator = iter(opened.loader)
-    assert hasattr(iterator, name), f"{MISSING}a DataLoader's iterator has no {name}"
+        def counted_put(*message: object) -> None:
+            puts[0] += 1
+            put(*message)
 
+        if put is not None:
+            one.put = counted_put
+        return one
 
-def test_queues_events_and_workers_come_from_the_context(opened: Opened) -> None:
-    """One queue to each worker and one back; and we know the workers."""
-    iterator = iter(opened.loader)
-    assert opened.made == {"Queue": WORKERS + 1, "Event": 1}, f"{MISSING}other queues or events"
-    alive = [process for process in opened.processes if process.is_alive()]
+    for name in made:
+        setattr(context, name, partial(counted, name, getattr(context, name)))
+    iterator: Any = iter(
+        DataLoader(
+            range(100),  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=WORKERS,
+            prefetch_factor=PREFETCH,
+            multiprocessing_context=context,
+        )
+    )
+    for name in (torch_internals.SHUT_DOWN, torch_internals.IS_SHUT_DOWN, torch_internals.WATCHES):
+        assert hasattr(iterator, name), f"{MISSING}a DataLoader's iterator has no {name}"
+    assert made == {"Queue": WORKERS + 1, "Event": 1}, f"{MISSING}other queues or events"
+    alive = [process for process in processes if process.is_alive()]
     assert len(alive) == WORKERS, f"{MISSING}its workers are not made by context.Process"
-    assert [int(next(iterator)) for _ in range(100)] == list(range(100))
-
-
-def test_one_request_is_put_into_a_queue_in_the_call_that_returns_a_batch(opened: Opened) -> None:
-    iterator = iter(opened.loader)
-    assert opened.num_puts == WORKERS * PREFETCH, f"{MISSING}it begins with other requests"
+    assert puts == [WORKERS * PREFETCH], f"{MISSING}it begins with other requests"
     assert int(next(iterator)) == 0
-    assert opened.num_puts == WORKERS * PREFETCH + 1, f"{MISSING}next() sends other messages"
+    assert puts == [WORKERS * PREFETCH + 1], f"{MISSING}next() sends other messages"
+    assert [int(each) for each in iterator] == list(range(1, 100))
+    for process in processes:
+        process.join(60)
 
 
 @pytest.mark.parametrize("watched", [True, False])

@@ -235,11 +235,6 @@ def test_a_count_that_may_not_be_all_tells_only_if_it_is_nearly_all(
     assert vouched_bytes(epoch_of(process_read_bytes=counted), kind, read=READ) == vouched
 
 
-@pytest.mark.parametrize("kind", ["zfs", "gpfs", ""])
-def test_a_count_that_memory_is_in_tells_nothing(kind: str) -> None:
-    assert vouched_bytes(epoch_of(process_read_bytes=READ), kind, read=READ) is None
-
-
 @pytest.mark.parametrize(
     ("kind", "counted", "share", "note"),
     [
