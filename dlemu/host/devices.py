@@ -94,13 +94,16 @@ class BlockDevice:
         )
 
 
-def devices_under(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
-    """Return the physical drives that hold a folder, by name; none for tmpfs and networks.
+def devices_under(*folders: Path, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
+    """Return the physical drives that hold these folders, by name; none for tmpfs and networks.
 
     A partition is resolved to its drive; md, dm, LVM and multipath to their members; a loop device
     to the drives under its file; overlay to the drives under those of its layers that are visible.
     """
-    return _block_devices(_disks_under(folder.resolve(), read_mounts(proc=proc), sys, set()), sys)
+    mounts = read_mounts(proc=proc)
+    return _block_devices(
+        [disk for each in folders for disk in _disks_under(each.resolve(), mounts, sys, set())], sys
+    )
 
 
 def counted_devices(place: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
@@ -260,14 +263,12 @@ def _members(device: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> It
 
 def _block_devices(folders: Iterable[Path], sys: Path) -> list[BlockDevice]:
     """Return the devices of these /sys folders, each once, by name."""
-    by_name = {folder.name: folder for folder in folders}
-    return [_block_device(folder, sys) for _, folder in sorted(by_name.items())]
-
-
-def _block_device(disk: Path, sys: Path) -> BlockDevice:
-    name = re.fullmatch(r"nvme(\d+)n(\d+)", disk.name)
-    hidden = sys.glob(f"class/block/nvme{name[1]}c*n{name[2]}") if name else ()  # of multipath
-    return BlockDevice(disk.name, (disk / "stat", *sorted(path / "stat" for path in hidden)))
+    found = []
+    for name, disk in sorted({folder.name: folder for folder in folders}.items()):
+        nvme = re.fullmatch(r"nvme(\d+)n(\d+)", name)
+        hidden = sys.glob(f"class/block/nvme{nvme[1]}c*n{nvme[2]}") if nvme else ()  # of multipath
+        found.append(BlockDevice(name, (disk / "stat", *sorted(path / "stat" for path in hidden))))
+    return found
 
 
 def _layers(options: str) -> list[Path]:

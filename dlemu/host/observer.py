@@ -49,8 +49,7 @@ class HostObserver:
         proc: Path = PROC,
         sys: Path = SYS,
     ) -> None:
-        under = [devices_under(each, proc=proc, sys=sys) for each in folders]
-        self.devices = list({device.name: device for each in under for device in each}.values())
+        self.devices = devices_under(*folders, proc=proc, sys=sys)
         self.observations: list[Observation] = []
         self.cpu_seconds = 0.0
         """CPU time that the observing thread has used."""

@@ -138,11 +138,12 @@ class System:
 def find_system(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> System:
     """Return what this host is, and how it reads a folder."""
     drives = devices_under(folder, proc=proc, sys=sys)
+    governors = sys.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
     return System(
         host=socket.gethostname(),
         kernel=platform.release(),
         cpu=_cpu_model(proc),
-        governor=_governors(sys),
+        governor=", ".join(sorted({read_text(file).strip() for file in governors} - {""})),
         memory_bytes=host_memory_bytes(proc=proc)[0],
         mount_options=_mount_options(folder, proc),
         drives=tuple(describe_drive(drive.name, sys=sys) for drive in drives),
@@ -157,11 +158,6 @@ def _cpu_model(proc: Path) -> str:
         return ""
     found = re.search(rb"^model name\s*:\s*(.+)$", head, re.M)
     return "" if found is None else found[1].decode(errors="replace").strip()
-
-
-def _governors(sys: Path) -> str:
-    files = (sys / "devices" / "system" / "cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return ", ".join(sorted({read_text(file).strip() for file in files} - {""}))
 
 
 def _mount_options(folder: Path, proc: Path) -> str:

@@ -44,8 +44,8 @@ class WearFields(TypedDict, total=False):
     """Write amplification: media bytes / host bytes, by the drives' own counters."""
     percentage_used: int | None
     """Of the drive with the highest."""
-    file_bytes_written: int | None
-    """Bytes of the files that dlemu wrote; None in older runs with a cache."""
+    file_bytes_written: int
+    """Bytes of the files that dlemu wrote."""
     file_system_amplification: float | None
     """Block bytes / file bytes: metadata, journal, the copies and the parity of a RAID."""
     drive_writes_per_day: float | None
@@ -75,16 +75,15 @@ class WearWatch:
 
     def start(self) -> None:
         """Read the counters, as that from which `finish` counts."""
-        found = [devices_under(each, proc=self._proc, sys=self._sys) for each in self._folders]
-        self._devices = list({each.name: each for some in found for each in some}.values())
+        self._devices = devices_under(*self._folders, proc=self._proc, sys=self._sys)
         self._before = self._look()
         self._began = time.monotonic()
 
-    def finish(self, *, file_bytes: int | None = 0, endurance: int | None = None) -> WearFields:
+    def finish(self, *, file_bytes: int = 0, endurance: int | None = None) -> WearFields:
         """Return what was written since `start`.
 
         Args:
-            file_bytes: what was written into files meanwhile; None: that is not known.
+            file_bytes: what was written into files meanwhile.
             endurance: bytes that each of the drives may take in its life (drive.endurance).
         """
         now = self._look()
@@ -117,7 +116,7 @@ def sum_up(
     drives: Sequence[DriveWear],
     seconds: float,
     *,
-    file_bytes: int | None = None,
+    file_bytes: int = 0,
     endurance: int | None = None,
     no_drive: str = "no drive is seen",
 ) -> WearFields:
@@ -148,12 +147,11 @@ def sum_up(
 def combine_hosts(hosts: Sequence[WearFields], *, endurance: int | None = None) -> WearFields:
     """Return the wear of several hosts' drives as one; each host has drives of its own."""
     drives = [drive for host in hosts for drive in host["drives"]]
-    files = _known(host["file_bytes_written"] for host in hosts)
     reasons = [why for host in hosts for why in host["missing"].values()]
     return sum_up(
         drives,
         max((host["seconds"] for host in hosts), default=0.0),
-        file_bytes=_sum(files),
+        file_bytes=sum(host["file_bytes_written"] for host in hosts),
         endurance=endurance,
         no_drive=next(iter(reasons), "no drive is seen"),
     )
@@ -175,7 +173,7 @@ def _add_ratios(wear: WearFields) -> None:
     wear["file_system_amplification"] = block / files if block is not None and files else None
     if wear["file_system_amplification"] is None:
         why = missing.get("block_bytes_written", "") if files else "no file was written"
-        missing["file_system_amplification"] = why if files is not None else "not known"
+        missing["file_system_amplification"] = why
     # Log 02h also has what other hosts wrote; the block layer is there on every drive.
     written = block if host is None else host
     capacity = sum(drive["capacity_bytes"] for drive in wear["drives"])

@@ -137,8 +137,13 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
     dlio, metrics, outputs = None, None, read_output(folder)
     try:
         dlio = _read_steps(folder, outputs, told, workload)
-        metrics = _measure(dlio, workload, keys)
-    except RunError as error:
+        edition = cast(Edition, keys.get("metric.edition", "v1.0"))
+        metrics = (
+            measure(dlio.steps, edition=edition)
+            if workload is None
+            else measure_run(workload, dlio.steps)
+        )
+    except DlemuError as error:
         notes.append(f"AU cannot be computed again: {error}")
     except DAMAGE as error:
         raise RunError(f"{folder}: a <rank>_output.json is damaged: {in_short(error)}") from None
@@ -166,7 +171,9 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
             "workload": _chosen(folder) or str(name or told.get("workload") or "unknown"),
             "notes": notes,
             "told": told,
-            "told_per_epoch": {name: _floats(told["metric"].get(name)) for name in _TOLD},
+            "told_per_epoch": {
+                name: [float(each) for each in told["metric"].get(name) or ()] for name in _TOLD
+            },
             "first_barrier_seconds": barriers,
             "differences": [],
         }
@@ -263,19 +270,6 @@ def _read_steps(
     return steps_of(
         outputs, left_out=left_out, measured=measured, batch_size=batch_size, nominal=nominal
     )
-
-
-def _measure(dlio: DlioSteps, workload: Workload | None, keys: Mapping[str, object]) -> Metrics:
-    try:
-        if workload is not None:
-            return measure_run(workload, dlio.steps)
-        return measure(dlio.steps, edition=cast(Edition, keys.get("metric.edition", "v1.0")))
-    except DlemuError as error:
-        raise RunError(str(error)) from None
-
-
-def _floats(values: object) -> list[float]:
-    return list(map(float, values)) if isinstance(values, list) else []
 
 
 def _first_barriers(dlio: DlioSteps) -> list[float]:

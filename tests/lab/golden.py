@@ -259,7 +259,7 @@ def fixed() -> Iterator[None]:
         storage_probe.probe_writing: lambda *_, **__: 2e9,
         datagen_write.write_rate: lambda *_: 2e9,
         drive_counters.lifetime: lambda device: _LIFETIME,
-        devices.devices_under: lambda folder, **_: [],
+        devices.devices_under: lambda *_, **__: [],
         devices.lies_in_memory: lambda *_, **__: False,
         own: lambda path: [BlockDevice("nvme1n1", ())] if path == Path() else own(path),
         real: lambda name: "1.2.3" if name == "dlemu" else real(name),
