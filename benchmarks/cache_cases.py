@@ -1,6 +1,7 @@
 """Runs through a cache between two drives of known rates: the AU of each epoch, beside the truth.
 
-Two loop devices are held to a rate by a cgroup; `python -m benchmarks.cache_truth` prints cases.
+Two loop devices are held to a rate by a cgroup, which lets the bytes of 0.1 s pass at once. The
+truth is told step by step, of drives that do so. `python -m benchmarks.truth cache` runs two cases.
 """
 
 import heapq
@@ -10,9 +11,8 @@ import math
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,8 @@ from tests.lab.cgroups import throttled_reads
 
 _PIECE = 1 << 20
 """reader.piece_bytes"""
-_SLICE, _EVEN = 0.1, 0.001
-"""Seconds for which the kernel lets reads pass at once, and such as make a drive even."""
+_SLICE = 0.1
+"""Seconds for which the kernel lets reads pass at once."""
 _QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
@@ -71,12 +71,6 @@ def words_of(case: Case, folders: Mapping[str, Path]) -> list[str]:
     return ["workload=unet3d_h100", *(f"{key}={value}" for key, value in keys.items())]
 
 
-def of_mean(case: Case, hits: float) -> float:
-    """Return the AU in percent of an epoch with this share of hits all along."""
-    slowest = max((1 - hits) / case.origin, hits / case.cache)
-    return 100 * min(1.0, 1 / slowest / case.demand)
-
-
 @dataclass
 class _Drive:
     """A drive that the kernel holds to a rate, in slices (block/blk-throttle.c of Linux 6.18).
@@ -85,7 +79,6 @@ class _Drive:
     """
 
     rate: float
-    slice_seconds: float
     _start: float = 0.0
     _end: float = -1.0
     _read: float = 0.0
@@ -94,7 +87,7 @@ class _Drive:
 
     def ends(self, now: float, num_bytes: float) -> float:
         """Return when a read ends that comes now; reads come in the order of their times."""
-        each = self.slice_seconds
+        each = _SLICE
         if now >= self._free and now > self._end:
             self._start, self._read = now, 0.0
         now = max(now, self._free)
@@ -113,16 +106,14 @@ class _Drive:
         return now
 
 
-def true_au(
-    case: Case, hits: NDArray[np.bool_], *, file_bytes: int, ahead: int, slice_seconds: float
-) -> float:
+def true_au(case: Case, hits: NDArray[np.bool_], *, file_bytes: int, ahead: int) -> float:
     """Return the AU in percent of an epoch, told by events; `hits` is (reads,), in their order.
 
     Each accelerator has two workers, which take its steps in turn, and read one piece of a file
     after the other. They read `ahead` steps ahead at most.
     """
     table, computes = hits.reshape(-1, 2), 2 * case.sample / case.demand
-    drives = [_Drive(rate, slice_seconds) for rate in (case.origin, case.cache)]
+    drives = [_Drive(rate) for rate in (case.origin, case.cache)]
     pieces = [_PIECE] * (file_bytes // _PIECE) + [file_bytes % _PIECE]
     windows = [Window(ahead=ahead, takes_early=0) for _ in range(2)]
     workers = [[0, 1] for _ in windows]
@@ -164,17 +155,11 @@ def true_au(
     return 100 * len(table) * computes / now
 
 
-@dataclass(frozen=True)
-class Row:
-    """An epoch: the hit share, the AU found, and what it must be, in percent."""
+class Row(NamedTuple):
+    """AU of an epoch in percent: found, and as it must be."""
 
-    hits: float
     found: float
-    of_mean: float
-    even: float
-    """Of drives that give their rates evenly, step by step."""
     true: float
-    """Of drives that give them in slices, as these do."""
 
 
 def run(case: Case, folders: Mapping[str, Path]) -> list[Row]:
@@ -186,24 +171,15 @@ def run(case: Case, folders: Mapping[str, Path]) -> list[Row]:
         assert process.wait() in (0, 2)
     summary = json.loads((_out(case, folders) / "summary.json").read_text())
     measured: dict[str, Any] = summary["measured"]
-    cached, found = measured["cache"], measured["whole_epoch_au_percentage"]
+    cached = measured["cache"]
+    found = [epoch["whole_epoch_au_percentage"] for epoch in summary["per_epoch"]]
     assert cached["hit_bytes_per_epoch"] == cached["planned_hit_bytes_per_epoch"]
     workload = read_config(_out(case, folders), {})
-    planned = planned_hits(workload)
-    told = partial(
-        true_au,
-        case,
-        file_bytes=int(round_up(file_sizes(Dataset.of(workload)))[0]),
-        ahead=workload.reader.batches_ahead,
-    )
+    file_bytes = int(round_up(file_sizes(Dataset.of(workload)))[0])
+    ahead = workload.reader.batches_ahead
     return [
-        Row(
-            100 * share,
-            found[epoch],
-            of_mean(case, share),
-            *(told(planned[epoch], slice_seconds=each) for each in (_EVEN, _SLICE)),
-        )
-        for epoch, share in enumerate(cached["hit_share_per_epoch"])
+        Row(au, true_au(case, hits, file_bytes=file_bytes, ahead=ahead))
+        for au, hits in zip(found, planned_hits(workload), strict=True)
     ]
 
 

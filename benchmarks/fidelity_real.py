@@ -1,4 +1,4 @@
-"""A training job in plain PyTorch for `fidelity` and `launching`: datasets, DataLoader, loop.
+"""A training job in plain PyTorch for `benchmarks.fidelity`: datasets, DataLoader, loop.
 
 It shares no line with dlemu's readers and loaders: files are opened by np.load, h5py and PIL, and
 torch.utils.data.DataLoader reads them. Only the network is that of `dlemu steptime`.
@@ -227,7 +227,7 @@ def plain_loader(net: Net, folder: Path, num_steps: int, *, seed: int, pin: bool
 class Real:
     """One network on the device."""
 
-    def __init__(self, net: Net, *, graph: bool | None = None) -> None:
+    def __init__(self, net: Net) -> None:
         import torch
 
         from dlemu.steptime.networks import Training, network
@@ -242,7 +242,7 @@ class Real:
         self.target = self.training.net.target(net.batch, self.device)
         self.alone = self.training.data(net.batch)
         self._replay: Any = None
-        if self.cuda and (net.graph if graph is None else graph):
+        if self.cuda and net.graph:
             self._input = self.alone.clone()
             self._replay = self.training.graph(self._input, self.target)
         for _ in range(WARM_UP if self.cuda else 1):

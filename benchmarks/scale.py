@@ -62,7 +62,7 @@ def name_files(num_files: int, folder: Path) -> None:
 
 def size_files(num_files: int, folder: Path) -> None:
     """Draw the sizes of all samples, as datagen and verify do."""
-    Recipe.of(cosmoflow(num_files)).file_sizes()
+    Recipe.of(cosmoflow(num_files)).layout.all_sizes()
 
 
 def plan(num_files: int, folder: Path) -> EpochPlan:

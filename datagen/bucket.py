@@ -58,7 +58,7 @@ def generate_objects(
     work_through(
         np.arange(recipe.layout.num_files),
         writers,
-        num_bytes=int(recipe.file_sizes().sum()),
+        num_bytes=int(recipe.layout.all_sizes()[0].sum()),
         world=world,
         on_progress=on_progress,
     )
@@ -103,7 +103,7 @@ def _begin(
     if manifest is None:
         listing = bucket.listing(wanted.layout)
         refuse_strays(bucket.path, listing, wanted, known=plan is not None)
-        there = (listing.found[0] == wanted.all_sizes()).all(axis=0)
+        there = (listing.found[0] == wanted.layout.all_sizes()).all(axis=0)
         if plan is None:
             bucket.put(f"{WORK}/{PLAN}", Plan(wanted, None, workload or None).to_json())
     return manifest, there
@@ -111,7 +111,7 @@ def _begin(
 
 def _finish(bucket: Bucket, recipe: Recipe, parts: list[dict[int, int]], of: str) -> None:
     """Write the manifest, and remove the plan."""
-    sizes = recipe.file_sizes()
+    sizes = recipe.layout.all_sizes()[0]
     files = np.zeros(len(sizes), FILE_TYPE)
     files["bytes"] = sizes
     for part in parts:

@@ -13,7 +13,6 @@ from dlemu.errors import WorkloadError
 from dlemu.workload.compose import known_workloads
 from dlemu.workload.model import Workload, load_workload
 from dlemu.workload.objects import in_bucket
-from dlemu.workload.published import is_measured
 
 _NO_SHAPE = {
     f"dataset.{key}" for key in ("num_files_train", "seed", "file_prefix", "num_subfolders_train")
@@ -36,9 +35,9 @@ def find_workload(folder: Path) -> str:
             raise WorkloadError(f"{folder} holds no dataset of dlemu's; {named}")
         what = "holds no dataset of dlemu's" if folder.is_dir() else "is not there"
         raise _unknown(f"{folder} {what}, so nothing says which workload to take")
-    recipe, origin = stored
+    origin = stored[1]
     if origin is None:
-        return _by_shape(folder, recipe)
+        raise _unknown(f"{folder} does not say for which workload it was written")
     if origin not in known_workloads() and not Path(origin).is_file():
         raise _unknown(f"{folder} was written for workload={origin}, which is not there")
     return origin
@@ -89,11 +88,10 @@ def refuse_other(workload: Workload) -> None:
     if not workload.dataset.data_folder or in_bucket(folder := workload.data_folder):
         return
     stored = _stored(folder) if os.path.isdir(folder) else None
-    if stored is None or not _shape(stored[0], workload):
+    if stored is None or stored[1] is None or not _shape(stored[0], workload):
         return
-    recipe, origin = stored
     try:
-        written_for = load_workload(origin or _by_shape(folder, recipe))
+        written_for = load_workload(stored[1])
         asked = load_workload(workload.made_from)
     except (WorkloadError, OSError):  # nobody knows; what is read differs, and the verdict says so
         return
@@ -122,19 +120,6 @@ def _stored(folder: Path) -> tuple[Recipe, str | None] | None:
         return manifest.recipe, manifest.workload
     plan = read_plan(folder / WORK / PLAN)
     return None if plan is None else (plan.recipe, plan.workload)
-
-
-def _by_shape(folder: Path, recipe: Recipe) -> str:
-    """Return the published workload that has such samples; of several, MLPerf Storage's H100's."""
-    fitting = []
-    for name in known_workloads():
-        if not _shape(recipe, load_workload(name)):
-            fitting.append(name)
-    h100 = [name for name in fitting if name.endswith("_h100") and not is_measured(name)]
-    chosen = h100 or fitting
-    if len(chosen) != 1:
-        raise _unknown(f"{folder} has {recipe.describe()}, as no published workload")
-    return chosen[0]
 
 
 def _unknown(why: str) -> WorkloadError:

@@ -27,6 +27,7 @@ from pydantic_core import from_json
 from dlemu.datagen.recipe import VERSION, Count, Recipe, StoredRecipe
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError
+from dlemu.formats import FORMATS
 from dlemu.objects.store import MissingError, store_of
 from dlemu.storage.atomic import create, replacing, sync_folder, write_atomically
 from dlemu.storage.regular import check_regular, open_regular, read_regular
@@ -130,7 +131,7 @@ def write_manifest(
     with replacing(folder / FILES) as partial, open(partial, "wb", opener=create) as file:
         header = {"descr": FILE_TYPE.descr, "fortran_order": False, "shape": crcs.shape}
         np.lib.format.write_array_header_1_0(file, header)
-        for first, [sizes] in recipe.size_pieces():
+        for first, [sizes, *_] in recipe.layout.size_pieces():
             entries = np.empty(len(sizes), FILE_TYPE)
             entries["bytes"], entries["crc32c"] = sizes, crcs[first : first + len(sizes)]
             file.write(entries.data)
@@ -297,6 +298,14 @@ def _read_json(path: Path, access: Access | None) -> dict[str, Any] | None:
         raise DatasetError(
             f"{path} is of version {version}, this dlemu reads version {VERSION} alone; take the "
             "dlemu that wrote it, or generate the dataset anew in another dataset.data_folder"
+        )
+    stored = tree.get("dataset")
+    name = stored.get("format", "") if isinstance(stored, dict) else ""
+    # A file must not say what is imported.
+    if isinstance(name, str) and name and not FORMATS.trusts(name):
+        raise DatasetError(
+            f"{path} is of format {name[:80]!a}, which dlemu does not know; if it is a module of "
+            "yours, say so: add workload=NAME and dataset.format=MODULE"
         )
     return tree
 

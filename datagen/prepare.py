@@ -92,7 +92,7 @@ def examine(folder: Path, wanted: Recipe) -> Examined:
     if older is not None:
         _refuse_taken_names(folder, listing, layout, extending=manifest is not None)
 
-    sizes = recipe.all_sizes()
+    sizes = recipe.layout.all_sizes()
     whole = (_joined(listing.found) == sizes).all(axis=0)
     if manifest is None:
         known, crcs = read_journals(folder / WORK, layout.num_files)

@@ -1,9 +1,8 @@
 """All that the bytes of a dataset's files follow from."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,24 +10,21 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from dlemu.dataset.layout import Layout, Samples, check_layout, layout_of
+from dlemu.dataset.layout import Layout, Samples, check_layout, layout_of, sizes_of_files
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats import FileSamples, format_of, raw, tfrecord
+from dlemu.formats import FileSamples, format_of
 from dlemu.units import counted
 from dlemu.workload.commands import word
 from dlemu.workload.model import Workload
 from dlemu.workload.sections import (
-    INDEXED,
     MOST_AXES,
     ColumnSection,
     FileName,
-    FormatName,
     Section,
 )
 
 VERSION = 3
 """Of the manifest: it changes with the bytes of any file. Others are not read."""
-_SAMPLES_AT_ONCE = 1 << 16
 _MOST_SAMPLES = 1 << 34
 _MOST_SAMPLE_BYTES = 1 << 42
 Count = Annotated[int, Field(ge=1, le=1 << 62)]
@@ -56,7 +52,7 @@ _KEYS = {
 class StoredRecipe(Section):
     """A recipe's fields in JSON, each with its bounds."""
 
-    format: FormatName
+    format: str
     num_files: Annotated[int, Field(ge=1, le=_MOST_SAMPLES)]
     samples_per_file: Annotated[int, Field(ge=1, le=_MOST_SAMPLES)]
     mean_bytes: Annotated[float, Field(ge=1, le=_MOST_SAMPLE_BYTES)]
@@ -109,57 +105,13 @@ class Recipe:
 
     def sizes(self, file: int) -> Samples:
         """Return the payload bytes of a file's samples, int64 (samples,)."""
-        group, place = divmod(file, _files_at_once(self.layout))
-        sizes: Samples = _sizes_of_files(self.layout, group)[place]
+        group, place = divmod(file, self.layout.files_at_once)
+        sizes: Samples = sizes_of_files(self.layout, group)[place]
         return sizes
 
     def indexes(self, file: int) -> tuple[bytes, ...]:
         """Return the content of a file's indexes, in the order of `Layout.index_paths`."""
-        if self.layout.format in INDEXED:
-            return raw.indexes(self.sizes(file))
-        return (tfrecord.index(self.sizes(file)),) if self.layout.format == "tfrecord" else ()
-
-    def file_sizes(self) -> Samples:
-        """Return the bytes of each file, int64 (files,)."""
-        sizes: Samples = self._sizes([format_of(self.layout).file_bytes])[0]
-        return sizes
-
-    def all_sizes(self) -> Samples:
-        """Return the bytes of each file and its indexes, int64 (1 + indexes, files)."""
-        layout = self.layout
-        counts = [format_of(layout).file_bytes]
-        if layout.format in INDEXED:
-            counts += 2 * [lambda sizes: np.full(len(sizes), 8 * layout.samples_per_file)]
-        if layout.format == "tfrecord":
-            counts.append(tfrecord.index_bytes)
-        return self._sizes(counts)
-
-    def _sizes(self, counts: Sequence[Callable[[Samples], Samples]]) -> Samples:
-        """Return what each function counts of each file's payloads, int64 (functions, files)."""
-        found = np.empty((len(counts), self.layout.num_files), np.int64)
-        for first, sizes in self.size_pieces(counts):
-            found[:, first : first + sizes.shape[1]] = sizes
-        return found
-
-    def size_pieces(
-        self, counts: Sequence[Callable[[Samples], Samples]] = ()
-    ) -> Iterator[tuple[int, Samples]]:
-        """Yield the number of a first file, and what `_sizes` has of it and some more files.
-
-        Without `counts` these are the bytes of each file.
-        """
-        counts = counts or [format_of(self.layout).file_bytes]
-        num_files, each = self.layout.num_files, _files_at_once(self.layout)
-        same = None
-        if self.layout.equal_bytes is not None:
-            payload = _sizes_of_files(self.of_files(1).layout, 0)
-            same = np.array([count(payload) for count in counts])
-        for group, first in enumerate(range(0, num_files, each)):
-            if same is not None:
-                yield first, np.repeat(same, min(each, num_files - first), axis=1)
-                continue
-            payload = _sizes_of_files(self.layout, group)
-            yield first, np.stack([count(payload) for count in counts])
+        return format_of(self.layout).indexes(self.sizes(file))
 
     def to_tree(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON."""
@@ -263,16 +215,3 @@ def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
         column if isinstance(column, dict) else column.model_dump() for column in tree["columns"]
     ]
     return {**tree, "columns": columns, "listed": list(tree["listed"])}
-
-
-def _files_at_once(layout: Layout) -> int:
-    return max(1, _SAMPLES_AT_ONCE // layout.samples_per_file)
-
-
-@functools.lru_cache(maxsize=4)
-def _sizes_of_files(layout: Layout, group: int) -> Samples:
-    """Return the payload bytes of a group of files, int64 (files, samples)."""
-    # For many files at once: a call for one file takes longer than to write a small file.
-    step = _files_at_once(layout) * layout.samples_per_file
-    samples = np.arange(group * step, min((group + 1) * step, layout.num_samples))
-    return layout.sizes(samples).reshape(-1, layout.samples_per_file)

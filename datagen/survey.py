@@ -17,12 +17,12 @@ from dlemu.datagen.manifest import MANIFEST, read_manifest
 from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError
-from dlemu.formats import Parquet, Places, format_of, raw
+from dlemu.formats import Places, format_of
+from dlemu.formats.parquet import Parquet
 from dlemu.storage.pagecache import OnFile
-from dlemu.storage.regular import open_regular, read_regular
+from dlemu.storage.regular import open_regular
 from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
-from dlemu.workload.sections import INDEXED
 from dlemu.world.world import World
 
 _MOST_SIZES = 512
@@ -33,7 +33,7 @@ from the mean. What DLIO rounds (to a square of whole sides) is far less."""
 _STDEVS = 3
 """Standard errors by which the mean of drawn sizes may differ by chance."""
 _NAME = re.compile(
-    r"(?P<prefix>.*?)_?(?P<number>\d+)(?:_of_(?P<count>\d+))?\.(?P<format>[a-z0-9_]+)"
+    r"(?P<prefix>.*?)_?(?P<number>\d+)(?:_of_(?P<count>\d+))?\.(?P<suffix>[a-z0-9_]+)"
 )
 
 
@@ -202,8 +202,8 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
         match = _NAME.fullmatch(entry.name)
         if match is None or left_behind(entry.name):
             continue
-        formats[match["format"]] += 1
-        if match["format"] != wanted.format:
+        formats[match["suffix"]] += 1
+        if match["suffix"] != wanted.suffix:
             continue
         number = int(match["number"])
         if number in numbered:
@@ -227,30 +227,17 @@ def _paths(folder: Path, wanted: Layout) -> tuple[str, ...]:
     return tuple(numbered[number] for number in sorted(numbered))
 
 
-def read_indexes(path: str | Path) -> list[bytes]:
-    """Return the contents of the two index files beside a file of samples."""
-    found = []
-    for suffix in ("off", "sz"):
-        index = Path(f"{path}.{suffix}.idx")
-        try:
-            found.append(read_regular(index))
-        except OSError as error:
-            raise DatasetError(f"its index {index.name} cannot be read: {error.strerror}") from None
-    return found
-
-
 def _locate(path: Path, wanted: Layout) -> Places:
     """Return where a file's samples lie, by its header."""
     with open(open_regular(path), "rb", buffering=0) as file:
         number, num_samples = file.fileno(), wanted.samples_per_file
         num_bytes = os.fstat(number).st_size
         try:
-            if wanted.format in INDEXED:
-                return raw.locate_by(read_indexes(path), num_bytes, num_samples=num_samples)
             return format_of(wanted).locate(
                 lambda offset, length: os.pread(number, length, offset),
                 num_bytes,
                 num_samples=num_samples,
+                path=str(path),
             )
         except DatasetError as error:
             raise DatasetError(f"{path}: {error}") from None

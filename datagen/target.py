@@ -143,7 +143,7 @@ class Bucket:
 
     def of_workers(self, recipe: Recipe, world: World) -> list["Bucket"]:
         """Return the place for each worker of this rank: as many as there is memory for."""
-        largest = int(recipe.all_sizes().max())
+        largest = int(recipe.layout.all_sizes().max())
         room = memory_bytes() // _SHARE_OF_MEMORY // world.num_local_ranks
         if largest > room:
             raise RunError(

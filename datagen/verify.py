@@ -133,7 +133,7 @@ def _wanted_sizes(folder: Path, manifest: Manifest) -> Samples:
     recipe, stored = manifest.recipe, manifest.files["bytes"]
     # The sum first: with a damaged number of samples, all_sizes() could need too much memory.
     if stored.sum() != manifest.num_bytes or not np.array_equal(
-        stored, (wanted := recipe.all_sizes())[0]
+        stored, (wanted := recipe.layout.all_sizes())[0]
     ):
         raise DatasetError(
             f"{folder / FILES} is damaged: its sizes are not those of {MANIFEST}; {REMEDY}"

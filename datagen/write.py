@@ -157,7 +157,7 @@ def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | Non
                 _Writer(each, recipe, content, journal)
                 for each in Folder(folder).of_workers(recipe, world)
             ],
-            num_bytes=int(recipe.file_sizes()[missing].sum()),
+            num_bytes=int(recipe.layout.all_sizes()[0, missing].sum()),
             world=world,
             on_progress=on_progress,
         )

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from dlemu.report.workloads import HEADS, cells_of
+from dlemu.report.text import render_markdown
+from dlemu.report.tools import present_workloads
 from dlemu.sizing.rows import rows
 from dlemu.terminal import say
 
@@ -26,8 +27,7 @@ def main() -> None:
 
 def table() -> str:
     """Return all published workloads as a table of Markdown."""
-    lines = [HEADS, ["---"] * len(HEADS), *(cells_of(row.document) for row in rows())]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return render_markdown(present_workloads([row.document for row in rows()]))
 
 
 if __name__ == "__main__":

@@ -42,24 +42,25 @@ import numpy as np
 import yaml
 
 from dlemu.cli.main import run
+from dlemu.contract import content, file_samples, write_file
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import DatasetError, DlemuError
-from dlemu.formats import FORMATS, Parquet, raw, tfrecord
-from dlemu.loaders.library import PARSERS, CountedFile
+from dlemu.formats import FORMATS, Format, raw, tfrecord
+from dlemu.formats.parquet import Parquet
 from dlemu.paths.sweep import Cell, cells_of
 from dlemu.report import stored as storing
 from dlemu.results.records import JsonLines, dump_workload, read_config
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.predict import predict
+from dlemu.storage.counted import CountedFile
 from dlemu.terminal import shown
 from dlemu.units import PAGE_BYTES
 from dlemu.workload.compose import compose_words
-from dlemu.workload.model import FormatName, check_workload, load_workload
-from dlemu.workload.sections import BARE, ColumnSection
+from dlemu.workload.model import check_workload, load_workload
+from dlemu.workload.sections import ColumnSection
 from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
 from dlemu.world.world import Alone
-from tests.formats.contract import content, file_samples, write_file
 from tests.lab.commands import QUICK, SMALL
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +72,11 @@ MOST_LETTERS = 10_100
 """Of one line."""
 _FOUND = 2
 """Exit status of a target that has findings; another than 0 is a crash."""
-FORMAT_NAMES = [name for name in FORMATS if name not in BARE]
+FORMAT_NAMES = [
+    name
+    for name, format in FORMATS.items()
+    if type(format).check_head is not Format.check_head and not format.in_columns
+]
 ACTS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 Randomly = random.Random
@@ -269,12 +274,12 @@ _SIZES = ([5000], [100] * 3)
 
 
 @functools.cache
-def files_of(name: FormatName) -> list[tuple[bytes, int]]:
+def files_of(name: str) -> list[tuple[bytes, int]]:
     with tempfile.TemporaryDirectory() as folder:
         return sound_files(Path(folder), name)
 
 
-def sound_files(folder: Path, name: FormatName) -> list[tuple[bytes, int]]:
+def sound_files(folder: Path, name: str) -> list[tuple[bytes, int]]:
     """Return files of ours and of libraries, with the number of samples in each."""
     path, files = folder / f"a.{name}", []
     for sizes in _SIZES:
@@ -300,7 +305,7 @@ def sound_files(folder: Path, name: FormatName) -> list[tuple[bytes, int]]:
     return files
 
 
-def check(name: FormatName, data: bytes, num_samples: int) -> None:
+def check(name: str, data: bytes, num_samples: int) -> None:
     """Locate the samples of what may be damaged."""
     num_read = 0
 
@@ -327,7 +332,7 @@ def check(name: FormatName, data: bytes, num_samples: int) -> None:
     assert num_read < 2 * len(data) + 4_500_000, "fields are bounded, and so are reads"
 
 
-def _format(name: FormatName) -> Target:
+def _format(name: str) -> Target:
     return Target(
         lambda folder: files_of(name),
         lambda seed, randomly: (damaged(seed[0], randomly), seed[1]),
@@ -340,13 +345,13 @@ def _library_seeds(folder: Path) -> Sequence[Any]:
     return [(name, *each) for name in FORMAT_NAMES for each in files_of(name)]
 
 
-def _read_by_library(folder: Path, made: tuple[FormatName, bytes, int]) -> None:
+def _read_by_library(folder: Path, made: tuple[str, bytes, int]) -> None:
     name, data, num_samples = made
     path = folder / f"a.{name}"
     path.write_bytes(data)
     parsed = None
     try:
-        parsed = PARSERS[name](CountedFile(str(path)), num_samples)
+        parsed = FORMATS[name].parse(CountedFile(str(path)), num_samples)
         for place in range(num_samples):
             if parsed.sample(place).nbytes > 100 * len(data) + 1000:
                 raise Finding("a sample is larger than the file")
@@ -610,11 +615,14 @@ TARGETS: dict[str, Target] = {
         100,
     ),
     "index": Target(
-        lambda folder: [tfrecord.index(np.array([100, 2000, 30]))], damaged, _read_index, 5000
+        lambda folder: [*tfrecord.FORMAT.indexes(np.array([100, 2000, 30]))],
+        damaged,
+        _read_index,
+        5000,
     ),
     "parquet": Target(_parquet_files, damaged, _read_footer, 1000),
     "offsets": Target(
-        lambda folder: [b"".join(raw.indexes(np.array([100, 2000, 30])))],
+        lambda folder: [b"".join(raw.INDEXED.indexes(np.array([100, 2000, 30])))],
         damaged,
         _read_offsets,
         3000,

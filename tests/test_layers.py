@@ -13,20 +13,20 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-GROUND = {"errors", "units", "clock", "terminal"}
+GROUND = {"errors", "units", "clock", "terminal", "plugins"}
 """Modules that stand in dlemu/ itself; every folder may import them."""
 
 MAY_IMPORT = {
     "world": "",
     "host": "",
-    "workload": "",
+    "workload": "formats",
     "storage": "host world",
     "objects": "workload",
-    "formats": "workload",
-    "dataset": "workload host world",
+    "formats": "storage",
+    "dataset": "formats workload host world",
     "gpu": "host storage",
     "datagen": "dataset formats host objects storage workload world",
-    "tier": "dataset formats host storage workload world",
+    "tier": "dataset host storage workload world",
     "loaders": "datagen dataset formats gpu host objects storage tier workload",
     "results": "dataset host objects storage workload world",
     "report": "checkpoint host paths results storage training workload",
@@ -41,12 +41,14 @@ MAY_IMPORT = {
     "steptime": "host results workload",
     "cli": "checkpoint datagen dataset gpu host library load paths report results "
     "run sizing steptime tier workload world",
+    "contract": "datagen formats storage",
     "workloads": "",
 }
 """Who may import whom, beside the ground. docs/architecture.md says why."""
 
 SPEAKERS = {
     "cli",
+    "contract",
     "library",
     "results.lifecycle",
     "run",
@@ -71,8 +73,8 @@ MAY_NEED = {
 INTERFACE = {"hydra": {"workload.compose"}, "rich": {"cli.progress", "report.text"}}
 """Libraries of the command line, and the modules that know them."""
 
-DIRECT = {"storage", "gpu", "cli.doctor", "paths.blocks"}
-"""Who may know O_DIRECT: others ask storage. The last two try or measure O_DIRECT itself."""
+DIRECT = {"storage", "gpu", "paths.blocks"}
+"""Who may know O_DIRECT: others ask storage. The last one measures O_DIRECT itself."""
 
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}
 

@@ -10,15 +10,7 @@ from typing import Any
 from dlemu.cli.commands import COMMANDS, Command
 from dlemu.cli.words import DRY_RUN, Words, parse
 from dlemu.errors import DlemuError, WorkloadError
-from dlemu.terminal import (
-    Answer,
-    answer,
-    begin_log,
-    complain,
-    keep_stdout,
-    log_to,
-    say,
-)
+from dlemu.terminal import Answer, answer, begin_log, complain, keep_stdout, log_to, say
 from dlemu.workload.compose import (
     compose_words,
     known_models,
@@ -169,30 +161,22 @@ class _Job:
                 f"{word} alone does not say which workload to take; write workload=NAME "
                 f"dataset.data_folder={word}"
             )
-        if not (Path(word).is_dir() or self._names_folder(word)):
+        is_new = "/" in word or (self.about.makes_folder and word not in known_workloads())
+        if not (is_new or Path(word).is_dir()):
             wanted = f"workload={word}" if word in known_workloads() else "key=value"
             raise WorkloadError(f"{word!r} is no override; write {wanted}")
         if len(words.others) > 1:
             raise WorkloadError(f"one data folder is needed, got {', '.join(words.others)}")
         if not (self.about.makes_folder or "workload" in words.values or Path(word).exists()):
             raise WorkloadError(f"{word} is not there; create or mount it, or name another folder")
-        for key in self._keys_of_folder:
-            other = words.values.get(key)
-            if other is not None and Path(other).absolute() != Path(word).absolute():
-                what = "folder of checkpoints" if self.name == "checkpoint" else "data folder"
+        what, keys = "data folder", ["dataset.data_folder", "storage.storage_root"]
+        if self.name == "checkpoint":
+            what, keys = "folder of checkpoints", ["checkpoint.checkpoint_folder"]
+        for key in keys:
+            other = words.values.get(key, word)
+            if Path(other).absolute() != Path(word).absolute():
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
         return Path(word)
-
-    @property
-    def _keys_of_folder(self) -> tuple[str, ...]:
-        """The keys that say the same as a folder alone."""
-        if self.name == "checkpoint":
-            return ("checkpoint.checkpoint_folder",)
-        return ("dataset.data_folder", "storage.storage_root")
-
-    def _names_folder(self, word: str) -> bool:
-        """Return whether a word that is no folder yet was meant as one."""
-        return "/" in word or (self.about.makes_folder and word not in known_workloads())
 
 
 def _jobs(words: Words) -> list[Words]:

@@ -2,13 +2,11 @@
 
 import errno
 import importlib.util
-import mmap
 import os
 import platform
 import re
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,8 +21,8 @@ from dlemu.gpu import availability as gds
 from dlemu.gpu import cuda
 from dlemu.host.devices import devices_under, mount_under, read_text
 from dlemu.host.limits import host_memory_bytes, usable_cpus
-from dlemu.report.doctor import present_doctor
 from dlemu.report.text import answer_of
+from dlemu.report.tools import present_doctor
 from dlemu.terminal import say
 from dlemu.units import format_bytes, format_seconds
 from dlemu.workload.sections import Arguments, Section
@@ -268,36 +266,15 @@ def _queue(queue: Path) -> str:
 
 def _direct(folder: Path) -> Check:
     """Try O_DIRECT on a file of our own."""
+    from dlemu.paths.sweep import smallest_direct
+
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".dlemu_doctor_") as file:
-            file.write(bytes(8192))
-            file.flush()
-            os.fsync(file.fileno())
-            return _read_direct(file.name)
+        return Check("O_DIRECT", "ok", f"works, aligned to {smallest_direct(folder)} bytes")
     except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            remedy = "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS"
+            found = "the file system does not open files with it"
+            return Check("O_DIRECT", "missing", found, remedy)
         name = errno.errorcode.get(error.errno or 0, "")
         remedy = "generating needs a folder that can be written"
         return Check("O_DIRECT", "note", f"not tried: {folder} cannot be written ({name})", remedy)
-
-
-def _read_direct(path: str) -> Check:
-    try:
-        direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except OSError:
-        remedy = "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS"
-        return Check("O_DIRECT", "missing", "the file system does not open files with it", remedy)
-    try:
-        for alignment in (512, 4096):
-            if _reads(direct, alignment):
-                return Check("O_DIRECT", "ok", f"works, aligned to {alignment} bytes")
-    finally:
-        os.close(direct)
-    return Check("O_DIRECT", "missing", "reads aligned to 4096 bytes fail")
-
-
-def _reads(direct: int, alignment: int) -> bool:
-    page = memoryview(mmap.mmap(-1, 8192))
-    try:
-        return os.preadv(direct, [page[alignment : 2 * alignment]], alignment) == alignment
-    except OSError:
-        return False

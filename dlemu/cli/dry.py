@@ -1,13 +1,38 @@
 """`--dry-run`: what a command would do, and whether it would be accepted. Nothing stays of it."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dlemu.checkpoint.folder import examine as examine_folder
+from dlemu.checkpoint.folder import probe
+from dlemu.checkpoint.in_run import planned_in_run
+from dlemu.checkpoint.plan import Plan, planned
+from dlemu.datagen.prepare import examine
+from dlemu.datagen.recipe import Recipe
+from dlemu.datagen.write import write_rate
+from dlemu.dataset.layout import Dataset
+from dlemu.dataset.rule import (
+    SizeCheck,
+    measure_memory,
+    num_accelerators,
+    required_size,
+    resolve_auto,
+)
+from dlemu.errors import DlemuError
+from dlemu.report.checkpoint import present_plan
+from dlemu.report.text import render_text
+from dlemu.results.header import introduction, place_fields
+from dlemu.run.forecast import check_run, forecast_run
+from dlemu.sizing.measured import settle
+from dlemu.sizing.targets import find_jobs
 from dlemu.terminal import say, silent
+from dlemu.tier.forecast import forecast_tier
+from dlemu.tier.host import check_tier, has_tier
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
-from dlemu.world.world import World
+from dlemu.world.world import Alone, World
 
 _READERS = 64
 """Threads that show what a drive gives to many accelerators."""
@@ -18,12 +43,7 @@ _SEARCH_RUNS = 6
 def dry_run(command: str, workload: Any, world: World) -> int:
     """Show what `dlemu <command>` would do; what it would refuse is raised. Return exit status."""
     tell = say if world.rank == 0 else silent
-    commands: dict[str, Any] = {
-        "datagen": _datagen,
-        "run": _run,
-        "size": _size,
-        "checkpoint": _checkpoint,
-    }
+    commands = {"datagen": _datagen, "run": _run, "size": _size, "checkpoint": _checkpoint}
     missing = commands[command](workload, world, tell)
     more = f" with {missing}" if missing else ""
     tell(f"dlemu {command} would be accepted{more}; nothing was written")
@@ -31,10 +51,6 @@ def dry_run(command: str, workload: Any, world: World) -> int:
 
 
 def _datagen(workload: Any, world: World, tell: Any) -> None:
-    from dlemu.datagen.prepare import examine
-    from dlemu.datagen.recipe import Recipe
-    from dlemu.datagen.write import write_rate
-    from dlemu.dataset.rule import required_size, resolve_auto
 
     size = required_size(workload, world)
     workload = resolve_auto(workload, world)
@@ -56,43 +72,26 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
 
 
 def _run(workload: Any, world: World, tell: Any) -> None:
-    from dlemu.run.forecast import check_run, forecast_run
 
     if workload.workflow.generate_data:
         _datagen(workload, world, tell)
     if workload.workflow.train:
         found = forecast_run(workload, world)
         if world.rank == 0:
-            _run_facts(found, world, tell)
+            each, steps = found.epoch_bytes, counted(found.num_steps, "step")
+            read = (
+                f"read:     {counted(found.num_epochs, 'epoch')} of {steps}, {format_bytes(each)} "
+                f"each, {format_bytes(found.num_epochs * each)} in all"
+            )
+            slow, by = workload.origin.read_bandwidth, _by(found.bytes_per_second, "read")
+            if slow and found.bytes_per_second == slow:
+                by = f" (origin emulated at {format_rate(slow)})"
+            facts = [read, *_checkpoints(found.workload, found.num_accelerators, found.num_steps)]
+            _show(found, facts, f"{_about(found.seconds)}{by}", world, tell)
         check_run(workload, found, world)
 
 
-def _run_facts(found: Any, world: World, tell: Any) -> None:
-    _introduce(found.workload, world, tell, found.layout.num_files)
-    tell(
-        f"read:     {counted(found.num_epochs, 'epoch')} of {counted(found.num_steps, 'step')}, "
-        f"{format_bytes(found.epoch_bytes)} each, "
-        f"{format_bytes(found.num_epochs * found.epoch_bytes)} in all"
-    )
-    _cache(found.cache, tell)
-    if found.workload.workflow.checkpoint:
-        from dlemu.checkpoint.in_run import planned_in_run
-
-        tell(f"write:    {planned_in_run(found.workload, found.num_accelerators, found.num_steps)}")
-    _readers(found, tell)
-    _judge(found.size, found.layout.num_files, world, tell)
-    slow = found.workload.origin.read_bandwidth
-    by = _by(found.bytes_per_second, "read")
-    if slow and found.bytes_per_second == slow:
-        by = f" (origin emulated at {format_rate(slow)})"
-    tell(f"time:     {_about(found.seconds)}{by}")
-
-
 def _size(workload: Any, world: World, tell: Any) -> None:
-    from dlemu.dataset.rule import SizeCheck, measure_memory
-    from dlemu.run.forecast import check_run, forecast_run
-    from dlemu.sizing.measured import settle
-    from dlemu.sizing.targets import find_jobs
 
     jobs = world.on_first(lambda: find_jobs(workload, tell))
     for target, job in jobs:
@@ -107,23 +106,46 @@ def _size(workload: Any, world: World, tell: Any) -> None:
         expected = rate / settled.demand / settled.metric.au
         most = min(settled.size.max_accelerators, enough.most_accelerators)
         first = settled.size.start or max(1, min(math.floor(expected) + 1, most))
-        _introduce(settled, world, tell)
-        if len(jobs) > 1:
-            tell(f"target:   {target.name}")
-        tell(
+        num_steps, epochs = max(1, enough.num_steps(first)), settled.train.epochs
+        seconds = epochs * num_steps * settled.train.computation_time.mean / settled.metric.au
+        read = epochs * num_steps * first * settled.bytes_per_step
+        runs = _SEARCH_RUNS + settled.size.confirm
+        facts = [
+            *([f"target:   {target.name}"] if len(jobs) > 1 else []),
             f"drive:    {format_rate(rate)} in a probe of one second, about as much as "
-            f"{expected:.1f} accelerators take; the files are enough for {most}"
-        )
-        _cache(one.cache, tell)
-        num_steps = max(1, enough.num_steps(first))
-        _search(one, first, num_steps, tell)
-        if settled.workflow.checkpoint:
-            from dlemu.checkpoint.in_run import planned_in_run
-
-            tell(f"write:    {planned_in_run(settled, first, num_steps)}, in the first run")
-        _judge(one.size, layout.num_files, world, tell)
+            f"{expected:.1f} accelerators take; the files are enough for {most}",
+            f"search:   begins with {counted(first, 'accelerator')}; about {runs} runs, each of "
+            f"{format_bytes(read)} and {format_seconds(seconds)}",
+            *(f"{line}, in the first run" for line in _checkpoints(settled, first, num_steps)),
+        ]
+        _show(one, facts, _about(runs * seconds), world, tell)
         check_run(settled.with_keys(alone), one, world)
         enough.check(first, expected=expected)
+
+
+def _show(found: Any, facts: Sequence[str], time: str, world: World, tell: Any) -> None:
+    """Show a run, or the runs of a search, before they begin; `facts` are those of the command."""
+    workload, reader = found.workload, found.workload.reader
+    _introduce(workload, world, tell, found.layout.num_files)
+    for fact in facts:
+        tell(fact)
+    _cache(found.cache, tell)
+    kept = f"up to {workload.batches_in_flight} batches of each, and "
+    tell(
+        f"readers:  {counted(found.num_accelerators, 'accelerator')} x "
+        f"{counted(reader.num_streams, 'worker')}, {format_bytes(found.memory_bytes)} of memory on "
+        f"this host: {kept if workload.hands_over else ''}the workers' buffers"
+    )
+    _judge(found.size, found.layout.num_files, world, tell)
+    tell(f"time:     {time}")
+
+
+def _checkpoints(workload: Any, num_accelerators: int, num_steps: int) -> list[str]:
+    """Return the line on the checkpoints that a run would write, if it writes any."""
+    if not workload.workflow.checkpoint:
+        return []
+
+    return [f"write:    {planned_in_run(workload, num_accelerators, num_steps)}"]
 
 
 def _cache_of_new(workload: Any, layout: Any, tell: Any) -> None:
@@ -131,12 +153,6 @@ def _cache_of_new(workload: Any, layout: Any, tell: Any) -> None:
 
     What the run would refuse, datagen does not.
     """
-    from dlemu.dataset.layout import Dataset
-    from dlemu.dataset.rule import num_accelerators
-    from dlemu.errors import DlemuError
-    from dlemu.tier.forecast import forecast_tier
-    from dlemu.tier.host import check_tier, has_tier
-    from dlemu.world.world import Alone
 
     if has_tier(workload):
         total = num_accelerators(workload, Alone())
@@ -168,11 +184,6 @@ def _cache(cache: Any, tell: Any) -> None:
 
 
 def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
-    from dlemu.checkpoint.folder import examine, probe
-    from dlemu.checkpoint.plan import Plan, planned
-    from dlemu.report.checkpoint import present_plan
-    from dlemu.report.text import render_text
-    from dlemu.results.header import place_fields
 
     plan = Plan.of(workload, world)
     if world.rank != 0:
@@ -184,7 +195,7 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
     text = render_text(present_plan(fields))
     tell(text)
     if folder:
-        examine(workload, plan)
+        examine_folder(workload, plan)
     if drive is not None and drive.write_bandwidth:
         rate = workload.drives * drive.write_bandwidth
         source = f"at {format_rate(rate)}, {workload.drives} x {drive.name}"
@@ -198,39 +209,9 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
     return None if folder else "checkpoint.checkpoint_folder=/path/on/the/storage"
 
 
-def _search(one: Any, first: int, num_steps: int, tell: Any) -> None:
-    """Say how many runs a search makes, and for how long."""
-    workload = one.workload
-    runs = _SEARCH_RUNS + workload.size.confirm
-    computing = num_steps * workload.train.computation_time.mean / workload.metric.au
-    seconds = workload.train.epochs * computing
-    read = workload.train.epochs * num_steps * first * workload.bytes_per_step
-    tell(
-        f"search:   begins with {counted(first, 'accelerator')}; about {runs} runs, each of "
-        f"{format_bytes(read)} and {format_seconds(seconds)}"
-    )
-    _readers(one, tell)
-    tell(f"time:     {_about(runs * seconds)}")
-
-
 def _introduce(workload: Any, world: World, tell: Any, num_files: int | None = None) -> None:
-    from dlemu.results.header import introduction
 
     tell(introduction(workload, host=world.host, num_hosts=world.num_hosts, num_files=num_files))
-
-
-def _readers(found: Any, tell: Any) -> None:
-    reader = found.workload.reader
-    kept = (
-        f"up to {found.workload.batches_in_flight} batches of each, and "
-        if found.workload.hands_over
-        else ""
-    )
-    tell(
-        f"readers:  {counted(found.num_accelerators, 'accelerator')} x "
-        f"{counted(reader.num_streams, 'worker')}, {format_bytes(found.memory_bytes)} of memory on "
-        f"this host: {kept}the workers' buffers"
-    )
 
 
 def _judge(size: Any, num_files: int, world: World, tell: Any) -> None:

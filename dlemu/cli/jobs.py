@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 def datasize(workload: Workload, world: World, words: Words) -> int:
     """print the size of the dataset that the rules ask for, both terms, and which one won"""
     from dlemu.dataset.rule import required_size
-    from dlemu.report.datasize import present_datasize
     from dlemu.report.text import answer_of
+    from dlemu.report.tools import present_datasize
 
     script = world.on_first(lambda: Script.of(words, DATASIZE))
     size = required_size(workload, world)
@@ -169,7 +169,7 @@ def run(workload: Workload, world: World, words: Words) -> int:
 
 def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
     """Write the dataset if that is asked for, and run; return the exit status."""
-    from dlemu.cli.show import show, show_on_the_way
+    from dlemu.cli.report import show, show_on_the_way
     from dlemu.results.judgement import EXIT_STATUS
     from dlemu.run.job import check_job, run_job
 
@@ -345,8 +345,8 @@ def checkpoint(workload: Workload, world: World, words: Words) -> int:
 def steptime(workload: Workload, world: World, words: Words) -> int:
     """time real training steps on this host's GPU; write a workload with their times"""
     from dlemu.report.blocks import Command
-    from dlemu.report.steptime import present_steptime
     from dlemu.report.text import answer_of
+    from dlemu.report.tools import present_steptime
     from dlemu.steptime.job import measure_steps
 
     document, path = measure_steps(workload, say)

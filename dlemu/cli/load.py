@@ -9,8 +9,8 @@ from dlemu.cli.scripts import Script, short_hash
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.load.measure import Load, document_of, measure
-from dlemu.report.load import present_load
 from dlemu.report.text import answer_of
+from dlemu.report.tools import present_load
 from dlemu.results.summary import time_of_day
 from dlemu.terminal import say
 

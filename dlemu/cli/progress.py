@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dlemu.datagen.work import FileProgress
 from dlemu.terminal import erased_by, is_quiet, say, shown_line, turn
@@ -69,7 +69,13 @@ def show_progress(
     if not on:
         yield
         return
-    place = _find_place(title)
+    place: _Line | _PlainLines = _PlainLines(title)
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        if console.is_terminal and not console.is_dumb_terminal:
+            place = _Line(console)
     with (
         erased_by(place.erase),
         _Ticker(lambda: place.show(describe(now())), place.seconds) as ticker,
@@ -161,27 +167,6 @@ def _describe_run(now: "RunProgress") -> Shown:
         above=now.job,
         share=now.share,
     )
-
-
-class _Place(Protocol):
-    """Where it is shown."""
-
-    seconds: float
-    """Between two looks."""
-
-    def show(self, what: Shown) -> None: ...
-
-    def erase(self) -> None: ...
-
-
-def _find_place(title: str) -> _Place:
-    if sys.stderr.isatty():
-        from rich.console import Console
-
-        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        if console.is_terminal and not console.is_dumb_terminal:
-            return _Line(console)
-    return _PlainLines(title)
 
 
 class _PlainLines:

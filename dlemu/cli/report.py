@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +27,15 @@ def main(words: Words) -> int:
     """Run `dlemu report`; return the exit status."""
     as_json, trace = "--json" in words.options, words.path("--trace")
     folders = list(map(Path, words.others))
+    if rest := next((key for key in words.values if not key.startswith("metric.")), ""):
+        raise WorkloadError(
+            f"dlemu report computes with other metric.* keys only, got {rest}: the rest was run"
+        )
     if trace is not None and len(folders) > 1:
         raise WorkloadError(f"--trace shows one result, got {len(folders)} folders; name one")
     return report_folders(
         folders or [_newest()],
-        {key: _metric_value(key, text) for key, text in words.values.items()},
+        {key: value_of_word(key, text) for key, text in words.values.items()},
         html=words.path("--html"),
         trace=trace,
         as_json=as_json,
@@ -79,7 +84,13 @@ def report_folders(
     if len(sections) > 1 and not as_json:
         _show_table(sections)
     if html is not None and sections:
-        _write_page(html, page_of(sections))
+        try:
+            html.write_text(page_of(sections), encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise WorkloadError(
+                f"--html {html} cannot be written ({error.strerror}); name another file"
+            ) from None
+        say(f"page: {shown_line(str(html))}", to_stderr=True)
     return next(status for status in (1, 2, 0) if status in statuses)
 
 
@@ -120,19 +131,15 @@ def _sound(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _metric_value(key: str, text: str) -> object:
-    if not key.startswith("metric."):
-        raise WorkloadError(
-            f"dlemu report computes with other metric.* keys only, got {key}: the rest was run"
-        )
-    return value_of_word(key, text)
+def show(folder: Path, document: Mapping[str, Any], *, is_last: bool = True) -> None:
+    """Print a command's result at its end as `dlemu report` does later, an empty line above it.
+
+    In the quiet mode nothing is printed of one that is not the last: one run of several.
+    """
+    found = answer_of(present_stored(Stored(folder, document)), apart=True)
+    say(found if is_last else Answer(found, "", found.fitted))
 
 
-def _write_page(path: Path, page: str) -> None:
-    try:
-        path.write_text(page, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise WorkloadError(
-            f"--html {path} cannot be written ({error.strerror}); name another file"
-        ) from None
-    say(f"page: {shown_line(str(path))}", to_stderr=True)
+def show_on_the_way(folder: Path, document: Mapping[str, Any]) -> None:
+    """Print one run of several, or of one that fails; nothing in the quiet mode."""
+    show(folder, document, is_last=False)

@@ -5,7 +5,7 @@ from typing import Any
 from dlemu.cli.scripts import SIZE, Script, size_row
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
-from dlemu.report.sizing import present_sizing, write_tables
+from dlemu.report.sizing import present_sizing, write_table
 from dlemu.report.text import answer_of
 from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.first import Trial, load_jobs, try_storage
@@ -18,7 +18,7 @@ def main(words: Words) -> int:
     trial, script = trial_of(words), Script.of(words, SIZE)
 
     def keep(answers: list[Sized]) -> None:
-        write_tables(answers[0].folder, document_of(answers, trial.folder))
+        write_table(answers[0].folder, document_of(answers, trial.folder))
 
     answers = try_storage(trial, say, on_answer=keep)
     document = document_of(answers, trial.folder)

@@ -14,7 +14,7 @@ from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_unde
 from dlemu.host.drive_counters import Lifetime, lifetime
 from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.report.text import answer_of
-from dlemu.report.wear import present_wear
+from dlemu.report.tools import present_wear
 from dlemu.results.wear import Sustained, has_writes, sustained, wear_line
 from dlemu.terminal import answer, detail, say
 from dlemu.workload.model import Drive, NamedDrive

@@ -38,7 +38,7 @@ OPTIONS: dict[str, Option] = {
     "--label": Option("the row's label", "TEXT"),
     "--trace": Option("write steps, waits and barriers for Perfetto", "FILE"),
     "--quiet": Option("print the verdict or the answer only, and errors", short="-q"),
-    "--verbose": Option("print what is decided on the way", short="-v"),
+    "--verbose": Option("print results in full", short="-v"),
     "--help": Option("show this", short="-h"),
     "--help-all": Option("show the rarely used keys too"),
 }

@@ -5,7 +5,7 @@ import json
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.report.text import answer_of
-from dlemu.report.workloads import present_workloads
+from dlemu.report.tools import present_workloads
 from dlemu.sizing.rows import rows
 from dlemu.terminal import answer, say
 

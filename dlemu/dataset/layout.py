@@ -5,7 +5,8 @@ Names follow DLIO, so that datasets are interchangeable (docs/formats.md).
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
@@ -15,15 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import WorkloadError
+from dlemu.formats import format_of
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import Access
-from dlemu.workload.sections import BARE, INDEXED, ColumnSection, DatasetSection, FormatName
+from dlemu.workload.sections import ColumnSection, DatasetSection
 
 Samples = NDArray[np.int64]
 
 _STRATA = 64
 """So many consecutive samples draw their sizes from different quantiles of the distribution."""
 _LARGEST_FILE = 1 << 40
+_SAMPLES_AT_ONCE = 1 << 16
 _LEAST_SHARE = 0.01
 """A sample is never smaller than this share of the mean."""
 
@@ -32,7 +35,7 @@ _LEAST_SHARE = 0.01
 class Layout:
     """The files of a dataset: their names, and the samples in each."""
 
-    format: FormatName
+    format: str
     num_files: int
     samples_per_file: int
     mean_bytes: float
@@ -74,18 +77,16 @@ class Layout:
 
     def path(self, file: int) -> str:
         """Return a file's path below the data folder."""
-        return f"train/{self._name(file)}.{self.format}"
+        return f"train/{self._name(file)}.{self.suffix}"
 
-    def index_path(self, file: int) -> str:
-        """Return the path below the data folder of a TFRecord file's index."""
-        return f"index/{self.path(file).removesuffix('.tfrecord')}.idx"
+    @property
+    def suffix(self) -> str:
+        """End of the files' names, without its dot."""
+        return format_of(self).suffix or self.format.rpartition(".")[2]
 
     def index_paths(self, file: int) -> tuple[str, ...]:
         """Return the paths below the data folder of a file's indexes; few formats have some."""
-        if self.format in INDEXED:
-            path = self.path(file)
-            return f"{path}.off.idx", f"{path}.sz.idx"
-        return (self.index_path(file),) if self.format == "tfrecord" else ()
+        return format_of(self).index_paths(self.path(file))
 
     def sizes(self, samples: Samples) -> Samples:
         """Return the payload bytes of each sample, int64; they depend on (seed, sample) alone.
@@ -106,6 +107,28 @@ class Layout:
             exact = np.interp(_strata(self.seed, samples), grid, quantiles) / unit
         fraction = _uniform(self.seed, samples, purpose=2)
         return np.maximum(np.floor(exact + fraction), 1).astype(np.int64) * unit
+
+    @property
+    def files_at_once(self) -> int:
+        """Files whose sizes are computed together."""
+        return max(1, _SAMPLES_AT_ONCE // self.samples_per_file)
+
+    def all_sizes(self) -> Samples:
+        """Return the bytes of each file and its indexes, int64 (1 + indexes, files)."""
+        return np.concatenate([sizes for _, sizes in self.size_pieces()], axis=1)
+
+    def size_pieces(self) -> Iterator[tuple[int, Samples]]:
+        """Yield the number of a first file, and what `all_sizes` has of it and some more files."""
+        files, each = format_of(self), self.files_at_once
+
+        def sizes(group: int, layout: Layout = self) -> Samples:
+            payload = sizes_of_files(layout, group)
+            return np.stack([files.file_bytes(payload), *files.index_bytes(payload)])
+
+        same = None if self.equal_bytes is None else sizes(0, replace(self, num_files=1))
+        for group, first in enumerate(range(0, self.num_files, each)):
+            few = min(each, self.num_files - first)
+            yield first, sizes(group) if same is None else np.repeat(same, few, axis=1)
 
     def _name(self, file: int) -> str:
         name = f"{self.prefix}_{file:0{len(str(self.num_files))}d}_of_{self.num_files}"
@@ -131,9 +154,6 @@ class Repeated(Layout):
 
     def path(self, file: int) -> str:
         return self._real.path(file % self._real.num_files)
-
-    def index_path(self, file: int) -> str:
-        return self._real.index_path(file % self._real.num_files)
 
     def sizes(self, samples: Samples) -> Samples:
         return self._real.sizes(samples % self._real.num_samples)
@@ -175,6 +195,15 @@ def _distribution_of(dataset: DatasetSection) -> Literal["normal", "lognormal", 
     return "lognormal" if named == "lognormal" and dataset.stdev_bytes else "normal"
 
 
+@lru_cache(maxsize=4)
+def sizes_of_files(layout: Layout, group: int) -> Samples:
+    """Return the payload bytes of a group of `files_at_once` files, int64 (files, samples)."""
+    # For many files at once: a call for one file takes longer than to write a small file.
+    step = layout.files_at_once * layout.samples_per_file
+    samples = np.arange(group * step, min((group + 1) * step, layout.num_samples))
+    return layout.sizes(samples).reshape(-1, layout.samples_per_file)
+
+
 def check_layout(layout: Layout) -> None:
     """Refuse sizes that no files of this format can have."""
     per_file, mean, stdev = layout.samples_per_file, layout.mean_bytes, layout.stdev_bytes
@@ -185,11 +214,9 @@ def check_layout(layout: Layout) -> None:
                 "lower it"
             )
         return
-    if per_file > 1 and layout.format not in ("tfrecord", *INDEXED):
+    why = format_of(layout).why_equal
+    if per_file > 1 and why:
         if stdev > 0:
-            why = "nothing tells where a sample begins"
-            if layout.format not in BARE:
-                why = "the file is one array, its samples are equal"
             raise WorkloadError(
                 f"dataset.record_length_bytes_stdev must be 0 where a {layout.format} file holds "
                 f"{per_file} samples, got {stdev:g}: {why}"

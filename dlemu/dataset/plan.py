@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Layout, Samples, hashed
 from dlemu.errors import WorkloadError
+from dlemu.formats import format_of
 from dlemu.units import ceil_div, counted
 from dlemu.workload.model import Workload
-from dlemu.workload.sections import BARE
 
 _WHOLE = 1 << 24
 """Samples up to which each rank makes the order of all: 0.8 s, 128 MiB. Of more, a rank computes
@@ -269,10 +269,16 @@ def _options(
 
 
 def _unit(workload: Workload, layout: Layout) -> int:
-    """Return how many samples are planned as one: samples that always stay together."""
-    reader = workload.reader
-    together = layout.format in (*BARE, "parquet") and reader.sample_shuffle == "off"
+    """Return how many samples are planned as one: samples that always stay together.
+
+    Through a cache each is planned alone: `tier.visits` counts those of a file.
+    """
+    reader, origin = workload.reader, workload.origin
+    files = format_of(layout)
+    together = (files.in_columns or "random" in files.ways) and reader.sample_shuffle == "off"
     unit = 1
+    if workload.cache.folder is not None or origin.read_bandwidth is not None or origin.latency:
+        together = False
     if together and workload.streamed and not workload.by_tf_data:
         unit = math.gcd(reader.batch_size, layout.samples_per_file)
     num_bytes = 8 * layout.num_samples // unit

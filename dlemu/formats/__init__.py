@@ -7,37 +7,43 @@ how to add one.
 
 from typing import Protocol
 
-from dlemu.formats import hdf5, npy, npz, raw, tfrecord
 from dlemu.formats.format import Crc, FileSamples, Format, Places, Read, Sink, crc32c
-from dlemu.formats.parquet import Parquet
-from dlemu.workload.sections import BARE, ColumnSection, FormatName
+from dlemu.plugins import Registry
 
-FORMATS: dict[FormatName, Format] = {
-    "npz": npz,
-    "npy": npy,
-    "hdf5": hdf5,
-    "tfrecord": tfrecord,
-    **dict.fromkeys(BARE, raw),
-}
-"""Formats whose files need no more than the samples' sizes. parquet is made by `format_of`."""
+FORMATS: Registry[Format] = Registry(
+    "dlemu.formats",
+    Format,  # type: ignore[type-abstract]
+    "FORMAT",
+    "python -m dlemu.contract says what it lacks",
+    npz="dlemu.formats.npz",
+    npy="dlemu.formats.npy",
+    hdf5="dlemu.formats.hdf5",
+    tfrecord="dlemu.formats.tfrecord",
+    jpeg="dlemu.formats.raw",
+    png="dlemu.formats.raw",
+    bin="dlemu.formats.raw",
+    raw="dlemu.formats.raw",
+    indexed_binary="dlemu.formats.raw:INDEXED",
+    mmap_indexed_binary="dlemu.formats.raw:INDEXED",
+    parquet="dlemu.formats.parquet",
+    webdataset="dlemu.formats.webdataset",
+)
 
 
 class Described(Protocol):
     """What a format depends on: a dataset's layout."""
 
     @property
-    def format(self) -> FormatName: ...
+    def format(self) -> str: ...
     @property
-    def columns(self) -> tuple[ColumnSection, ...]: ...
+    def columns(self) -> tuple[object, ...]: ...
     @property
     def row_group_size(self) -> int: ...
 
 
 def format_of(layout: Described) -> Format:
     """Return the format of a dataset's files."""
-    if layout.format == "parquet":
-        return Parquet(layout.columns, layout.row_group_size)
-    return FORMATS[layout.format]
+    return FORMATS[layout.format].of(layout.columns, layout.row_group_size)
 
 
 __all__ = [
@@ -46,7 +52,6 @@ __all__ = [
     "Described",
     "FileSamples",
     "Format",
-    "Parquet",
     "Places",
     "Read",
     "Sink",

@@ -1,17 +1,29 @@
 """The interface of a file format: where samples lie in a file, and what stands around them."""
 
-from collections.abc import Callable
+import io
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.errors import DatasetError, in_short
+from dlemu.storage.counted import CountedFile
+
 Read = Callable[[int, int], bytes]
 """`read(offset, length)` returns `length` bytes of a file from `offset`; fewer only at its end."""
 Crc = Callable[[NDArray[np.uint8], int], int]
 """`crc(data, value)` extends the checksum `value` by `data`, and returns it."""
+Field = tuple[int, Callable[[memoryview], object]]
+"""Bytes of the next field of a file, and the function that takes them, in parts."""
+Way = Literal["stream", "random"]
+"""How files of several samples are read: from end to end, or each sample alone."""
+TO_THE_END = 1 << 62
+"""Bytes of a last field that is not looked at."""
 
 
 def crc32c(data: NDArray[np.uint8], value: int) -> int:
@@ -91,40 +103,168 @@ class Sink(Protocol):
         ...
 
 
-class Format(Protocol):
-    """A file format, as each module of this package. tests/formats/test_formats.py checks it."""
+class ReadOnly(io.RawIOBase):
+    """A file object for libraries, whose bytes come from `read`."""
 
-    def locate(self, read: Read, file_bytes: int, *, num_samples: int) -> Places:
+    def __init__(self, read: Read, num_bytes: int) -> None:
+        self._read, self._num_bytes, self._at = read, num_bytes, 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._num_bytes)
+        return self._at
+
+    def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
+        data = self._read(self._at, min(len(buffer), max(0, self._num_bytes - self._at)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class Sum:
+    """A checksum that is computed part by part."""
+
+    def __init__(self, extend: Callable[[Any, int], int]) -> None:
+        """`extend(data, value)` extends the checksum `value` by `data`."""
+        self.value = 0
+        self._extend = extend
+
+    def take(self, data: memoryview) -> None:
+        """Extend it by these bytes."""
+        self.value = self._extend(data, self.value)
+
+
+class Checksum:
+    """Checks a file: it is called with the file's bytes from the first on, in order.
+
+    A generator of the format yields field after field, and raises DatasetError on a wrong checksum.
+    """
+
+    def __init__(self, path: str, fields: Iterator[Field]) -> None:
+        self.at = 0
+        """Bytes taken so far."""
+        self._path, self._fields = path, fields
+        self._want, self._take = next(fields)
+
+    def __call__(self, data: memoryview) -> None:
+        self.at += len(data)
+        while len(data):
+            part = data[: self._want]
+            self._take(part)
+            data = data[len(part) :]
+            self._want -= len(part)
+            while self._want == 0:
+                try:
+                    self._want, self._take = next(self._fields)
+                except DatasetError as error:
+                    raise DatasetError(f"{self._path}: {error}") from None
+
+
+class Parsed:
+    """A file of samples that a library has opened, or that is read by its places."""
+
+    def __init__(self, file: CountedFile, num_samples: int) -> None:
+        self._file: Any = file
+        """What `close` closes."""
+
+    def sample(self, place: int) -> NDArray[np.uint8]:
+        """Return the bytes of the file's sample number `place`, from 0, or raise DatasetError."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Located(Parsed):
+    """A file that is read by the places of its samples: there is nothing to parse."""
+
+    def __init__(self, file: CountedFile, num_samples: int, format: "Format") -> None:
+        super().__init__(file, num_samples)
+        size = os.fstat(file.fileno()).st_size
+        try:
+            self._places = format.locate(self._read, size, num_samples=num_samples, path=file.path)
+        except DatasetError as error:
+            raise damaged(file, error) from None
+
+    def sample(self, place: int) -> NDArray[np.uint8]:
+        start, length = self._places.offsets[place], self._places.lengths[place]
+        return np.frombuffer(self._read(int(start), int(length)), np.uint8)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        self._file.seek(offset)
+        data: bytes = self._file.read(length)
+        return data
+
+
+def damaged(file: CountedFile, error: Exception) -> DatasetError:
+    """Return the error for a file in which a library finds one."""
+    return DatasetError(f"{file.path} is damaged: {in_short(error)}")
+
+
+class Format(ABC):
+    """A file format; a module names an instance of it FORMAT. `dlemu.contract` checks it.
+
+    It neither opens nor reads a file, and keeps nothing between two calls. Sizes, offsets and bytes
+    are counted in bytes. What is not overridden holds for `head_bytes` of anything, then the
+    samples, one behind the other.
+    """
+
+    suffix = ""
+    """End of the files' names, without its dot; "": the format's name, or the last part of it."""
+    head_bytes = 0
+    ways: tuple[Way, ...] = ("stream",)
+    """How files of several samples can be read, the usual way first."""
+    why_equal = "the file is one array, its samples are equal"
+    """Why the samples of one file must have one size; "": they may differ."""
+    needs = ""
+    """A package without which such files are neither written nor read."""
+    in_columns = False
+    """Whether a sample is a row, scattered over columns: see `parquet`, the only such format."""
+    by_dali = False
+    """Whether DALI has a reader for such files."""
+
+    def of(self, columns: Sequence[Any], row_group_size: int) -> "Format":
+        """Return the format of the files of a dataset with these columns, if it has any."""
+        return self
+
+    @abstractmethod
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
         """Return where the payloads lie in a file of `file_bytes` bytes, by its own headers.
+
+        `path` is the file's, for formats with indexes beside it.
 
         Raises:
             DatasetError: the file is damaged or holds something else. The caller adds the path.
         """
-        ...
+
+    @abstractmethod
+    def write(self, sink: Sink, file: FileSamples) -> None:
+        """Write one file into `sink`, in order."""
 
     def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
         """Return where the payloads lie in a file that `write` wrote.
 
-        `sizes`: bytes of its samples, int64 (samples,).
+        `sizes`: of its samples, int64 (samples,).
         """
-        ...
+        return Places.in_turn(sizes, self.head_bytes)
 
     def starts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the payload's offset in each file of one sample that `write` wrote.
 
-        `sizes` and the offsets are in bytes, int64 (files,).
+        `sizes` and the offsets: int64 (files,).
         """
-        ...
+        return np.full(len(sizes), self.head_bytes, np.int64)
 
     def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the bytes of each file that `write` writes, int64 (files,).
 
-        `sizes`: bytes of their samples, int64 (files, samples).
+        `sizes`: of their samples, int64 (files, samples).
         """
-        ...
+        total: NDArray[np.int64] = self.head_bytes + sizes.sum(axis=1)
+        return total
 
-    def check_head(self, head: bytes, file_bytes: int) -> None:
-        """Check a file by its first bytes: PAGE_BYTES or more, or all of it.
+    def check_head(self, head: bytes, file_bytes: int) -> None:  # noqa: B027
+        """Check a file that `write` wrote by its first bytes: PAGE_BYTES or more, or all of it.
 
         Loaders have read these bytes anyway, so this costs no read. Where a file is a sequence of
         records, the bytes may begin at any record, and `file_bytes` then counts from there.
@@ -132,8 +272,38 @@ class Format(Protocol):
         Raises:
             DatasetError: the file is of another format, or was cut. The caller adds the path.
         """
-        ...
 
-    def write(self, sink: Sink, file: FileSamples) -> None:
-        """Write one file into `sink`, in order."""
-        ...
+    def gap(self, end: int) -> int:
+        """Return the bytes between a payload that ends at `end` and the next record."""
+        return 0
+
+    def index_paths(self, path: str) -> tuple[str, ...]:
+        """Return the paths of a file's indexes; it and they are below the data folder."""
+        return ()
+
+    def indexes(self, sizes: NDArray[np.int64]) -> tuple[bytes, ...]:
+        """Return the content of a file's indexes; `sizes`: of its samples, int64 (samples,)."""
+        return ()
+
+    def index_bytes(self, sizes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return the bytes of each index of each file, int64 (files,) for each of `index_paths`.
+
+        `sizes`: of their samples, int64 (files, samples).
+        """
+        return []
+
+    def checksum(self) -> Iterator[Field] | None:
+        """Yield the fields of a file that has checksums from its first byte on; None: it has none.
+
+        Raises:
+            DatasetError: a checksum is wrong. The caller adds the path.
+        """
+        return None
+
+    def parse(self, file: CountedFile, num_samples: int) -> Parsed:
+        """Return a file that is read as frameworks do (reader.decode=library), by a library.
+
+        Raises:
+            DatasetError: the file is damaged. The line begins with its path.
+        """
+        return _Located(file, num_samples, self)

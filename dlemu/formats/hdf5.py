@@ -4,78 +4,126 @@
 """
 
 import functools
-import io
 import os
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
-from dlemu.formats import npy
-from dlemu.formats.format import FileSamples, Places, Read, Sink
+from dlemu.formats.format import (
+    FileSamples,
+    Format,
+    Parsed,
+    Places,
+    Read,
+    ReadOnly,
+    Sink,
+    damaged,
+)
+from dlemu.formats.npy import ArrayFile
+from dlemu.storage.counted import CountedFile
 from dlemu.units import PAGE_BYTES
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _RECORDS = (b"records_0", b"records")  # the second is DLIO's older name
 # Offset of the end-of-file address, by the superblock's version (HDF5 specification 3.0, II.A).
 _END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
+_MOST_DEFLATED = 1032
+"""Bytes that one compressed byte can stand for (zlib's technical details)."""
 _SIDE = 0x5EEDF00D  # placeholder in a template for the first side of a sample
 
 
-def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
-    import h5py
+class Hdf5(Format):
+    """A header of a page, then the samples, each in one piece."""
 
-    try:
-        with h5py.File(_ReadOnly(read, file_bytes), "r") as file:
-            names = [name for name in _RECORDS if name in file.id]
-            if not names:
-                raise DatasetError(f"it has no dataset records_0, but {ascii(list(file))[:80]}")
-            dataset = h5py.h5d.open(file.id, names[0])
-            start, num_bytes = dataset.get_offset(), dataset.get_storage_size()
-            shape, dtype = dataset.shape, dataset.dtype
-    except DatasetError:
-        raise
-    # h5py and the HDF5 library raise many types for damaged files.
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
-        raise DatasetError(f"no sound HDF5 file: {' '.join(str(error).split())[:120]}") from None
-    if start is None:
-        raise DatasetError("records_0 is chunked, compressed or empty; save it as one contiguous")
-    if dtype.kind not in "biufc" or not dtype.isnative:
-        raise DatasetError(f"elements of type {dtype} cannot be read in place; use native numbers")
-    if start + num_bytes > file_bytes:
-        raise DatasetError(
-            f"records_0 ends at byte {start + num_bytes}, the file at {file_bytes}; it was cut"
-        )
-    if num_samples > 1 and shape[:1] != (num_samples,):
-        raise DatasetError(f"records_0's first axis must be {num_samples} samples, got {shape}")
-    return Places.in_turn(np.full(num_samples, num_bytes // num_samples), start)
+    head_bytes = PAGE_BYTES
+    ways = ("random",)
+    needs = "h5py"
+    by_dali = True
+
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
+        import h5py
+
+        try:
+            with h5py.File(ReadOnly(read, file_bytes), "r") as file:
+                names = [name for name in _RECORDS if name in file.id]
+                if not names:
+                    raise DatasetError(f"it has no dataset records_0, but {ascii(list(file))[:80]}")
+                dataset = h5py.h5d.open(file.id, names[0])
+                start, num_bytes = dataset.get_offset(), dataset.get_storage_size()
+                shape, dtype = dataset.shape, dataset.dtype
+        except DatasetError:
+            raise
+        # h5py and the HDF5 library raise many types for damaged files.
+        except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
+            raise DatasetError(
+                f"no sound HDF5 file: {' '.join(str(error).split())[:120]}"
+            ) from None
+        if start is None:
+            raise DatasetError(
+                "records_0 is chunked, compressed or empty; save it as one contiguous"
+            )
+        if dtype.kind not in "biufc" or not dtype.isnative:
+            raise DatasetError(
+                f"elements of type {dtype} cannot be read in place; use native numbers"
+            )
+        if start + num_bytes > file_bytes:
+            raise DatasetError(
+                f"records_0 ends at byte {start + num_bytes}, the file at {file_bytes}; it was cut"
+            )
+        if num_samples > 1 and shape[:1] != (num_samples,):
+            raise DatasetError(f"records_0's first axis must be {num_samples} samples, got {shape}")
+        return Places.in_turn(np.full(num_samples, num_bytes // num_samples), start)
+
+    def check_head(self, head: bytes, file_bytes: int) -> None:
+        if not head.startswith(_MAGIC) or head[8] not in _END_AT:
+            raise DatasetError(f"no HDF5 file: it begins with {head[:8]!r}")
+        at = _END_AT[head[8]]
+        end = int.from_bytes(head[at : at + 8], "little")
+        if end > file_bytes:
+            raise DatasetError(
+                f"its header says {end} bytes, the file has {file_bytes}; it was cut"
+            )
+
+    def write(self, sink: Sink, file: FileSamples) -> None:
+        first, *rest = file.sample_shape
+        head = _template(len(file.samples), tuple(rest), file.dtype)
+        for unit in (1, int(file.sizes.sum()) // first):
+            head = head.replace(_u64(_SIDE * unit), _u64(first * unit))
+        at = _END_AT[head[8]]
+        sink.write(head[:at] + _u64(PAGE_BYTES + int(file.sizes.sum())) + head[at + 8 :])
+        for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+            sink.payload(sample, size)
+
+    def parse(self, file: CountedFile, num_samples: int) -> Parsed:
+        return _File(file, num_samples)
 
 
-def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
-    return Places.in_turn(sizes, PAGE_BYTES)
+class _File(ArrayFile):
+    """A file that h5py has opened; of several samples, the first axis."""
 
+    _axis = ()
 
-starts, file_bytes = npy.starts, npy.file_bytes  # one header of a page, then the samples
+    def __init__(self, file: CountedFile, num_samples: int) -> None:
+        import h5py
 
+        self._counted, self._num_samples = file, num_samples
+        try:
+            self._file = h5py.File(file, "r")
+            name = "records_0" if "records_0" in self._file else "records"
+            self._array = self._file[name]
+            num_bytes, file_bytes = int(self._array.nbytes), os.fstat(file.fileno()).st_size
+        except Exception as error:  # libraries raise many types for damaged files
+            raise damaged(file, error) from None
+        # A damaged header may ask for more memory than the host has.
+        if num_bytes > _MOST_DEFLATED * file_bytes:
+            raise DatasetError(
+                f"{file.path} is damaged: {name} has {num_bytes} bytes by its header, the file "
+                f"{file_bytes}"
+            )
 
-def check_head(head: bytes, file_bytes: int) -> None:
-    if not head.startswith(_MAGIC) or head[8] not in _END_AT:
-        raise DatasetError(f"no HDF5 file: it begins with {head[:8]!r}")
-    at = _END_AT[head[8]]
-    end = int.from_bytes(head[at : at + 8], "little")
-    if end > file_bytes:
-        raise DatasetError(f"its header says {end} bytes, the file has {file_bytes}; it was cut")
-
-
-def write(sink: Sink, file: FileSamples) -> None:
-    first, *rest = file.sample_shape
-    head = _template(len(file.samples), tuple(rest), file.dtype)
-    for unit in (1, int(file.sizes.sum()) // first):
-        head = head.replace(_u64(_SIDE * unit), _u64(first * unit))
-    at = _END_AT[head[8]]
-    sink.write(head[:at] + _u64(PAGE_BYTES + int(file.sizes.sum())) + head[at + 8 :])
-    for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
-        sink.payload(sample, size)
+    def close(self) -> None:
+        super().close()
+        self._counted.close()
 
 
 def _u64(value: int) -> bytes:
@@ -115,18 +163,4 @@ def _template(num_samples: int, rest: tuple[int, ...], dtype: np.dtype[np.generi
         return os.pread(sparse.fileno(), PAGE_BYTES, 0)
 
 
-class _ReadOnly(io.RawIOBase):
-    """A file object for h5py whose bytes come from `read`."""
-
-    def __init__(self, read: Read, num_bytes: int) -> None:
-        self._read, self._num_bytes, self._at = read, num_bytes, 0
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._num_bytes)
-        return self._at
-
-    def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
-        data = self._read(self._at, min(len(buffer), max(0, self._num_bytes - self._at)))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+FORMAT = Hdf5()

@@ -3,15 +3,22 @@
 import ast
 import io
 import math
+import os
 import re
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
-from dlemu.formats.format import FileSamples, Places, Read, Sink
+from dlemu.formats.format import FileSamples, Format, Parsed, Places, Read, Sink, damaged
+from dlemu.storage.counted import CountedFile
 from dlemu.units import PAGE_BYTES
+
+_Returned = TypeVar("_Returned")
 
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 10_000  # np.load has the same limit
@@ -87,9 +94,24 @@ def parse_header(data: bytes) -> Array:
 def _described(text: bytes) -> dict[str, Any]:
     plain = _PLAIN.fullmatch(text)
     if plain is None:
-        return ast.literal_eval(text.decode("latin1").strip())  # type: ignore[no-any-return]
+        literal = text.decode("latin1").strip()
+        return _despite_other_threads(lambda: ast.literal_eval(literal))
     sides = tuple(int(side) for side in plain[2].split(b",") if side)
     return {"descr": plain[1].decode(), "fortran_order": False, "shape": sides}
+
+
+def _despite_other_threads(parse: Callable[[], _Returned]) -> _Returned:
+    """Return what `parse` returns; call it again if Python's parser fails.
+
+    The .npy header is a Python literal, and Python's parser may raise SystemError when two threads
+    use it (CPython issue 106905; seen in 3.11).
+    """
+    for _ in range(100):
+        try:
+            return parse()
+        except SystemError:
+            time.sleep(0.001)
+    return parse()
 
 
 def locate_within(read: Read, start: int, end: int, *, num_samples: int) -> Places:
@@ -110,37 +132,68 @@ def locate_within(read: Read, start: int, end: int, *, num_samples: int) -> Plac
     return _places(start + array.start, array.num_bytes, num_samples, array.dtype.itemsize)
 
 
-def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
-    return locate_within(read, 0, file_bytes, num_samples=num_samples)
+class ArrayFile(Parsed):
+    """A file that is one array; of several samples, the last axis."""
+
+    _axis: tuple[Any, ...] = (...,)
+    """Index of the axes before that of the samples."""
+
+    def __init__(self, file: CountedFile, num_samples: int) -> None:
+        self._counted, self._num_samples = file, num_samples
+        self._file = io.BufferedReader(file)
+        counts, begin = file.counts, perf_counter()
+        bytes_before, seconds_before = counts.bytes_read, counts.read_seconds
+        try:
+            self._array: Any = _despite_other_threads(self._load)
+            if not self._is_zip:
+                # np.load reads .npy through the descriptor, uncounted, and decodes nothing.
+                counts.bytes_read = bytes_before + os.lseek(file.fileno(), 0, os.SEEK_CUR)
+                counts.read_seconds = seconds_before + perf_counter() - begin
+        except Exception as error:  # libraries raise many types for damaged files
+            raise damaged(file, error) from None
+
+    def sample(self, place: int) -> NDArray[np.uint8]:
+        try:
+            array = self._array[(*self._axis, place) if self._num_samples > 1 else ...]
+            return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        except Exception as error:  # libraries raise many types for damaged files
+            raise damaged(self._counted, error) from None
+
+    def _load(self) -> Any:
+        self._file.seek(0)
+        loaded = np.load(self._file)
+        self._is_zip = isinstance(loaded, np.lib.npyio.NpzFile)
+        return loaded["x"] if self._is_zip else loaded  # a member's header is parsed here
 
 
-def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
-    return _places(PAGE_BYTES, int(sizes.sum()), len(sizes), element_bytes)
+class Npy(Format):
+    """One array behind a header of a page."""
 
+    head_bytes = PAGE_BYTES
+    by_dali = True
 
-def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.full(len(sizes), PAGE_BYTES, np.int64)
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
+        return locate_within(read, 0, file_bytes, num_samples=num_samples)
 
+    def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
+        return _places(PAGE_BYTES, int(sizes.sum()), len(sizes), element_bytes)
 
-def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    total: NDArray[np.int64] = PAGE_BYTES + sizes.sum(axis=1)
-    return total
+    def check_head(self, head: bytes, file_bytes: int) -> None:
+        array = parse_header(head)
+        if array.start + array.num_bytes != file_bytes:
+            raise DatasetError(
+                f"the header says {array.start + array.num_bytes} bytes, the file has {file_bytes}"
+            )
 
+    def write(self, sink: Sink, file: FileSamples) -> None:
+        sink.write(header(array_shape(file), file.dtype, PAGE_BYTES))
+        if len(file.samples) == 1:
+            sink.payload(int(file.samples[0]), int(file.sizes[0]))
+        else:
+            sink.interleaved(file)
 
-def check_head(head: bytes, file_bytes: int) -> None:
-    array = parse_header(head)
-    if array.start + array.num_bytes != file_bytes:
-        raise DatasetError(
-            f"the header says {array.start + array.num_bytes} bytes, the file has {file_bytes}"
-        )
-
-
-def write(sink: Sink, file: FileSamples) -> None:
-    sink.write(header(array_shape(file), file.dtype, PAGE_BYTES))
-    if len(file.samples) == 1:
-        sink.payload(int(file.samples[0]), int(file.sizes[0]))
-    else:
-        sink.interleaved(file)
+    def parse(self, file: CountedFile, num_samples: int) -> Parsed:
+        return ArrayFile(file, num_samples)
 
 
 def array_shape(file: FileSamples) -> tuple[int, ...]:
@@ -155,3 +208,6 @@ def _places(start: int, num_bytes: int, num_samples: int, element_bytes: int) ->
         interleaved=num_samples,
         element_bytes=element_bytes,
     )
+
+
+FORMAT = Npy()

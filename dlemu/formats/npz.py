@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,18 +10,18 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
 from dlemu.formats import npy
-from dlemu.formats.format import FileSamples, Places, Read, Sink
+from dlemu.formats.format import TO_THE_END, Field, FileSamples, Places, Read, Sink, Sum
 from dlemu.units import PAGE_BYTES
 
 # PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local), 4.3.12 (central), 4.3.14 to 4.3.16 (ends).
-LOCAL = struct.Struct("<4s5H3I2H")
+_LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _LOCAL_MAGIC, _CENTRAL_MAGIC, _END_MAGIC = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 _END64_MAGIC, _LOCATOR64_MAGIC = b"PK\6\6", b"PK\6\7"
-_ENCRYPTED, SIZES_FOLLOW = 1, 8  # general purpose flags
+_ENCRYPTED, _SIZES_FOLLOW = 1, 8  # general purpose flags
 _IN_EXTRA = 0xFFFFFFFF  # a 32-bit field whose value is in the zip64 extra field
 _ZIP64, _ALIGNMENT = 1, 0xD935  # ids of extra fields; the second is Android's zipalign
 _VERSION = 45  # zip64
@@ -35,51 +36,67 @@ _LABEL = np.dtype("<i8")
 _LABEL_HEADER = 128
 
 
-def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
-    head = read(0, PAGE_BYTES)
-    # np.savez puts x first, with its sizes in the local header: then one read is enough. Otherwise
-    # the directory at the file's end is read.
-    start, num_bytes = _first_member(head) or _find(read, file_bytes)
-    _check_end(start + num_bytes, file_bytes)
-    return npy.locate_within(read, start, start + num_bytes, num_samples=num_samples)
+class Npz(npy.Npy):
+    """The headers of the archive and of its .npy share a page: places are those of .npy."""
 
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
+        head = read(0, PAGE_BYTES)
+        # np.savez puts x first, with its sizes in the local header: then one read is enough.
+        # Otherwise the directory at the file's end is read.
+        start, num_bytes = _first_member(head) or _find(read, file_bytes)
+        _check_end(start + num_bytes, file_bytes)
+        return npy.locate_within(read, start, start + num_bytes, num_samples=num_samples)
 
-places, starts = npy.places, npy.starts  # the archive's and the .npy's headers share a page
+    def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        labels = _LOCAL_BYTES + _LABEL_HEADER + _LABEL.itemsize * sizes.shape[1]
+        directory = 2 * (_CENTRAL.size + len(b"x.npy") + 4 + 24)
+        ends = _END64.size + _LOCATOR64.size + _END.size
+        total: NDArray[np.int64] = PAGE_BYTES + sizes.sum(axis=1) + labels + directory + ends
+        return total
 
+    def check_head(self, head: bytes, file_bytes: int) -> None:
+        member = _first_member(head)
+        if member is None:
+            return  # a valid archive, but x is not the first member, or its size stands behind it
+        start, num_bytes = member
+        _check_end(start + num_bytes, file_bytes)
+        super().check_head(head[start:], num_bytes)
 
-def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    labels = _LOCAL_BYTES + _LABEL_HEADER + _LABEL.itemsize * sizes.shape[1]
-    directory = 2 * (_CENTRAL.size + len(b"x.npy") + 4 + 24)
-    ends = _END64.size + _LOCATOR64.size + _END.size
-    total: NDArray[np.int64] = PAGE_BYTES + sizes.sum(axis=1) + labels + directory + ends
-    return total
+    def write(self, sink: Sink, file: FileSamples) -> None:
+        from isal import isal_zlib  # 20 times as fast as zlib; only writing needs it
 
+        header = npy.header(npy.array_shape(file), file.dtype, PAGE_BYTES - _LOCAL_BYTES)
+        payload_bytes = int(file.sizes.sum())
+        sink.reserve(PAGE_BYTES)
+        crc, so_far = isal_zlib.crc32, zlib.crc32(header)
+        if len(file.samples) == 1:
+            so_far = sink.payload(int(file.samples[0]), payload_bytes, crc, so_far)
+        else:
+            so_far = sink.interleaved(file, crc, so_far)
+        x = _Member(b"x.npy", 0, len(header) + payload_bytes, so_far)
+        labels = npy.header((len(file.samples),), _LABEL) + bytes(
+            _LABEL.itemsize * len(file.samples)
+        )
+        y = _Member(b"y.npy", PAGE_BYTES + payload_bytes, len(labels), zlib.crc32(labels))
+        sink.write(y.local() + labels + _directory([x, y], y.offset + _LOCAL_BYTES + len(labels)))
+        sink.fill(x.local() + header)
 
-def check_head(head: bytes, file_bytes: int) -> None:
-    member = _first_member(head)
-    if member is None:
-        return  # a valid archive, but x is not the first member, or its size stands behind it
-    start, num_bytes = member
-    _check_end(start + num_bytes, file_bytes)
-    npy.check_head(head[start:], num_bytes)
+    def checksum(self) -> Iterator[Field]:
+        """Yield the fields of the archive: its first member, the samples, has a CRC-32."""
+        from isal import isal_zlib
 
-
-def write(sink: Sink, file: FileSamples) -> None:
-    from isal import isal_zlib  # 20 times as fast as zlib; only writing needs it
-
-    header = npy.header(npy.array_shape(file), file.dtype, PAGE_BYTES - _LOCAL_BYTES)
-    payload_bytes = int(file.sizes.sum())
-    sink.reserve(PAGE_BYTES)
-    crc, so_far = isal_zlib.crc32, zlib.crc32(header)
-    if len(file.samples) == 1:
-        so_far = sink.payload(int(file.samples[0]), payload_bytes, crc, so_far)
-    else:
-        so_far = sink.interleaved(file, crc, so_far)
-    x = _Member(b"x.npy", 0, len(header) + payload_bytes, so_far)
-    labels = npy.header((len(file.samples),), _LABEL) + bytes(_LABEL.itemsize * len(file.samples))
-    y = _Member(b"y.npy", PAGE_BYTES + payload_bytes, len(labels), zlib.crc32(labels))
-    sink.write(y.local() + labels + _directory([x, y], y.offset + _LOCAL_BYTES + len(labels)))
-    sink.fill(x.local() + header)
+        head, rest = bytearray(), bytearray()
+        yield _LOCAL.size, head.extend
+        _, _, flags, _, _, _, wanted, _, size, name, extra = _LOCAL.unpack(head)
+        yield name + extra, rest.extend
+        if flags & _SIZES_FOLLOW:
+            raise DatasetError("its checksum stands behind its data; set reader.check_crc=false")
+        [size] = _wide(bytes(rest[name:]), [size])
+        crc = Sum(isal_zlib.crc32)
+        yield size, crc.take
+        if crc.value != wanted:
+            raise DatasetError("the checksum of its samples is wrong; the file is damaged")
+        yield TO_THE_END, lambda data: None
 
 
 def _check_end(end: int, file_bytes: int) -> None:
@@ -96,10 +113,10 @@ class _Member(NamedTuple):
     def local(self) -> bytes:
         """Return the local header: sizes in a zip64 field, as np.savez writes them, and padding."""
         sizes = struct.pack("<2H2Q", _ZIP64, 16, self.num_bytes, self.num_bytes)
-        padding = _LOCAL_BYTES - LOCAL.size - len(self.name) - len(sizes) - 6
+        padding = _LOCAL_BYTES - _LOCAL.size - len(self.name) - len(sizes) - 6
         extra = sizes + struct.pack("<3H", _ALIGNMENT, 2 + padding, 64) + bytes(padding)
         known = (_VERSION, 0, 0, 0, _FIRST_OF_1980, self.crc, _IN_EXTRA, _IN_EXTRA)
-        fixed = LOCAL.pack(_LOCAL_MAGIC, *known, len(self.name), len(extra))
+        fixed = _LOCAL.pack(_LOCAL_MAGIC, *known, len(self.name), len(extra))
         return fixed + self.name + extra
 
     def central(self) -> bytes:
@@ -124,16 +141,16 @@ def _directory(members: list[_Member], start: int) -> bytes:
 
 def _first_member(head: bytes) -> tuple[int, int] | None:
     """Return start and bytes of x.npy if it is the first member and its header has its sizes."""
-    if len(head) < LOCAL.size or not head.startswith(_LOCAL_MAGIC):
+    if len(head) < _LOCAL.size or not head.startswith(_LOCAL_MAGIC):
         raise DatasetError(f"no zip archive: it begins with {head[:4]!r}")
-    _, _, flags, method, _, _, _, stored, num_bytes, name, extra = LOCAL.unpack_from(head)
-    start = LOCAL.size + name + extra
-    if head[LOCAL.size : LOCAL.size + name] != b"x.npy" or start > len(head):
+    _, _, flags, method, _, _, _, stored, num_bytes, name, extra = _LOCAL.unpack_from(head)
+    start = _LOCAL.size + name + extra
+    if head[_LOCAL.size : _LOCAL.size + name] != b"x.npy" or start > len(head):
         return None
     _check_stored(flags, method)
-    if flags & SIZES_FOLLOW:
+    if flags & _SIZES_FOLLOW:
         return None
-    sizes = wide(head[LOCAL.size + name : start], [num_bytes, stored])
+    sizes = _wide(head[_LOCAL.size + name : start], [num_bytes, stored])
     return start, sizes[0]
 
 
@@ -167,11 +184,11 @@ def _search(read: Read, directory: bytes, file_bytes: int) -> tuple[int, int]:
         if directory[at : at + name] == b"x.npy":
             _check_stored(flags, method)
             widened = directory[at + name : at + name + extra]
-            num_bytes, _, offset = wide(widened, [num_bytes, stored, offset])
-            local = read(offset, LOCAL.size) if offset < file_bytes else b""
-            if len(local) < LOCAL.size or not local.startswith(_LOCAL_MAGIC):
+            num_bytes, _, offset = _wide(widened, [num_bytes, stored, offset])
+            local = read(offset, _LOCAL.size) if offset < file_bytes else b""
+            if len(local) < _LOCAL.size or not local.startswith(_LOCAL_MAGIC):
                 raise DatasetError("the zip archive's directory is damaged")
-            return offset + LOCAL.size + sum(LOCAL.unpack(local)[-2:]), num_bytes
+            return offset + _LOCAL.size + sum(_LOCAL.unpack(local)[-2:]), num_bytes
         at += name + extra + comment
     raise DatasetError("the zip archive has no x.npy; save the samples under the name x")
 
@@ -183,7 +200,7 @@ def _check_stored(flags: int, method: int) -> None:
         raise DatasetError("x.npy is compressed; it cannot be read in place, use np.savez")
 
 
-def wide(extra: bytes, values: list[int]) -> list[int]:
+def _wide(extra: bytes, values: list[int]) -> list[int]:
     """Return the values; 0xFFFFFFFF is replaced by the next value of the zip64 extra field."""
     at = 0
     while at + 4 <= len(extra):
@@ -194,3 +211,6 @@ def wide(extra: bytes, values: list[int]) -> list[int]:
             return [next(wide, value) if value == _IN_EXTRA else value for value in values]
         at += length
     return values
+
+
+FORMAT = Npz()

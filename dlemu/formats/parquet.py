@@ -10,15 +10,14 @@ import functools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats.format import FileSamples, Places, Read, Sink, varint
+from dlemu.formats.format import FileSamples, Format, Places, Read, Sink, varint
 from dlemu.units import ceil_div, format_bytes
-from dlemu.workload.sections import ColumnSection
 
 MAGIC = b"PAR1"
 TAIL_BYTES = 8
@@ -38,6 +37,21 @@ _DAMAGES = (OSError, LookupError, ValueError, TypeError, ArithmeticError)
 
 _NO_DICTIONARY = b"\x26\0"
 """dictionary_page_offset = 0 in a chunk's entry: DLIO 3.0.2 ends with a TypeError without it."""
+
+
+class Column(Protocol):
+    """A column, as `dataset.parquet.columns` describes it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def read(self) -> bool: ...
+    @property
+    def element_type(self) -> str: ...
+    @property
+    def row_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,19 +111,24 @@ class Amount:
 
 
 @dataclass(frozen=True)
-class Parquet:
-    """The files of one dataset; see `format.Format`. A row is a sample, scattered over columns."""
+class Parquet(Format):
+    """The files of one dataset. A row is a sample, scattered over columns."""
 
-    columns: tuple[ColumnSection, ...]
-    group_rows: int
+    columns: tuple[Column, ...] = ()
+    group_rows: int = 0
     """Rows of each row group but the last."""
+    head_bytes = len(MAGIC)
+    in_columns = True
+
+    def of(self, columns: Sequence[Any], row_group_size: int) -> "Parquet":
+        return Parquet(tuple(columns), row_group_size)
 
     @property
-    def read_columns(self) -> tuple[ColumnSection, ...]:
+    def read_columns(self) -> tuple[Column, ...]:
         """The columns that training reads."""
         return tuple(column for column in self.columns if column.read) or self.columns
 
-    def locate(self, read: Read, file_bytes: int, *, num_samples: int) -> Places:
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
         rows = int(self.find(read, file_bytes).ends[-1])
         if rows != num_samples:
             raise DatasetError(
@@ -120,9 +139,6 @@ class Parquet:
     def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
         """Return the rows' sizes. No row lies in one piece: `ranges` has where the columns lie."""
         return Places(np.zeros(len(sizes), np.int64), sizes)
-
-    def starts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.full(len(sizes), len(MAGIC), np.int64)
 
     def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         whole = self._groups_end(sizes.shape[1]) + len(self.footer(sizes.shape[1])) + TAIL_BYTES
@@ -294,7 +310,7 @@ def _footer(parquet: Parquet, num_rows: int) -> bytes:
     )
 
 
-def _elements(column: ColumnSection) -> Iterator[bytes]:
+def _elements(column: Column) -> Iterator[bytes]:
     """Yield a column's elements of the schema: a leaf, or a list of a leaf."""
     kind = _TYPES.get(column.element_type, _FIXED)
     leaf: list[tuple[int, int, bytes | int]] = [(1, _I32, kind)]
@@ -314,7 +330,7 @@ def _elements(column: ColumnSection) -> Iterator[bytes]:
     yield _fields(*leaf)
 
 
-def _is_list(column: ColumnSection) -> bool:
+def _is_list(column: Column) -> bool:
     """Return whether a row is a list; of types that Parquet lacks it is one fixed-length value.
 
     Parquet's shortest number has four bytes: int8 and int16 would grow.
@@ -323,7 +339,7 @@ def _is_list(column: ColumnSection) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _chunk_head(column: ColumnSection, rows: int) -> tuple[bytes, int]:
+def _chunk_head(column: Column, rows: int) -> tuple[bytes, int]:
     """Return a chunk's entry in the footer up to its offset, and the chunk's bytes."""
     size = _chunk_bytes(column, rows)
     path = [column.name.encode(), *([b"list", b"element"] if _is_list(column) else [])]
@@ -344,20 +360,20 @@ def _chunk_head(column: ColumnSection, rows: int) -> tuple[bytes, int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _chunk_bytes(column: ColumnSection, rows: int) -> int:
+def _chunk_bytes(column: Column, rows: int) -> int:
     pages = _pages(column, rows)
     sizes = {n: len(_page_head(column, n)) + n * column.row_bytes for n in {*pages}}
     return sum(sizes[n] for n in pages)
 
 
-def _pages(column: ColumnSection, rows: int) -> list[int]:
+def _pages(column: Column, rows: int) -> list[int]:
     """Return the rows of each page of a column chunk."""
     most = max(1, _PAGE_BYTES // column.row_bytes)
     return [most] * (ceil_div(rows, most) - 1) + [rows - most * (ceil_div(rows, most) - 1)]
 
 
 @functools.lru_cache(maxsize=4096)
-def _page_head(column: ColumnSection, rows: int) -> bytes:
+def _page_head(column: Column, rows: int) -> bytes:
     """Return what stands before a page's values: its header, and where its lists begin and end."""
     levels, values = b"", rows
     if _is_list(column):
@@ -398,3 +414,6 @@ def _array(kind: int, items: Sequence[bytes]) -> bytes:
 
 def _whole(value: int) -> bytes:
     return varint(value << 1)
+
+
+FORMAT = Parquet()

@@ -6,51 +6,62 @@ file identifies it, so only its size is checked.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
-from dlemu.formats.format import FileSamples, Places, Read, Sink
+from dlemu.formats.format import FileSamples, Format, Places, Read, Sink
+from dlemu.storage.regular import read_regular
 
 _U64 = np.dtype("<u8")
 
 
-def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
-    if file_bytes == 0 or file_bytes % num_samples:
-        raise DatasetError(
-            f"{file_bytes} bytes are not {num_samples} samples of one size; "
-            "dataset.num_samples_per_file says how many there are"
-        )
-    return places(np.full(num_samples, file_bytes // num_samples, np.int64))
+class Bare(Format):
+    """Files of samples that follow one another, and of nothing else."""
+
+    ways = ("stream", "random")
+    why_equal = "nothing tells where a sample begins"
+
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
+        if file_bytes == 0 or file_bytes % num_samples:
+            raise DatasetError(
+                f"{file_bytes} bytes are not {num_samples} samples of one size; "
+                "dataset.num_samples_per_file says how many there are"
+            )
+        return self.places(np.full(num_samples, file_bytes // num_samples, np.int64))
+
+    def write(self, sink: Sink, file: FileSamples) -> None:
+        for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+            sink.payload(sample, size)
 
 
-def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
-    return Places.in_turn(sizes)
+class Indexed(Bare):
+    """Such files, each with two indexes beside it: samples may have any size and any place."""
 
+    why_equal = ""
 
-def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.zeros(len(sizes), np.int64)
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
+        indexes = []
+        for each in self.index_paths(path):
+            try:
+                indexes.append(read_regular(Path(each)))
+            except OSError as error:
+                raise DatasetError(
+                    f"its index {Path(each).name} cannot be read: {error.strerror}"
+                ) from None
+        return locate_by(indexes, file_bytes, num_samples=num_samples)
 
+    def index_paths(self, path: str) -> tuple[str, ...]:
+        return f"{path}.off.idx", f"{path}.sz.idx"
 
-def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    total: NDArray[np.int64] = sizes.sum(axis=1)
-    return total
+    def indexes(self, sizes: NDArray[np.int64]) -> tuple[bytes, ...]:
+        found = self.places(sizes)
+        return found.offsets.astype(_U64).tobytes(), found.lengths.astype(_U64).tobytes()
 
-
-def check_head(head: bytes, file_bytes: int) -> None:
-    """Nothing can be checked: the first byte is a sample's."""
-
-
-def write(sink: Sink, file: FileSamples) -> None:
-    for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
-        sink.payload(sample, size)
-
-
-def indexes(sizes: NDArray[np.int64]) -> tuple[bytes, bytes]:
-    """Return the two index files of a file: offsets and sizes."""
-    found = places(sizes)
-    return found.offsets.astype(_U64).tobytes(), found.lengths.astype(_U64).tobytes()
+    def index_bytes(self, sizes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        return [np.full(len(sizes), _U64.itemsize * sizes.shape[1])] * 2
 
 
 def locate_by(indexes: Sequence[bytes], file_bytes: int, *, num_samples: int) -> Places:
@@ -78,7 +89,10 @@ def locate_by(indexes: Sequence[bytes], file_bytes: int, *, num_samples: int) ->
             f"{int(offsets[sample])}, the file {file_bytes}"
         )
     if num_samples > 1 and (np.diff(offsets.astype(np.int64)) < 0).any():
-        in_order = places(lengths.astype(np.int64))
+        in_order = Places.in_turn(lengths.astype(np.int64))
         if int(lengths.sum()) == file_bytes:
             return in_order
     return Places(offsets.astype(np.int64), lengths.astype(np.int64))
+
+
+FORMAT, INDEXED = Bare(), Indexed()

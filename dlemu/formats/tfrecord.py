@@ -2,8 +2,11 @@
 
 import bisect
 import functools
+import io
+import os
 import struct
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import google_crc32c
@@ -11,10 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
-from dlemu.formats.format import FileSamples, Places, Read, Sink, crc32c, varint
+from dlemu.formats.format import (
+    TO_THE_END,
+    Field,
+    FileSamples,
+    Format,
+    Parsed,
+    Places,
+    Read,
+    Sink,
+    Sum,
+    crc32c,
+    varint,
+)
+from dlemu.storage.counted import CountedFile
 
 _LENGTH = struct.Struct("<QI")  # of the record, and its checksum
-FRAME_BYTES = _LENGTH.size + 4
+_CRC_BYTES = 4
+FRAME_BYTES = _LENGTH.size + _CRC_BYTES
 """Bytes around each record: its length with a checksum before it, its own checksum behind it."""
 _WINDOW = 4096
 # Bounds on the work that a damaged file can cause.
@@ -23,54 +40,126 @@ _LONGEST_NAME = 256
 _LARGEST_IMAGE = 1 << 48
 
 
-def locate(read: Read, file_bytes: int, *, num_samples: int) -> Places:
-    offsets = np.empty(num_samples, np.int64)
-    lengths = np.empty(num_samples, np.int64)
-    at = 0
-    for sample in range(num_samples):
-        near = _Nearby(read, at, file_bytes)
-        try:
-            length = _record_length(near.take(at, _LENGTH.size), file_bytes - at)
-            message = _Span(at + _LENGTH.size, at + _LENGTH.size + length)
-            image = _image(near, message)
-        except DatasetError as error:
-            raise DatasetError(f"record {sample} at byte {at}: {error}") from None
-        offsets[sample], lengths[sample] = image.start, image.end - image.start
-        at = message.end + 4
-    if at != file_bytes:
-        raise DatasetError(
-            f"{num_samples} records end at byte {at}, the file at {file_bytes}; "
-            "dataset.num_samples_per_file says how many there are"
-        )
-    return Places(offsets, lengths)
+class TfRecord(Format):
+    """Records, each in a frame with checksums; an index of them lies in a tree of its own."""
+
+    why_equal = ""
+    by_dali = True
+
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
+        offsets = np.empty(num_samples, np.int64)
+        lengths = np.empty(num_samples, np.int64)
+        at = 0
+        for sample in range(num_samples):
+            near = _Nearby(read, at, file_bytes)
+            try:
+                length = _record_length(near.take(at, _LENGTH.size), file_bytes - at)
+                message = _Span(at + _LENGTH.size, at + _LENGTH.size + length)
+                image = _image(near, message)
+            except DatasetError as error:
+                raise DatasetError(f"record {sample} at byte {at}: {error}") from None
+            offsets[sample], lengths[sample] = image.start, image.end - image.start
+            at = message.end + 4
+        if at != file_bytes:
+            raise DatasetError(
+                f"{num_samples} records end at byte {at}, the file at {file_bytes}; "
+                "dataset.num_samples_per_file says how many there are"
+            )
+        return Places(offsets, lengths)
+
+    def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
+        heads = _head_bytes(sizes)
+        ends = np.cumsum(_LENGTH.size + heads + sizes + 4)
+        return Places(offsets=ends - 4 - sizes, lengths=sizes)
+
+    def starts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return _LENGTH.size + _head_bytes(sizes)
+
+    def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        total: NDArray[np.int64] = (FRAME_BYTES + _head_bytes(sizes) + sizes).sum(axis=1)
+        return total
+
+    def check_head(self, head: bytes, file_bytes: int) -> None:
+        _record_length(head[: _LENGTH.size], file_bytes)
+
+    def write(self, sink: Sink, file: FileSamples) -> None:
+        tail = b""
+        for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+            head = _example_head(size)
+            length = struct.pack("<Q", len(head) + size)
+            # One call writes everything between two payloads.
+            sink.write(tail + length + masked_crc(google_crc32c.value(length)) + head)
+            tail = masked_crc(sink.payload(sample, size, crc32c, google_crc32c.value(head)))
+        sink.write(tail)
+
+    def gap(self, end: int) -> int:
+        return _CRC_BYTES
+
+    def index_paths(self, path: str) -> tuple[str, ...]:
+        return (f"index/{path.removesuffix('.tfrecord')}.idx",)
+
+    def indexes(self, sizes: NDArray[np.int64]) -> tuple[bytes, ...]:
+        """Return the index, as DALI wants it: a line `offset framed_length` for each record."""
+        lines = zip(*(each.tolist() for each in _records(sizes)), strict=True)
+        return ("".join(f"{start} {length}\n" for start, length in lines).encode(),)
+
+    def index_bytes(self, sizes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        starts, framed = _records(sizes)
+        return [(_num_digits(starts) + _num_digits(framed) + 2).sum(axis=1)]
+
+    def checksum(self) -> Iterator[Field]:
+        """Yield the fields of a file: each record's length and data have a masked CRC-32C."""
+        number = 0
+        while True:
+            head, tail = bytearray(), bytearray()
+            yield _LENGTH.size, head.extend
+            self.check_head(bytes(head), TO_THE_END)
+            crc = Sum(lambda data, value: crc32c(np.frombuffer(data, np.uint8), value))
+            yield int.from_bytes(head[:8], "little"), crc.take
+            yield _CRC_BYTES, tail.extend
+            if masked_crc(crc.value) != tail:
+                raise DatasetError(f"the checksum of record {number} is wrong; the file is damaged")
+            number += 1
+
+    def parse(self, file: CountedFile, num_samples: int) -> Parsed:
+        return _Records(file, self)
 
 
-def places(sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
-    heads = _head_bytes(sizes)
-    ends = np.cumsum(_LENGTH.size + heads + sizes + 4)
-    return Places(offsets=ends - 4 - sizes, lengths=sizes)
+class _Records(Parsed):
+    """A TFRecord file, read from its start: samples are asked for in order, others are skipped."""
+
+    def __init__(self, file: CountedFile, format: Format) -> None:
+        self._file, self._format = file, format
+        self._next = 0
+        self._records = self._parse(io.BufferedReader(file, 262_144))  # tf.data's default
+
+    def sample(self, place: int) -> NDArray[np.uint8]:
+        for data in self._records:
+            self._next += 1
+            if self._next == place + 1:
+                return data
+        raise DatasetError(f"{self._file.path} holds {self._next} records, {place + 1} are wanted")
+
+    def _parse(self, file: io.BufferedReader) -> Iterator[NDArray[np.uint8]]:
+        while frame := file.read(12):
+            at = file.tell() - len(frame)
+            try:
+                left = os.fstat(self._file.fileno()).st_size - at
+                self._format.check_head(frame, left)
+                record = file.read(int.from_bytes(frame[:8], "little") + 4)
+                data = np.frombuffer(record, np.uint8)[:-4]
+                if masked_crc(google_crc32c.value(data)) != record[-4:]:
+                    raise DatasetError("the checksum of its data is wrong; the file is damaged")
+                whole = frame + record
+                place = self._format.locate(partial(_slice, whole), len(whole), num_samples=1)
+            except DatasetError as error:
+                raise DatasetError(f"{self._file.path}: record at byte {at}: {error}") from None
+            start = int(place.offsets[0])
+            yield np.frombuffer(whole, np.uint8)[start : start + int(place.lengths[0])]
 
 
-def starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return _LENGTH.size + _head_bytes(sizes)
-
-
-def file_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    total: NDArray[np.int64] = (FRAME_BYTES + _head_bytes(sizes) + sizes).sum(axis=1)
-    return total
-
-
-def index(sizes: NDArray[np.int64]) -> bytes:
-    """Return the index of a file: a line `offset framed_length` for each record."""
-    lines = zip(*(each.tolist() for each in _records(sizes)), strict=True)
-    return "".join(f"{start} {length}\n" for start, length in lines).encode()
-
-
-def index_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes of the index of each file; sizes are (files, samples)."""
-    starts, framed = _records(sizes)
-    total: NDArray[np.int64] = (_num_digits(starts) + _num_digits(framed) + 2).sum(axis=1)
-    return total
+def _slice(data: bytes, start: int, size: int) -> bytes:
+    return data[start : start + size]
 
 
 def _records(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -100,21 +189,6 @@ def read_index(data: bytes, *, file_bytes: int, num_samples: int) -> list[tuple[
         end = offset + num_bytes
         records.append((offset, num_bytes))
     return records
-
-
-def check_head(head: bytes, file_bytes: int) -> None:
-    _record_length(head[: _LENGTH.size], file_bytes)
-
-
-def write(sink: Sink, file: FileSamples) -> None:
-    tail = b""
-    for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
-        head = _example_head(size)
-        length = struct.pack("<Q", len(head) + size)
-        # One call writes everything between two payloads.
-        sink.write(tail + length + masked_crc(google_crc32c.value(length)) + head)
-        tail = masked_crc(sink.payload(sample, size, crc32c, google_crc32c.value(head)))
-    sink.write(tail)
 
 
 def masked_crc(crc: int) -> bytes:
@@ -262,3 +336,6 @@ def _head_steps() -> tuple[int, NDArray[np.int64]]:
 
 def _num_digits(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return 1 + np.searchsorted(10 ** np.arange(1, 19), numbers, side="right")
+
+
+FORMAT = TfRecord()

@@ -5,11 +5,11 @@ from typing import Any, Protocol
 
 from dlemu.errors import WorkloadError
 from dlemu.report.blocks import Block
-from dlemu.report.datasize import present_datasize
 from dlemu.report.html import render_html
 from dlemu.report.predict import present_cached, present_prediction
-from dlemu.report.sizing import draw, present_sizing, write_tables
+from dlemu.report.sizing import draw, present_sizing, write_table
 from dlemu.report.text import render_text
+from dlemu.report.tools import present_datasize
 from dlemu.run.job import Say
 from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.measured import size_all
@@ -93,7 +93,7 @@ def size(workload: Workload, *, world: World | None = None, say: Say = say) -> S
 def keep(answers: Sequence[Sized], say: Say) -> None:
     """Write the tables of the answers so far, and draw them, beside sizing.json."""
     folder, document = answers[-1].folder, document_of(answers)
-    write_tables(folder, document)
+    write_table(folder, document)
     try:
         draw(folder, document)
     except ModuleNotFoundError:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from dlemu.objects.counts import GetCounts
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
+from dlemu.workload.sections import LOADERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +137,6 @@ class SharesMemory(Protocol):
         ...
 
 
-LOADERS = {
-    "pytorch": ("dlemu.loaders.pytorch", "PyTorchLoader", "torch"),
-    "tensorflow": ("dlemu.loaders.threads", "ThreadsLoader", ""),
-    "threads": ("dlemu.loaders.threads", "ThreadsLoader", ""),
-    "dali": ("dlemu.loaders.dali.loader", "DaliLoader", "dali-cuda13"),
-    "native_dali": ("dlemu.loaders.dali.loader", "DaliLoader", "dali-cuda13"),
-}
-"""By `reader.data_loader`: the module, the class, and the extra of dlemu that it needs."""
-
-
 def check_loader(workload: Workload, num_accelerators: int) -> None:
     """Check that this host has what the loader needs; raise its limit of open files.
 
@@ -155,9 +146,10 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
     if workload.dataset.data_folder and in_bucket(workload.data_folder):
         _check_objects(workload)
     _find_loader(workload)
-    if workload.dataset.format == "hdf5" and find_spec("h5py") is None:
-        raise WorkloadError("dataset.format=hdf5 needs h5py: pip install h5py")
-    decodes = workload.dataset.format == "parquet" and workload.reader.decode == "library"
+    files, name = workload.dataset.file_format, workload.dataset.format
+    if files.needs and find_spec(files.needs) is None:
+        raise WorkloadError(f"dataset.format={name} needs {files.needs}: pip install {files.needs}")
+    decodes = files.in_columns and workload.reader.decode == "library"
     if decodes and find_spec("pyarrow") is None:
         raise WorkloadError(
             "reader.decode=library needs pyarrow for parquet: pip install 'dlemu[parquet]', or "
@@ -171,7 +163,7 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
 def _check_objects(workload: Workload) -> None:
     """Refuse what does not read from a bucket."""
     reader, folder = workload.reader, workload.data_folder
-    if LOADERS[reader.data_loader] != LOADERS["threads"]:
+    if LOADERS.place(reader.data_loader) != LOADERS.place("threads"):
         raise WorkloadError(
             f"reader.data_loader={reader.data_loader} does not read {folder}: use "
             "reader.data_loader=threads, or tensorflow for tf.data's order (obstore, which reads "
@@ -200,13 +192,16 @@ def open_loader(dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
 
 
 def _find_loader(workload: Workload) -> Callable[..., Loader]:
-    module, name, extra = LOADERS[workload.reader.data_loader]
+    name = workload.reader.data_loader
     try:
-        return cast(Callable[..., Loader], getattr(import_module(module), name))
+        return LOADERS[name]
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dlemu"):
             raise
+        extra = "torch" if name == "pytorch" else "dali-cuda13"
         raise WorkloadError(
-            f"reader.data_loader={workload.reader.data_loader} needs {error.name}: "
+            f"reader.data_loader={name} needs {error.name}: "
             f"pip install 'dlemu[{extra}]', or use reader.data_loader=threads"
         ) from None
+    except ValueError as error:  # a user's own
+        raise WorkloadError(f"reader.data_loader{error}") from None

@@ -14,12 +14,12 @@ import numpy as np
 
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, DlemuError
-from dlemu.formats import Parquet, format_of
-from dlemu.formats.parquet import TAIL_BYTES, Amount, Ranges, read_footer
+from dlemu.formats import format_of
+from dlemu.formats.parquet import TAIL_BYTES, Amount, Parquet, Ranges, read_footer
 from dlemu.loaders.activity import READING, Note
-from dlemu.loaders.library import CountedFile
 from dlemu.loaders.objects import ObjectReader
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
+from dlemu.storage.counted import CountedFile
 from dlemu.storage.extents import ExtentReader, File
 from dlemu.workload.model import Workload
 

@@ -16,7 +16,6 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import format_of
 from dlemu.host.limits import free_memory_bytes
-from dlemu.loaders.checksums import CHECKSUMS
 from dlemu.loaders.objects import WHOLE_BYTES
 from dlemu.loaders.preprocessing import block_seconds
 from dlemu.storage.extents import Part, settle_direct
@@ -87,14 +86,15 @@ class Source:
                 "reader.odirect must be false or auto where reader.decode=library, got true: "
                 "np.load, h5py and TFRecord parsers read through the page cache"
             )
-        if reader.check_crc and reader.decode == "raw" and layout.format not in CHECKSUMS:
+        files = format_of(layout)
+        if reader.check_crc and reader.decode == "raw" and files.checksum() is None:
             raise WorkloadError(
                 f"reader.check_crc must be false for {layout.format} files, which have no checksums"
             )
-        if keep and layout.format == "parquet" and reader.decode == "raw":
+        if keep and files.in_columns and reader.decode == "raw":
             raise WorkloadError(
-                "reader.hand_over=batch needs reader.decode=library for parquet files: without "
-                "decoding there are bytes of columns, and no rows"
+                f"reader.hand_over=batch needs reader.decode=library for {layout.format} files: "
+                "without decoding there are bytes of columns, and no rows"
             )
         computes = reader.preprocess == "cpu" and reader.preprocess_time.mean > 0
         block = block_seconds(dataset.workload.workers_of_rank) if computes else 0.0

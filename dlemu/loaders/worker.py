@@ -13,16 +13,15 @@ from time import perf_counter
 
 import numpy as np
 
-from dlemu.datagen.survey import read_indexes
 from dlemu.dataset.layout import Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError
-from dlemu.formats import Places, format_of, raw
+from dlemu.formats import Places, format_of
+from dlemu.formats.format import Checksum
 from dlemu.loaders import Batch
 from dlemu.loaders.activity import IDLE, PREPROCESSING, READING, Note
-from dlemu.loaders.checksums import CHECKSUMS, Checksum
 from dlemu.loaders.columns import ColumnReader
-from dlemu.loaders.library import LibraryReader, despite_other_threads
+from dlemu.loaders.library import LibraryReader
 from dlemu.loaders.objects import ObjectFile, ObjectReader
 from dlemu.loaders.preprocessing import Work
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
@@ -31,10 +30,7 @@ from dlemu.objects.store import store_of
 from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
 from dlemu.tier.reader import TierReader
 from dlemu.workload.objects import ObjectPath
-from dlemu.workload.sections import BARE, INDEXED
 
-_RECORD_TRAILER = 4
-"""Bytes between the payload of a TFRecord that dlemu wrote and the next record: a checksum."""
 _MOST_CHECKED = 1024
 _MOST_OVERSLEPT = 5e-4
 """Seconds: a busy host wakes a worker later than that, and a job's worker as well."""
@@ -58,7 +54,7 @@ class _InPlaceReader:
         self._format = format_of(layout)
         self._streamed = source.workload.streamed or source.workload.by_tf_data
         self._head = memoryview(bytearray(HEAD_BYTES))
-        self._checksum = CHECKSUMS[layout.format] if reader.check_crc else None
+        self._checks = reader.check_crc
         self._storage = storage
         self._objects = storage if isinstance(storage, ObjectReader) else None
         self._decode_seconds = 0.0
@@ -124,16 +120,18 @@ class _InPlaceReader:
         storage.head(file, ahead=ahead)
         begin, before = perf_counter(), storage.read_seconds
         peek = partial(storage.peek, file)
-        locate = partial(self._format.locate, num_samples=num_samples)
         try:
-            if self._layout.format in INDEXED:
-                indexes = read_indexes(file.path)
-                return raw.locate_by(indexes, file.num_bytes, num_samples=num_samples)
-            found = despite_other_threads(lambda: locate(peek, file.num_bytes))
+            found = self._format.locate(
+                peek, file.num_bytes, num_samples=num_samples, path=file.path
+            )
         except DatasetError as error:
             raise DatasetError(f"{file.path}: {error}") from None
         self._decode_seconds += perf_counter() - begin - (storage.read_seconds - before)
         return found
+
+    def _checksum(self, file: File) -> Checksum | None:
+        fields = self._format.checksum() if self._checks else None
+        return None if fields is None else Checksum(file.path, fields)
 
     def _check_head(self, file: File, head: memoryview) -> None:
         """Check the header in a file's first bytes."""
@@ -142,7 +140,7 @@ class _InPlaceReader:
             return
         begin = perf_counter()
         try:
-            despite_other_threads(lambda: self._format.check_head(data, file.num_bytes))
+            self._format.check_head(data, file.num_bytes)
         except DatasetError as error:
             raise DatasetError(f"{file.path}: {error}") from None
         self._sound = data, file.num_bytes
@@ -170,7 +168,7 @@ class _WholeFileReader(_InPlaceReader):
         """Yield what is known of a batch's objects, which dlemu wrote."""
         assert task.places is not None
         offsets, lengths, sizes = task.places
-        wanted = sizes if self._checksum is not None else offsets + lengths
+        wanted = sizes if self._checks else offsets + lengths
         known = zip(task.fetch.tolist(), sizes.tolist(), wanted.tolist(), strict=True)
         return (ObjectFile(self._source.path(file), size, most) for file, size, most in known)
 
@@ -184,9 +182,8 @@ class _WholeFileReader(_InPlaceReader):
             _check_size(file, num_bytes)
             head = self._head[:offset]
         parts = [head, *self._rows.parts(file.path, number, length)]
-        check = None
-        if self._checksum is not None:
-            check = self._checksum(file.path)
+        check = self._checksum(file)
+        if check is not None:
             parts.append(file.num_bytes - offset - length)
         self._storage.read(file, 0, parts, check=check)
         if isinstance(head, memoryview):
@@ -263,7 +260,7 @@ class _RunReader(_InPlaceReader):
         if file.found is None:
             file.found = self._look_into(file, number, ahead=self._streamed and place == 0)
         assert isinstance(file.found, Places)
-        check = None if self._checksum is None else self._checksum(file.path)
+        check = self._checksum(file)
         self._opened = _OpenFile(file, file.found, check, visit=visit, unread=unread)
         return self._opened
 
@@ -319,7 +316,7 @@ class _RunReader(_InPlaceReader):
         """Check the header of each record that was read."""
         begin = perf_counter()
         for at, head in heads:
-            skipped = _RECORD_TRAILER if at else 0
+            skipped = self._format.gap(at) if at else 0
             record = bytes(head[skipped:])
             # Identical header bytes need to be checked only once: the places are known, so nothing
             # depends on where in the file they stand.
@@ -383,7 +380,7 @@ class _RecordReader(_InPlaceReader):
             if self._source.dataset.known_places:
                 sizes = layout.sizes(layout.samples_of(number))
                 _check_size(file, int(sizes.sum()))
-                file.found = raw.places(sizes)
+                file.found = self._format.places(sizes)
             else:
                 file.found = self._locate(file, layout.samples_per_file, ahead=False)
         found = file.found
@@ -402,7 +399,7 @@ def _check_size(file: File, num_bytes: int) -> None:
 def _open_storage(source: Source, *, number: int, max_open: int) -> ExtentReader:
     """Return what worker `number` of the job reads with: files, or objects of a bucket."""
     workload, reader, folder = source.workload, source.workload.reader, source.dataset.folder
-    columns = source.layout.format == "parquet"
+    columns = format_of(source.layout).in_columns
     one = source.layout.samples_per_file == 1 and not columns
     access = source.dataset.access
     if access is not None:
@@ -445,17 +442,18 @@ class SampleReader:
         if source.dataset.cache_state:
             self._tier = TierReader(source.dataset, row=number, direct=source.direct)
         tier = self._tier
-        decodes = workload.reader.decode == "library" and source.layout.format != "parquet"
+        files, ways = format_of(source.layout), format_of(source.layout).ways
+        decodes = workload.reader.decode == "library" and not files.in_columns
         storage = None
         if decodes:
             self._reader = LibraryReader(source, self._rows, note, tier)
         else:
             storage = _open_storage(source, number=number, max_open=max_open)
-            if source.layout.format == "parquet":
+            if files.in_columns:
                 self._reader = ColumnReader(source, self._rows, note, storage)
             elif source.layout.samples_per_file == 1:
                 self._reader = _WholeFileReader(source, self._rows, note, tier, storage)
-            elif source.layout.format in BARE and workload.reader.access == "random":
+            elif len(ways) > 1 and workload.reader.access == "random":
                 self._reader = _RecordReader(source, self._rows, note, tier, storage)
             else:
                 self._reader = _RunReader(source, self._rows, note, tier, storage)

@@ -28,7 +28,7 @@ _WRAP = 0xFFFFFFFF  # heads and tails are 32-bit counters
 
 _TOGETHER = 4
 """Places that are refilled before the kernel is called: with more, the drive's queue runs low while
-Python works through a batch; with fewer, more calls are made (benchmarks/small_blocks.py)."""
+Python works through a batch; with fewer, more calls are made."""
 _MANY = 8192
 """Latencies that are added to the histogram at once."""
 

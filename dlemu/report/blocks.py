@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
+from dlemu.report.facts import date_of, drive_name, facts_of
 from dlemu.report.plot import Plot
 
+Document = Mapping[str, Any]
+"""What a command has measured, or a part of it: JSON as Python reads it."""
 Tone = Literal["pass", "fail", "caution", "plain"]
 """How good an answer is: "caution" is NO VERDICT, and a PASS with a remark that weakens it."""
 
@@ -41,7 +45,7 @@ class Facts:
     pairs: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """Cells in rows, as text. The first column names the row."""
 
@@ -90,6 +94,13 @@ def table_of(things: Iterable[Any], *columns: Column, title: str = "") -> Table:
     )
 
 
+def over_epochs(rows: Iterable[tuple[str, Sequence[float], str]], title: str = "") -> Table:
+    """Return a table with a row for each name, values of epochs, and form of a number."""
+    finds = (fmean, min, max)
+    cells = [[name, *(format(find(each), form) for find in finds)] for name, each, form in rows]
+    return Table(("per epoch", "mean", "min", "max"), cells, title)
+
+
 @dataclass(frozen=True)
 class Fold:
     """Details: closed in a page, and in the terminal shown by -v only."""
@@ -110,7 +121,7 @@ class Listing:
 Block = Verdict | Lines | Command | Facts | Table | Plot | Fold | Listing
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Section:
     """One result: what it is called, where it lies, its blocks, and its row beside others."""
 
@@ -126,6 +137,16 @@ class Section:
         return next((block.line for block in self.blocks if isinstance(block, Verdict)), "")
 
 
-def folded(title: str, blocks: Sequence[Block]) -> Sequence[Block]:
-    """Return blocks below a fold; nothing where there are none."""
-    return [Fold(title, blocks)] if blocks else []
+def measured(document: Document, *more: tuple[str, str], is_open: bool = False) -> Fold:
+    """Return where and when something was measured, below a fold."""
+    facts = Facts([*facts_of(document), *more])
+    return Fold("where and how it was measured", [facts], is_open)
+
+
+def where_cells(document: Document, folder: str) -> dict[str, str]:
+    """Return the cells of the table across results that say where and when one was measured."""
+    return {
+        "storage": drive_name(document, folder),
+        "host": str(document.get("hostname") or ""),
+        "measured": date_of(document),
+    }

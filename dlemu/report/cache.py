@@ -1,12 +1,13 @@
 """The cache of a run, from the run's document: its table, what it saves, its wear, its plots."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from dlemu.report.blocks import Block, Lines, Table
-from dlemu.report.plot import Axis, Look, Plot, axis_of_numbers, dotted
+from dlemu.report.blocks import Block, Column, Document, Lines, Table, table_of
+from dlemu.report.plot import Axis, Plot, axis_from_zero, axis_of_numbers, dotted
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _MOST_ROWS = 10
@@ -16,90 +17,92 @@ _HITS = 0.01
 _APART = 0.1
 """Hit shares of a mounted cache's epochs that differ by more are cold and warm ones."""
 _YEAR = 365 * 86_400
-_RATES: tuple[tuple[str, str, Look], ...] = (
-    ("origin_bytes_per_epoch", "read from the origin", "first"),
-    ("cache_read_bytes_per_epoch", "read from the cache", "second"),
-    ("cache_write_bytes_per_epoch", "written to the cache", "limit"),
-)
-_WATCHED = (
-    ("hits (%)", "hit_share_per_epoch", 1e-2, ".1f"),
-    ("training", "read_bytes_per_epoch", 1e6, ",.1f"),
-    ("origin", "origin_bytes_per_epoch", 1e6, ",.1f"),
-    ("cache read", "cache_read_bytes_per_epoch", 1e6, ",.1f"),
-    ("written", "cache_write_bytes_per_epoch", 1e6, ",.1f"),
-    ("fill", "fill_ratio_per_epoch", 1, ".2f"),
-    ("daemon CPU (s)", "daemon_cpu_seconds_per_epoch", 1, ".2f"),
-)
-"""Of each column of a mounted cache its head, the field, the unit that is shown, and its form."""
 
 
-def present_cache(document: Mapping[str, Any]) -> list[Block]:
+def present_cache(document: Document) -> list[Block]:
     """Return the blocks of a run's cache; none where there was none."""
     cached = document.get("measured", {}).get("cache")
     if cached is None:
         return []
-    epochs = document["per_epoch"]
-    if "fill_ratio_per_epoch" in cached:
-        return [_watched_table(cached, epochs), *_watched_lines(cached, epochs),
-                *_plots(cached, epochs, "")]  # fmt: skip
-    slow = _label(cached["emulated_origin"])
-    return [_table(cached, epochs), Lines(list(_lines(cached, epochs))),
-            *_plots(cached, epochs, slow)]  # fmt: skip
-
-
-def _label(emulated: str) -> str:
-    """Return " (origin emulated at 2 GB/s)" for a line that depends on it, else ""."""
-    return f" (origin emulated {emulated})" if emulated else ""
-
-
-def _table(cached: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table over epochs; rates over the seconds of each."""
-    numbers: list[int | None] = list(range(len(epochs)))
-    if len(epochs) > _MOST_ROWS:
-        numbers = [*numbers[: _MOST_ROWS - 1], None, len(epochs) - 1]
-    heads = ("epoch", "AU (%)", "samples/s", "hits (%)", "planned (%)", "origin", "read", "written")
-    return Table(
-        heads=heads,
-        rows=[["…"] * len(heads) if n is None else _row(cached, epochs[n], n) for n in numbers],
-        title=f"cache, MB/s{_label(cached['emulated_origin'])}",
-    )
-
-
-def _row(cached: Mapping[str, Any], epoch: Mapping[str, Any], number: int) -> list[str]:
-    seconds = cached["seconds_per_epoch"][number]
-    settled = seconds + cached["settle_seconds_per_epoch"][number]
-    shares = (cached[f"{name}_per_epoch"][number] for name in ("hit_share", "planned_hit_share"))
-    rates = (
-        cached["origin_bytes_per_epoch"][number] / seconds,
-        cached["cache_read_bytes_per_epoch"][number] / seconds,
-        cached["cache_write_bytes_per_epoch"][number] / settled,
-    )
-    return [
-        *_first_cells(epoch),
-        *("-" if share is None else f"{100 * share:.1f}" for share in shares),
-        *(f"{rate / 1e6:.1f}" for rate in rates),
+    of_epochs = [(name, each) for name, each in cached.items() if name.endswith("_per_epoch")]
+    epochs = [
+        epoch | {name.removesuffix("_per_epoch"): each[number] for name, each in of_epochs}
+        for number, epoch in enumerate(document["per_epoch"])
     ]
+    is_watched = "fill_ratio_per_epoch" in cached
+    emulated = "" if is_watched else cached["emulated_origin"]
+    slow = f" (origin emulated {emulated})" if emulated else ""
+    table = _watched_table(epochs) if is_watched else _table(epochs, slow)
+    lines = list(_watched_lines(epochs) if is_watched else _lines(cached, epochs, slow))
+    return [table, *([Lines(lines)] if lines else []), *_plots(epochs, slow)]
 
 
-def _first_cells(epoch: Mapping[str, Any]) -> list[str]:
-    values = (epoch[name] for name in ("au_percentage", "samples_per_second"))
-    figures = ("" if value is None else f"{value:.2f}" for value in values)
-    return [str(epoch["epoch"]), *figures]
+_EPOCH = (
+    Column("epoch", "epoch", str),
+    Column("AU (%)", "au_percentage", ".2f"),
+    Column("samples/s", "samples_per_second", ".2f", spare=3),
+)
 
 
-def _lines(cached: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _table(epochs: Sequence[Document], slow: str) -> Table:
+    """Return the table over epochs; rates over the seconds of each."""
+    table = table_of(
+        epochs if len(epochs) <= _MOST_ROWS else [*epochs[: _MOST_ROWS - 1], epochs[-1]],
+        *_EPOCH,
+        Column("hits (%)", "hit_share", _percent),
+        Column("planned (%)", "planned_hit_share", _percent),
+        Column("origin", lambda e: e["origin_bytes"] / e["seconds"] / 1e6, ".1f"),
+        Column("read", lambda e: e["cache_read_bytes"] / e["seconds"] / 1e6, ".1f"),
+        Column("written", lambda e: e["cache_write_bytes"] / _settled(e) / 1e6, ".1f"),
+        title=f"cache, MB/s{slow}",
+    )
+    if len(epochs) > _MOST_ROWS:
+        *first, last = table.rows
+        table = replace(table, rows=[*first, ["…"] * len(table.heads), last])
+    return table
+
+
+def _watched_table(epochs: Sequence[Document]) -> Table:
+    """Return the table over epochs of a mounted cache."""
+
+    def megabytes(num_bytes: int) -> str:
+        return f"{num_bytes / 1e6:,.1f}"
+
+    return table_of(
+        epochs,
+        *_EPOCH,
+        Column("hits (%)", "hit_share", _percent),
+        Column("training", "read_bytes", megabytes),
+        Column("origin", "origin_bytes", megabytes),
+        Column("cache read", "cache_read_bytes", megabytes),
+        Column("written", "cache_write_bytes", megabytes),
+        Column("fill", "fill_ratio", ".2f", spare=2),
+        Column("daemon CPU (s)", "daemon_cpu_seconds", ".2f", spare=1),
+        title="mounted cache, watched; bytes in MB",
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _settled(epoch: Document) -> float:
+    """Return the seconds of an epoch until all was written."""
+    return float(epoch["seconds"] + epoch["settle_seconds"])
+
+
+def _lines(cached: Mapping[str, Any], epochs: Sequence[Document], slow: str) -> Iterator[str]:
     """Yield what was copied before the epochs, cold and warm AU, and the wear."""
-    slow = _label(cached["emulated_origin"])
     if preload := cached["preload"]:
-        yield _preload(preload, cached["emulated_origin"])
+        yield _preload(preload, slow)
     if cached["capacity_bytes"]:
-        yield f"{_worth(cached, [epoch['au_percentage'] for epoch in epochs])}{slow}"
-    if max(cached["cache_write_bytes_per_epoch"]):
-        yield f"{_wear(cached)}{slow}"
+        yield f"{_worth(cached, epochs)}{slow}"
+    if max(epoch["cache_write_bytes"] for epoch in epochs):
+        yield f"{_wear(cached, epochs)}{slow}"
 
 
-def _preload(preload: Mapping[str, Any], emulated: str) -> str:
-    """Return the row of the copying before the epochs."""
+def _preload(preload: Mapping[str, Any], slow: str) -> str:
+    """Return the line about the copying before the epochs."""
     num_bytes, seconds = preload["num_bytes"], preload["seconds"]
     if not num_bytes:
         return "preload: nothing to copy, the cache holds what it can"
@@ -108,22 +111,22 @@ def _preload(preload: Mapping[str, Any], emulated: str) -> str:
     return (
         f"preload: {counted(preload['num_files'], 'file')}, {format_bytes(num_bytes)} in "
         f"{format_seconds(seconds)}: origin and cache writes {format_rate(num_bytes / seconds)}"
-        f"{_label(emulated)}; {100 * max(share, 1 - share):.0f}% of the time went into the {by}"
+        f"{slow}; {100 * max(share, 1 - share):.0f}% of the time went into the {by}"
     )
 
 
-def _worth(cached: Mapping[str, Any], au: Sequence[float]) -> str:
+def _worth(cached: Mapping[str, Any], epochs: Sequence[Document]) -> str:
     """Return the AU of cold and of warm epochs, and from when on the cache saves time."""
-    shares = [share or 0.0 for share in cached["hit_share_per_epoch"]]
+    au = [epoch["au_percentage"] for epoch in epochs]
+    shares = [epoch["hit_share"] or 0.0 for epoch in epochs]
+    cold = f"cold AU {au[0]:.0f}%"
     if max(shares) < _HITS:
         if len(au) == 1:
-            return f"cold AU {au[0]:.0f}%; more epochs (train.epochs) show warm ones"
-        cold = f"cold AU {au[0]:.0f}%, " if shares[0] < _HITS else ""
-        return f"{cold}hits are too rare for the cache to save time"
-    parts = []
-    if cold_first := shares[0] < _HITS and len(au) > 1:
-        parts.append(f"cold AU {au[0]:.0f}%")
-    parts.append(f"warm AU {fmean(au[1:] if cold_first else au):.0f}%")
+            return f"{cold}; more epochs (train.epochs) show warm ones"
+        return f"{cold}, hits are too rare for the cache to save time"
+    is_cold = shares[0] < _HITS and len(au) > 1
+    parts = [cold] if is_cold else []
+    parts.append(f"warm AU {fmean(au[1:] if is_cold else au):.0f}%")
     if (first := cached["pays_from_epoch"]) is not None:
         later = "" if first <= len(au) else " (assuming later epochs equal the last)"
         parts.append(f"the cache saves time from epoch {first} on{later}")
@@ -132,15 +135,16 @@ def _worth(cached: Mapping[str, Any], au: Sequence[float]) -> str:
     return ", ".join(parts)
 
 
-def _wear(cached: Mapping[str, Any]) -> str:
+def _wear(cached: Mapping[str, Any], epochs: Sequence[Document]) -> str:
     """Return what each epoch writes to the cache's drive, and how long that lasts."""
-    written = cached["cache_write_bytes_per_epoch"]
-    first, last = (format_bytes(written[epoch]) for epoch in (0, -1))
-    text = f"cache's wear: {first} written to the cache in the first epoch, {last} in the last"
-    if not written[-1]:
+    first, last = (epochs[number]["cache_write_bytes"] for number in (0, -1))
+    text = (
+        f"cache's wear: {format_bytes(first)} written to the cache in the first epoch, "
+        f"{format_bytes(last)} in the last"
+    )
+    if not last:
         return text
-    seconds = cached["seconds_per_epoch"][-1] + cached["settle_seconds_per_epoch"][-1]
-    rate, churn = written[-1] / seconds, written[-1] / cached["capacity_bytes"]
+    rate, churn = last / _settled(epochs[-1]), last / cached["capacity_bytes"]
     text += f", {churn:.2f} of its capacity; {format_rate(rate)} if such epochs follow one another"
     if cached["endurance_bytes"]:
         years = cached["endurance_bytes"] / rate / _YEAR
@@ -148,61 +152,33 @@ def _wear(cached: Mapping[str, Any]) -> str:
     return f"{text}; drive.endurance=14PB says for how many years"
 
 
-def _watched_table(cached: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table over epochs of a mounted cache."""
-    rows = []
-    for number, epoch in enumerate(epochs):
-        values = ((cached[name][number], unit, form) for _, name, unit, form in _WATCHED)
-        cells = (
-            "-" if value is None else format(value / unit, form) for value, unit, form in values
-        )
-        rows.append([*_first_cells(epoch), *cells])
-    return Table(
-        heads=("epoch", "AU (%)", "samples/s", *(head for head, *_ in _WATCHED)),
-        rows=rows,
-        title="mounted cache, watched; bytes in MB",
-        spare=("daemon CPU (s)", "fill", "samples/s"),
-    )
-
-
-def _watched_lines(
-    cached: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]
-) -> Iterator[Lines]:
+def _watched_lines(epochs: Sequence[Document]) -> Iterator[str]:
     """Yield the AU of cold and of warm epochs, where they differ."""
-    shares = [share for share in cached["hit_share_per_epoch"] if share is not None]
+    shares = [epoch["hit_share"] for epoch in epochs]
     au = [epoch["au_percentage"] for epoch in epochs]
-    if len(shares) == len(au) and any(b - a > _APART for a, b in pairwise(shares)):
-        yield Lines([f"cold AU {au[0]:.0f}%, warm AU {fmean(au[1:]):.0f}%"])
+    if None not in shares and any(b - a > _APART for a, b in pairwise(shares)):
+        yield f"cold AU {au[0]:.0f}%, warm AU {fmean(au[1:]):.0f}%"
 
 
-def _plots(
-    cached: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]], slow: str
-) -> Iterator[Plot]:
+def _plots(epochs: Sequence[Document], slow: str) -> Iterator[Plot]:
     numbers = [epoch["epoch"] for epoch in epochs]
     x = axis_of_numbers("epoch", numbers[0], numbers[-1])
     au = [epoch["whole_epoch_au_percentage"] for epoch in epochs]
-    hits = [None if share is None else 100 * share for share in cached["hit_share_per_epoch"]]
-    yield Plot(
-        title=f"hits and utilisation over the epochs{slow}",
-        x=x,
-        y=Axis(name="%", low=0.0, high=100.0),
-        series=[
-            dotted("AU with the first step", "first", numbers, au),
-            dotted("bytes from the cache", "second", numbers, hits),
-        ],
-    )
-    seconds = cached["seconds_per_epoch"]
-    rates = {
-        key: [
-            None if num is None else num / took / 1e6
-            for num, took in zip(cached[key], seconds, strict=True)
-        ]
-        for key, _, _ in _RATES
-    }
-    most = max((rate or 0.0 for each in rates.values() for rate in each), default=0.0)
-    yield Plot(
-        title=f"origin and cache over the epochs{slow}",
-        x=x,
-        y=Axis(name="MB/s, over the epoch's time", low=0.0, high=max(most, 1.0)),
-        series=[dotted(name, look, numbers, rates[key]) for key, name, look in _RATES],
-    )
+    hits = [epoch["hit_share"] and 100 * epoch["hit_share"] for epoch in epochs]
+    shares = [
+        dotted("AU with the first step", "first", numbers, au),
+        dotted("bytes from the cache", "second", numbers, hits),
+    ]
+    title = f"hits and AU over the epochs{slow}"
+    yield Plot(title, x, Axis("%", 0.0, 100.0), shares)
+
+    def rates(name: str) -> list[float | None]:
+        return [epoch[name] and epoch[name] / epoch["seconds"] / 1e6 for epoch in epochs]
+
+    series = [
+        dotted("read from the origin", "first", numbers, rates("origin_bytes")),
+        dotted("read from the cache", "second", numbers, rates("cache_read_bytes")),
+        dotted("written to the cache", "limit", numbers, rates("cache_write_bytes")),
+    ]
+    y = axis_from_zero("MB/s, over the epoch's time", series)
+    yield Plot(f"origin and cache over the epochs{slow}", x, y, series)

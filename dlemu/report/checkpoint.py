@@ -1,20 +1,27 @@
 """`dlemu checkpoint`: its plan, its result, and its prediction from a drive's rates."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, pstdev
-from typing import Any
 
 from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
-from dlemu.report.blocks import Block, Facts, Lines, Section, Table, Verdict, folded
-from dlemu.report.facts import date_of, drive_name, facts_of
+from dlemu.report.blocks import (
+    Block,
+    Document,
+    Facts,
+    Fold,
+    Lines,
+    Table,
+    Tone,
+    Verdict,
+    measured,
+    where_cells,
+)
 from dlemu.report.in_run import plot_seconds
 from dlemu.results.header import header
 from dlemu.results.summary import limit_name
 from dlemu.results.wear import belongs_to, wear_line
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
-Document = Mapping[str, Any]
-"""summary.json, or what it will begin with."""
 _MINUTES = (5, 15, 30, 60)
 _KINDS = (("save", "saves"), ("load", "loads"))
 """Its name, and its key in the document."""
@@ -41,54 +48,67 @@ def present_plan(document: Document) -> list[Block]:
 def present_checkpoint(document: Document) -> list[Block]:
     """Return the blocks of a command that has ended."""
     key, saves = document["checkpoint"], document["checkpoint"]["saves"]
-    blocks: list[Block] = [
-        _verdict(document),
-        Lines([_job(document), *_limits(document), *_notes(document)]),
-        Table(heads=("", "mean", "min", "max", "stdev"), rows=list(_durations(key))),
+    limits = [
+        (kind, limit)
+        for kind, limit in (("save", document["limit"]), ("load", document["load_limit"]))
+        if limit
     ]
+    part = _part(document)
+    lines = [
+        f"{document['workload']}: "
+        f"{counted(document['num_accelerators'], 'emulated accelerator')} on "
+        f"{counted(document['num_ranks'], 'rank')}, {counted(document['num_hosts'], 'host')}; "
+        f"{format_bytes(key['num_bytes'])}",
+        *(f"limit of the {kind}s: {each['name']}. {each['evidence']}" for kind, each in limits),
+    ]
+    if part != document["model"]["name"]:
+        lines.append(
+            f"note: durations and costs are those of {part}; the whole checkpoint takes longer"
+        )
+    lines += [f"note: {note}" for note in document["notes"]]
+    durations = Table(("", "mean", "min", "max", "stdev"), list(_durations(key)))
+    blocks: list[Block] = [_verdict(document), Lines(lines), durations]
     if saves:
         blocks += _costs(_mean(saves), key.get("mtbf_seconds"))
     if saves or key["loads"]:
         found = {kind: _seconds(key[name]) for kind, name in _KINDS}
         blocks.append(plot_seconds("duration of each checkpoint", found))
-    advice = [limit["advice"] for _, limit in _known_limits(document) if limit["advice"]]
+    advice = dict.fromkeys(limit["advice"] for _, limit in limits if limit["advice"])
     return [
         *blocks,
-        *folded("details", [Lines(list(_details(document)))]),
-        *folded("where it was measured", [Facts(list(facts_of(document)))]),
-        Lines([f"try: {each}" for each in dict.fromkeys(advice)]),
+        Fold("details", [Lines(list(_details(document)))]),
+        measured(document),
+        Lines([f"try: {each}" for each in advice]),
     ]
 
 
-def checkpoint_section(folder: str, document: Document) -> Section:
-    """Return the section of a page, with the row beside other results."""
+def row_of(document: Document) -> dict[str, str]:
+    """Return the cells of checkpoints in the table across results."""
     key = document["checkpoint"]
     entries = key["saves"] or key["loads"]
-    row = {
+    return {
+        **where_cells(document, key["folder"].rpartition("/")[2]),
         "workload": f"checkpoint of {document['model']['name']}",
         "verdict": document["verdict"] or (format_seconds(_mean(entries)) if entries else ""),
         "accelerators": str(document["num_accelerators"]),
         "limit": limit_name(document) or limit_name(document, "load_limit"),
-        "storage": drive_name(document, key["folder"].rpartition("/")[2]),
-        "host": str(document.get("hostname") or ""),
-        "measured": date_of(document),
     }
-    blocks = present_checkpoint(document)
-    return Section(title=document["workload"], folder=folder, blocks=blocks, rows=[row])
 
 
 def present_predicted_checkpoint(document: Document) -> list[Block]:
     """Return size, durations with their ranges, and costs, from `checkpoint.plan`."""
-    save = document["save"]
-    unknown = ("save", "unknown", "", "set drive.write_bandwidth")
-    rows = [*([] if save else [unknown]), *_predicted(document)]
+    save, drives = document["save"], f"{document['drives']} x {document['drive']}"
     seconds = document["save" if save else "load"]["seconds"]
     verb = "takes" if save else "is read in"
-    drives = f"{document['drives']} x {document['drive']}"
+    rows = [] if save else [["save", "unknown", "", "set drive.write_bandwidth"]]
+    for kind, _ in _KINDS:
+        if found := document[kind]:
+            mean, low, high = map(format_seconds, (found["seconds"], found["low"], found["high"]))
+            rows.append([kind, mean, f"{low} to {high}", format_rate(found["bytes_per_second"])])
     return [
         Verdict(f"a checkpoint of {_part(document)} {verb} {format_seconds(seconds)} on {drives}"),
         Lines([f"{format_bytes(document['checkpoint']['num_bytes'])}, from the datasheet alone"]),
-        Table(heads=("", "predicted", "range", "rate"), rows=rows, texts=("range", "rate")),
+        Table(("", "predicted", "range", "rate"), rows, texts=("range", "rate")),
         *(_costs(seconds, document["checkpoint"]["mtbf_seconds"]) if save else ()),
         Lines(
             [
@@ -98,16 +118,6 @@ def present_predicted_checkpoint(document: Document) -> list[Block]:
             ]
         ),
     ]
-
-
-def _predicted(document: Document) -> Iterator[Sequence[str]]:
-    """Yield a row for each kind whose rate is known."""
-    for kind, _ in _KINDS:
-        if found := document[kind]:
-            seconds, low, high = (
-                format_seconds(found[name]) for name in ("seconds", "low", "high")
-            )
-            yield kind, seconds, f"{low} to {high}", format_rate(found["bytes_per_second"])
 
 
 def _verdict(document: Document) -> Verdict:
@@ -121,21 +131,20 @@ def _verdict(document: Document) -> Verdict:
     what += format_seconds(seconds)
     if verdict:
         what = f"{verdict}: {what}, at most {format_seconds(key['max_seconds'])} allowed"
-    parts, weak = [what], list(_not_the_drive(document))
+    parts, weak = [what], []
+    limit = document["limit"] if key["saves"] else document["load_limit"]
+    if limit and limit["name"] == IN_MEMORY:
+        weak.append(f"BUT {limit['evidence']}")
+    if memory := (document.get("place") or {}).get("memory"):
+        weak.append(f"BUT the drive is memory ({memory})")
     if key["saves"] and seconds <= 1800:
         parts.append(f"one every 30 minutes costs {_percent(seconds / 1800)} of the time")
-    tones = {"PASS": "caution" if weak else "pass", "FAIL": "fail", "NO VERDICT": "caution"}
-    tone: Any = tones.get(verdict, "caution" if weak else "plain")
+    tone: Tone = "pass" if verdict == "PASS" else "plain"
+    if verdict == "FAIL":
+        tone = "fail"
+    elif weak or verdict == "NO VERDICT":
+        tone = "caution"
     return Verdict("; ".join([*parts, *weak]), tone)
-
-
-def _not_the_drive(document: Document) -> Iterator[str]:
-    """Yield what the verdict's line says where memory took or gave the bytes."""
-    limit = document["limit"] if document["checkpoint"]["saves"] else document["load_limit"]
-    if limit and limit["name"] == IN_MEMORY:
-        yield f"BUT {limit['evidence']}"
-    if memory := (document.get("place") or {}).get("memory"):
-        yield f"BUT the drive is memory ({memory})"
 
 
 def _part(document: Document) -> str:
@@ -146,15 +155,6 @@ def _part(document: Document) -> str:
         sizes = f"{format_bytes(key['num_bytes'])} of {format_bytes(key['num_bytes_of_model'])}"
         name = f"{name} ({own} of {whole} ranks: {sizes})"
     return name if key["scale"] == 1 else f"{name} at scale {key['scale']:g}"
-
-
-def _job(document: Document) -> str:
-    """Return who wrote how much."""
-    return (
-        f"{document['workload']}: {counted(document['num_accelerators'], 'emulated accelerator')} "
-        f"on {counted(document['num_ranks'], 'rank')}, {counted(document['num_hosts'], 'host')}; "
-        f"{format_bytes(document['checkpoint']['num_bytes'])}"
-    )
 
 
 def _durations(checkpoint: Document) -> Iterator[list[str]]:
@@ -183,10 +183,10 @@ def _mean(entries: Sequence[Entry]) -> float:
 
 def _costs(seconds: float, mtbf: float | None) -> Iterator[Block]:
     """Yield what checkpoints of so many seconds cost, and Young's interval if mtbf is given."""
-    intervals = [f"{minutes} min" for minutes in _MINUTES]
     shares = [seconds / (60 * minutes) for minutes in _MINUTES]
     costs = [_percent(share) if share <= 1 else "too long" for share in shares]
-    yield Table(heads=("one every", *intervals), rows=[("costs, of the time", *costs)])
+    heads = ("one every", *(f"{minutes} min" for minutes in _MINUTES))
+    yield Table(heads, [("costs, of the time", *costs)])
     if mtbf:
         yield Lines([_young(seconds, mtbf)])
 
@@ -209,33 +209,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
 
 
-def _known_limits(document: Document) -> list[tuple[str, Mapping[str, str]]]:
-    limits = (("save", document["limit"]), ("load", document["load_limit"]))
-    return [(kind, limit) for kind, limit in limits if limit]
-
-
-def _limits(document: Document) -> list[str]:
-    return [
-        f"limit of the {kind}s: {limit['name']}. {limit['evidence']}"
-        for kind, limit in _known_limits(document)
-    ]
-
-
-def _notes(document: Document) -> Iterator[str]:
-    """Yield the notes; first, that figures of a part are not those of the whole."""
-    part = _part(document)
-    if part != document["model"]["name"]:
-        yield f"note: durations and costs are those of {part}; the whole checkpoint takes longer"
-    yield from (f"note: {note}" for note in document["notes"])
-
-
 def _details(document: Document) -> Iterator[str]:
     key = document["checkpoint"]
     for kind, name in _KINDS:
         if entries := key[name]:
             each = ", ".join(map(format_seconds, _seconds(entries)))
             yield f"each {kind}: {each}"
-            yield f"{kind}: {_parts(entries)}; {_slowest(entries)}"
+            yield f"{kind}: {_shares(entries)}; {_slowest(entries)}"
     if saves := key["saves"]:
         cpu = sum(entry["parts"]["generation"] for entry in saves) * key["num_accelerators"]
         per_gb = cpu / (sum(entry["num_bytes"] for entry in saves) / 1e9)
@@ -252,7 +232,7 @@ def _details(document: Document) -> Iterator[str]:
         yield wear_line(wear)
 
 
-def _parts(entries: Sequence[Entry]) -> str:
+def _shares(entries: Sequence[Entry]) -> str:
     """Return the shares of the mean accelerator's time: "open 0.1%, write 61.0%, fsync 38.9%"."""
     whole = max(1e-9, sum(entry["mean_seconds"] for entry in entries))
     names = [name for name in entries[0]["parts"] if name not in ("generation", "waited")]

@@ -4,20 +4,24 @@ A result is a run, several runs in a folder, a command's checkpoints, or a sizin
 what `dlemu compare --json` prints. A result there has its names of summary.json and sizing.json;
 `figures` by name, each a mean with its standard error; `basis`, what that error was taken from;
 `facts` of hosts, drives and versions, and the `keys` of the workload, both by dotted name.
+
+The noise of a mean is its standard error over runs. Two means are compared as Welch's t-test does,
+with 95 % intervals. Parts of the steps of one run vary less than runs do: their spread gives no
+interval of a difference between runs.
 """
 
 import glob
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Any
 
+import numpy as np
+
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.report.blocks import Block, Lines, Table
-from dlemu.report.noise import Figure, difference, figure_of, figure_of_interval
+from dlemu.report.blocks import Block, Document, Lines, Table
 from dlemu.report.stored import ANSWER, Stored, read_result
 from dlemu.results.metrics import t95
 from dlemu.results.records import SUMMARY, read_config, read_summary
@@ -26,7 +30,6 @@ from dlemu.units import counted, each_once
 from dlemu.workload.compose import PATH_KEYS
 from dlemu.workload.model import Workload, leaves
 
-Document = Mapping[str, Any]
 _PATHS = PATH_KEYS | {"size.targets"}
 _IN_SYSTEM = {"host", "num_hosts", "device", "model", "firmware", "memory_bytes"}
 """Fields of `place` that `system` has of every host."""
@@ -58,10 +61,17 @@ _SCORES = {"run": "samples/s", "sizing": "accelerators", "checkpoint": "bytes/s"
 def present_compare(document: Document) -> list[Block]:
     """Return the blocks of one comparison."""
     results = document["results"]
-    names = [_name(number) for number in range(len(results))]
+    names = [chr(ord("A") + n) if n < 26 else f"R{n + 1}" for n in range(len(results))]
     target = f" on {results[0]['target']}" if results[0]["target"] else ""
-    title = [_caveat(names, results), f"{results[0]['workload']}{target}"]
-    blocks: list[Block] = [Lines(list(filter(None, title))), _overview(names, results)]
+    single = [
+        name
+        for name, result in zip(names, results, strict=True)
+        if any(figure["of_one_run"] for figure in result["figures"].values())
+    ]
+    each = "one run each" if len(single) == len(results) else f"{', '.join(single)}: one run"
+    title = [f"{each}: not comparable, take runs=5"] if single else []
+    title.append(f"{results[0]['workload']}{target}")
+    blocks: list[Block] = [Lines(title), _overview(names, results)]
     for name, found in zip(names[1:], document["differences"], strict=True):
         if found:
             known = any(each["noise"] is not None for each in found.values())
@@ -90,24 +100,6 @@ def losses(document: Document) -> Iterator[str]:
                 f"LOSS: {other['folder']} has {100 * loss:.1f}% fewer {_SCORES[first['kind']]} "
                 f"than {first['folder']}, compare.max_loss allows {100 * allowed:g}%{more}"
             )
-
-
-def _caveat(names: Sequence[str], results: Sequence[Document]) -> str:
-    """Return the line that single runs show no difference; "" where each is of several runs."""
-    single = [
-        name
-        for name, result in zip(names, results, strict=True)
-        if any(figure["of_one_run"] for figure in result["figures"].values())
-    ]
-    if not single:
-        return ""
-    each = "one run each" if len(single) == len(results) else f"{', '.join(single)}: one run"
-    return f"{each}: not comparable, take runs=5"
-
-
-def _name(number: int) -> str:
-    """Return A, B ... Z, then R27 and so on."""
-    return ascii_uppercase[number] if number < 26 else f"R{number + 1}"
 
 
 def _overview(names: Sequence[str], results: Sequence[Document]) -> Table:
@@ -149,6 +141,54 @@ def _cell(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+# --- figures and their noise ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean, and its standard error; None: nothing tells how far it varies."""
+
+    value: float
+    error: float | None = None
+    freedom: float = math.inf
+    """Degrees of freedom of the error."""
+    of_one_run: bool = False
+    """Whether the error is that of parts of one run."""
+
+
+def figure_of(values: Sequence[float]) -> Figure:
+    """Return the mean of values with its error."""
+    value = float(np.mean(values))
+    if len(values) < 2:
+        return Figure(value)
+    return Figure(value, float(np.std(values, ddof=1)) / math.sqrt(len(values)), len(values) - 1)
+
+
+def difference(new: Figure, old: Figure) -> dict[str, Any]:
+    """Return what `new` is above `old`, also as a share of it, and the noise of both together.
+
+    `noise` is half of the 95 % interval of the difference, None if unknown; `within_one_run` what
+    it would be if runs varied as little as the parts of one run.
+    """
+    value, width = new.value - old.value, None
+    if new.error is not None and old.error is not None:
+        squares = [new.error**2, old.error**2]
+        freedoms = (new.freedom, old.freedom)
+        below = sum(s**2 / freedom for s, freedom in zip(squares, freedoms, strict=True))
+        freedom = sum(squares) ** 2 / below if below else math.inf
+        width = t95(freedom) * math.sqrt(sum(squares))
+    one_run = new.of_one_run or old.of_one_run
+    noise = None if one_run else width
+    return {
+        "value": value,
+        "against": old.value,
+        "noise": noise,
+        "within_one_run": width if one_run else None,
+        "share": value / old.value if old.value else None,
+        "within_noise": None if noise is None else abs(value) <= noise,
+    }
+
+
 # --- the document ---------------------------------------------------------------------------------
 
 
@@ -162,22 +202,25 @@ def compare_folders(folders: Sequence[Path], max_loss: float | None = None) -> l
         DlemuError: a folder holds no result, is damaged, or holds one of another kind or workload.
     """
     found = [_read(folder) for folder in folders]
-    if all(len(results) == 1 for results in found):
-        results = [each[0] for each in found]
-        _check_alike(results)
-        return [_compared(results, max_loss)]
+    single = all(len(results) == 1 for results in found)
     comparisons = []
     for first in found[0]:
         same = [first]
         for folder, results in zip(folders[1:], found[1:], strict=True):
             wanted = first["workload"], first["target"]
-            named = [each for each in results if (each["workload"], each["target"]) == wanted]
+            named = [r for r in results if single or (r["workload"], r["target"]) == wanted]
             if not named:
                 raise WorkloadError(
                     f"{folder} has no sizing of {first['workload']} on {first['target']}, "
                     f"{folders[0]} has; compare sizings of the same targets and workloads"
                 )
             same.append(named[0])
+            if (first["kind"], first["workload"]) != (same[-1]["kind"], same[-1]["workload"]):
+                raise WorkloadError(
+                    f"{folders[0]} holds a {first['kind']} of {first['workload']}, {folder} a "
+                    f"{same[-1]['kind']} of {same[-1]['workload']}; compare results of one kind "
+                    "and workload"
+                )
         comparisons.append(_compared(same, max_loss))
     return comparisons
 
@@ -193,23 +236,20 @@ def _compared(results: Sequence[Document], max_loss: float | None) -> Document:
         ],
         "differences": [
             {
-                name: asdict(apart) | {"share": apart.share, "within_noise": apart.within_noise}
+                name: difference(other["figures"][name], figure)
                 for name, figure in first["figures"].items()
                 if name in other["figures"]
-                for apart in [difference(other["figures"][name], figure)]
             }
             for other in others
         ],
-        "loss": [_loss(*_scores(first, other)) for other in others],
+        "loss": [
+            max(0.0, 1 - now / was) if was > 0 else 0.0
+            for was, now in (_scores(first, other) for other in others)
+        ],
         "max_loss": max_loss,
         "differing_facts": dict(_unlike([each["facts"] for each in results])),
         "differing_keys": dict(sorted(keys.items(), key=lambda pair: pair[0] in _PATHS)),
     }
-
-
-def _loss(was: float, now: float) -> float:
-    """Return the share, 0 to 1, that is lost; 0: nothing is."""
-    return max(0.0, 1 - now / was) if was > 0 else 0.0
 
 
 def _scores(first: Document, other: Document) -> tuple[float, float]:
@@ -223,18 +263,6 @@ def _scores(first: Document, other: Document) -> tuple[float, float]:
         f"{first['folder']} and {other['folder']} have no figure in common: one has checkpoints "
         "that were written, the other such that were read; compare results of the same command"
     )
-
-
-def _check_alike(results: Sequence[Document]) -> None:
-    first = results[0]
-    for other in results[1:]:
-        if (first["kind"], first["workload"]) != (other["kind"], other["workload"]):
-            raise WorkloadError(
-                f"{first['folder']} holds a {first['kind']} of {first['workload']}, "
-                f"{other['folder']} a {other['kind']} of {other['workload']}; compare results of "
-                "one kind and workload"
-            )
-        _scores(first, other)
 
 
 def _read(folder: Path) -> list[Document]:
@@ -259,22 +287,17 @@ def _read(folder: Path) -> list[Document]:
         if not results:
             raise RunError(f"{folder}: the search did not end, so nothing is compared")
         for result in results:
-            _check_sound(result)
+            for name in ("workload", "target", "verdict", "limit"):
+                if not isinstance(value := result[name], str):
+                    raise ValueError(f"its {name} is {value!r}")
+            for name, figure in result["figures"].items():
+                if not math.isfinite(figure.value) or not math.isfinite(figure.error or 0.0):
+                    raise ValueError(f"its {name} is no finite number")
         return results
     except DlemuError:
         raise
     except DAMAGE as error:
         raise RunError(f"{folder} holds a damaged result: {in_short(error)}") from None
-
-
-def _check_sound(result: Document) -> None:
-    """Raise a ValueError if a name is no text or a figure no finite number."""
-    for name in ("workload", "target", "verdict", "limit"):
-        if not isinstance(value := result[name], str):
-            raise ValueError(f"its {name} is {value!r}")
-    for name, figure in result["figures"].items():
-        if not math.isfinite(figure.value) or not math.isfinite(figure.error or 0.0):
-            raise ValueError(f"its {name} is no finite number")
 
 
 def _runs(stored: Stored) -> Document:
@@ -284,20 +307,9 @@ def _runs(stored: Stored) -> Document:
         figures, basis = _over(list(map(_of_run, counting))), counted(len(counting), "run")
     else:
         figures, basis = _of_one(counting[0])
-    return {
-        "folder": str(stored.folder),
-        "kind": "run",
-        "workload": first["workload"],
-        "target": "",
-        "num_accelerators": counting[0]["num_accelerators"],
-        "at_least": False,
-        "verdict": stored.document["verdict"],
-        "limit": each_once(map(limit_name, counting)),
-        "figures": figures,
-        "basis": basis,
-        "facts": _facts(first),
-        "keys": _keys(read_config(stored.folder / name, {})),
-    }
+    limit = each_once(map(limit_name, counting))
+    same = {**first, "verdict": stored.document["verdict"]}
+    return _result(stored.folder, "run", same, limit, figures, basis, name)
 
 
 def _checkpoints(stored: Stored) -> Document:
@@ -310,19 +322,34 @@ def _checkpoints(stored: Stored) -> Document:
     }
     if not figures:
         raise RunError(f"{stored.folder} holds no checkpoint that was written or read")
+    limit = each_once(limit_name(document, name) for name in ("limit", "load_limit"))
+    basis = counted(len(entries["saves"] or entries["loads"]), "checkpoint")
+    return _result(stored.folder, "checkpoint", document, limit, figures, basis)
+
+
+def _result(
+    folder: Path,
+    kind: str,
+    summary: Document,
+    limit: str,
+    figures: Mapping[str, Figure],
+    basis: str,
+    run: str = "",
+) -> Document:
+    """Return a result with the facts and the keys of a summary, these from the folder `run`."""
     return {
-        "folder": str(stored.folder),
-        "kind": "checkpoint",
-        "workload": document["workload"],
+        "folder": str(folder),
+        "kind": kind,
+        "workload": summary["workload"],
         "target": "",
-        "num_accelerators": document["num_accelerators"],
+        "num_accelerators": summary["num_accelerators"],
         "at_least": False,
-        "verdict": document["verdict"],
-        "limit": each_once(limit_name(document, name) for name in ("limit", "load_limit")),
+        "verdict": summary["verdict"],
+        "limit": limit,
         "figures": figures,
-        "basis": counted(len(entries["saves"] or entries["loads"]), "checkpoint"),
-        "facts": _facts(document),
-        "keys": _keys(read_config(stored.folder, {})),
+        "basis": basis,
+        "facts": _facts(summary),
+        "keys": _keys(read_config(folder / run, {})),
     }
 
 
@@ -355,15 +382,15 @@ def _of_one(run: Document) -> tuple[dict[str, Figure], str]:
     """
     means, interval = _of_run(run), run["metric"].get("train_au_interval_percentage")
     au = run["metric"]["train_au_mean_percentage"]
-    figures = {}
-    for name, mean in means.items():
-        if mean is not None:
-            figures[name] = Figure(mean, of_one_run=True)
-            if interval is not None and name != "page_cache_share":
-                half = max(interval[1] - au, au - interval[0]) / au * mean
-                figures[name] = Figure(mean, half / t95(math.inf), of_one_run=True)
-    source = "nothing: the run is too short"
-    return figures, source if interval is None else "parts of the steps of one run"
+    figures = {
+        name: Figure(mean, of_one_run=True) for name, mean in means.items() if mean is not None
+    }
+    if interval is None:
+        return figures, "nothing: the run is too short"
+    share = max(interval[1] - au, au - interval[0]) / au / t95(math.inf)
+    for name in [name for name in figures if name != "page_cache_share"]:
+        figures[name] = replace(figures[name], error=share * figures[name].value)
+    return figures, "parts of the steps of one run"
 
 
 def _sizing(folder: Path, answer: Document) -> Document:
@@ -373,7 +400,8 @@ def _sizing(folder: Path, answer: Document) -> Document:
     figures = _over([{name: point.get(name) for name in _OF_A_RUN} for point in points])
     if answer["real_accelerators"] is not None and answer["interval"] is not None:
         low, high = answer["interval"]
-        figures["real_accelerators"] = figure_of_interval(answer["real_accelerators"], low, high)
+        error = (high - low) / 2 / t95(math.inf)
+        figures["real_accelerators"] = Figure(answer["real_accelerators"], error)
     facts: Mapping[str, str] = {}
     keys: Mapping[str, object] = {}
     name = glob.escape(f"{answer['target']}.{answer['workload']}")

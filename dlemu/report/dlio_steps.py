@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +30,6 @@ _BLOCK = re.compile(r"block(\d+)")
 
 
 @dataclass(frozen=True)
-class Definition:
-    """How DLIO has computed what its files hold."""
-
-    start: int = 1
-    """Steps of each block that are left out of the AU, at its begin and its end."""
-    end: int = 0
-    measured: bool = False
-    """`compute` is the measured time (MLPerf Storage v2.0 on), else what was asked for."""
-
-
-@dataclass(frozen=True)
 class DlioSteps:
     """The steps of all ranks, and what cannot be told of them."""
 
@@ -52,8 +41,7 @@ class DlioSteps:
     """Whether the time beside the steps is known in all blocks."""
 
 
-@dataclass(frozen=True)
-class _Epoch:
+class _Epoch(NamedTuple):
     """One rank's epoch: seconds of each step, and of all blocks together."""
 
     load: NDArray[np.float64]
@@ -91,46 +79,43 @@ def read_object(path: Path) -> Mapping[str, Any]:
 def steps_of(
     outputs: Mapping[int, Mapping[str, Any]],
     *,
-    definition: Definition,
+    left_out: tuple[int, int],
+    measured: bool,
     batch_size: int,
     nominal: float | None,
 ) -> DlioSteps:
     """Return the records of all ranks; `nominal` is the compute time that was asked for.
 
+    `left_out`: steps at begin and end of each block that DLIO's AU is without. `measured`:
+    `compute` is the measured time (MLPerf Storage v2.0 on), else what was asked for.
+
     Raises:
         RunError: ranks have other epochs or steps than each other, or there is no step.
         LookupError, TypeError, ValueError: a file does not hold what DLIO writes.
     """
-    ranks = {
-        rank: {int(key): _epoch(tree, definition) for key, tree in output.items() if key.isdigit()}
-        for rank, output in outputs.items()
-    }
-    first = next(iter(ranks.values()))
+    ranks = [
+        {int(key): _epoch(tree, left_out) for key, tree in output.items() if key.isdigit()}
+        for _, output in sorted(outputs.items())
+    ]
+    if any(rank.keys() != ranks[0].keys() for rank in ranks):
+        raise RunError("not every rank has steps of the same epochs")
     parts = []
     begin = 0.0
-    for number in sorted(first):
-        try:
-            epochs = [ranks[rank][number] for rank in sorted(ranks)]
-            # (ranks, steps)
-            load, proc, compute = (
-                np.stack([getattr(epoch, name) for epoch in epochs])
-                for name in ("load", "proc", "compute")
-            )
-        except (KeyError, ValueError):
-            raise RunError(f"not every rank has the same steps in epoch {number}") from None
-        if any(other.keys() != first.keys() for other in ranks.values()) or proc.shape[1] == 0:
-            raise RunError("not every rank has steps of the same epochs")
-        measured = compute if definition.measured else proc - load
-        records = _records(load, proc, measured, epochs)
+    for number in sorted(ranks[0]):
+        epochs = [rank[number] for rank in ranks]
+        if len(lengths := {len(epoch.proc) for epoch in epochs}) > 1 or 0 in lengths:
+            raise RunError(f"not every rank has the same steps in epoch {number}")
+        records = _records(epochs, measured=measured)
         records["epoch"] = number - 1
         records["num_samples"] = batch_size
-        records["computation_time"] = compute if nominal is None else nominal
+        if nominal is not None:
+            records["computation_time"] = nominal
         records["start"] += begin
         begin += step_seconds(records).sum(axis=1).max()
         parts.append(records.ravel())
     if not parts:
         raise RunError("no epoch ended")
-    every = [epoch for rank in ranks.values() for epoch in rank.values()]
+    every = [epoch for rank in ranks for epoch in rank.values()]
     return DlioSteps(
         np.concatenate(parts),
         max(epoch.num_blocks for epoch in every),
@@ -138,20 +123,19 @@ def steps_of(
     )
 
 
-def _records(
-    load: NDArray[np.float64],
-    proc: NDArray[np.float64],
-    compute: NDArray[np.float64],
-    epochs: Sequence[_Epoch],
-) -> Steps:
-    """Return the (ranks, steps) records of an epoch, from seconds of that shape, all measured."""
+def _records(epochs: Sequence[_Epoch], *, measured: bool) -> Steps:
+    """Return the (ranks, steps) records of an epoch of all ranks."""
+    load, proc, compute = (
+        np.stack([getattr(epoch, name) for epoch in epochs]) for name in ("load", "proc", "compute")
+    )
     num_ranks, num_steps = proc.shape
     records = np.zeros(proc.shape, STEP)
     slowest = proc.max(axis=0)
     records["accelerator"] = np.arange(num_ranks)[:, None]
     records["step"] = np.arange(num_steps)
     records["wait"] = load
-    records["compute"] = np.minimum(compute, proc - load)
+    records["compute"] = np.minimum(compute, proc - load) if measured else proc - load
+    records["computation_time"] = compute
     records["barrier"] = slowest - proc
     known = [epoch.seconds for epoch in epochs if epoch.seconds is not None]
     beside = max(0.0, float(np.mean(known)) - slowest.sum()) if known else 0.0
@@ -161,42 +145,39 @@ def _records(
     return records
 
 
-def _epoch(tree: Mapping[str, Any], definition: Definition) -> _Epoch:
+def _epoch(tree: Mapping[str, Any], left_out: tuple[int, int]) -> _Epoch:
     """Return one rank's epoch from its part of output.json."""
-    names = sorted(
-        (name for name in tree["proc"] if _BLOCK.fullmatch(name)),
-        key=lambda name: int(name.removeprefix("block")),
-    )
+    names = [name for name in tree["proc"] if _BLOCK.fullmatch(name)]
+    names.sort(key=lambda name: int(name.removeprefix("block")))
     blocks = [_block(tree, name) for name in names]
-    seconds = [_block_seconds(block, tree["au"].get(name), definition) for name, block in blocks]
-    columns = zip(*(block for _, block in blocks), strict=True)
-    load, proc, compute = (np.concatenate(column) for column in columns)
+    seconds = [
+        _block_seconds(proc, compute, tree["au"].get(name), left_out)
+        for name, (_, proc, compute) in zip(names, blocks, strict=True)
+    ]
+    load, proc, compute = map(np.concatenate, zip(*blocks, strict=True))
     known = [each for each in seconds if each is not None]
-    return _Epoch(
-        load, proc, compute, sum(known) if len(known) == len(blocks) else None, len(blocks)
-    )
+    whole = sum(known) if len(known) == len(blocks) else None
+    return _Epoch(load, proc, compute, whole, len(blocks))
 
 
-def _block(
-    tree: Mapping[str, Any], name: str
-) -> tuple[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]:
+def _block(tree: Mapping[str, Any], name: str) -> tuple[NDArray[np.float64], ...]:
     """Return a block's load, proc and compute seconds; a batch that was not processed is left."""
-    proc = np.asarray(tree["proc"][name], np.float64)
-    load = np.asarray(tree["load"][name], np.float64)[: len(proc)]
-    compute = np.asarray(tree["compute"][name], np.float64)
+    load, proc, compute = (
+        np.asarray(tree[field][name], np.float64) for field in ("load", "proc", "compute")
+    )
+    load = load[: len(proc)]
     if not (proc.shape == load.shape == compute.shape and proc.ndim == 1):
         raise ValueError(f"{name} has other numbers of load, proc and compute times")
     if not np.isfinite([proc, load, compute]).all() or (load > proc).any() or (load < 0).any():
         raise ValueError(f"{name} has times that cannot be")
-    return name, (load, proc, compute)
+    return load, proc, compute
 
 
 def _block_seconds(
-    block: Sequence[NDArray[np.float64]], au: object, definition: Definition
+    proc: NDArray[np.float64], compute: NDArray[np.float64], au: object, left_out: tuple[int, int]
 ) -> float | None:
     """Return a block's whole time from its AU; None where that does not tell."""
-    _, proc, compute = block
-    window = slice(definition.start, len(proc) - definition.end)
+    window = slice(left_out[0], len(proc) - left_out[1])
     if not isinstance(au, (int, float)) or au <= 0 or not compute[window].sum():
         return None
     outside = proc[: window.start].sum() + proc[window.stop :].sum()

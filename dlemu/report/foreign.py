@@ -15,8 +15,8 @@ from typing import Any, cast
 import numpy as np
 
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
-from dlemu.report.blocks import Block, Lines, Table, Verdict
-from dlemu.report.dlio_steps import Definition, DlioSteps, read_object, read_output, steps_of
+from dlemu.report.blocks import Block, Document, Lines, Verdict, over_epochs
+from dlemu.report.dlio_steps import DlioSteps, read_object, read_output, steps_of
 from dlemu.report.run import present_run, tone_of
 from dlemu.results.metrics import Metrics, measure, measure_run
 from dlemu.results.outcome import with_metrics
@@ -48,9 +48,6 @@ _TOLD = ("train_au_percentage", "train_throughput_samples_per_second")
 _WORDS = {"success": "PASS", "fail": "FAIL"}
 
 
-Document = Mapping[str, Any]
-
-
 # --- blocks ---------------------------------------------------------------------------------------
 
 
@@ -58,38 +55,22 @@ def present_foreign(document: Document) -> list[Block]:
     """Return the blocks of a run of another tool, by dlemu's formulas where its steps are known."""
     tool = document["tool"]
     word = document["told"]["metric"].get("train_au_meet_expectation") or "no word on it"
-    recorded = Table(
-        heads=("per epoch", "mean", "min", "max"),
-        rows=list(_rows(document)),
-        title=f"as {tool} recorded it",
-    )
-    lines = [*document["differences"], f"results of {tool}: {document['folder']}"]
-    if document["kind"] == "run":
-        return [*present_run(document), recorded, Lines([f"{tool}'s own verdict: {word}", *lines])]
-    verdict = document["verdict"]
-    title = f"{document['workload']}: {counted(document['num_accelerators'], 'accelerator')}"
-    notes = [f"note: {note}" for note in document["notes"]]
-    return [
-        Verdict(f"{verdict}: by {tool}'s own figures ({word})", tone_of(document)),
-        Lines([title, *notes, *lines]),
-        recorded,
-    ]
-
-
-def _rows(document: Document) -> Iterator[list[str]]:
-    """Yield the rows of the table of what was recorded, and of what a run's table lacks."""
-    barriers = document["first_barrier_seconds"]
+    barriers, told = document["first_barrier_seconds"], document["told_per_epoch"]
     rows = [
-        ("AU (%)", document["told_per_epoch"]["train_au_percentage"], ".2f"),
-        ("samples/s", document["told_per_epoch"]["train_throughput_samples_per_second"], ".2f"),
+        ("AU (%)", told["train_au_percentage"], ".2f"),
+        ("samples/s", told["train_throughput_samples_per_second"], ".2f"),
         ("first step: waiting for other ranks (s)", barriers, ".3f"),
     ]
     if document["kind"] != "run":
         rows.append(("AU by dlemu's formula (%)", document["au_percentage"], ".2f"))
-    for name, values, form in rows:
-        if values:
-            figures = (fmean(values), min(values), max(values))
-            yield [name, *(format(each, form) for each in figures)]
+    recorded = over_epochs((row for row in rows if row[1]), f"as {tool} recorded it")
+    lines = [*document["differences"], f"results of {tool}: {document['folder']}"]
+    if document["kind"] == "run":
+        return [*present_run(document), recorded, Lines([f"{tool}'s own verdict: {word}", *lines])]
+    what = f"{document['workload']}: {counted(document['num_accelerators'], 'accelerator')}"
+    notes = [f"note: {note}" for note in document["notes"]]
+    verdict = f"{document['verdict']}: by {tool}'s own figures ({word})"
+    return [Verdict(verdict, tone_of(document)), Lines([what, *notes, *lines]), recorded]
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -156,8 +137,13 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
     dlio, metrics, outputs = None, None, read_output(folder)
     try:
         dlio = _read_steps(folder, outputs, told, workload)
-        metrics = _measure(dlio, workload, keys)
-    except RunError as error:
+        edition = cast(Edition, keys.get("metric.edition", "v1.0"))
+        metrics = (
+            measure(dlio.steps, edition=edition)
+            if workload is None
+            else measure_run(workload, dlio.steps)
+        )
+    except DlemuError as error:
         notes.append(f"AU cannot be computed again: {error}")
     except DAMAGE as error:
         raise RunError(f"{folder}: a <rank>_output.json is damaged: {in_short(error)}") from None
@@ -185,7 +171,9 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
             "workload": _chosen(folder) or str(name or told.get("workload") or "unknown"),
             "notes": notes,
             "told": told,
-            "told_per_epoch": {name: _floats(told["metric"].get(name)) for name in _TOLD},
+            "told_per_epoch": {
+                name: [float(each) for each in told["metric"].get(name) or ()] for name in _TOLD
+            },
             "first_barrier_seconds": barriers,
             "differences": [],
         }
@@ -271,34 +259,17 @@ def _read_steps(
         names = ", ".join(f"{rank}_output.json" for rank in missing[:3])
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise RunError(f"{names}{more} missing")
-    metric = None if workload is None else workload.metric
     measured = not (folder / "per_epoch_stats.json").exists()
-    nominal = None
-    if workload is not None and workload.train.computation_time.stdev == 0:
-        nominal = workload.train.computation_time.mean
+    left_out, batch_size, nominal = (1, 0), 1, None
+    if workload is not None:
+        batch_size, time = workload.reader.batch_size, workload.train.computation_time
+        nominal = time.mean if time.stdev == 0 else None
+        if measured:
+            metric = workload.metric
+            left_out = metric.exclude_start_steps, metric.exclude_end_steps
     return steps_of(
-        outputs,
-        definition=Definition(
-            start=metric.exclude_start_steps if metric and measured else 1,
-            end=metric.exclude_end_steps if metric and measured else 0,
-            measured=measured,
-        ),
-        batch_size=1 if workload is None else workload.reader.batch_size,
-        nominal=nominal,
+        outputs, left_out=left_out, measured=measured, batch_size=batch_size, nominal=nominal
     )
-
-
-def _measure(dlio: DlioSteps, workload: Workload | None, keys: Mapping[str, object]) -> Metrics:
-    try:
-        if workload is not None:
-            return measure_run(workload, dlio.steps)
-        return measure(dlio.steps, edition=cast(Edition, keys.get("metric.edition", "v1.0")))
-    except DlemuError as error:
-        raise RunError(str(error)) from None
-
-
-def _floats(values: object) -> list[float]:
-    return list(map(float, values)) if isinstance(values, list) else []
 
 
 def _first_barriers(dlio: DlioSteps) -> list[float]:

@@ -1,5 +1,10 @@
-"""Blocks as a page that needs no other file, and as what a notebook shows."""
+"""Blocks as a page that needs no other file and no script, and as what a notebook shows.
 
+Lines and dots of a plot are SVG that is stretched; its texts are HTML, of one size anywhere. So it
+can be read on a wide and on a narrow screen.
+"""
+
+import html
 from collections.abc import Iterable, Sequence
 
 from dlemu.report.blocks import (
@@ -13,8 +18,8 @@ from dlemu.report.blocks import (
     Table,
     Verdict,
 )
-from dlemu.report.plot import Plot
-from dlemu.report.svg import escaped, render_plot
+from dlemu.report.plot import Axis, Plot, Series
+from dlemu.terminal import shown
 
 _STYLE = """\
 :root { color-scheme: light dark; --text: #1d2733; --soft: #55616d; --line: #d5dbe1;
@@ -74,6 +79,8 @@ path { fill: none; stroke: currentColor; stroke-width: 2; vector-effect: non-sca
 .limit { color: var(--text); } .limit .line { stroke-dasharray: 2 4; }
 .band { fill: currentColor; stroke: none; opacity: .16; }
 """
+_SIDE = 1000
+"""Width and height of a plot's SVG, in its own units."""
 _SHORT = 12
 """Characters of a cell that stays on one line."""
 _MARK = "MLPerf-Storage-style, not an MLPerf result"
@@ -114,23 +121,18 @@ def _html(block: Block) -> str:
         case Command(what, line):
             return f"<p>{escaped(what)}:</p><pre>{escaped(line)}</pre>"
         case Facts(pairs):
-            return _facts(pairs)
+            shown_pairs = [(escaped(name), escaped(value)) for name, value in pairs if value]
+            rows = "\n".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in shown_pairs)
+            return f"<dl>{rows}</dl>"
         case Table():
             return _table(block)
         case Plot():
-            return render_plot(block)
+            return _plot(block)
         case Listing(text):
             return f"<pre>{escaped(text)}</pre>"
         case Fold(title, blocks, is_open):
             inner, how = render_html(blocks), " open" if is_open else ""
             return f"<details{how}><summary>{escaped(title)}</summary>{inner}</details>"
-
-
-def _facts(pairs: Iterable[tuple[str, str]]) -> str:
-    rows = "\n".join(
-        f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in pairs if value
-    )
-    return f"<dl>{rows}</dl>"
 
 
 def _table(table: Table) -> str:
@@ -150,3 +152,61 @@ def _table(table: Table) -> str:
     title = f"<h3>{escaped(table.title)}</h3>" if table.title else ""
     body = "\n".join(lines)
     return f'{title}<div class="table"><table><tr>{head}</tr>\n{body}</table></div>'
+
+
+def escaped(text: str) -> str:
+    """Return a text without markup, and without control characters, which HTML forbids."""
+    return html.escape(shown(text))
+
+
+def _plot(plot: Plot) -> str:
+    """Return a plot as HTML, with its title, its legend and its axes."""
+    x, y = plot.x, plot.y
+    lines = "".join(f'<path d="M{_spot(plot, x.low, value)}H{_SIDE}"/>' for value, _ in y.ticks)
+    drawn, keys = [f'<g class="grid">{lines}</g>'], []
+    for each in plot.series:
+        keys.append(_key(each.name, each.look, _paths(each, "M0 5H26", "M13 5h0")))
+    for bands in plot.bands:
+        keys.append(_key(bands.name, bands.look, '<rect class="band" width="26" height="10"/>'))
+        shaded = "".join(_band(x, ends) for ends in bands.ranges)
+        drawn.append(f'<g class="{bands.look}">{shaded}</g>')
+    for each in plot.series:
+        spots = [[_spot(plot, *point) for point in piece] for piece in each.pieces]
+        lines = " ".join("M" + "L".join(piece) for piece in spots if piece)
+        # A line without length is a dot that is not stretched.
+        dots = " ".join(f"M{spot}h0" for piece in spots for spot in piece)
+        drawn.append(f'<g class="{each.look}">{_paths(each, lines, dots)}</g>')
+    ticks = [
+        f'<span class="{kind}" style="{side}:{round(100 * axis.share(at), 2)}%">'
+        f"{escaped(text)}</span>"
+        for kind, side, axis in (("y", "bottom", y), ("x", "left", x))
+        for at, text in axis.ticks
+    ]
+    return (
+        f"<figure><figcaption>{escaped(plot.title)}</figcaption>"
+        f'<ul class="legend">{"".join(keys)}</ul><p class="unit">{escaped(y.name)}</p>'
+        f'<div class="area" role="img" aria-label="{escaped(plot.title)}">'
+        f'<svg viewBox="0 0 {_SIDE} {_SIDE}" preserveAspectRatio="none">{"".join(drawn)}</svg>'
+        f'{"".join(ticks)}</div><p class="unit x">{escaped(x.name)}</p></figure>'
+    )
+
+
+def _spot(plot: Plot, x: float, y: float) -> str:
+    across, up = plot.x.share(x), plot.y.share(y)
+    return f"{round(_SIDE * across, 1)} {round(_SIDE * (1 - up), 1)}"
+
+
+def _paths(series: Series, lines: str, dots: str) -> str:
+    """Return the lines of a series that is joined, and the dots of one that is marked."""
+    line = f'<path class="line" d="{lines}"/>' if series.joined else ""
+    return line + (f'<path class="dots" d="{dots}"/>' if series.marked else "")
+
+
+def _band(x: Axis, ends: tuple[float, float]) -> str:
+    left, right = (round(_SIDE * x.share(end), 1) for end in ends)
+    width = round(right - left, 1)
+    return f'<rect class="band" x="{left}" width="{width}" height="{_SIDE}"/>'
+
+
+def _key(name: str, look: str, key: str) -> str:
+    return f'<li><svg class="{look}" viewBox="0 0 26 10">{key}</svg>{escaped(name)}</li>'

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
+from dlemu.report.blocks import Document
 from dlemu.report.plot import Look, Plot, axis_from_zero, axis_of_numbers, dotted
 from dlemu.results.bottleneck import latencies
 from dlemu.results.wear import belongs_to, wear_line
@@ -25,7 +25,7 @@ _PATHS = {
 }
 
 
-def host_lines(document: Mapping[str, Any]) -> Iterator[str]:
+def host_lines(document: Document) -> Iterator[str]:
     """Yield the path of the bytes, the storage, the network, the hosts' start, requests, wear."""
     measured = document.get("measured") or {}
     if document.get("data_loader") == "dali" and "path_bytes" in measured:
@@ -40,7 +40,7 @@ def host_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield wear_line(wear)
 
 
-def _path(mode: str, taken: Mapping[str, Any]) -> str:
+def _path(mode: str, taken: Document) -> str:
     """Return the paths that the bytes took to memory, for the loader that may use cuFile."""
     parts = [
         f"{format_bytes(taken[name])} {how}" for name, how in _PATHS.items() if taken.get(name)
@@ -49,7 +49,7 @@ def _path(mode: str, taken: Mapping[str, Any]) -> str:
     return f"path: {mode} ({'; '.join(parts)}{guess})"
 
 
-def _storage(measured: Mapping[str, Any]) -> str:
+def _storage(measured: Document) -> str:
     """Return what the storage gave to a training loop, which has no limit that would say it."""
     given, hosts = measured["storage_read_bytes"], measured["hosts"]
     if given is None:
@@ -69,43 +69,33 @@ def _storage(measured: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _network(place: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _network(place: Document, hosts: Sequence[Document]) -> Iterator[str]:
     """Yield what the network of the host with the fullest link did, where that matters.
 
     It does if a link was half full, or if the data came over it: no drive is seen under the data
     folder, and the interfaces received what was read. They do not where the server is on this very
     host, for example: its bytes go over `lo`, which is not counted.
     """
-    found = []
+    ways, found = ("received", "sent"), []
     for host in hosts:
         if use := host.get("network"):
+            full = max(use[f"{way}_share"] or 0.0 for way in ways)
+            most = max(use[f"{way}_bytes_per_second"] for way in ways)
             came = use["received_bytes_per_second"] >= _CARRIED * host["read_bytes_per_second"]
             local = host.get("device") or place.get("in_memory")
-            if _fullest(use)[0] >= _HALF_FULL or (came and not local):
-                found.append((host["host"], use))
+            if full >= _HALF_FULL or (came and not local):
+                found.append((full, most, host["host"], use))
     if not found:
         return
-    name, use = max(found, key=lambda each: _fullest(each[1]))
-    rates = " and ".join(
-        f"{done} {format_rate(use[f'{done}_bytes_per_second'])}" for done in ("received", "sent")
-    )
-    if use["gbps"] is None:
-        link = f"the rate of {use['nic']} is unknown; set client.nic_gbps=..."
-    else:
-        link = f"{use['nic']}: {100 * _fullest(use)[0]:.0f}% of {use['gbps']:g} Gb/s"
+    full, _, name, use = max(found, key=lambda each: each[:2])
+    rates = " and ".join(f"{way} {format_rate(use[f'{way}_bytes_per_second'])}" for way in ways)
+    link = f"the rate of {use['nic']} is unknown; set client.nic_gbps=..."
+    if use["gbps"] is not None:
+        link = f"{use['nic']}: {100 * full:.0f}% of {use['gbps']:g} Gb/s"
     yield f"network: host {name} {rates}; {link}"
 
 
-def _fullest(use: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the share of a link's rate in its busier direction, and its bytes per second."""
-    ways = ("received", "sent")
-    return (
-        max(use[f"{way}_share"] or 0.0 for way in ways),
-        max(use[f"{way}_bytes_per_second"] for way in ways),
-    )
-
-
-def _start(hosts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _start(hosts: Sequence[Document]) -> Iterator[str]:
     """Yield how long each of several hosts took from its launch to the first step."""
     each = [(host.get("start_seconds"), host["host"]) for host in hosts]
     known = sorted((seconds, name) for seconds, name in each if seconds is not None)
@@ -120,7 +110,7 @@ def _start(hosts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"start: {named} {until}"
 
 
-def _objects(found: Mapping[str, Any]) -> str:
+def _objects(found: Document) -> str:
     """Return the requests to a bucket in one line."""
     parts = [latencies(found["gets"], found["p50_seconds"], found["p99_seconds"])]
     slow = f" ({found['slow_downs']:,} after 503)" if found["slow_downs"] else ""
@@ -135,7 +125,7 @@ def _objects(found: Mapping[str, Any]) -> str:
     return f"objects: {'; '.join(parts)}"
 
 
-def checkpoint_lines(fields: Mapping[str, Any] | None) -> Iterator[str]:
+def checkpoint_lines(fields: Document | None) -> Iterator[str]:
     """Yield what checkpoints cost; of a run that did not end only that is known."""
     if fields is None:
         return
@@ -157,11 +147,16 @@ def checkpoint_lines(fields: Mapping[str, Any] | None) -> Iterator[str]:
             f"AU while a checkpoint was written {during:.2f}% "
             f"({counted(fields['steps_while_writing'], 'step')}), {others}"
         )
-    if ended:
-        yield from _mix(fields)
+    read, written = fields.get("device_read_bytes"), fields.get("device_written_bytes")
+    if ended and read is not None and written is not None and read + written:
+        yield (
+            f"checkpoint drive {', '.join(fields['devices'])}: {read / 1e6:,.0f} MB read and "
+            f"{written / 1e6:,.0f} MB written in the epochs, by any process, "
+            f"{100 * written / (read + written):.0f}% of them writes"
+        )
 
 
-def _written(fields: Mapping[str, Any]) -> str:
+def _written(fields: Document) -> str:
     """Return how many there were, how large and how fast."""
     seconds, size = fields["duration_seconds"], fields["num_bytes"]
     mean = fmean(seconds)
@@ -180,19 +175,7 @@ def _written(fields: Mapping[str, Any]) -> str:
     return line
 
 
-def _mix(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the drive of the checkpoints read and wrote."""
-    read, written = fields["device_read_bytes"], fields["device_written_bytes"]
-    if read is None or written is None or read + written == 0:
-        return
-    yield (
-        f"checkpoint drive {', '.join(fields['devices'])}: {read / 1e6:,.0f} MB read and "
-        f"{written / 1e6:,.0f} MB written in the epochs, by any process, "
-        f"{100 * written / (read + written):.0f}% of them writes"
-    )
-
-
-def checkpoint_plots(document: Mapping[str, Any]) -> Iterator[Plot]:
+def checkpoint_plots(document: Document) -> Iterator[Plot]:
     """Yield the plot of a run's checkpoints; nothing where it took none."""
     fields = document.get("checkpoints") or {}
     if fields.get("stall_seconds"):
@@ -209,9 +192,5 @@ def plot_seconds(title: str, found: Mapping[str, Sequence[float]]) -> Plot:
         for look, (name, seconds) in zip(looks, found.items(), strict=True)
         if seconds
     ]
-    return Plot(
-        title=title,
-        x=axis_of_numbers("checkpoint", 1, max(map(len, found.values()))),
-        y=axis_from_zero("seconds", series),
-        series=series,
-    )
+    x = axis_of_numbers("checkpoint", 1, max(map(len, found.values())))
+    return Plot(title, x, axis_from_zero("seconds", series), series)

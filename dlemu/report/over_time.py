@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dlemu.report.plot import Axis, Bands, Plot, Series
+from dlemu.report.plot import Axis, Bands, Plot, Series, axis_from_zero
 from dlemu.results.series import HostSeries, Interval, series_of
 from dlemu.units import rate_unit
 
@@ -26,7 +26,7 @@ def plots_over_time(folder: Path, *, in_bucket: bool) -> Iterator[Plot]:
 def _host_plots(host: HostSeries, in_bucket: bool) -> Iterator[Plot]:
     """Yield what a host read and how busy its CPUs were."""
     parts, start = host.intervals, host.intervals[0].begin
-    x = Axis(name="seconds since the first epoch began", low=0.0, high=parts[-1].end - start)
+    x = Axis("seconds since the first epoch began", 0.0, parts[-1].end - start)
     epochs = [(max(0.0, begin - start), min(end - start, x.high)) for begin, end in host.epochs]
     bands = [Bands("epochs: only these count", "first", epochs)]
     where = "" if host.rank == 0 else f", host of rank {host.rank}"
@@ -34,25 +34,15 @@ def _host_plots(host: HostSeries, in_bucket: bool) -> Iterator[Plot]:
     if source:
         unit, size = rate_unit(max(rate or 0.0 for rate in rates))
         scaled = [None if rate is None else rate / size for rate in rates]
-        yield Plot(
-            title=f"bytes read over time{where}",
-            x=x,
-            y=Axis(name=unit, low=0.0, high=1.1 * max(rate or 0.0 for rate in scaled) or 1.0),
-            series=[Series(source, "first", stairs(parts, scaled))],
-            bands=bands,
-        )
+        read = [Series(source, "first", stairs(parts, scaled))]
+        yield Plot(f"bytes read over time{where}", x, axis_from_zero(unit, read), read, bands)
     cpu = [part.seen.host_cpu_share and 100 * part.seen.host_cpu_share for part in parts]
     own = [part.seen.process_cpu_share and 100 * part.seen.process_cpu_share for part in parts]
-    yield Plot(
-        title=f"CPUs over time{where}",
-        x=x,
-        y=Axis(name="busy (%)", low=0.0, high=100.0),
-        series=[
-            Series("whole host, of all its CPUs", "first", stairs(parts, cpu)),
-            Series("ranks and workers, of the CPUs they may use", "second", stairs(parts, own)),
-        ],
-        bands=bands,
-    )
+    busy = [
+        Series("whole host, of all its CPUs", "first", stairs(parts, cpu)),
+        Series("ranks and workers, of the CPUs they may use", "second", stairs(parts, own)),
+    ]
+    yield Plot(f"CPUs over time{where}", x, Axis("busy (%)", 0.0, 100.0), busy, bands)
 
 
 def best_counter(parts: Sequence[Interval], *, in_bucket: bool) -> tuple[str, list[float | None]]:

@@ -1,19 +1,25 @@
 """Stored results in blocks, each by its kind: on the terminal, side by side, and as a page."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any
 
-from dlemu.report.blocks import Block, Command, Fold, Lines, Listing, Section, Table
-from dlemu.report.checkpoint import checkpoint_section, present_checkpoint
-from dlemu.report.facts import date_of, drive_name
+from dlemu.report import checkpoint, sizing
+from dlemu.report.blocks import (
+    Block,
+    Command,
+    Document,
+    Fold,
+    Lines,
+    Listing,
+    Section,
+    Table,
+    where_cells,
+)
 from dlemu.report.foreign import present_foreign
 from dlemu.report.html import render_page
 from dlemu.report.over_time import plots_over_time
-from dlemu.report.run import present_run
-from dlemu.report.runs import present_runs
-from dlemu.report.sizing import present_sizing, section_of
+from dlemu.report.run import present_run, present_runs
 from dlemu.report.stored import Stored, attempts_of, cut_runs
 from dlemu.results.records import CONFIG
 from dlemu.results.summary import limit_name
@@ -32,9 +38,9 @@ def present_stored(stored: Stored) -> list[Block]:
     document, folder = stored.document, stored.folder
     match stored.kind:
         case "sizing":
-            return present_sizing(document)
+            return sizing.present_sizing(document)
         case "checkpoint":
-            return [*present_checkpoint(document), Command("results", str(folder))]
+            return [*checkpoint.present_checkpoint(document), Command("results", str(folder))]
         case "runs" if "tool" not in document:
             blocks = present_runs(document)
             blocks += [
@@ -89,21 +95,26 @@ def page_of(sections: Sequence[Section]) -> str:
 
 def section(stored: Stored) -> Section:
     """Return the section of a page about what one folder holds."""
-    folder, document = str(stored.folder), stored.document
-    if stored.kind == "sizing":
-        return section_of(document, stored.folder)
-    if stored.kind == "checkpoint":
-        return checkpoint_section(folder, document)
-    if "tool" in document:
-        rows = [_row([run]) | {"result": run["folder"]} for run in stored.runs.values()]
-        blocks = _present_foreign(stored)
-        return Section(title=stored.folder.name, folder=folder, blocks=blocks, rows=rows)
-    return Section(
-        title=str(document["workload"]),
-        folder=folder,
-        blocks=list(_blocks_of_runs(stored)),
-        rows=[_row(stored.counting) | {"verdict": str(document["verdict"])}],
-    )
+    document = stored.document
+    rows: list[dict[str, str]] = []
+    match stored.kind:
+        case "sizing":
+            answers, unfinished = document["answers"], document["unfinished"]
+            names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
+            title, blocks = ", ".join([*names, *unfinished]), sizing.present_sizing(document)
+            rows += map(sizing.row_of, answers)
+            for search in unfinished.values():
+                rows.append({"verdict": "no answer yet", "runs": str(len(search["points"]))})
+        case "checkpoint":
+            title, blocks = document["workload"], checkpoint.present_checkpoint(document)
+            rows.append(checkpoint.row_of(document))
+        case _ if "tool" in document:
+            title, blocks = stored.folder.name, _present_foreign(stored)
+            rows += [_row([run]) | {"result": run["folder"]} for run in stored.runs.values()]
+        case _:
+            title, blocks = str(document["workload"]), list(_blocks_of_runs(stored))
+            rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})
+    return Section(title, str(stored.folder), blocks, rows)
 
 
 def _blocks_of_runs(stored: Stored) -> Iterator[Block]:
@@ -125,20 +136,18 @@ def _run(stored: Stored, name: str) -> Iterator[Block]:
     yield from plots_over_time(stored.folder / name, in_bucket=bucket)
 
 
-def _row(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _row(runs: Sequence[Document]) -> dict[str, str]:
     """Return the cells of runs, their means, in the table across results."""
     run = runs[0]
     tool = f" ({run['tool']})" if "tool" in run else ""
     folder = (run.get("dataset") or {}).get("folder") or ""
     cells = {
+        **where_cells(run, folder.rstrip("/").rpartition("/")[2]),
         "workload": f"{run['workload']}{tool}",
         "verdict": str(run["verdict"]),
         "accelerators": str(run["num_accelerators"]),
         "runs": str(len(runs)),
         "limit": each_once(map(limit_name, runs)),
-        "storage": drive_name(run, folder.rstrip("/").rpartition("/")[2]),
-        "host": str(run.get("hostname") or ""),
-        "measured": date_of(run),
     }
     figures: dict[str, Sequence[float]] = {}
     if run["kind"] == "run":

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from dlemu.paths.blocks import PROCESSES_BELOW
-from dlemu.report.blocks import Block, Column, Lines, Table, Verdict, table_of
+from dlemu.report.blocks import Block, Column, Document, Lines, Table, Verdict, table_of
 from dlemu.report.plot import Look, Plot, Series, axis_from_zero, axis_of_names
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
@@ -30,7 +30,7 @@ _MOST_SHARE = 0.9
 _LOOKS: Sequence[Look] = ("first", "second", "third", "fourth")
 
 
-def present_paths(document: Mapping[str, Any]) -> list[Block]:
+def present_paths(document: Document) -> list[Block]:
     """Return the blocks of a sweep; `document` has `measured`, the day, and `cells`."""
     cells = document["cells"]
     name = _namer(cells)
@@ -50,7 +50,7 @@ def present_paths(document: Mapping[str, Any]) -> list[Block]:
     return [*blocks, *plots_of(cells)]
 
 
-def title_of(document: Mapping[str, Any]) -> str:
+def title_of(document: Document) -> str:
     """Return the title of the picture: targets and day."""
     targets = ", ".join(dict.fromkeys(cell["target"] for cell in document["cells"]))
     return f"data paths of {targets}, {document['measured']}"
@@ -105,26 +105,23 @@ def _table(cells: Sequence[Cell], name: Callable[[Cell], str], *, by_depth: bool
         small = cell["path"] == "host_direct" and cell["io_size"] < PROCESSES_BELOW
         return f"{name(cell)}, processes" if by_depth and small else name(cell)
 
-    cpu = (
-        Column("CPU-s per million I/Os", "cpu_seconds_per_million_ios", ".2f", spare=1)
-        if by_depth
-        else Column("CPU user", lambda cell: cell["cpu_user_percentage"] / 100, ".2%")
-    )
-    columns = [
-        Column("queue depth", "queue_depth")
-        if by_depth
-        else Column("I/O size", "io_size", format_bytes),
+    cpu = Column("CPU user", lambda cell: cell["cpu_user_percentage"] / 100, ".2%")
+    first = Column("I/O size", "io_size", format_bytes)
+    load = counted(cells[0]["workers"], "worker")
+    if by_depth:
+        cpu = Column("CPU-s per million I/Os", "cpu_seconds_per_million_ios", ".2f", spare=1)
+        first = Column("queue depth", "queue_depth")
+        load += f", blocks of {format_bytes(cells[0]['io_size'])}"
+    return table_of(
+        _sorted(cells, "queue_depth" if by_depth else "io_size"),
+        first,
         Column("path", path, text=True),
         Column("IOPS", "iops", ",.0f"),
         Column("rate", _rate, format_rate),
         cpu,
         Column("p99 latency", "latency_p99", format_seconds),
-    ]
-    workers = counted(cells[0]["workers"], "worker")
-    of_size = f", blocks of {format_bytes(cells[0]['io_size'])}" if by_depth else ""
-    ordered = _sorted(cells, "queue_depth" if by_depth else "io_size")
-    title = f"{_PATTERNS[cells[0]['pattern']]}, {workers}{of_size}"
-    return table_of(ordered, *columns, title=title)
+        title=f"{_PATTERNS[cells[0]['pattern']]}, {load}",
+    )
 
 
 def _sorted(cells: Sequence[Cell], field: str) -> list[Cell]:
@@ -180,9 +177,5 @@ def _plot(cells: Sequence[Cell], what: str, value: Callable[[Cell], float]) -> P
             [(place, found[size]) for place, size in each] for is_known, each in known if is_known
         ]
         series.append(Series(label, _LOOKS[number % len(_LOOKS)], pieces, marked=True))
-    return Plot(
-        title=f"{_PATTERNS[cells[0]['pattern']]}, {_load(cells[0])}",
-        x=axis_of_names("I/O size", list(map(format_bytes, sizes))),
-        y=axis_from_zero(what, series),
-        series=series,
-    )
+    x, y = axis_of_names("I/O size", list(map(format_bytes, sizes))), axis_from_zero(what, series)
+    return Plot(f"{_PATTERNS[cells[0]['pattern']]}, {_load(cells[0])}", x, y, series)

@@ -1,4 +1,4 @@
-"""A plot as data: series over a pair of axes. `svg` draws it on a page, `png` as a picture."""
+"""A plot as data: series over a pair of axes. `html` draws it on a page, `png` as a picture."""
 
 import math
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Bands:
     ranges: Sequence[tuple[float, float]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Axis:
     """One axis; `name` has the unit."""
 
@@ -84,18 +84,23 @@ class Axis:
 
 def axis_of_numbers(name: str, least: int, most: int) -> Axis:
     """Return an axis of whole numbers, with room for dots at both ends."""
-    return Axis(name=name, low=least - 0.5, high=most + 0.5, whole=True)
+    return Axis(name, least - 0.5, most + 0.5, whole=True)
+
+
+def axis_of_au(*values: float) -> Axis:
+    """Return an axis of AU in percent, from a bit below the least value."""
+    return Axis("accelerator utilisation (%)", low=max(0.0, min(values) - 5), high=100.0)
 
 
 def axis_from_zero(name: str, series: Sequence[Series], *, whole: bool = False) -> Axis:
     """Return an axis from 0 to a bit above the largest value."""
     most = max((y for each in series for piece in each.pieces for _, y in piece), default=0.0)
-    return Axis(name=name, low=0.0, high=1.1 * most or 1.0, whole=whole)
+    return Axis(name, 0.0, 1.1 * most or 1.0, whole=whole)
 
 
 def axis_of_names(name: str, names: Sequence[str]) -> Axis:
     """Return an axis of names, one beside the other."""
-    return Axis(name=name, low=-0.5, high=len(names) - 0.5, names=names)
+    return Axis(name, -0.5, len(names) - 0.5, names=names)
 
 
 def level(name: str, look: Look, x: Axis, *values: float) -> Series:
@@ -103,7 +108,7 @@ def level(name: str, look: Look, x: Axis, *values: float) -> Series:
     return Series(name, look, [[(x.low, value), (x.high, value)] for value in values])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Plot:
     """Series over one pair of axes."""
 

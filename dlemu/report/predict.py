@@ -1,13 +1,11 @@
 """Predictions of `dlemu predict`, and the calibrations of a host that they may rest on."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from dlemu.report.blocks import Block, Column, Facts, Lines, Table, Verdict, table_of
+from dlemu.report.blocks import Block, Column, Document, Facts, Lines, Table, Verdict, table_of
 from dlemu.report.sizing import REAL, range_of
 from dlemu.units import counted, format_rate, format_seconds
 
-Document = Mapping[str, Any]
 _BASIS = {
     "server": "from the server's rate",
     "published": "drive from its datasheet, hosts that run DLIO",
@@ -27,20 +25,28 @@ _PUBLISHED = {
 def present_prediction(found: Document) -> list[Block]:
     """Return number, range, AU, rate and limit, and what they rest on."""
     least = "at least " if found["at_least"] else ""
-    running = max(1, found["num_accelerators"])
-    rows = [_most(found)]
-    au_range = f"{found['au_low']:.2f} to {found['au_high']:.2f}"
-    rows.append((f"AU at {running} (%)", f"{found['au_percentage']:.2f}", au_range))
+    asked, running = found["asked_accelerators"], max(1, found["num_accelerators"])
+    band = range_of(found) + (" (extrapolated)" if found["extrapolated"] else "")
     low, high = (format_rate(found[name]) for name in ("read_low", "read_high"))
-    rows.append(
-        (f"read at {running}", format_rate(found["read_bytes_per_second"]), f"{low} to {high}")
-    )
+    rows = [
+        ("accelerators", f"{least}{found['num_accelerators']}", band)
+        if asked is None
+        else ("most that pass", f"{least}{found['real_accelerators']:.1f}", band),
+        (
+            f"AU at {running} (%)",
+            f"{found['au_percentage']:.2f}",
+            f"{found['au_low']:.2f} to {found['au_high']:.2f}",
+        ),
+        (f"read at {running}", format_rate(found["read_bytes_per_second"]), f"{low} to {high}"),
+    ]
     if "minutes" in found:
         minutes = f"{found['minutes_low']:.2f} to {found['minutes_high']:.2f}"
         rows.append(("minutes of a pass", f"{found['minutes']:.2f}", minutes))
-    storage, of = _storage(found), f"of {found['workload']}"
-    required = f"{found['threshold']:g}%"
-    if found["asked_accelerators"] is None:
+    drives = [] if found["basis"] == "server" else [f"{found['drives']} x {found['drive']}"]
+    rate = found["server_bytes_per_second"]
+    storage = " behind ".join([*drives, *([f"a server of {format_rate(rate)}"] if rate else [])])
+    of, required = f"of {found['workload']}", f"{found['threshold']:g}%"
+    if asked is None:
         number = counted(found["num_accelerators"], "accelerator")
         line = f"{storage} feeds {least}{number} {of} at AU {required} or more"
     else:
@@ -48,25 +54,9 @@ def present_prediction(found: Document) -> list[Block]:
         line = f"{number} {of} on {storage}: AU {found['au_percentage']:.2f}%, {required} required"
     return [
         Verdict(f"predicted: {line}; limit: {found['limit']}"),
-        Table(heads=("", "predicted", "range"), rows=rows),
+        Table(("", "predicted", "range"), rows),
         Lines(_notes(found)),
     ]
-
-
-def _most(found: Document) -> tuple[str, str, str]:
-    """Return the row of how many pass: as a number, or with its fraction where one was asked."""
-    least = "at least " if found["at_least"] else ""
-    band = range_of(found) + (" (extrapolated)" if found["extrapolated"] else "")
-    if found["asked_accelerators"] is not None:
-        return "most that pass", f"{least}{found['real_accelerators']:.1f}", band
-    return "accelerators", f"{least}{found['num_accelerators']}", band
-
-
-def _storage(found: Document) -> str:
-    """Return "4 x D7-PS1010 behind a server of 20 GB/s"."""
-    drives = [] if found["basis"] == "server" else [f"{found['drives']} x {found['drive']}"]
-    rate = found["server_bytes_per_second"]
-    return " behind ".join([*drives, *([f"a server of {format_rate(rate)}"] if rate else [])])
 
 
 def _notes(found: Document) -> list[str]:
@@ -126,24 +116,20 @@ def present_cached(found: Document) -> list[Block]:
     )
     numbers = [found[epoch]["num_accelerators"] for epoch in ("cold", "warm")]
     required = f"{found['warm']['threshold']:g}%"
+    share, origin = 100 * found["capacity_share"], format_rate(found["origin_bytes_per_second"])
     return [
         Verdict(
             f"predicted: feeds {numbers[0]} accelerators of {found['workload']} in a cold epoch, "
             f"{numbers[1]} in a warm one, at AU {required} or more"
         ),
         table,
-        Lines([_cache(found)]),
+        Lines(
+            [
+                f"cache: {share:.0f}% of the dataset on {found['drives']} x {found['drive']} "
+                f"(cache.policy={found['policy']}), before an origin of {origin}"
+            ]
+        ),
     ]
-
-
-def _cache(found: Document) -> str:
-    """Return what cache lies before which origin."""
-    share, origin = 100 * found["capacity_share"], format_rate(found["origin_bytes_per_second"])
-    drives = f"{found['drives']} x {found['drive']}"
-    return (
-        f"cache: {share:.0f}% of the dataset on {drives} (cache.policy={found['policy']}), before "
-        f"an origin of {origin}"
-    )
 
 
 def present_calibration(found: Document, demand: float) -> list[Block]:
@@ -157,18 +143,12 @@ def present_calibration(found: Document, demand: float) -> list[Block]:
         taken = f"as much as {rate / demand:.1f} accelerators read"
         return f"{least}{format_rate(rate)}, {taken}; limit: {limit}"
 
-    host, drive = rate_of("host", ("host cpu", "memory")), rate_of("drive", ("storage",))
-    return [
-        Verdict(f"calibrated: {found['workload']}, reader.data_loader={found['loader']}"),
-        Facts(
-            [
-                (
-                    "overhead of a step",
-                    f"{format_seconds(found['overhead'])}; limit: {found['overhead_limit']}",
-                ),
-                ("jitter of a step", format_seconds(found["jitter"])),
-                ("this host moves", host),
-                ("a drive gives", drive),
-            ]
-        ),
+    overhead = f"{format_seconds(found['overhead'])}; limit: {found['overhead_limit']}"
+    facts = [
+        ("overhead of a step", overhead),
+        ("jitter of a step", format_seconds(found["jitter"])),
+        ("this host moves", rate_of("host", ("host cpu", "memory"))),
+        ("a drive gives", rate_of("drive", ("storage",))),
     ]
+    line = f"calibrated: {found['workload']}, reader.data_loader={found['loader']}"
+    return [Verdict(line), Facts(facts)]

@@ -1,40 +1,68 @@
-"""One run: blocks from its summary.json, for the terminal and for a page."""
+"""One run, and several together: blocks from their summary.json, for terminal and page."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any
 
-from dlemu.report.blocks import Block, Facts, Fold, Lines, Table, Tone, Verdict
+from dlemu.report.blocks import (
+    Block,
+    Column,
+    Document,
+    Fold,
+    Lines,
+    Table,
+    Tone,
+    Verdict,
+    measured,
+    over_epochs,
+    table_of,
+)
 from dlemu.report.cache import present_cache
-from dlemu.report.facts import facts_of
 from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines
-from dlemu.report.plot import Axis, Plot, axis_of_numbers, dotted, level
+from dlemu.report.plot import Axis, Plot, axis_of_au, axis_of_numbers, dotted, level
 from dlemu.results.losses import LOSSES
 from dlemu.results.metrics import passes
 from dlemu.results.records import UNFINISHED
+from dlemu.results.several import REPEATABILITY, counting_rows
 from dlemu.units import counted
 
-Document = Mapping[str, Any]
-_Value = Callable[[Document], float | None]
 _LEAST_LOST = 0.0005
 """A loss below this share of the time in every epoch has no row, but for that of reads."""
+_ROWS = (
+    ("AU (%)", "au_percentage", 1, ".2f"),
+    ("AU with the first step (%)", "whole_epoch_au_percentage", 1, ".2f"),
+    *((f"lost: {name} (%)", f"lost {cause}", 0.01, ".2f") for cause, name in LOSSES.items()),
+    ("samples/s", "samples_per_second", 1, ".2f"),
+    ("read, nominal (MB/s)", "nominal_bytes_per_second", 1e6, ".1f"),
+    ("read, actual (MB/s)", "read_bytes_per_second", 1e6, ".1f"),
+    ("reads/s", "reads_per_second", 1, ",.0f"),
+    ("first step (s)", "first_step_seconds", 1, ".3f"),
+    ("wait for a batch (ms)", "wait_mean_seconds", 1e-3, ".2f"),
+    ("wait, latest accelerator, p50 (ms)", "wait_p50_seconds", 1e-3, ".2f"),
+    ("wait, latest accelerator, p99 (ms)", "wait_p99_seconds", 1e-3, ".2f"),
+)
+"""Of each row its name, an epoch's field, the unit that is shown, and the form of its numbers."""
 
 
 def present_run(document: Document) -> list[Block]:
     """Return the blocks of a run, or of a training loop's steps; without its folder's name."""
-    table = _table(document)
-    blocks: list[Block] = [
+    table = list(_table(document))
+    by_epoch = [
+        [str(epoch["epoch"]), *(format(values[number], form) for _, values, form in table)]
+        for number, epoch in enumerate(document["per_epoch"])
+    ]
+    names = [name for name, _, _ in table]
+    epochs = document["per_epoch"]
+    numbers = [each["epoch"] for each in epochs]
+    return [
         Verdict(verdict_line(document), tone_of(document)),
         Lines(list(_lines(document))),
-        Table(heads=("per epoch", "mean", "min", "max"), rows=[_over(row) for row in table]),
+        over_epochs(table),
         *present_cache(document),
-        _plot(document),
+        _plot_au("epoch", numbers, epochs, document["threshold_percentage"]),
         *checkpoint_plots(document),
+        measured(document, is_open=True),
+        Fold("each epoch", [Table(["epoch", *names], by_epoch, spare=names[:1:-1])]),
     ]
-    if facts := [(name, value) for name, value in facts_of(document) if value]:
-        blocks.append(Fold("where and how it was measured", [Facts(facts)], is_open=True))
-    blocks.append(Fold("each epoch", [_by_epoch(document, table)]))
-    return blocks
 
 
 def tone_of(document: Document) -> Tone:
@@ -65,7 +93,7 @@ def verdict_line(document: Document) -> str:
 
 def _lines(document: Document) -> Iterator[str]:
     """Yield the sentences below the verdict."""
-    epochs = document["per_epoch"]
+    epochs, wanted = document["per_epoch"], document["threshold_percentage"]
     what = document.get("accelerator", "emulated accelerator")
     known = any(each["samples_per_second"] for each in epochs)
     yield (
@@ -83,96 +111,102 @@ def _lines(document: Document) -> Iterator[str]:
         each = ", ".join(f"{name} {100 * share:.1f}%" for name, share in shares.items())
         yield f"time: {each}; timed by {' and '.join(document['timed_by'])}"
     yield from host_lines(document)
-    if "status" in document:  # not of a training loop
-        yield from _below(document)
+    below = [each for each in epochs if not passes(each["au_percentage"], wanted)]
+    if "status" in document and 0 < len(below) < len(epochs):  # not of a training loop
+        named = ", ".join(f"{each['epoch']} ({each['au_percentage']:.2f}%)" for each in below)
+        yield f"epochs under the threshold: {named}"
     yield from (f"note: {note}" for note in document.get("notes") or ())
 
 
-def _below(document: Document) -> Iterator[str]:
-    """Yield the epochs under the threshold, if not all are."""
-    epochs, wanted = document["per_epoch"], document["threshold_percentage"]
-    below = [each for each in epochs if not passes(each["au_percentage"], wanted)]
-    if 0 < len(below) < len(epochs):
-        named = ", ".join(f"{each['epoch']} ({each['au_percentage']:.2f}%)" for each in below)
-        yield f"epochs under the threshold: {named}"
-
-
-def _table(document: Document) -> list[tuple[str, list[float], str]]:
-    """Return of each row its name, the value of each epoch, and the form of its numbers."""
-    epochs = document["per_epoch"]
-
-    def of(name: str, unit: float = 1.0) -> _Value:
-        return lambda epoch: None if epoch[name] is None else epoch[name] / unit
-
-    def lost(cause: str) -> _Value:
-        known = [epoch["lost"][cause] for epoch in epochs if epoch["lost"]]
-        said = known and (max(known) >= _LEAST_LOST or cause == "read")
-        return lambda epoch: 100 * epoch["lost"][cause] if said else None
-
-    rows: list[tuple[str, _Value, str]] = [
-        ("AU (%)", of("au_percentage"), ".2f"),
-        ("AU with the first step (%)", of("whole_epoch_au_percentage"), ".2f"),
-        *((f"lost: {name} (%)", lost(cause), ".2f") for cause, name in LOSSES.items()),
-        ("samples/s", of("samples_per_second"), ".2f"),
-        ("read, nominal (MB/s)", of("nominal_bytes_per_second", 1e6), ".1f"),
-        ("read, actual (MB/s)", of("read_bytes_per_second", 1e6), ".1f"),
-        ("first step (s)", of("first_step_seconds"), ".3f"),
-        ("wait for a batch (ms)", of("wait_mean_seconds", 1e-3), ".2f"),
-        ("wait, latest accelerator, p50 (ms)", of("wait_p50_seconds", 1e-3), ".2f"),
-        ("wait, latest accelerator, p99 (ms)", of("wait_p99_seconds", 1e-3), ".2f"),
+def _table(document: Document) -> Iterator[tuple[str, list[float], str]]:
+    """Yield of each row its name, the value of each epoch, and the form of its numbers."""
+    epochs = [
+        each | {f"lost {cause}": share for cause, share in (each["lost"] or {}).items()}
+        for each in document["per_epoch"]
     ]
-    if document["reader"]["scattered"]:
-        rows.insert(-4, ("reads/s", of("reads_per_second"), ",.0f"))
-    found = []
-    for name, value, form in rows:
-        known = [each for each in map(value, epochs) if each is not None]
-        if len(known) == len(epochs):
-            found.append((name, known, form))
-    return found
+    for name, key, unit, form in _ROWS:
+        values = [each.get(key) for each in epochs]
+        if None in values or (key == "reads_per_second" and not document["reader"]["scattered"]):
+            continue
+        is_loss = key.startswith("lost ") and key != "lost read"
+        if not is_loss or max(values) >= _LEAST_LOST:
+            yield name, [value / unit for value in values], form
 
 
-def _over(row: tuple[str, list[float], str]) -> list[str]:
-    name, values, form = row
-    return [name, *(format(each, form) for each in (fmean(values), min(values), max(values)))]
-
-
-def _by_epoch(document: Document, table: Sequence[tuple[str, list[float], str]]) -> Table:
-    """Return the same figures, one row an epoch."""
-    return Table(
-        heads=("epoch", *(name for name, _, _ in table)),
-        rows=[
-            [str(each["epoch"]), *(format(values[number], form) for _, values, form in table)]
-            for number, each in enumerate(document["per_epoch"])
-        ],
-        spare=[name for name, _, _ in reversed(table[2:])],
-    )
-
-
-def _plot(document: Document) -> Plot:
-    epochs = document["per_epoch"]
-    numbers = [each["epoch"] for each in epochs]
-    au, whole = ([each[f"{name}au_percentage"] for each in epochs] for name in ("", "whole_epoch_"))
-    return plot_au("epoch", numbers, (au, whole), document["threshold_percentage"])
-
-
-def plot_au(
-    what: str, numbers: Sequence[int], au: tuple[Sequence[float], Sequence[float]], wanted: float
-) -> Plot:
+def _plot_au(what: str, numbers: Sequence[int], rows: Sequence[Document], threshold: float) -> Plot:
     """Return AU by the rule and AU with the first step, of epochs or runs, and the threshold."""
-    counts, whole = au
-    x = axis_of_numbers(what, numbers[0], numbers[-1])
-    joined = what == "epoch"
-    return Plot(
-        title=f"utilisation of each {what}",
-        x=x,
-        y=Axis(
-            name="accelerator utilisation (%)",
-            low=max(0.0, min(wanted, *counts, *whole) - 5),
-            high=100.0,
-        ),
-        series=[
-            dotted("AU by the rule", "first", numbers, counts, joined=joined),
-            dotted("AU with the first step", "second", numbers, whole, joined=joined),
-            level(f"threshold {wanted:g}%", "limit", x, wanted),
-        ],
+    by_rule, whole = (
+        [row[name] for row in rows] for name in ("au_percentage", "whole_epoch_au_percentage")
     )
+    x, joined = axis_of_numbers(what, numbers[0], numbers[-1]), what == "epoch"
+    series = [
+        dotted("AU by the rule", "first", numbers, by_rule, joined=joined),
+        dotted("AU with the first step", "second", numbers, whole, joined=joined),
+        level(f"threshold {threshold:g}%", "limit", x, threshold),
+    ]
+    return Plot(f"AU of each {what}", x, axis_of_au(threshold, *by_rule, *whole), series)
+
+
+# --- several runs ---------------------------------------------------------------------------------
+
+
+def present_runs(document: Document) -> list[Block]:
+    """Return the blocks of several runs, without those of each run."""
+    counting = counting_rows(document["runs"])
+    spreads = [
+        {"name": name, **document[field]}
+        for name, field in (("AU (%)", "au_percentage"), ("samples/s", "samples_per_second"))
+    ]
+    line = f"{document['workload']}, division {document['division']}: {document['label']}"
+    numbers = range(1, len(counting) + 1)
+    return [
+        Verdict(runs_verdict_line(document), tone_of(document)),
+        Lines([line, *(f"note: {note}" for note in document.get("notes") or ())]),
+        table_of(
+            document["runs"],
+            Column("run", "name"),
+            Column("verdict", "verdict", text=True),
+            Column("AU (%)", "au_percentage", ".2f"),
+            Column("samples/s", "samples_per_second", ".2f"),
+            Column("MB/s", lambda r: r["nominal_MiB_per_second"] * 2**20 / 1e6, ".1f", spare=3),
+            Column("cached (%)", "page_cache_share", lambda share: f"{100 * share:.1f}"),
+            Column("pause before (s)", "gap_seconds", ".0f", spare=2),
+            Column("limit", "limit", text=True),
+            Column("epochs under the threshold", "epochs_under", text=True, spare=1),
+        ),
+        table_of(
+            spreads,
+            Column("runs that count", "name"),
+            Column("mean", "mean", ".2f"),
+            Column("standard deviation", "sd", ".2f"),
+            Column("95% interval of the mean", "interval", lambda i: f"{i[0]:.2f} to {i[1]:.2f}"),
+        ),
+        _plot_au("run", numbers, counting, document["threshold_percentage"]),
+        _plot_rates([row["samples_per_second"] for row in counting]),
+        measured(document, is_open=True),
+    ]
+
+
+def runs_verdict_line(document: Document) -> str:
+    """Return the verdict on all runs, with its reasons."""
+    reasons = "; ".join(document["reasons"]) or (
+        f"every run has AU {document['threshold_percentage']:g}% or more, samples/s within "
+        f"{document['repeatability_percentage']:.1f}% of their mean"
+    )
+    return "; ".join([f"{document['verdict']}: {reasons}", *document["remarks"]])
+
+
+def _plot_rates(rates: Sequence[float]) -> Plot:
+    """Return samples/s of each run, and how far they may lie from their mean."""
+    mean = fmean(rates)
+    bounds = [mean * (1 - REPEATABILITY), mean * (1 + REPEATABILITY)]
+    x = axis_of_numbers("run", 1, len(rates))
+    low, high = min(*rates, *bounds), max(*rates, *bounds)
+    far = f"mean ± {100 * REPEATABILITY:g}%: farther off is not repeatable"
+    series = [
+        dotted("a run", "first", range(1, len(rates) + 1), rates, joined=False),
+        level("mean", "second", x, mean),
+        level(far, "limit", x, *bounds),
+    ]
+    y = Axis("samples/s", low - 0.01 * mean, high + 0.01 * mean)
+    return Plot("samples per second of each run", x, y, series)

@@ -1,7 +1,5 @@
 """A sizing: the answers of `dlemu size` and `dlemu try`, and searches that did not end."""
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,15 +10,17 @@ from dlemu.report.blocks import (
     Block,
     Column,
     Command,
-    Facts,
+    Document,
+    Fold,
     Lines,
-    Section,
+    Table,
     Tone,
     Verdict,
-    folded,
+    measured,
     table_of,
+    where_cells,
 )
-from dlemu.report.facts import date_of, drive_name, facts_of
+from dlemu.report.facts import date_of, drive_name
 from dlemu.report.plot import (
     Axis,
     Bands,
@@ -28,6 +28,7 @@ from dlemu.report.plot import (
     Plot,
     Series,
     axis_from_zero,
+    axis_of_au,
     axis_of_names,
     dotted,
     level,
@@ -37,10 +38,8 @@ from dlemu.results.metrics import passes
 from dlemu.results.records import write_text
 from dlemu.units import counted, format_bytes, format_rate, format_seconds, rate_unit
 
-Document = Mapping[str, Any]
-"""sizing.json; `unfinished` has the searches without an answer, by "<target>.<workload>"."""
 Answer = Mapping[str, Any]
-"""One of its `answers`."""
+"""One of the `answers` of sizing.json."""
 Run = Mapping[str, Any]
 """One of the `points` of an answer."""
 
@@ -57,45 +56,35 @@ _LOOKS: tuple[Look, ...] = ("first", "second", "third", "fourth")
 
 
 def present_sizing(document: Document) -> list[Block]:
-    """Return what is known of all targets and workloads."""
-    answers, tried = document["answers"], document.get("tried")
-    if tried:
+    """Return what is known of all targets and workloads.
+
+    `unfinished` has the searches without an answer, by "<target>.<workload>".
+    """
+    answers = document["answers"]
+    if document.get("tried"):
         return _present_try(answers)
     blocks = [block for answer in answers for block in present_answer(answer)]
     if len(answers) > 1:
         blocks += present_table(answers)
     for name, search in document.get("unfinished", {}).items():
         runs = search["points"]
-        made = counted(len(runs), "run")
-        line = f"{name}: no answer yet; the search was interrupted after {made}"
-        where = [Facts(list(facts_of(search["conditions"])))]
-        blocks += [Verdict(line, "caution"), *_of_runs(runs, {}), *folded(_WHERE, where)]
+        line = (
+            f"{name}: no answer yet; the search was interrupted after {counted(len(runs), 'run')}"
+        )
+        blocks.append(Verdict(line, "caution"))
+        blocks += [_table(runs, None), *plots_of(runs, {})] if runs else []
+        blocks.append(measured(search["conditions"]))
     return blocks
-
-
-def section_of(document: Document, folder: Path) -> Section:
-    """Return the section of a page, with a row for each answer."""
-    answers, unfinished = document["answers"], document.get("unfinished", {})
-    names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
-    rows = [_row(answer) for answer in answers]
-    rows += [
-        {"verdict": "no answer yet", "runs": str(len(search["points"]))}
-        for search in unfinished.values()
-    ]
-    return Section(
-        title=", ".join([*names, *unfinished]),
-        folder=str(folder),
-        blocks=present_sizing(document),
-        rows=rows,
-    )
 
 
 def present_answer(answer: Answer) -> list[Block]:
     """Return the answer for one target and workload, and the runs that it rests on."""
     runs, number = answer["points"], answer["num_accelerators"]
+    real, interval = answer["real_accelerators"], answer["interval"]
     after = []
-    if real := _real(answer):
-        after.append(f"{REAL}; {real}")
+    if real is not None and interval is not None:
+        low, high = interval
+        after.append(f"{REAL}; here {real:.2f}, 95% interval {low:.2f} to {high:.2f}")
     elif not answer["at_least"]:
         after.append("no N*: the runs disagree on where AU meets the threshold")
     after += _limit_lines(answer)
@@ -104,7 +93,13 @@ def present_answer(answer: Answer) -> list[Block]:
             "checkpoints: each run wrote its own; AU excludes the stalls, in which all "
             "accelerators waited for a checkpoint"
         )
-    after += _quick_lines(answer)
+    if (share := answer["read_ahead_share"]) is not None:
+        in_bucket = "://" in answer["data_folder"]
+        how = "the server may have it in memory" if in_bucket else "it was read with O_DIRECT"
+        after.append(
+            f"{QUICK}; {how}; up to {share:.1%} of the data is read in the excluded step, so AU "
+            f"may be up to {100 * share:.1f} points too high"
+        )
     after.append(f"{counted(len(runs), 'run')} in {format_seconds(answer['seconds'])}")
     if answer["bound"]:
         after.append(answer["bound"])
@@ -112,14 +107,11 @@ def present_answer(answer: Answer) -> list[Block]:
         after.append(f"next: raise size.max_accelerators; nothing failed up to {number}")
     return [
         Verdict(f"{answer['target']} {sentence(answer)}", _tone(answer)),
-        *_of_runs(runs, answer)[:1],
+        *([_table(runs, answer["threshold"])] if runs else []),
         Lines(after),
-        *_of_runs(runs, answer)[1:],
-        *folded(_WHERE, [_facts(answer)]),
+        *(plots_of(runs, answer) if runs else []),
+        _where(answer),
     ]
-
-
-_WHERE = "where it was measured"
 
 
 def _present_try(answers: Sequence[Answer]) -> list[Block]:
@@ -127,10 +119,12 @@ def _present_try(answers: Sequence[Answer]) -> list[Block]:
     folds: list[Block] = []
     for answer in answers:
         runs = answer["points"]
-        parts = _of_runs(runs, answer) if runs else []
-        lines = _limit_lines(answer) if runs else [answer["first"]["evidence"]]
-        parts += [Lines(lines), _facts(answer)]
-        folds += folded(f"{answer['workload']}: runs and dataset", parts)
+        parts: list[Block] = [Lines([answer["first"]["evidence"]])]
+        if runs:
+            table = _table(runs, answer["threshold"])
+            parts = [table, *plots_of(runs, answer), Lines(_limit_lines(answer))]
+        parts += _where(answer).blocks
+        folds.append(Fold(f"{answer['workload']}: runs and dataset", parts))
     return [
         *(Verdict(f"{each['target']} {sentence(each)}", _tone(each)) for each in answers),
         table_of(
@@ -171,7 +165,7 @@ def present_table(answers: Sequence[Answer]) -> list[Block]:
         Column("drives", "drives"),
         Column("accelerators", _number),
         Column("dataset", "dataset_bytes", format_bytes),
-        Column("AU (%)", _au_of, " ".join),
+        Column("AU (%)", _shown, lambda runs: " ".join(f"{r['au_percentage']:.2f}" for r in runs)),
         Column("MB/s", _nominal_rate),
     )
     notes = [QUICK] * any(each["quick"] for each in answers)
@@ -198,8 +192,11 @@ def sentence(answer: Answer) -> str:
         many = f"{least}{counted(number, accelerator)} of {network}{band}"
         parts = [f"feeds {many} at AU {required} or more", *_limits(answer)]
     else:
-        runs = answer["points"]
-        reached = f": AU {_au_of_fewest(runs):.2f}%, required {required}" if runs else ""
+        runs, reached = answer["points"], ""
+        if runs:
+            fewest = min(run["num_accelerators"] for run in runs)
+            au = fmean(run["au_percentage"] for run in runs if run["num_accelerators"] == fewest)
+            reached = f": AU {au:.2f}%, required {required}"
         parts = [f"cannot feed one {accelerator} of {network}{reached}", *_limits(answer)]
     quick = ["a quick search"] if answer["quick"] and not first else []
     known = _OF_EVERY_TRY if first else ()
@@ -269,20 +266,6 @@ def _tone(answer: Answer) -> Tone:
     return "caution" if unsure else "pass"
 
 
-def _au_of_fewest(runs: Sequence[Run]) -> float:
-    """Return the mean AU of the runs with the fewest accelerators."""
-    fewest = min(run["num_accelerators"] for run in runs)
-    return fmean(run["au_percentage"] for run in runs if run["num_accelerators"] == fewest)
-
-
-def _real(answer: Answer) -> str:
-    """Return N* with its interval; empty where there is none."""
-    if answer["real_accelerators"] is None or answer["interval"] is None:
-        return ""
-    low, high = answer["interval"]
-    return f"here {answer['real_accelerators']:.2f}, 95% interval {low:.2f} to {high:.2f}"
-
-
 def _deciding(answer: Answer) -> list[Run]:
     """Return the failing run whose limit is the answer's, and the nearest if it had another.
 
@@ -297,35 +280,17 @@ def _deciding(answer: Answer) -> list[Run]:
 
 def _limit_lines(answer: Answer) -> list[str]:
     """Return each limit with the run that it held back; where nothing failed, of the last run."""
-    runs = _deciding(answer) or answer["confirmations"][-1:]
-    heads = [f"limit at {run['num_accelerators']}: {run['limit']}" for run in runs]
     return [
-        ". ".join(filter(None, [head, run["evidence"]]))
-        for head, run in zip(heads, runs, strict=True)
+        f"limit at {run['num_accelerators']}: {run['limit']}"
+        + (f". {run['evidence']}" if run["evidence"] else "")
+        for run in _deciding(answer) or answer["confirmations"][-1:]
     ]
 
 
-def _quick_lines(answer: Answer) -> list[str]:
-    """Return how a quick search read its small dataset, and how far AU may be off."""
-    if (share := answer["read_ahead_share"]) is None:
-        return []
-    how = "it was read with O_DIRECT"
-    if "://" in answer["data_folder"]:
-        how = "the server may have it in memory"
-    return [
-        f"{QUICK}; {how}; up to {share:.1%} of the data is read in the excluded step, so AU may "
-        f"be up to {100 * share:.1f} points too high"
-    ]
-
-
-def _of_runs(runs: Sequence[Run], answer: Answer) -> list[Block]:
-    """Return what was tried: the table, utilisation and bytes read over N."""
-    if not runs:
-        return []
+def _table(runs: Sequence[Run], threshold: float | None) -> Table:
+    """Return what was tried; no threshold is known where the search has no answer yet."""
     stalls = any(run["au_with_stalls_percentage"] is not None for run in runs)
-    threshold = answer.get("threshold")
-
-    table = table_of(
+    return table_of(
         runs,
         Column("accelerators", "num_accelerators"),
         Column("AU (%)", "au_percentage", ".2f"),
@@ -337,7 +302,6 @@ def _of_runs(runs: Sequence[Run], answer: Answer) -> list[Block]:
         Column("duration", "seconds", format_seconds, spare=2),
         Column("limit", lambda run: run["limit"] or "", text=True),
     )
-    return [table, *plots_of(runs, answer)]
 
 
 def _verdict(run: Run, threshold: float | None) -> str:
@@ -353,47 +317,30 @@ def plots_of(runs: Sequence[Run], answer: Answer) -> list[Plot]:
     Without an answer (`{}`) only what was measured is drawn.
     """
     numbers = [run["num_accelerators"] for run in runs]
-    interval = answer.get("interval") or ()
-    least, most = min(*numbers, *interval, numbers[0]), max(*numbers, *interval, numbers[0])
-    x = Axis(name="emulated accelerators (N)", low=least - 0.8, high=most + 0.8, whole=True)
-    bands = []
-    if interval:
-        bands.append(Bands("N*: 95% interval", "first", [(interval[0], interval[1])]))
-    if number := answer.get("num_accelerators"):
+    number, interval, threshold = (
+        answer.get(name) for name in ("num_accelerators", "interval", "threshold")
+    )
+    ends = [*numbers, *(interval or ())]
+    x = Axis("emulated accelerators (N)", min(ends) - 0.8, max(ends) + 0.8, whole=True)
+    bands = [Bands("N*: 95% interval", "first", [interval])] if interval else []
+    if number:
         half = (x.high - x.low) / 60
         least_of = "at least " if _is_least(answer) else ""
         bands.append(Bands(f"answer: {least_of}{number}", "mark", [(number - half, number + half)]))
-    threshold = answer.get("threshold")
     reached = [run["au_percentage"] for run in runs]
+    rates = [run["read_bytes_per_second"] for run in runs]
+    unit, size = rate_unit(max(rates))
     au_series = _dots(runs, reached, threshold)
+    rate_series = _dots(runs, [rate / size for rate in rates], threshold)
     if threshold is not None:
         au_series += _predicted(runs, answer)
         au_series.append(level(f"threshold {threshold:g}%", "limit", x, threshold))
-    rates = [run["read_bytes_per_second"] for run in runs]
-    unit, size = rate_unit(max(rates))
-    rate_series = _dots(runs, [rate / size for rate in rates], threshold)
-    if threshold is not None:
-        ends = [(float(n), n * _needs(answer) / size) for n in (min(numbers), max(numbers))]
-        rate_series.append(Series("what N need at the threshold", "limit", [ends]))
+        needs = [(float(n), n * _needs(answer) / size) for n in (min(numbers), max(numbers))]
+        rate_series.append(Series("what N need at the threshold", "limit", [needs]))
+    au_axis, rate_axis = axis_of_au(threshold or 100.0, *reached), axis_from_zero(unit, rate_series)
     return [
-        Plot(
-            title="utilisation of each run",
-            x=x,
-            y=Axis(
-                name="accelerator utilisation (%)",
-                low=max(0.0, min([*reached, threshold or 100.0]) - 5),
-                high=100.0,
-            ),
-            series=au_series,
-            bands=bands,
-        ),
-        Plot(
-            title="bytes read in each run",
-            x=x,
-            y=axis_from_zero(unit, rate_series),
-            series=rate_series,
-            bands=bands[-1:] if number else (),
-        ),
+        Plot("AU of each run", x, au_axis, au_series, bands),
+        Plot("bytes read in each run", x, rate_axis, rate_series, bands[-1:] if number else ()),
     ]
 
 
@@ -440,12 +387,8 @@ def _plot_of_all(answers: Sequence[Answer]) -> Plot:
         values = [float(answer["num_accelerators"]) for answer in own]
         look = _LOOKS[place % len(_LOOKS)]
         series.append(dotted(name, look, numbers, values, joined=False))
-    return Plot(
-        title="most emulated accelerators that pass",
-        x=axis_of_names("workload", workloads),
-        y=axis_from_zero("accelerators", series, whole=True),
-        series=series,
-    )
+    x, y = axis_of_names("workload", workloads), axis_from_zero("accelerators", series, whole=True)
+    return Plot("most emulated accelerators that pass", x, y, series)
 
 
 def _measured(answer: Answer) -> Mapping[str, Any]:
@@ -455,22 +398,18 @@ def _measured(answer: Answer) -> Mapping[str, Any]:
     return {**conditions, "dataset": {**dataset, **conditions.get("dataset", {})}}
 
 
-def _facts(answer: Answer) -> Facts:
+def _where(answer: Answer) -> Fold:
+    """Return where an answer was measured, below a fold."""
     drives = counted(answer["drives"], "drive") if answer["drives"] else ""
     first = answer["first"]
     written = "for this, and removed" if first and first["written"] else ""
-    more = [("drives", drives), ("written", written)]
-    return Facts([*facts_of(_measured(answer)), *more])
+    return measured(_measured(answer), ("drives", drives), ("written", written))
 
 
 def _shown(answer: Answer) -> Sequence[Run]:
     """Return the runs that passed with the answer's number; for 0 the last."""
     found = answer["confirmations"] or ([] if answer["num_accelerators"] else answer["points"][-1:])
     return list(found)
-
-
-def _au_of(answer: Answer) -> list[str]:
-    return [f"{run['au_percentage']:.2f}" for run in _shown(answer)]
 
 
 def _number(answer: Answer) -> str:
@@ -487,33 +426,30 @@ def _nominal_rate(answer: Answer) -> str:
     return f"{samples * answer['sample_bytes'] / 1e6:.2f}"
 
 
-def _row(answer: Answer) -> Mapping[str, str]:
+def row_of(answer: Answer) -> dict[str, str]:
     """Return the cells of an answer in the table across results."""
-    runs, measured = _shown(answer), _measured(answer)
+    runs = _shown(answer)
     cells = {"accelerators": str(runs[-1]["num_accelerators"] if runs else 0)}
     for head, name in (("AU (%)", "au_percentage"), ("samples/s", "samples_per_second")):
         if runs:
             cells[head] = f"{fmean(run[name] for run in runs):.2f}"
     return {
         **cells,
+        **where_cells(_measured(answer), answer["target"]),
         "workload": answer["workload"],
         "verdict": f"feeds {_number(answer)}",
         "runs": str(len(answer["points"])),
         "limit": answer["limit"],
-        "storage": drive_name(measured, answer["target"]),
-        "host": str(measured.get("hostname") or ""),
-        "measured": date_of(measured),
     }
 
 
 # --- files beside sizing.json ---------------------------------------------------------------------
 
 
-def write_tables(folder: Path, document: Document) -> None:
-    """Write table.md and table.csv: the table of drives."""
+def write_table(folder: Path, document: Document) -> None:
+    """Write table.md: the table of drives."""
     table = render_markdown(present_table(document["answers"]))
     write_text(folder / "table.md", f"{table}\n")
-    write_text(folder / "table.csv", render_csv(document["answers"]))
 
 
 def draw(folder: Path, document: Document) -> None:
@@ -525,30 +461,11 @@ def draw(folder: Path, document: Document) -> None:
     from dlemu.report.png import save_pictures
 
     answers = document["answers"]
-    answer, measured = answers[-1], _measured(answers[-1])
-    title = f"{answer['workload']} on {drive_name(measured, answer['target'])}"
-    title = ", ".join(filter(None, [title, date_of(measured)]))
+    answer, place = answers[-1], _measured(answers[-1])
+    title = f"{answer['workload']} on {drive_name(place, answer['target'])}"
+    title = ", ".join(filter(None, [title, date_of(place)]))
     quick = f"\n{QUICK}" if answer["quick"] else ""
     name = f"{answer['target']}.{answer['workload']}"
     save_pictures(plots_of(answer["points"], answer), folder / name, title=f"{title}{quick}")
     if len(answers) > 1:
-        save_pictures([_plot_of_all(answers)], folder / "table", title=date_of(measured))
-
-
-def render_csv(answers: Sequence[Answer]) -> str:
-    """Return the table of drives as CSV, with a column for the AU of each run."""
-    shown = list(map(_au_of, answers))
-    runs = max(map(len, shown), default=0)
-    head = ["workload", "target", "drives", "num_accelerators", "at_least", "quick", "dataset_GiB"]
-    head += [f"AU_{run + 1}" for run in range(runs)] + ["nominal_MB_per_second", "limit", "remarks"]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    for answer, au in zip(answers, shown, strict=True):
-        row = [answer[name] for name in head[:4]]
-        row += [str(answer[name]).lower() for name in ("at_least", "quick")]
-        row += [f"{answer['dataset_bytes'] / 2**30:.3g}", *au, *[""] * (runs - len(au))]
-        writer.writerow(
-            [*row, _nominal_rate(answer), answer["limit"], "; ".join(answer["remarks"])]
-        )
-    return out.getvalue()
+        save_pictures([_plot_of_all(answers)], folder / "table", title=date_of(place))

@@ -118,7 +118,15 @@ def read_sizing(folder: Path) -> Document:
     Raises:
         RunError: a file is damaged.
     """
-    tree = _read_answers(folder / ANSWER) if (folder / ANSWER).exists() else {"answers": []}
+    path, tree = folder / ANSWER, cast(dict[str, Any], {"answers": []})
+    if path.exists():
+        try:
+            tree = json.loads(read_regular(path, error=RunError))
+            assert tree.get("kind") == "sizing" and isinstance(tree["answers"], list)
+            for answer in tree["answers"]:
+                assert {"target", "workload", "num_accelerators"} <= dict(answer).keys()
+        except (*DAMAGE, AssertionError) as error:
+            raise RunError(f"{path} is damaged: {in_short(error)}") from None
     known = {f"{answer['target']}.{answer['workload']}" for answer in tree["answers"]}
     unfinished = {
         path.stem: {"points": _read_points(path), "conditions": conditions_of(folder, path.stem)}
@@ -128,20 +136,6 @@ def read_sizing(folder: Path) -> Document:
     if not tree["answers"] and not any(each["points"] for each in unfinished.values()):
         raise RunError(f"{folder}: no answer, and no run of the search is complete")
     return {"kind": "sizing", **tree, "unfinished": unfinished}
-
-
-def _read_answers(path: Path) -> Document:
-    try:
-        tree: Document = json.loads(read_regular(path, error=RunError))
-        assert tree.get("kind") == "sizing" and isinstance(tree["answers"], list)
-        assert all(map(_is_answer, tree["answers"])), "it holds no answers of dlemu size"
-    except (*DAMAGE, AssertionError) as error:
-        raise RunError(f"{path} is damaged: {in_short(error)}") from None
-    return tree
-
-
-def _is_answer(answer: object) -> bool:
-    return isinstance(answer, dict) and {"target", "workload", "num_accelerators"} <= answer.keys()
 
 
 def _read_points(path: Path) -> list[Document]:

@@ -7,8 +7,9 @@ import csv
 import fcntl
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def check_table(path: Path, columns: Sequence[str]) -> None:
         if path.exists():
             with path.open("a+b") as file:  # opened as for a row, and not changed
                 file.seek(0)
-                _columns_of(path, file.read(_MOST_HEADER), columns)
+                _check_columns(path, file.read(_MOST_HEADER), columns)
         elif not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
             raise OSError(0, "its folder is missing or read-only")
     except OSError as error:
@@ -44,8 +45,6 @@ def check_table(path: Path, columns: Sequence[str]) -> None:
 def append_rows(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """Append rows, all or none; a new file gets the header first.
 
-    A file of another version may have more columns at the end, or fewer: it keeps its own.
-
     Raises:
         WorkloadError: the file has other columns.
         RunError: it cannot be written.
@@ -54,33 +53,30 @@ def append_rows(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         head = file.read(_MOST_HEADER)
-        held = _columns_of(path, head, columns)
-        lines = [list(map(_cells(row).get, held)) for row in rows]
-        data = _text([*([] if head.strip() else [held]), *lines])
+        _check_columns(path, head, columns)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([] if head.strip() else [columns])
+        writer.writerows(list(map(_cells(row).get, columns)) for row in rows)
+        data = text.getvalue().encode("utf-8", errors="backslashreplace")
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # edited by hand
             data = b"\n" + data
         append_whole(file, data)
 
 
-def _columns_of(path: Path, head: bytes, columns: Sequence[str]) -> Sequence[str]:
-    """Return the columns that the rows of a file have, by its first bytes; it may be empty."""
+def _check_columns(path: Path, head: bytes, columns: Sequence[str]) -> None:
+    """Refuse a file whose first bytes are no header of these columns; it may be empty."""
     if not head.strip():
-        return columns
+        return
     line = head.partition(b"\n")[0].decode("utf-8-sig", errors="replace")
     held = next(csv.reader([line.rstrip("\r")]), [])
-    pairs = enumerate(zip(held, columns, strict=False), 1)
-    unlike = next((f"{n} is {own!a:.40}, not {new}" for n, (own, new) in pairs if own != new), "")
-    if unlike or not held:
+    pairs = enumerate(zip_longest(held, columns, fillvalue=""), 1)
+    if unlike := next(((n, own, new) for n, (own, new) in pairs if own != new), None):
+        number, own, new = unlike
         raise WorkloadError(
-            f"--csv {path} has other columns ({unlike or 'no header'}); name another file"
+            f"--csv {path} has other columns ({number} is {own!a:.40}, not {new!a}); name another "
+            "file"
         )
-    return held
-
-
-def _text(rows: Iterable[Iterable[str | None]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode("utf-8", errors="backslashreplace")
 
 
 def _cells(row: Row) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from rich.box import Box
@@ -61,7 +61,9 @@ def render_text(
     )
     before: Block | None = None
     for block in _opened(blocks, verbose=verbose):
-        if before is not None and _apart(before, block):
+        next_answer = isinstance(block, Verdict) and not isinstance(before, Verdict)
+        beside_columns = isinstance(before, Table | Facts) or isinstance(block, Table | Facts)
+        if before is not None and (next_answer or beside_columns):
             console.print()
         for part in _parts(block, columns):
             console.print(part, soft_wrap=isinstance(part, str))
@@ -111,13 +113,6 @@ def _opened(blocks: Iterable[Block], *, verbose: bool) -> Iterator[Block]:
             yield block
 
 
-def _apart(before: Block, block: Block) -> bool:
-    """Return whether an empty line separates two blocks: around columns, before a next answer."""
-    if isinstance(block, Verdict) and not isinstance(before, Verdict):
-        return True
-    return any(isinstance(each, Table | Facts) for each in (before, block))
-
-
 def _parts(block: Block, columns: int) -> Iterator[Text | str | RichTable | Padding]:
     match block:
         case Verdict(line, tone):
@@ -163,63 +158,49 @@ def _facts(pairs: Sequence[tuple[str, str]], columns: int) -> Iterator[str]:
 
 
 def _table(table: Table, columns: int) -> Iterator[str | RichTable]:
-    """Yield a table's title, the table, and which columns the terminal is too narrow for."""
+    """Yield a table's title, the table, and which columns the terminal is too narrow for.
+
+    Numbers stand to the right, and no word breaks.
+    """
     if table.title:
         yield "\n".join(_wrapped(table.title, columns))
-    heads, left_out = list(table.heads), []
-    widths = _widths(table, heads, columns)
+    cells = {
+        head: [shown_line(row[place]) for row in table.rows]
+        for place, head in enumerate(table.heads)
+    }
+    texts = {table.heads[0], *table.texts}
+    least = {head: _least_width(head, each, is_text=head in texts) for head, each in cells.items()}
+    widths = {head: max(map(len, [head, *each])) for head, each in cells.items()}
+    left_out: list[str] = []
     for head in table.spare:
-        if widths is not None:
+        if sum(least[each] + _APART for each in widths) - 1 <= columns:
             break
-        heads.remove(head)
+        del widths[head]
         left_out.append(head)
-        widths = _widths(table, heads, columns)
-    yield _rich(table, widths or {head: _least_width(table, head) for head in heads})
+    while sum(width + _APART for width in widths.values()) - 1 > columns:
+        loose = [head for head in widths if widths[head] > least[head]]
+        if not loose:
+            break
+        widths[max(loose, key=lambda head: widths[head])] -= 1
+    made = RichTable(box=_RULED, padding=(0, 2, 0, 0), show_edge=False, header_style="bold")
+    for head, width in widths.items():
+        side: Literal["left", "right"] = "left" if head in texts else "right"
+        made.add_column(shown_line(head), justify=side, overflow="fold", width=width)
+    for row in zip(*(cells[head] for head in widths), strict=True):
+        made.add_row(*row)
+    yield made
     if left_out:
         note = f"left out, for lack of columns: {', '.join(left_out)}; a wider terminal shows them"
         yield "\n".join(_wrapped(note, columns))
 
 
-def _column(table: Table, head: str) -> list[str]:
-    place = list(table.heads).index(head)
-    return [shown_line(row[place]) for row in table.rows]
+def _least_width(head: str, cells: Sequence[str], *, is_text: bool) -> int:
+    """Return the characters that a column keeps: its longest number, or its longest word."""
+    if is_text:
+        cells = [word for cell in cells for word in (*_words(cell), cell[:_SENTENCE])]
+    return max(map(len, [*_words(head), *cells]), default=0)
 
 
 def _words(text: str) -> list[str]:
     """Return the parts between which a text may break; a short one does not."""
     return [text] if len(text) <= _SHORT else text.split()
-
-
-def _least_width(table: Table, head: str) -> int:
-    """Return the characters that a column keeps: its longest number, or its longest word."""
-    cells = _column(table, head)
-    if _is_text(table, head):
-        cells = [word for cell in cells for word in (*_words(cell), cell[:_SENTENCE])]
-    return max(map(len, [*_words(head), *cells]), default=0)
-
-
-def _is_text(table: Table, head: str) -> bool:
-    return head == table.heads[0] or head in table.texts
-
-
-def _widths(table: Table, heads: Sequence[str], columns: int) -> dict[str, int] | None:
-    """Return the characters of each column, the widest of them narrowed; None: they do not fit."""
-    widths = {head: max(map(len, [head, *_column(table, head)])) for head in heads}
-    least = {head: _least_width(table, head) for head in heads}
-    while sum(widths.values()) + _APART * len(heads) - 1 > columns:
-        loose = [head for head in heads if widths[head] > least[head]]
-        if not loose:
-            return None
-        widths[max(loose, key=lambda head: widths[head])] -= 1
-    return widths
-
-
-def _rich(table: Table, widths: Mapping[str, int]) -> RichTable:
-    """Return the table of these columns; numbers stand to the right, and no word breaks."""
-    made = RichTable(box=_RULED, padding=(0, 2, 0, 0), show_edge=False, header_style="bold")
-    for head, width in widths.items():
-        side: Literal["left", "right"] = "left" if _is_text(table, head) else "right"
-        made.add_column(shown_line(head), justify=side, overflow="fold", width=width)
-    for row in zip(*(_column(table, head) for head in widths), strict=True):
-        made.add_row(*row)
-    return made

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +90,11 @@ def write_trace(path: Path, runs: Sequence[TracedRun]) -> int:
         with (
             replacing(path) as partial,
             open(partial, "wb", opener=create) as written,
-            closing(_text(written, path)) as file,
+            closing(
+                cast(IO[str], gzip.open(written, "wt", compresslevel=5, encoding="utf-8"))
+                if path.name.endswith(".gz")
+                else io.TextIOWrapper(written, encoding="utf-8")
+            ) as file,
         ):
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
             for number, event in enumerate(_events(runs), 1):
@@ -101,12 +105,6 @@ def write_trace(path: Path, runs: Sequence[TracedRun]) -> int:
             f"--trace {path} cannot be written ({error.strerror}); name another file"
         ) from None
     return number
-
-
-def _text(file: BinaryIO, path: Path) -> IO[str]:
-    if path.name.endswith(".gz"):
-        return cast(IO[str], gzip.open(file, "wt", compresslevel=5, encoding="utf-8"))
-    return io.TextIOWrapper(file, encoding="utf-8")
 
 
 def _events(runs: Sequence[TracedRun]) -> Iterator[str]:
@@ -131,7 +129,16 @@ def _events(runs: Sequence[TracedRun]) -> Iterator[str]:
         yield from _epochs(run, shifts, of_epochs)
         for index, host in enumerate(run.hosts, of_epochs + 1):
             yield _name("process_name", index, 0, f"host of rank {host.rank}")
-            yield from _counters(host, index, zero)
+            for each in host.intervals:  # a rate holds from its interval's begin on
+                event = {
+                    "ph": "C",
+                    "pid": index,
+                    "tid": 0,
+                    "ts": round(1e6 * (each.begin - zero), 3),
+                }
+                for name, value in _rates(each.seen):
+                    shown = {"name": name, "args": {"value": round(value, 3)}}
+                    yield json.dumps(event | shown)
 
 
 def _name(kind: str, pid: int, tid: int, value: str | int) -> str:
@@ -209,15 +216,6 @@ def _epochs(run: TracedRun, shifts: dict[int, float], pid: int) -> Iterator[str]
             f'{{"name": {json.dumps(name)}, "cat": "EPOCH", "ph": "X", "pid": {pid}, "tid": 0, '
             f'"ts": {1e6 * begin:.3f}, "dur": {1e6 * (end - begin):.3f}}}'
         )
-
-
-def _counters(host: HostSeries, pid: int, zero: float) -> Iterator[str]:
-    """Yield what a host did: a rate holds from its interval's begin on."""
-    for each in host.intervals:
-        for name, value in _rates(each.seen):
-            at = round(1e6 * (each.begin - zero), 3)
-            event = {"name": name, "ph": "C", "pid": pid, "tid": 0, "ts": at}
-            yield json.dumps(event | {"args": {"value": round(value, 3)}})
 
 
 def _rates(seen: IntervalSummary) -> Iterator[tuple[str, float]]:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dlemu.results.metrics import Metrics
-from dlemu.results.summary import CacheMeasured, Summary
+from dlemu.results.summary import CacheMeasured
 from dlemu.workload.model import Workload
 
 _WORTH_SAYING = 0.01
@@ -14,14 +14,9 @@ _CEILING = 98.0
 
 
 def cache_fields(
-    workload: Workload, emulated: str, hosts: Sequence[Any] | None
-) -> CacheMeasured | None:
-    """Return the fields of all hosts, on rank 0; those that need the metrics are empty.
-
-    `hosts` are what `tier.host` counted on each.
-    """
-    if not hosts:
-        return None
+    workload: Workload, emulated: str, hosts: Sequence[Any], metrics: Metrics
+) -> CacheMeasured:
+    """Return the fields of all hosts, from what `tier.host` counted on each."""
 
     def total(name: str) -> list[int]:
         return [sum(getattr(each, name) for each in epoch) for epoch in epochs]
@@ -29,7 +24,7 @@ def cache_fields(
     endurance = workload.drive.endurance if workload.drive is not None else None
     epochs = list(zip(*(host.epochs for host in hosts), strict=True))
     asked, hit, planned = (total(name) for name in ("asked", "hit", "planned_hit"))
-    return CacheMeasured(
+    found = CacheMeasured(
         policy=workload.cache.policy,
         fill=workload.cache.fill,
         emulated_origin=emulated,
@@ -42,7 +37,7 @@ def cache_fields(
         origin_bytes_per_epoch=total("origin"),
         cache_read_bytes_per_epoch=total("cache_read"),
         cache_write_bytes_per_epoch=total("cache_written"),
-        seconds_per_epoch=[],
+        seconds_per_epoch=[epoch.seconds for epoch in metrics.epochs],
         settle_seconds_per_epoch=[max(e.settle_seconds for e in epoch) for epoch in epochs],
         preload=_preload([host.preload for host in hosts]),
         pays_from_epoch=None,
@@ -51,6 +46,9 @@ def cache_fields(
         endurance_bytes=endurance * workload.drives if endurance else None,
         hosts=[_of_host(host) for host in hosts if host.capacity_bytes],
     )
+    found["pays_from_epoch"] = pays_from(found, metrics)
+    found["can_save"] = can_save(found, metrics)
+    return found
 
 
 def _of_host(host: Any) -> Mapping[str, Any]:
@@ -79,14 +77,6 @@ def _preload(hosts: Sequence[Any]) -> Mapping[str, Any] | None:
         "seconds": max(row["seconds"] for row in rows),
         "read_share": sum(row["read_share"] for row in rows) / len(rows),
     }
-
-
-def add_cache(summary: Summary, cached: CacheMeasured, metrics: Metrics) -> None:
-    """Put the cache's fields into a run's summary, with what follows from the metrics."""
-    cached["seconds_per_epoch"] = [epoch.seconds for epoch in metrics.epochs]
-    cached["pays_from_epoch"] = pays_from(cached, metrics)
-    cached["can_save"] = can_save(cached, metrics)
-    summary["measured"]["cache"] = cached
 
 
 def pays_from(cached: CacheMeasured, metrics: Metrics) -> int | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -44,10 +44,10 @@ class HostReport:
     """What a host's first rank sends to rank 0."""
 
     host: str
-    epochs: list[IntervalSummary]
-    probe: Probe | None
-    num_workers: int
-    resident_before: float | None
+    epochs: list[IntervalSummary] = field(default_factory=list)
+    probe: Probe | None = None
+    num_workers: int = 0
+    resident_before: float | None = None
     """Share of the dataset's pages that were in memory when the run began."""
     direct: bool
     notes: list[str] = field(default_factory=list)
@@ -137,7 +137,6 @@ def _measured(
         paths = PathBytes(host=sum(read))
     workers = sum(host.num_workers for host in hosts)
     seconds = float(np.mean([each.seconds for each in seen]))
-    cpu = _total([each.host_cpu_share for each in seen])
     measured = Measured(
         storage_read_bytes=_total(stored),
         path=paths.mode,
@@ -148,11 +147,8 @@ def _measured(
         page_cache_share=None if None in shares else _total(from_memory) / sum(read),
         page_cache_share_per_epoch=shares,
         resident_share_before=None if resident is None else resident / len(hosts),
-        host_cpu_percentage=None if cpu is None else 100 * cpu / len(seen),
         hosts=[asdict(each) for each in seen],
         read_seconds=sum(each.read for each in sums.epochs),
-        decode_seconds=sum(each.decode for each in sums.epochs),
-        hand_over_seconds=sum(each.hand_over for each in sums.epochs),
         worker_seconds=workers * seconds,
     )
     if watched is not None:
@@ -241,14 +237,8 @@ def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
     if not known or len(known) < len(counts):
         return None
     total = reduce(add, known)
-    return NetworkFields(
-        received_bytes=total.received_bytes,
-        sent_bytes=total.sent_bytes,
-        sent_segments=total.sent_segments,
-        resent_segments=total.resent_segments,
-        received_segments=total.received_segments,
-        unordered_segments=total.unordered_segments,
-    )
+    names = NetworkFields.__annotations__  # in their order
+    return cast(NetworkFields, {name: getattr(total, name) for name in names})
 
 
 def _device_bytes(hosts: list[HostReport]) -> int | None:

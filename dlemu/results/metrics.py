@@ -84,14 +84,10 @@ class EpochMetrics:
     """Share of the window in which a real loop worked on its batch while its device was idle."""
     barrier_share: float
     """Share of the window in which they waited for other accelerators."""
-    oversleep_share: float
-    """Share of the window that compute took beyond what was asked."""
     au_parts: Sequence[float]
     """AU of parts of the counted steps, about ten of the epoch: how far it varies."""
     accelerator_au: _Values
     """(accelerators,) AU of each by the edition's rule."""
-    accelerator_wait: _Values
-    """(accelerators,) mean wait of each, first step left out, seconds."""
 
     @property
     def read_bytes_per_second(self) -> float:
@@ -156,16 +152,6 @@ class Metrics:
     def read_bytes_per_second(self) -> float:
         """Bytes really read over the time of all epochs."""
         return self.read_bytes / sum(epoch.seconds for epoch in self.epochs)
-
-    @property
-    def num_reads(self) -> int:
-        """Calls that read them; 0 where they are not counted."""
-        return sum(epoch.num_reads for epoch in self.epochs)
-
-    @property
-    def reads_per_second(self) -> float:
-        """Read calls over the time of all epochs."""
-        return self.num_reads / sum(epoch.seconds for epoch in self.epochs)
 
     @property
     def delivered_au_percentage(self) -> float:
@@ -267,10 +253,8 @@ def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
         wait_share=share("wait"),
         overhead_share=share("overhead"),
         barrier_share=share("barrier"),
-        oversleep_share=share("late"),
         au_parts=_au_parts(sums),
         accelerator_au=rows["au"],
-        accelerator_wait=rows["wait"] / num_counted,
     )
 
 

@@ -215,9 +215,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     path = folder / SUMMARY
     try:
-        summary = json.loads(read_regular(path, error=RunError))
+        data = read_regular(path, error=RunError)
+        summary = json.loads(data, parse_float=_finite, parse_constant=_finite)
     except FileNotFoundError:
-        raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
+        if folder.exists():
+            raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
+        raise RunError(f"{folder} is not there; name the folder of a run") from None
     except NotADirectoryError:
         raise RunError(f"{folder} is no folder; name the folder of a run") from None
     except (ValueError, RecursionError) as error:
@@ -243,6 +246,13 @@ def conditions_of(folder: Path, search: str) -> dict[str, Any]:
         return {}
     last = {**found[-1], "start": found[0].get("start")}
     return {name: last[name] for name in _CONDITIONS if last.get(name)}
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not np.isfinite(number):  # none is ever written
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def write_json(path: Path, value: Any) -> None:

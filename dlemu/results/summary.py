@@ -172,28 +172,17 @@ class Measured(TypedDict, total=False):
     page_cache_share_per_epoch: Sequence[float | None]
     resident_share_before: float | None
     """Share (0-1) of the dataset's pages that were in memory before the first epoch."""
-    host_cpu_percentage: float | None
-    """Of all CPUs of the hosts, by whatever ran there; mean over hosts."""
     hosts: Sequence[Mapping[str, Any]]
     """The fields of HostEvidence, of each host."""
     wear: WearFields
     """What was written to the drives under the data folder from the start to the end of the run."""
     read_seconds: float
-    """In read calls, sum over all workers; the next two likewise."""
-    decode_seconds: float
-    hand_over_seconds: float
+    """In read calls, sum over all workers."""
     worker_seconds: float
     """Seconds of the epochs x workers."""
     read_bytes: int
-    """Really read by the loaders, all epochs. This and what follows come from the steps alone."""
+    """Really read by the loaders, all epochs. This and the next come from the steps alone."""
     read_bytes_per_second: float
-    num_reads: int
-    """Calls that read them, all epochs; data_loader=dali does not count them, nor the next one."""
-    reads_per_second: float
-    whole_epoch_au_percentage: Sequence[float]
-    """AU of each epoch with its first step, 0 to 100."""
-    first_step_seconds: Sequence[float]
-    """Of each epoch, mean over accelerators."""
     objects: ObjectsMeasured
     """Only where the data folder is a bucket."""
     cache: CacheMeasured | CacheWatched

@@ -41,7 +41,6 @@ _ACCELERATOR = np.dtype(
         ("wait", np.float64),
         ("overhead", np.float64),
         ("barrier", np.float64),
-        ("late", np.float64),  # compute beyond what was asked
     ]
 )
 _LATEST = ("wait", "compute", "computation_time", "barrier", "read", "decode", "hand_over")
@@ -121,9 +120,7 @@ class EpochSums:
     """(steps,)"""
     ranks: tuple[RankSums, ...] = ()
     read: float = 0.0
-    """Seconds of workers over all steps and accelerators; so `decode` and `hand_over`."""
-    decode: float = 0.0
-    hand_over: float = 0.0
+    """Seconds of workers in read calls, over all steps and accelerators."""
     making: float = 0.0
     """Seconds in which batches were made or waited for, whichever is longer, each summed."""
 
@@ -147,8 +144,6 @@ class EpochSums:
             steps=steps,
             ranks=(*self.ranks, *other.ranks),
             read=self.read + other.read,
-            decode=self.decode + other.decode,
-            hand_over=self.hand_over + other.hand_over,
             making=self.making + other.making,
         )
 
@@ -282,8 +277,6 @@ def _sum_epoch(flat: Steps, rule: Rule, ends: Ends, name: str) -> EpochSums:
         steps=_of_steps(steps, rule.edition),
         ranks=(rank,),
         read=float(steps["read"].sum()),
-        decode=float(steps["decode"].sum()),
-        hand_over=float(steps["hand_over"].sum()),
         making=float(making.sum()),
     )
 
@@ -319,7 +312,6 @@ def _of_accelerators(
     rows["inside"] = seconds[:, window].sum(axis=1)
     for name in ("wait", "overhead", "barrier"):
         rows[name] = steps[name][:, window].sum(axis=1)
-    rows["late"] = (steps["compute"] - steps["computation_time"])[:, window].sum(axis=1)
     counted = [block for block in blocks if is_long_enough(window[block], edition)]
     # As the published code does: a block weighs as much as its steps, the first included.
     weights = np.array([block.stop - block.start for block in counted], np.float64)

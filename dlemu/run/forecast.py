@@ -13,6 +13,7 @@ from dlemu.loaders.source import readers_memory
 from dlemu.results.folders import check_free
 from dlemu.run.closed import check_closed
 from dlemu.run.job import check_job
+from dlemu.run.replay import check_blocks
 from dlemu.storage.probe import probe_rate
 from dlemu.tier.forecast import TierForecast, forecast_tier
 from dlemu.tier.host import has_tier
@@ -116,6 +117,7 @@ def check_run(workload: Workload, found: RunForecast, world: World) -> None:
     if world.rank == 0:
         check_free(workload)
         if workload.workflow.checkpoint:
+            check_blocks(found.workload, [found.num_steps] * workload.train.epochs)
             examine_in_run(found.workload, found.num_accelerators, found.num_steps)
 
 

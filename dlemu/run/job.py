@@ -30,7 +30,7 @@ from dlemu.errors import DlemuError, RunError, WorkloadError
 from dlemu.host.limits import memory_bytes
 from dlemu.host.place import find_system
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
-from dlemu.results.cache import add_cache, cache_fields
+from dlemu.results.cache import cache_fields
 from dlemu.results.evidence import combine
 from dlemu.results.folders import keep_leftovers, make
 from dlemu.results.header import DatasetFields, header, place_fields
@@ -44,7 +44,7 @@ from dlemu.results.records import (
     write_steps,
 )
 from dlemu.results.series import SERIES, write_series
-from dlemu.results.summary import CacheMeasured, Summary, time_of_day
+from dlemu.results.summary import Summary, time_of_day
 from dlemu.results.sums import Rule, Sums, sum_all
 from dlemu.run.cold import make_cold
 from dlemu.run.gathering import collect_files, gather_sums
@@ -66,7 +66,7 @@ from dlemu.run.summary import (
 )
 from dlemu.storage.regular import count_linked
 from dlemu.terminal import say, silent
-from dlemu.tier.host import HostTier, check_tier, emulates, has_tier
+from dlemu.tier.host import HostCounts, HostTier, check_tier, emulates, has_tier
 from dlemu.units import ceil_div
 from dlemu.workload.model import Workload
 from dlemu.world.watchdog import Watchdog
@@ -130,7 +130,8 @@ class _Run:
     _checkpoints: RunCheckpoints | None = None
     _tier: HostTier | None = None
     """The cache, if there is one."""
-    _cached: CacheMeasured | None = None
+    _cached: Sequence[HostCounts] | None = None
+    """What the caches of all hosts counted, on rank 0."""
     _is_first = True
     """Whether this is the first run of this process."""
     _dataset: Dataset
@@ -187,8 +188,10 @@ class _Run:
             access = world.on_first(lambda: workload.access)
             self._dataset = Dataset(workload, layout, access=access)
         self._workload = self._dataset.workload
-        if world.rank == 0:
-            self._count_steps()  # refuses what cannot be planned
+        if world.rank == 0:  # refuses what cannot be planned
+            steps = [self._count_steps()] * self._workload.train.epochs
+            if self._workload.workflow.checkpoint:
+                check_blocks(self._workload, steps)
         notes = (*world.notes, *self._dataset.notes)
         self._summary = first_summary(self._workload, world, started, notes)
         if world.rank == 0:
@@ -244,9 +247,7 @@ class _Run:
         written = 0 if checkpoints is None else checkpoints["written_bytes"]
         reports = monitor.gather(written + (0 if self._tier is None else self._tier.written_bytes))
         if self._tier is not None:
-            self._cached = cache_fields(
-                self._workload, emulates(self._workload), self._tier.gather()
-            )
+            self._cached = self._tier.gather()
         return None if sums is None or reports is None else (sums, reports)
 
     def _replay(self) -> tuple[RunMonitor, list[Steps]]:
@@ -345,7 +346,6 @@ class _Run:
             yield None
             return
         steps = [self._count_steps()] * workload.train.epochs
-        check_blocks(workload, steps)
         place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, place, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
@@ -405,8 +405,10 @@ class _Run:
         needed = needed_ratio(self._dataset)
         seen = combine(self._workload, hosts, sums, paths, gets, needed=needed)
         summary = complete_summary(self._summary, seen, metrics)
-        if self._cached is not None:
-            add_cache(summary, self._cached, metrics)
+        if self._cached:
+            emulated = emulates(self._workload)
+            cached = cache_fields(self._workload, emulated, self._cached, metrics)
+            summary["measured"]["cache"] = cached
         self._summary.update(with_metrics(summary, self._workload, metrics))
         self._write_series()
         self._summary["end"] = time_of_day()
@@ -481,7 +483,7 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     samples = steps["num_samples"].sum() / max(seconds.sum(axis=0).max(), 1e-9)
     au = 100 * steps["computation_time"][1:].sum() / max(seconds[1:].sum(), 1e-9)
     return (
-        f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, utilisation "
+        f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, AU "
         f"{au:.2f}% on rank 0, {samples:.2f} samples/s there"
         f"{f' (origin emulated {slow})' if (slow := emulates(workload)) else ''}"
     )

@@ -9,7 +9,7 @@ from typing import Any, Self
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import mount_under
-from dlemu.host.intervals import IntervalSummary, summarize_interval
+from dlemu.host.intervals import summarize_interval
 from dlemu.host.network import machine_name, network_name
 from dlemu.host.observer import HostObserver
 from dlemu.host.processes import process_age
@@ -22,7 +22,7 @@ from dlemu.results.evidence import HostReport
 from dlemu.results.records import host_file, named
 from dlemu.storage.pagecache import cached_share
 from dlemu.storage.path_bytes import PathBytes
-from dlemu.storage.probe import Probe, probe_readers
+from dlemu.storage.probe import probe_readers
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
 from dlemu.world.watchdog import Watchdog
@@ -85,14 +85,14 @@ class RunMonitor:
         self._num_accelerators = num_accelerators
         self._path = host_file(folder, world.rank)
         self._pids: list[int] = []
-        self._num_host_workers = 0
-        self._file_system = ""
-        self._resident_before: float | None = None
         self._observer: HostObserver | None = None
-        self._epochs: list[IntervalSummary] = []
         self._begun = 0
-        self._start_seconds: float | None = None
-        self._probe: Probe | None = None
+        self._seen = HostReport(
+            host=world.host,
+            network_name=network_name(),
+            machine=machine_name(),
+            direct=False,
+        )
         self._paths, self._gets = PathBytes(), GetCounts()
         self._in_bucket = in_bucket(self._workload.data_folder)
         cache = self._workload.cache
@@ -107,20 +107,19 @@ class RunMonitor:
         self._also = [*own, *(p for p in (*origin, *map(Path, cache.devices)) if p.is_dir())]
         self._places: WatchedPlaces | None = None
         self._counts = PlaceCounts()
-        self._watched: list[PlaceCounts] = []
 
     def __enter__(self) -> Self:
         world, watchdog, folder = self._world, self._watchdog, self._workload.data_folder
         ranks = world.all_gather((world.host_index, os.getpid(), self.num_workers))
         here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
         self._pids = [pid for pid, _ in here]
-        self._num_host_workers = sum(num for _, num in here)
+        self._seen.num_workers = sum(num for _, num in here)
         with watchdog.phase("while looking at the data folder and its files", watchdog.longest_at):
             watchdog.at(str(folder))
             mount = mount_under(folder)
-            self._file_system = "" if mount is None else mount.kind
+            self._seen.file_system = "" if mount is None else mount.kind
             if self._in_bucket:
-                self._file_system = "s3"
+                self._seen.file_system = "s3"
             if world.local_rank != 0:
                 return self
             observer = HostObserver([folder, *self._also], lambda: self._pids, self._path)
@@ -128,7 +127,7 @@ class RunMonitor:
             self._places = watched_places(self._workload)
             watchdog.at("")
             with suppress(OSError, DatasetError):  # the readers will name the file
-                self._resident_before = cached_share(self._some_files(), at=watchdog.at)
+                self._seen.resident_before = cached_share(self._some_files(), at=watchdog.at)
         with self._writing():
             self._observer = observer.__enter__()
         return self
@@ -140,7 +139,7 @@ class RunMonitor:
 
     def started(self) -> None:
         """Note how long this process took until here, where the first step begins."""
-        self._start_seconds = process_age()
+        self._seen.start_seconds = process_age()
 
     def begin(self, epoch: int) -> None:
         """Mark an epoch's start."""
@@ -161,11 +160,11 @@ class RunMonitor:
             with named(self._path):
                 self._observer.mark(f"epoch {epoch} end")
             between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
-            self._epochs.append(summarize_interval(between))
+            self._seen.epochs.append(summarize_interval(between))
             if self._places is not None:
                 with self._watchdog.phase("while the cache's writes reach its drive"):
                     self._places.settle()
-                self._watched.append(self._places.counts().since(self._counts))
+                self._seen.watched.append(self._places.counts().since(self._counts))
 
     def delivered(self, read_until: Callable[[float], int]) -> tuple[float | None, float | None]:
         """Return what storage delivered in this epoch so far; None: not known, or too soon to tell.
@@ -184,14 +183,14 @@ class RunMonitor:
         while recent > begun and seen[last].time - seen[recent].time < _RECENT_SECONDS:
             recent -= 1
         lately = summarize_interval([seen[recent], seen[last]])
-        given = stored_bytes(lately, self._file_system)
+        given = stored_bytes(lately, self._seen.file_system)
         rate = None if given is None else given / lately.seconds
         epoch = summarize_interval([seen[begun], seen[last]])
-        own_share = self.num_workers / max(1, self._num_host_workers)
+        own_share = self.num_workers / max(1, self._seen.num_workers)
         read = round(read_until(seen[last].time) / own_share)
-        stored = stored_bytes(epoch, self._file_system)
+        stored = stored_bytes(epoch, self._seen.file_system)
         if stored is None:
-            stored = vouched_bytes(epoch, self._file_system, read=read)
+            stored = vouched_bytes(epoch, self._seen.file_system, read=read)
         return rate, None if stored is None or not read else max(0.0, 1 - stored / read)
 
     @contextmanager
@@ -212,8 +211,8 @@ class RunMonitor:
             self._has_cache or self._places or self._in_bucket
         ):  # files of the origin say nothing about what readers got
             return
-        outstanding = min(self._num_host_workers * self._workload.reader.io_depth, _MOST_READERS)
-        self._probe = probe_readers(
+        outstanding = min(self._seen.num_workers * self._workload.reader.io_depth, _MOST_READERS)
+        self._seen.probe = probe_readers(
             self._some_files(),
             few=outstanding,
             many=min(_MOST_READERS, max(_FEWEST_READERS, 2 * outstanding)),
@@ -230,26 +229,13 @@ class RunMonitor:
 
         `written` are the bytes of the files that were written on this rank's account.
         """
+        seen = self._seen
+        seen.direct = self._loader.direct
         with self._watchdog.phase("while reading the drives' counters"):
-            first = self._observer is not None
-            wear = self._wear.finish(file_bytes=written) if first else None
-        report = HostReport(
-            host=self._world.host,
-            epochs=self._epochs,
-            probe=self._probe,
-            num_workers=self._num_host_workers,
-            resident_before=self._resident_before,
-            direct=self._loader.direct,
-            notes=list(self._notes()),
-            file_system=self._file_system,
-            wear=wear,
-            watched=self._watched,
-            links={} if self._observer is None else self._observer.links,
-            network_name=network_name(),
-            machine=machine_name(),
-            start_seconds=self._start_seconds,
-        )
-        hosts = self._world.gather(report if self._observer is not None else None)
+            if self._observer is not None:
+                seen.wear = self._wear.finish(file_bytes=written)
+                seen.links, seen.notes = self._observer.links, list(self._notes())
+        hosts = self._world.gather(seen if self._observer is not None else None)
         paths = self._world.reduce(self._paths, PathBytes.__add__)
         gets = self._world.reduce(self._gets, GetCounts.__add__) if self._in_bucket else None
         if hosts is None or paths is None:

@@ -72,12 +72,6 @@ def complete_summary(summary: Summary, seen: Gathered, metrics: Metrics) -> Summ
         "read_bytes": metrics.read_bytes,
         "read_bytes_per_second": metrics.read_bytes_per_second,
     }
-    if metrics.num_reads:  # else they were not counted
-        measured["num_reads"] = metrics.num_reads
-        measured["reads_per_second"] = metrics.reads_per_second
-    epochs = metrics.epochs
-    measured["whole_epoch_au_percentage"] = [each.whole_epoch_au_percentage for each in epochs]
-    measured["first_step_seconds"] = [each.first_step_seconds for each in epochs]
     return {
         **summary,
         "status": "complete",
@@ -111,11 +105,11 @@ def needed_ratio(dataset: Dataset) -> float:
 
 
 def demand_line(workload: Workload, num_accelerators: int) -> str:
-    """Return what the accelerators ask of the storage at full utilisation."""
+    """Return what the accelerators ask of the storage at AU 100 %."""
     one = workload.demand
     if one == float("inf"):
         return "demand: no computation time, so as much as the storage gives"
     return (
         f"demand: {format_rate(one)} an accelerator, {format_rate(one * num_accelerators)} in all "
-        f"at 100% utilisation"
+        "at AU 100%"
     )

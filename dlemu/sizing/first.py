@@ -16,20 +16,20 @@ import errno
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from dlemu.dataset.layout import Dataset, Repeated
+from dlemu.dataset.layout import Dataset, Layout, Repeated
 from dlemu.errors import WorkloadError
-from dlemu.host.devices import devices_under, lies_in_memory
+from dlemu.host.devices import devices_under
 from dlemu.loaders.descriptors import most_accelerators
 from dlemu.results.folders import hold
 from dlemu.results.header import header, place_fields
-from dlemu.results.records import conditions_of, write_json
-from dlemu.run.job import Say, check_job, run_job
+from dlemu.results.records import write_json
+from dlemu.run.job import Say, check_job
+from dlemu.run.live import Live
 from dlemu.sizing.answers import ANSWER, First, Sized, document_of
 from dlemu.sizing.first_files import (
     Files,
@@ -39,12 +39,12 @@ from dlemu.sizing.first_files import (
     scratch_folder,
     write_files,
 )
-from dlemu.sizing.measured import describe_event, point_of
+from dlemu.sizing.measured import Search
 from dlemu.sizing.search import Goal, Point, Range, Sizing, conclude, search
 from dlemu.sizing.start import PROBE_READERS, START_SECONDS, probed_rate
 from dlemu.sizing.targets import Target, names_of
 from dlemu.storage.probe import probe_writing
-from dlemu.terminal import say, silent
+from dlemu.terminal import say
 from dlemu.units import (
     ceil_div,
     format_bytes,
@@ -122,10 +122,11 @@ def try_storage(
         answers: list[Sized] = []
         for place, (job, files) in enumerate(zip(trial.jobs, datasets, strict=True)):
             share = (end - time.perf_counter()) / (len(datasets) - place)
-            runs = results / "runs" / f"{target}.{files.workload.name}"
-            one = _Try(files, time.perf_counter() + share, runs, end, say)
+            storage = Target(target, str(files.workload.data_folder), len(devices_under(own)))
+            until = time.perf_counter() + share
+            one = _Try(storage, files, results, until=until, end=end, say=say)
             say(f"{place + 1}/{len(datasets)} {one.describe()}")
-            found, between = one.run()
+            found, between = one.conclude()
             number = found.num_accelerators
             needs, commands = full_measurement(
                 trial.folder, files, number, between.high or number, write_rate=rate, own=own
@@ -138,18 +139,7 @@ def try_storage(
                 commands=commands,
                 full=needs,
             )
-            storage = Target(target, str(files.workload.data_folder), len(devices_under(own)))
-            answers.append(
-                Sized(
-                    **vars(found),
-                    target=storage,
-                    workload=files.workload,
-                    folder=results,
-                    dataset_bytes=files.num_bytes,
-                    first=first,
-                    conditions=conditions_of(results, runs.name),
-                )
-            )
+            answers.append(one.answer(found, dataset_bytes=files.num_bytes, first=first))
             write_json(results / ANSWER, document_of(answers, trial.folder))
             on_answer(answers)
         return answers
@@ -186,8 +176,8 @@ def _datasets(trial: Trial, own: Path, rate: float, say: Say) -> list[Files]:
 
 def _readable(workload: Workload, say: Say) -> Workload:
     """Return the workload as a try reads it: directly, by a loader that is installed."""
-    keys = {"reader.odirect": True, "train.epochs": 1, "output.drop_caches": False}
-    workload = workload.with_keys(keys)
+    keys = {"reader.odirect": True, "train.epochs": 1, "workflow.checkpoint": False}
+    workload = workload.with_keys({**keys, "output.drop_caches": False})
     try:
         check_job(workload, Alone())
     except WorkloadError as error:
@@ -202,17 +192,24 @@ class _TimeIsUp(Exception):
     """Another run would take longer than there is time."""
 
 
-class _Try:
-    """One workload: writes its files where they are missing, probes, and makes the runs."""
+class _Try(Search):
+    """The search of a workload on few files, in a given time. They are written where missing."""
 
-    def __init__(self, files: Files, until: float, runs: Path, end: float, say: Say) -> None:
-        """`runs`: how the folders of its runs begin."""
-        self._files, self._workload = files, files.workload
-        self._until, self._end, self._runs, self._say = until, end, runs, say
-        self._seconds = until - time.perf_counter()
-        self._in_memory = lies_in_memory(self._workload.data_folder.parent)
-        self.points: list[Point] = []
-        self._expected = 1.0
+    def __init__(
+        self, target: Target, files: Files, results: Path, *, until: float, end: float, say: Say
+    ) -> None:
+        # Steps of a run: for a share of the time, but many more than are read ahead.
+        step = files.workload.train.computation_time.mean / files.workload.metric.au
+        fitting = math.floor(_RUN_SHARE * (until - time.perf_counter()) / step)
+        self._num_steps = max(_LEAST_AHEAD * files.workload.batches_in_flight, fitting)
+        workload = files.workload.with_keys({"train.total_training_steps": self._num_steps})
+        self._files, self._until, self._end = files, until, end
+
+        def tell(text: str) -> None:
+            say(f"{text}{self._left()}")
+
+        super().__init__(target, workload, (results, None), Alone(), tell, Live())
+        self._log = self._open_log()
 
     def describe(self) -> str:
         """Return what is read, and whether it is written first."""
@@ -221,14 +218,14 @@ class _Try:
         done = f"writing {what}" if self._files.written else f"{folder}: {what}, there already"
         return f"{self._workload.name}: {done}{self._left()}"
 
-    def run(self) -> tuple[Sizing, Range]:
+    def conclude(self) -> tuple[Sizing, Range]:
         """Return the answer for the workload, and between which numbers it lies."""
         if self._files.written:
             write_files(self._files)
         rate = probed_rate(Dataset(self._workload, self._files.layout))
         taken = self._workload.metric.au * self._workload.demand
         self._expected = rate / taken
-        self._tell(
+        self._say(
             f"     {PROBE_READERS} readers at once get {format_rate(rate)}, as much as "
             f"{self._expected:.1f} accelerators take"
         )
@@ -250,69 +247,32 @@ class _Try:
             )
             return none, Range(low=0, high=0, evidence=evidence)
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
-        return self._search(most)
-
-    def _search(self, most: int) -> tuple[Sizing, Range]:
-        """Make runs while there is time."""
         threshold = 100 * self._workload.metric.au
         start = max(1, min(math.floor(self._expected) + 1, most))
-        with suppress(_TimeIsUp):
-            goal = Goal(threshold, most, start=start, confirm=1)
-            search(self._measure, goal, on_event=lambda event: self._tell(describe_event(event)))
+        try:
+            search(self._measure, Goal(threshold, most, start, confirm=1), on_event=self._keep)
+        except _TimeIsUp:
+            self._say("     no time is left for it")
         share = self._workload.batches_in_flight / self._num_steps
-        return conclude(self.points, threshold=threshold, read_ahead_share=share, most=most)
+        return conclude(self._log.points, threshold=threshold, read_ahead_share=share, most=most)
 
-    @property
-    def _num_steps(self) -> int:
-        """Steps of a run: for a share of the time, but many more than are read ahead."""
-        step = self._workload.train.computation_time.mean / self._workload.metric.au
-        fitting = math.floor(_RUN_SHARE * self._seconds / step)
-        return max(_LEAST_AHEAD * self._workload.batches_in_flight, fitting)
-
-    def _measure(self, number: int) -> Point:
-        """Make one run."""
-        workload, steps = self._workload, self._num_steps
-        feeds = self._expected
-        if self.points:
-            last = self.points[-1]
-            feeds = last.num_accelerators * last.au_percentage / 100
+    def _measure(self, number: int, layout: Layout | None = None) -> Point:
+        """Make one run, if there is time for it."""
+        feeds, points = self._expected, self._log.points
+        if points:
+            feeds = points[-1].num_accelerators * points[-1].au_percentage / 100
         slower = max(1.0, number / max(feeds, 0.1))
-        takes = START_SECONDS + steps * workload.train.computation_time.mean * slower
-        begin = time.perf_counter()
-        if self.points and begin + takes > self._until:
+        takes = self._num_steps * self._workload.train.computation_time.mean * slower
+        if points and time.perf_counter() + START_SECONDS + takes > self._until:
             raise _TimeIsUp
-        files = self._num_files(steps, number)
-        name = f"{self._runs.name}.{len(self.points) + 1:02}.n{number}"
-        keys = {
-            "dataset.num_files_train": files,
-            "num_accelerators": number,
-            "train.total_training_steps": steps,
-            "train.seed": workload.train.seed + len(self.points),
-            "workflow.checkpoint": False,
-            "output.folder": str(self._runs.with_name(name)),
-        }
-        job = workload.with_keys(keys)
-        outcome = run_job(
-            job,
-            world=Alone(),
-            say=silent,
-            layout=Repeated.of(self._files.layout, files),
-        )
-        assert outcome is not None
-        seconds = time.perf_counter() - begin
-        point = point_of(job, outcome, seconds, in_memory=self._in_memory)
-        self.points.append(point)
-        return point
+        return super()._measure(number, Repeated.of(self._files.layout, self._num_files(number)))
 
-    def _num_files(self, steps: int, accelerators: int) -> int:
+    def _num_files(self, accelerators: int) -> int:
         """Return the files of an epoch; where files hold many samples, each stream ends in one."""
         per_file = self._files.layout.samples_per_file
-        files = ceil_div(steps * self._workload.reader.batch_size * accelerators, per_file)
+        samples = self._num_steps * self._workload.reader.batch_size * accelerators
         streams = self._workload.reader.num_streams * accelerators if per_file > 1 else 0
-        return files + streams
+        return ceil_div(samples, per_file) + streams
 
     def _left(self) -> str:
         return format_left(self._end - time.perf_counter(), before="; ")
-
-    def _tell(self, text: str) -> None:
-        self._say(f"{text}{self._left()}")

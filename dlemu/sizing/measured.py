@@ -34,7 +34,7 @@ from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import ANSWER, Sized, document_of
 from dlemu.sizing.log import UNFINISHED, SearchLog, hold_search, settings_of
-from dlemu.sizing.search import Event, Goal, Point, about_runs, search
+from dlemu.sizing.search import Event, Goal, Point, Sizing, about_runs, search
 from dlemu.sizing.start import describe_plan, first_number
 from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
 from dlemu.terminal import silent
@@ -71,7 +71,7 @@ def size_all(
         folder, _ = kept
         try:
             for target, job in jobs:
-                answers.append(_Search(target, job, kept, world, say, live).run())
+                answers.append(Search(target, job, kept, world, say, live).run())
                 live.job = ""
                 if world.rank == 0:
                     try:
@@ -105,7 +105,7 @@ def describe_event(event: Event) -> str:
     return "\n".join(lines)
 
 
-class _Search:
+class Search:
     """One search: rank 0 decides and keeps the log, all ranks carry out the runs."""
 
     _enough: SizeCheck
@@ -176,35 +176,41 @@ class _Search:
     def _decide(self) -> Sized:
         """Make the runs that the search asks for; return what they say."""
         workload, layout = self._workload, self._enough.layout
-
-        def keep(event: Event) -> None:
-            self._say(describe_event(event))  # first: the disk may be full
-            if event.point is not None:
-                self._log.append(event.point)
-
         goal = Goal(
             threshold=100 * workload.metric.au,
             max_accelerators=workload.size.max_accelerators,
             start=self._first,
             confirm=workload.size.confirm,
         )
-        found = search(self._measure, goal, known=tuple(self._log.points), on_event=keep)
+        found = search(self._measure, goal, known=tuple(self._log.points), on_event=self._keep)
         most = max(point.num_accelerators for point in found.points)
-        return Sized(
-            **vars(found),
-            target=self._target,
-            workload=workload,
-            folder=self._folder,
+        return self.answer(
+            found,
             dataset_bytes=layout.num_samples * layout.mean_bytes,
             read_ahead_share=self._enough.read_ahead_share(most) if workload.size.quick else None,
             bound=self._bound,
-            conditions=conditions_of(self._folder, self._name),
         )
 
-    def _measure(self, number: int) -> Point:
-        """Make one run on all ranks."""
+    def answer(self, found: Sizing, **more: Any) -> Sized:
+        """Return the answer with what it is for; `more` are its other fields."""
+        return Sized(
+            **vars(found),
+            target=self._target,
+            workload=self._workload,
+            folder=self._folder,
+            conditions=conditions_of(self._folder, self._name),
+            **more,
+        )
+
+    def _keep(self, event: Event) -> None:
+        self._say(describe_event(event))  # first: the disk may be full
+        if event.point is not None:
+            self._log.append(event.point)
+
+    def _measure(self, number: int, layout: Layout | None = None) -> Point:
+        """Make one run on all ranks; with a `layout`, of its files."""
         num_runs = len(self._log.points)
-        keys = {
+        keys: dict[str, object] = {
             "num_accelerators": number,
             "train.seed": self._workload.train.seed + num_runs,
             "output.folder": str(self._run_folder(num_runs + 1, number)),
@@ -212,7 +218,7 @@ class _Search:
         self._live.job = self._state(number)
         begin = time.perf_counter()
         self._world.broadcast(keys)
-        outcome = self._carry_out(keys)
+        outcome = self._carry_out(keys, layout)
         assert outcome is not None
         in_memory = lies_in_memory(self._workload.data_folder)
         seconds = time.perf_counter() - begin
@@ -228,11 +234,14 @@ class _Search:
             f"run {len(points) + 1} of about {about}, trying {counted(number, 'accelerator')}{best}"
         )
 
-    def _carry_out(self, keys: Mapping[str, object]) -> Outcome | None:
+    def _carry_out(
+        self, keys: Mapping[str, object], layout: Layout | None = None
+    ) -> Outcome | None:
         """Make the run that these keys describe; all ranks call it."""
-        outcome = run_job(
-            self._workload.with_keys(keys), world=self._world, say=silent, live=self._live
-        )
+        workload = self._workload.with_keys(keys)
+        if layout is not None:
+            workload = workload.with_keys({"dataset.num_files_train": layout.num_files})
+        outcome = run_job(workload, world=self._world, say=silent, live=self._live, layout=layout)
         if outcome and (reason := cached_too_much(self._workload, outcome.summary)):
             raise RunError(reason)
         return outcome

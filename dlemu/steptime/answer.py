@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from dlemu.steptime.gpu_state import summary
 from dlemu.steptime.measure import Timed
 from dlemu.steptime.preprocessing import Preprocessing
-from dlemu.workload.derived import derived_yaml, normal, origin_of
 from dlemu.workload.model import Workload
+from dlemu.workload.published import derived_yaml, normal, origin_of
 
 _PARTS = 20
 _SKEWED = 0.01

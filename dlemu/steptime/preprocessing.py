@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.limits import usable_cpus
 from dlemu.steptime.steps import UsersFunction, names_function
-from dlemu.workload.derived import normal
+from dlemu.workload.published import normal
 
 _KEY = "steptime.preprocess"
 _MOST_KEPT = 100_000

@@ -20,6 +20,7 @@ from typing import Literal
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import lies_in_memory, mount_under
 from dlemu.storage.buffers import aligned_buffer
+from dlemu.storage.counted import ReadCounts
 from dlemu.storage.regular import NO_DIRECT, cannot_open, open_regular, open_sized
 from dlemu.units import PAGE_BYTES, round_up
 
@@ -108,16 +109,6 @@ class Parts:
             taken.append(part)
             num_bytes -= size
         return taken
-
-
-class ReadCounts:
-    """What reading came to."""
-
-    def __init__(self) -> None:
-        self.bytes_read = self.num_reads = 0
-        """Bytes, and the calls that read them. A look into the page cache is one as well."""
-        self.read_seconds = 0.0
-        """Time spent in read calls, or waiting for them."""
 
 
 class ExtentReader(ReadCounts):

@@ -16,7 +16,6 @@ from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats import format_of
 from dlemu.host.place import find_place
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
@@ -29,11 +28,9 @@ from dlemu.tier.visits import Visits, find_visits
 from dlemu.units import format_rate, format_seconds, round_up
 from dlemu.workload.model import Workload
 from dlemu.workload.objects import in_bucket
-from dlemu.workload.sections import BARE, INDEXED
 from dlemu.world.world import World
 
 _MOST_COPYING = 64
-_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,8 @@ def check_tier(workload: Workload) -> None:
             f"{key} reads files, and {workload.data_folder} is a bucket; leave one of them out"
         )
     dataset, by_record = workload.dataset, workload.reader.access == "random"
-    if dataset.format in ("parquet", *INDEXED) or (dataset.format in BARE and by_record):
+    files = dataset.file_format
+    if files.in_columns or (by_record and "stream" in files.ways):
         how = "by record" if by_record else "by parts"
         raise WorkloadError(
             f"{key} has no effect with dataset.format={dataset.format} read {how}: files go "
@@ -346,23 +344,15 @@ def file_sizes(dataset: Dataset) -> Samples:
     layout = dataset.layout
     if not dataset.known_places:
         try:
-            sizes = [
+            found = [
                 os.stat(dataset.folder / layout.path(file)).st_size
                 for file in range(layout.num_files)
             ]
         except OSError as error:
             raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
-        return np.array(sizes, np.int64)
-    file_bytes, each = format_of(layout).file_bytes, layout.samples_per_file
-    files = max(1, _AT_ONCE // each)
-    parts = [
-        file_bytes(
-            layout.sizes(np.arange(start * each, min(start + files, layout.num_files) * each))
-            .reshape(-1, each)
-        )
-        for start in range(0, layout.num_files, files)
-    ]  # fmt: skip
-    return np.concatenate(parts).astype(np.int64)
+        return np.array(found, np.int64)
+    sizes: Samples = layout.all_sizes()[0]
+    return sizes
 
 
 def one_device(origin: Path, cache: Path) -> list[str]:

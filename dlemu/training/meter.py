@@ -138,8 +138,11 @@ class Meter:
                 step waits for the GPU.
 
         Raises:
-            WorkloadError: PyTorch is missing, or sees no such device.
+            WorkloadError: the epoch was recorded already, PyTorch is missing, or sees no such
+                device.
         """
+        if any(row[0] == epoch for row in self._rows):
+            raise WorkloadError(f"Meter: epoch {epoch} was recorded already; take another number")
         stream: StreamClock = HostStream(self._clock)
         if device is not None:
             stream = device if isinstance(device, StreamClock) else CudaStream(str(device))

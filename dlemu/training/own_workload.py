@@ -6,8 +6,8 @@ import numpy as np
 
 from dlemu.errors import WorkloadError
 from dlemu.results.records import Steps
-from dlemu.workload.derived import derived_yaml, normal
 from dlemu.workload.model import Workload
+from dlemu.workload.published import derived_yaml, normal
 
 
 def own_workload_yaml(

@@ -55,17 +55,6 @@ class Job:
         return self.workload.dataset.format == "parquet"
 
     @property
-    def has_columns(self) -> bool:
-        """Whether those columns are given one by one."""
-        return self.has_rows and bool(self.workload.dataset.parquet.columns)
-
-    @property
-    def has_other_size(self) -> bool:
-        """Whether other keys decide the mean size of a sample."""
-        dataset = self.workload.dataset
-        return bool(dataset.record_dims or dataset.parquet.columns or dataset.listed_sizes)
-
-    @property
     def parses(self) -> bool:
         """Whether dlemu reads the bytes of a sample, not a library."""
         return self.workload.reader.decode == "raw"
@@ -79,18 +68,6 @@ class Job:
     def on_gpu(self) -> bool:
         """Whether it reads into a GPU."""
         return self.by_dali and self.workload.dali.device == "gpu"
-
-    @property
-    def has_pytorch_workers(self) -> bool:
-        """Whether PyTorch starts workers."""
-        reader = self.workload.reader
-        return reader.data_loader == "pytorch" and reader.read_threads > 0
-
-    @property
-    def has_shuffle_buffer(self) -> bool:
-        """Whether samples of a stream are shuffled."""
-        streamed = self.workload.by_tf_data or self.workload.streamed
-        return streamed and self.workload.reader.sample_shuffle != "off"
 
     @property
     def in_bucket(self) -> bool:

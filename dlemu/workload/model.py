@@ -37,7 +37,6 @@ from dlemu.workload.compose import (
 from dlemu.workload.objects import SCHEME, Access, in_bucket, object_path
 from dlemu.workload.refusal import describe, group_of, known_keys, unknown_key
 from dlemu.workload.sections import (
-    BARE,
     PLANS,
     RUNS,
     WRITES,
@@ -224,6 +223,17 @@ class Workload(Section):
     made_from: str = ""
     """What `workload=` asked for: a published name, or the absolute path of a YAML file."""
 
+    def __init__(self, **values: Any) -> None:
+        """Check the values of all keys.
+
+        Raises:
+            WorkloadError: a key is unknown, or a value is refused.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise WorkloadError(describe(error, Workload, _IGNORED)) from error
+
     @property
     def data_folder(self) -> Path:
         """The dataset's folder.
@@ -271,9 +281,8 @@ class Workload(Section):
     def hands_over(self) -> bool:
         """Whether a run puts each batch into one array."""
         reader = self.reader
-        return reader.hands_over and (
-            self.dataset.format != "parquet" or reader.decode == "library"
-        )
+        decodes = reader.decode == "library"
+        return reader.hands_over and (decodes or not self.dataset.file_format.in_columns)
 
     @property
     def demand(self) -> float:
@@ -285,8 +294,8 @@ class Workload(Section):
     def streamed(self) -> bool:
         """Whether files hold several samples and are read from end to end."""
         dataset = self.dataset
-        usual = "random" if dataset.format == "hdf5" else "stream"
-        return dataset.num_samples_per_file > 1 and (self.reader.access or usual) == "stream"
+        way = self.reader.access or dataset.file_format.ways[0]
+        return dataset.num_samples_per_file > 1 and way == "stream"
 
     @property
     def by_tf_data(self) -> bool:
@@ -371,8 +380,9 @@ def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
     raw.setdefault("name", "workload")
     try:
         workload = Workload.model_validate(raw)
-    except ValidationError as error:
-        text = describe(error, Workload, known, lambda: _keys_of(command))
+    except WorkloadError as error:
+        assert isinstance(error.__cause__, ValidationError)
+        text = describe(error.__cause__, Workload, known, lambda: _keys_of(command))
         name = str(raw["name"])
         if text == "dataset.format is not set" and name in known_models():
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
@@ -423,26 +433,26 @@ def _check_dali(workload: Workload) -> None:
 def _check_access(workload: Workload) -> None:
     """Refuse ways of reading that a format does not have."""
     dataset, reader = workload.dataset, workload.reader
-    kind, loader = dataset.format, reader.data_loader
+    kind, loader, files = dataset.format, reader.data_loader, dataset.file_format
     many = dataset.num_samples_per_file > 1
-    if many and reader.access == "random" and (kind not in (*BARE, "hdf5") or workload.by_tf_data):
+    if many and reader.access == "random" and ("random" not in files.ways or workload.by_tf_data):
         how = f"files of reader.data_loader={loader}" if workload.by_tf_data else f"{kind} files"
         raise WorkloadError(
             f"reader.access=random: {how} can only be read from end to end; leave it out, or take "
             "a loader and a format whose samples can be read alone: hdf5, raw, bin, "
             "mmap_indexed_binary"
         )
-    if many and reader.access == "stream" and kind == "hdf5":
+    if many and reader.access == "stream" and "stream" not in files.ways:
         raise WorkloadError(
-            "reader.access=stream: samples of hdf5 files are read alone; leave it out"
+            f"reader.access=stream: samples of {kind} files are read alone; leave it out"
         )
-    if kind in (*BARE, "parquet") and loader in ("dali", "native_dali"):
+    if not files.by_dali and loader in ("dali", "native_dali"):
         raise WorkloadError(
             f"reader.data_loader={loader} does not read {kind} files; use pytorch or threads"
         )
-    if kind == "parquet" and workload.by_tf_data:
+    if files.in_columns and workload.by_tf_data:
         raise WorkloadError(
-            "reader.data_loader=tensorflow does not read parquet files; use pytorch or threads"
+            f"reader.data_loader=tensorflow does not read {kind} files; use pytorch or threads"
         )
 
 

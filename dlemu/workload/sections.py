@@ -22,22 +22,12 @@ from pydantic import (
 )
 
 from dlemu.errors import WorkloadError
+from dlemu.formats import FORMATS
+from dlemu.formats.format import Format
+from dlemu.plugins import Registry
 from dlemu.units import ceil_div, parse_bytes, parse_seconds, unmistakable, with_unit
 from dlemu.workload.refusal import describe
 
-FormatName = Literal[
-    "npz",
-    "npy",
-    "hdf5",
-    "tfrecord",
-    "jpeg",
-    "png",
-    "bin",
-    "raw",
-    "indexed_binary",
-    "mmap_indexed_binary",
-    "parquet",
-]
 RUNS = "run size calibrate"
 WRITES = f"datagen {RUNS}"
 PLANS = f"datasize {WRITES} predict"
@@ -54,12 +44,6 @@ class Use:
     closed: bool | None = None
     """Whether a submission to the closed division may change it (rule 3.6.2), or it changes no
     run; None: as the group, else no."""
-
-
-INDEXED: tuple[FormatName, ...] = ("indexed_binary", "mmap_indexed_binary")
-"""Bare samples in one file; two more files hold their offsets and sizes."""
-BARE: tuple[FormatName, ...] = ("jpeg", "png", "bin", "raw", *INDEXED)
-"""Files whose bytes are the samples; any sample can be read alone."""
 
 
 def _shuffle(value: object) -> object:
@@ -206,6 +190,35 @@ class Names:
     """Names that a key takes, though its type does not say them."""
 
     known: Callable[[], Iterable[str]]
+
+
+def _known_format(name: str) -> str:
+    FORMATS[name]  # raises if there is none
+    return name
+
+
+FormatName = Annotated[str, AfterValidator(_known_format), Names(lambda: FORMATS)]
+
+LOADERS: Registry[type] = Registry(
+    "dlemu.loaders",
+    type,
+    "LOADER",
+    "it must be a class as ThreadsLoader of dlemu.loaders.threads",
+    pytorch="dlemu.loaders.pytorch:PyTorchLoader",
+    threads="dlemu.loaders.threads:ThreadsLoader",
+    dali="dlemu.loaders.dali.loader:DaliLoader",
+    tensorflow="dlemu.loaders.threads:ThreadsLoader",
+    native_dali="dlemu.loaders.dali.loader:DaliLoader",
+)
+"""Loaders by `reader.data_loader`: imported where they read, not where a key is checked."""
+
+
+def _known_loader(name: str) -> str:
+    LOADERS.place(name)
+    return name
+
+
+LoaderName = Annotated[str, AfterValidator(_known_loader), Names(lambda: LOADERS)]
 
 
 def _seconds(value: float) -> float:
@@ -420,7 +433,7 @@ class DatasetSection(Section):
     data_folder: Annotated[str | None, Use(by=f"{WRITES} verify", closed=True)] = None
     """Where the files lie; files are at `train/` below it."""
     format: Annotated[FormatName, Use(by=PLANS)]
-    """How a file holds its samples."""
+    """How a file holds its samples: a name, or the dotted path of a module with a FORMAT."""
     num_files_train: Annotated[
         Annotated[int, Whole, Field(ge=1, le=MOST_FILES)] | Literal["auto"],
         Use(by=PLANS, closed=True),
@@ -429,7 +442,17 @@ class DatasetSection(Section):
     num_samples_per_file: Annotated[Annotated[int, Whole, Field(ge=1, le=10**7)], Use(by=PLANS)] = 1
     """Samples in each file."""
     record_length_bytes: Annotated[
-        SampleBytes, Use(by=PLANS, when=lambda job: not job.has_other_size)
+        SampleBytes,
+        Use(
+            by=PLANS,
+            when=lambda job: (
+                not (
+                    job.dataset.record_dims
+                    or job.dataset.parquet.columns
+                    or job.dataset.listed_sizes
+                )
+            ),
+        ),
     ] = 65536.0
     """Mean size of a sample, before compression (DLIO: 65536)."""
     record_length_bytes_stdev: Annotated[
@@ -452,7 +475,7 @@ class DatasetSection(Section):
             tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...],
             Field(strict=False, max_length=MOST_AXES),
         ],
-        Use(by=PLANS, when=lambda job: not job.has_columns),
+        Use(by=PLANS, when=lambda job: not (job.has_rows and job.dataset.parquet.columns)),
     ] = ()
     """Shape of a sample, in elements; if set, it decides the size."""
     record_element_type: Annotated[Annotated[str, AfterValidator(_element_type)], Use(by=PLANS)] = (
@@ -499,6 +522,11 @@ class DatasetSection(Section):
                 f"{_MOST_SAMPLES:,}, got {files * self.num_samples_per_file:,}"
             )
         return self
+
+    @property
+    def file_format(self) -> Format:
+        """What is known of the files."""
+        return FORMATS[self.format]
 
     @property
     def element_bytes(self) -> int:
@@ -559,11 +587,9 @@ class DatasetSection(Section):
 class ReaderSection(Section):
     """How the samples are read."""
 
-    data_loader: Annotated[
-        Literal["pytorch", "threads", "dali", "tensorflow", "native_dali"],
-        Use(by=f"{RUNS} predict"),
-    ] = "pytorch"
-    """Which loader reads. `tensorflow`: threads that read in tf.data's order and as far ahead."""
+    data_loader: Annotated[LoaderName, Use(by=f"{RUNS} predict")] = "pytorch"
+    """Which loader reads: a name, or the dotted path of a module with a LOADER. `tensorflow`:
+    threads that read in tf.data's order and as far ahead."""
     batch_size: Annotated[Positive, Use(by=f"{PLANS} steptime")] = 1
     """Samples of one accelerator and step (DLIO: 1)."""
     read_threads: Annotated[
@@ -580,7 +606,10 @@ class ReaderSection(Section):
     sample_shuffle: Shuffle = "off"
     """Order of the samples, in the same way."""
     shuffle_size: Annotated[
-        Annotated[int, Whole, Field(ge=1, le=10**9)], Use(when=lambda job: job.has_shuffle_buffer)
+        Annotated[int, Whole, Field(ge=1, le=10**9)],
+        Use(
+            when=lambda job: (job.by_tf_data or job.streamed) and job.reader.sample_shuffle != "off"
+        ),
     ] = 2
     """Samples in the shuffle buffer of a stream, where files hold many (MLPerf's CosmoFlow: 2)."""
     transfer_size: Annotated[
@@ -630,7 +659,8 @@ class ReaderSection(Section):
     check_crc: bool = False
     """Check the checksums in the files with `raw` too."""
     multiprocessing_context: Annotated[
-        Literal["fork", "forkserver", "spawn"], Use(when=lambda job: job.has_pytorch_workers)
+        Literal["fork", "forkserver", "spawn"],
+        Use(when=lambda job: job.reader.data_loader == "pytorch" and job.reader.read_threads > 0),
     ] = "fork"
     """How PyTorch starts its workers."""
     gds: Annotated[

@@ -14,6 +14,7 @@ from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.writer import Stopped, Writer
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
+from dlemu.storage.owned import direct as takes_direct
 
 PIECE = 64 << 10
 SIZES = [1, 4095, 4096, PIECE, PIECE + 1, 5 * PIECE + 4097]
@@ -30,22 +31,12 @@ def expected(content: Content, sample: int, num_bytes: int) -> bytes:
     return out.tobytes()
 
 
-def can_bypass(folder: Path) -> bool:
-    try:
-        os.close(os.open(folder / "probe", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
-    except OSError:
-        return False
-    finally:
-        (folder / "probe").unlink(missing_ok=True)
-    return True
-
-
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("io_depth", [1, 3])
 def test_files_hold_their_bytes_and_are_read_back(
     tmp_path: Path, content: Content, *, io_depth: int, direct: bool
 ) -> None:
-    if direct and not can_bypass(tmp_path):
+    if direct and not takes_direct(tmp_path):
         pytest.skip("this file system has no O_DIRECT")
     files = [(f"{number}.pt", size, number) for number, size in enumerate(SIZES)]
     with Writer(content, piece_bytes=PIECE, io_depth=io_depth, direct=direct) as writer:

@@ -152,18 +152,14 @@ def test_a_sizing_of_several_targets_is_compared_target_by_target(
 def test_a_damaged_result_and_one_of_another_kind_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, infinite = changed(tmp_path / "one"), changed(tmp_path / "infinite")
-    path = tmp_path / "infinite" / "summary.json"
-    tree = json.loads(path.read_text())
-    tree["measured"]["page_cache_share"] = float("inf")
-    path.write_text(json.dumps(tree))
     answer = str(sizing(tmp_path / "a", 10, 10.4))
+    infinite = str(sizing(tmp_path / "i", 10, float("inf"), interval=[9, 10]))
     other = str(sizing(tmp_path / "b", 10, 10.4, workload="resnet50_h100"))
     damaged = str(sizing(tmp_path / "c", 10, 10.4, confirmations=3))
     dlio = str(Path(__file__).parents[1] / "data" / "dlio_2.0.0")
     for first, second, line in (
-        (one, infinite, f"{infinite} holds a damaged result: its page_cache_share is no finite"),
-        (infinite, one, f"{infinite} holds a damaged result: its page_cache_share is no finite"),
+        (answer, infinite, f"{infinite} holds a damaged result: its real_accelerators is no fi"),
+        (infinite, answer, f"{infinite} holds a damaged result: its real_accelerators is no fi"),
         (answer, other, "a sizing of resnet50_h100"),
         (answer, damaged, f"{damaged} holds a damaged"),
         (answer, dlio, f"{dlio} holds a result of another tool; name results of dlemu"),

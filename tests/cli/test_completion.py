@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.commands import COMMANDS
-from dlemu.cli.completion import SHELLS, values_of_keys, words_of_commands
+from dlemu.cli.completion import SHELLS
 from dlemu.cli.main import run
 from dlemu.workload.keys import all_keys
 
@@ -59,14 +59,3 @@ def test_a_shell_offers_what_fits(
         key, is_set, _ = line.split()[-1].partition("=")
         head = f"{key}=" if is_set else ""
         assert {word.strip().removeprefix(head) for word in text.splitlines()} == wanted, line
-
-
-def test_all_is_offered() -> None:
-    words = words_of_commands()
-    assert words.keys() == {*COMMANDS, "help"}
-    offered = {word.removesuffix("=") for each in words.values() for word in each}
-    assert {*all_keys()} <= offered
-    of_tools = {"paths": "queue_depths=", "load": "readers=", "wear": "years=", "try": "keep="}
-    assert all(word in words[name] for name, word in of_tools.items())
-    assert {"--trace", "--html"} <= {*words["report"]}
-    assert values_of_keys()["reader.odirect"] == ["true", "false", "auto"]

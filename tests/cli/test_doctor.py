@@ -8,7 +8,6 @@ import pytest
 from dlemu.cli import doctor
 from dlemu.cli.doctor import Check, examine, what_stops
 from dlemu.cli.main import run
-from dlemu.gpu.availability import lists_gpu
 
 HEALTHY = [
     Check("NumPy", "ok", "2.4"),
@@ -58,14 +57,6 @@ def test_this_host_is_examined_whole(tmp_path: Path) -> None:
         if check.state != "ok":
             assert check.remedy, f"{check.name} has no remedy"
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(lists_gpu(), reason="this host has a GPU")
-def test_a_host_without_a_gpu_hears_of_none(tmp_path: Path) -> None:
-    checks = {check.name: check for check in examine(tmp_path)}
-    assert (checks["GPU"].state, checks["GPU"].found) == ("ok", "none; not needed")
-    told = " ".join(f"{c.name} {c.found} {c.remedy}" for c in checks.values() if c.name != "GPU")
-    assert not re.search(r"\bGPU|cuFile|nvidia-fs", told)
 
 
 def test_a_folder_that_cannot_be_written_is_noted() -> None:

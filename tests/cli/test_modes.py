@@ -33,13 +33,6 @@ def test_quiet_prints_the_verdict_only(
     assert "samples/s" in log and said.out.strip() in log, "what is hidden is kept"
 
 
-def test_quiet_keeps_errors_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["run", "-q", "workload=unet3d_h100", "reader.batchsize=3"]) == 1
-    assert "did you mean reader.batch_size?" in capsys.readouterr().err
-    assert run(["datasize", "workload=unet3d_h100", "-q"]) == 0
-    assert "needs " in capsys.readouterr().out
-
-
 def test_the_log_has_the_command_the_time_and_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,10 +98,3 @@ def test_a_printed_command_runs_as_it_stands(
 
     if message[0] == "run":
         assert len(commands_in(said(message))) == 0, "the dataset is there now"
-
-
-def test_the_dataset_lies_where_it_was_asked_for(said: Said, tmp_path: Path) -> None:
-    (words,) = commands_in(said(["run", "workload=own.yaml"]))
-    assert f"workload={tmp_path}/own.yaml" in words
-    assert run(words) == 0
-    assert (tmp_path / "root" / "inside" / "dlemu.json").is_file()

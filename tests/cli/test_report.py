@@ -118,13 +118,6 @@ def test_a_damaged_folder_has_no_verdict(
     assert not (stored.parent / "page.html").exists()
 
 
-def age(folder: Path, seconds: int) -> None:
-    """Make a result look older."""
-    path = next(each for each in (folder / "summary.json", folder / "sizing.json") if each.exists())
-    then = path.stat().st_mtime - seconds
-    os.utime(path, (then, then))
-
-
 def test_without_a_folder_it_is_the_newest_result(
     original: Path,
     tmp_path: Path,
@@ -132,22 +125,26 @@ def test_without_a_folder_it_is_the_newest_result(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    old, new = Path("outputs/unet3d_h100/old"), Path("outputs/unet3d_h100/new")
-    for folder, seconds in ((old, 100), (new, 50)):
+    then = 2e9
+
+    def store(name: str, seconds: int) -> Path:
+        folder = Path("outputs", name)
         shutil.copytree(original, folder)
-        age(folder, seconds)
-    sizing = Path("outputs/size/a")
-    (sizing / "runs").mkdir(parents=True)
-    shutil.copytree(original, sizing / "runs" / "of it")  # newer than all, but the sizing's own
-    (sizing / "sizing.json").write_text('{"kind": "sizing", "answers": []}')
-    age(sizing, 70)
+        os.utime(folder / "summary.json", (then - seconds, then - seconds))
+        return folder
+
+    store("unet3d_h100/old", 100)
+    new, _ = store("unet3d_h100/new", 50), store("size/a/runs/of it", 0)  # the sizing's own
+    sizing = Path("outputs/size/a/sizing.json")
+    sizing.write_text('{"kind": "sizing", "answers": []}')
+    os.utime(sizing, (then - 70, then - 70))
     assert run(["report"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert (lines[0], lines[-1]) == (f"newest of 3 results: {new}", f"results: {new}")
-    age(new, 90)
+    os.utime(sizing, (then, then))
     assert run(["report", "--json"]) == 1
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith(f"newest of 3 results: {sizing}\n")
+    assert said.out == "" and said.err.startswith(f"newest of 3 results: {sizing.parent}\n")
 
 
 def test_several_results_of_both_tools_end_with_one_table(

@@ -9,6 +9,7 @@ import pytest
 
 from dlemu.cli import scripts
 from dlemu.cli.main import run
+from dlemu.host.devices import lies_in_memory
 from tests.lab.commands import QUICK
 
 HOST = ["workload=unet3d_h100", "host_memory=64GiB"]
@@ -85,6 +86,22 @@ def test_paths_are_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFix
     (row,) = rows_of(table)
     assert (row["label"], row["path"], row["target"]) == ("x", "host_buffered", str(tmp_path))
     assert float(row["gib_per_second"]) == told[0]["gib_per_second"]
+
+
+def test_files_of_a_model_are_a_row_for_each_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if lies_in_memory(tmp_path):
+        pytest.skip("lies in memory")
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.safetensors").write_bytes(bytes(1 << 20))
+    table, files = tmp_path / "t.csv", f"files={tmp_path}/*.safetensors"
+    words = ["load", files, "ways=pread,odirect", "load.readers=2", f"--csv={table}"]
+    told = document_of(words, capsys)
+    assert (told["num_files"], told["num_bytes"], told["model"]) == (2, 2 << 20, None)
+    assert "probed" in told["drive_source"]
+    rows = [(row["way"], row["readers"], row["pages_before"]) for row in rows_of(table)]
+    assert rows == [("pread", "2", "0"), ("odirect", "2", "0")]
 
 
 def test_another_table_stops_a_run_before_it_begins(

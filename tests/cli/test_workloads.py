@@ -1,22 +1,9 @@
 """`dlemu workloads`: what each row asks of storage."""
 
-import json
-
 import pytest
 
-from dlemu.cli.main import run
 from dlemu.sizing.rows import Row
 from dlemu.workload.model import load_workload
-
-
-def test_names_choose_rows_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["workloads", "dlrm_b", "gnn", "--json"]) == 0
-    dlrm, gnn = json.loads(capsys.readouterr().out)
-    assert dlrm["sample_bytes"] == 160 and dlrm["threshold"] == 0.7
-    assert dlrm["useful_bytes_per_second"] == pytest.approx(16_384 * 160 / 0.000375)
-    assert 1 < dlrm["bytes_per_second"] / dlrm["useful_bytes_per_second"] < 1.1
-    assert gnn["reads_per_second"] == pytest.approx(937_984 / 0.0894)
-    assert gnn["feels_the_drive"] == "unknown: at most 3.7 D7-PS1010 for one"
 
 
 @pytest.mark.parametrize(

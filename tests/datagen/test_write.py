@@ -16,14 +16,13 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from dlemu.datagen import Content, Recipe, generate, read_manifest, survey, verify, write
+from dlemu.datagen import Recipe, generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.manifest import Plan, to_entries
 from dlemu.datagen.prepare import Examined, Todo
 from dlemu.datagen.target import FileMaker
 from dlemu.datagen.work import FILES_IN_FLIGHT, FileProgress
 from dlemu.errors import DatasetError, RunError, WorkloadError
-from dlemu.formats import FORMATS
 from dlemu.storage import owned
 from dlemu.workload.model import Workload
 from dlemu.world.world import Alone
@@ -45,37 +44,6 @@ KINDS: list[dict[str, Any]] = [
     {"format": "jpeg", "record_length_bytes": 3e4, "num_subfolders_train": 2},
     {"format": "mmap_indexed_binary", "num_samples_per_file": 40},
 ]
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind['format']}")
-def test_files_hold_the_content_at_the_places(tmp_path: Path, kind: dict[str, Any]) -> None:
-    workload = workload_of(tmp_path / "data", **kind)
-
-    manifest = generate(workload, world=Alone())
-
-    layout, content = manifest.layout, Content(workload.dataset.seed)
-    format = FORMATS[layout.format]
-    for file in range(layout.num_files):
-        samples = layout.samples_of(file)
-        sizes = layout.sizes(samples)
-        data = np.fromfile(tmp_path / "data" / layout.path(file), np.uint8)
-        places = format.places(sizes, element_bytes=layout.element_bytes)
-        for index, sample in enumerate(samples.tolist()):
-            wanted = np.empty(sizes[index], np.uint8)
-            content.fill(wanted, sample)
-            start = int(places.offsets[index])
-            stored = data[start : start + len(wanted) * places.interleaved]
-            if places.interleaved > 1:
-                elements = stored.reshape(-1, places.interleaved, places.element_bytes)
-                stored = elements[:, index].reshape(-1)
-            assert np.array_equal(stored, wanted), (file, sample)
-    others = {"dlemu.json", "dlemu.files.npy"}
-    names = {layout.path(file) for file in range(layout.num_files)}
-    names |= {path for file in range(layout.num_files) for path in layout.index_paths(file)}
-    assert {path for path, what in tree(tmp_path / "data").items() if what != "folder"} == (
-        names | others
-    )
-    assert verify(tmp_path / "data", full=True, world=Alone()) == []
 
 
 @pytest.mark.parametrize("element_type", ["uint8", "float32"])
@@ -206,7 +174,7 @@ def test_files_lost_later_are_written_again(tmp_path: Path) -> None:
     whole = tree(tmp_path)
     layout = generate(workload, world=Alone()).layout
     (tmp_path / layout.path(2)).unlink()
-    (tmp_path / layout.index_path(4)).write_bytes(b"0 1")
+    (tmp_path / layout.index_paths(4)[0]).write_bytes(b"0 1")
     os.truncate(tmp_path / layout.path(5), 17)
 
     assert generate(workload, world=Alone()).files_written == 3

@@ -151,30 +151,6 @@ def test_streams_of_tf_data_give_a_sample_each_in_turn() -> None:
     ]
 
 
-@pytest.mark.parametrize("make", [plan_epoch, plan_interleaved, plan_streams])
-def test_another_epoch_or_seed_is_another_order_and_rest(make: Any) -> None:
-    asked: dict[str, Any] = {
-        "batch_size": 7,
-        "num_accelerators": 8,
-        "samples_per_file": 1,
-        "shuffle_files": True,
-        "shuffle_samples": True,
-    }
-    if make is not plan_epoch:
-        asked |= {"num_streams": 4, "shuffle_size": 2}
-    plans = {
-        (seed, epoch): make(1000, PlanOptions(seed=seed, epoch=epoch, **asked))
-        for seed in (1, 2)
-        for epoch in (0, 1, 2)
-    }
-    orders = {plan.samples.tobytes() for plan in plans.values()}
-    rests = {tuple(sorted(set(range(1000)) - set(p.samples.flat))) for p in plans.values()}
-    assert len(orders) == len(rests) == 6
-    assert all(len(rest) == 1000 % 56 for rest in rests)
-    again = make(1000, PlanOptions(seed=2, epoch=1, **asked))
-    assert (again.samples == plans[2, 1].samples).all()
-
-
 def test_without_a_shuffle_the_order_is_the_files() -> None:
     options = PlanOptions(
         batch_size=2, num_accelerators=3, epoch=4, seed=5, samples_per_file=13,
@@ -196,17 +172,6 @@ def test_without_a_shuffle_the_order_is_the_files() -> None:
         [[4, 5], [16, 17]],
         [[10, 11], [22, 23]],
     ], "each of two workers of two accelerators has its own stretch"
-
-
-def test_shuffled_files_are_still_whole() -> None:
-    options = PlanOptions(
-        batch_size=1, num_accelerators=1, epoch=0, seed=1, samples_per_file=4,
-        shuffle_files=True, shuffle_samples=False,
-    )  # fmt: skip
-    plan = plan_epoch(40, options)
-    files = plan.samples.reshape(10, 4)
-    assert (files - files[:, :1] == np.arange(4)).all()
-    assert files[:, 0].tolist() != sorted(files[:, 0].tolist())
 
 
 def test_a_shuffle_buffer_is_uniform_over_what_it_holds() -> None:

@@ -99,14 +99,6 @@ def test_auto_is_what_the_rule_asks_for() -> None:
     assert resolve_auto(given_files, alone).num_files == 9
 
 
-def test_the_size_of_the_benchmarks_example() -> None:
-    size = dataset_size(load_workload("unet3d_h100"), num_accelerators=8, host_memory=256 * GIB)
-    assert size.samples_for_steps == 28_000
-    assert size.samples_for_memory == pytest.approx(9375.1, abs=0.05)
-    assert (size.num_files, size.num_samples, size.decided_by) == (28_000, 28_000, "steps")
-    assert size.num_bytes / GIB == pytest.approx(3822.9, abs=0.05)
-
-
 def test_more_files_than_there_may_be_are_explained() -> None:
     keys = {"dataset.num_files_train": "auto", "host_memory": "16GiB"}
     workload = load_workload("dlrm_a100", keys)
@@ -132,20 +124,6 @@ def test_what_is_not_given_is_the_workloads_or_this_hosts() -> None:
         dataset_size(job(), num_accelerators=0)
     with pytest.raises(WorkloadError, match="host_memory=64 is 64 bytes; write 64GiB"):
         dataset_size(job(), host_memory=64)
-
-
-@pytest.mark.parametrize(
-    ("name", "gib"), [("unet3d_h100", 95.57), ("resnet50_h100", 4.27), ("cosmoflow_h100", 0.26)]
-)
-def test_memory_counts_from_there_on(name: str, gib: float) -> None:
-    workload = load_workload(name)
-
-    def won(memory: float) -> str:
-        size = dataset_size(workload, num_accelerators=4, host_memory=round(4 * memory * GIB))
-        return size.decided_by
-
-    assert won(gib - 0.01) == "steps"
-    assert won(gib + 0.01) == "memory"
 
 
 @given(

@@ -1,7 +1,6 @@
 """The contract of the formats, each against a library of its own; and what only one of them has."""
 
 import io
-import os
 import re
 import struct
 import zipfile
@@ -14,23 +13,19 @@ import h5py
 import numpy as np
 import pytest
 import tfrecord.reader
+import webdataset
 from numpy.typing import NDArray
 
-from dlemu import formats
+from dlemu.contract import content, faults, file_samples, files_of, locate, write_file
 from dlemu.errors import DatasetError
-from dlemu.formats import FORMATS, FileSamples, Places, raw
-from dlemu.loaders.library import PARSERS, CountedFile
+from dlemu.formats import FORMATS, raw
+from dlemu.formats import tfrecord as ours
+from dlemu.storage.counted import CountedFile
 from dlemu.units import PAGE_BYTES
-from dlemu.workload.model import FormatName
-from dlemu.workload.sections import BARE
-from tests.formats.contract import content, file_samples, locate, write_file
 from tests.lab.dataset import flip
 
-SINGLE_SIZES = (1, 2, 100, 127, 128, 4095, 4096, 16_383, 114_660, 150_528, 1_048_577, 2_828_486)
-EQUAL_SIZES = (1, 24, 4096, 10_007)
-NAMES = [*{format: name for name, format in FORMATS.items()}.values()]
+NAMES = [*{format: name for name, format in FORMATS.items() if not format.in_columns}.values()]
 """A name of each format: bare samples have several."""
-WITH_HEADS = [name for name in NAMES if name not in BARE]
 
 
 def samples_last(array: NDArray[np.generic], num_samples: int) -> list[bytes]:
@@ -73,11 +68,10 @@ def read_tfrecord(path: Path, num_samples: int) -> list[bytes]:
     return images
 
 
-def read_bare(path: Path, num_samples: int) -> list[bytes]:
-    """No library reads bare samples; what is checked is that they are there and nothing else."""
-    data = path.read_bytes()
-    size = len(data) // num_samples
-    return [data[start : start + size] for start in range(0, len(data), size)]
+def read_webdataset(path: Path, num_samples: int) -> list[bytes]:
+    found = list(webdataset.WebDataset(str(path), shardshuffle=False))
+    assert [sample["cls"] for sample in found] == [b"0"] * num_samples
+    return [sample["bin"] for sample in found]
 
 
 READ_BACK: dict[str, Callable[[Path, int], list[bytes]]] = {
@@ -85,45 +79,15 @@ READ_BACK: dict[str, Callable[[Path, int], list[bytes]]] = {
     "npz": read_npz,
     "hdf5": read_hdf5,
     "tfrecord": read_tfrecord,
-    **dict.fromkeys(BARE, read_bare),
+    "webdataset": read_webdataset,
 }
 """The samples' bytes as a library that is not ours gives them, its checksums compared."""
 
 
-def files_of(name: FormatName) -> list[FileSamples]:
-    """Return files of every kind that this format has."""
-    single = [file_samples([size], first=size) for size in SINGLE_SIZES]
-    many = [file_samples([size] * count) for size in EQUAL_SIZES for count in (2, 40)]
-    many.append(file_samples([24] * 1251))
-    floats = [
-        file_samples([24], dtype="float32", dims=(3, 2)),
-        file_samples([24] * 5, dtype="float32", dims=(3, 2)),
-        file_samples([4096 * 8] * 2, dtype="int64"),
-        file_samples([30] * 2, dtype="int16", dims=(3, 5, 1)),
-    ]
-    if name == "tfrecord":
-        floats.append(file_samples([5, 70_000, 127, 1, 16_500]))
-    return single + many + floats
-
-
-def take(data: bytes, places: Places) -> list[bytes]:
-    """Return the samples' bytes by their places."""
-    parts = [
-        data[offset : offset + length * places.interleaved]
-        for offset, length in zip(places.offsets.tolist(), places.lengths.tolist(), strict=True)
-    ]
-    if places.interleaved == 1:
-        return parts
-    return [
-        np.frombuffer(part, f"V{places.element_bytes}")[index :: places.interleaved].tobytes()
-        for index, part in enumerate(parts)
-    ]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_library_reads_what_the_content_says(tmp_path: Path, name: FormatName) -> None:
-    for file in files_of(name):
-        path = tmp_path / f"a.{name}"
+@pytest.mark.parametrize("name", READ_BACK)
+def test_a_library_reads_what_the_content_says(tmp_path: Path, name: str) -> None:
+    for file in files_of(FORMATS[name]):
+        path = tmp_path / f"a.{FORMATS[name].suffix or name}"
         write_file(path, FORMATS[name], file)
         wanted = [
             content(sample, size)
@@ -133,63 +97,8 @@ def test_a_library_reads_what_the_content_says(tmp_path: Path, name: FormatName)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_places_are_known_without_the_file_and_found_in_it(
-    tmp_path: Path, name: FormatName
-) -> None:
-    for file in files_of(name):
-        path = tmp_path / f"a.{name}"
-        num_bytes, _ = write_file(path, FORMATS[name], file)
-        count = len(file.samples)
-
-        known = FORMATS[name].places(file.sizes, element_bytes=file.dtype.itemsize)
-        found = locate(FORMATS[name], path, count)
-
-        assert num_bytes == path.stat().st_size == FORMATS[name].file_bytes(file.sizes[None])[0]
-        assert known.offsets.tolist() == found.offsets.tolist(), file
-        if count == 1:
-            assert FORMATS[name].starts(file.sizes).tolist() == known.offsets.tolist()
-        assert known.lengths.tolist() == found.lengths.tolist() == file.sizes.tolist()
-        assert known.interleaved == found.interleaved
-        data = path.read_bytes()
-        assert take(data, known) == READ_BACK[name](path, count)
-        FORMATS[name].check_head(data[:PAGE_BYTES], len(data))
-        if known.interleaved > 1:
-            assert known.element_bytes == found.element_bytes == file.dtype.itemsize
-
-
-@pytest.mark.parametrize("name", WITH_HEADS)
-def test_a_cut_file_is_refused(tmp_path: Path, name: FormatName) -> None:
-    path = tmp_path / f"a.{name}"
-    for sizes in ([50_000], [20_000] * 3):
-        num_bytes, _ = write_file(path, FORMATS[name], file_samples(sizes))
-        for left in (0, 3, 11, 100, num_bytes // 2, 44_000):
-            os.truncate(path, left)
-            with pytest.raises(DatasetError):
-                locate(FORMATS[name], path, len(sizes))
-            write_file(path, FORMATS[name], file_samples(sizes))
-
-
-@pytest.mark.parametrize("name", WITH_HEADS)
-def test_the_head_alone_shows_that_a_single_sample_was_cut(
-    tmp_path: Path, name: FormatName
-) -> None:
-    path = tmp_path / f"a.{name}"
-    num_bytes, _ = write_file(path, FORMATS[name], file_samples([50_000]))
-    head = path.read_bytes()[:PAGE_BYTES]
-    for left in (PAGE_BYTES, num_bytes // 2):
-        with pytest.raises(DatasetError):
-            FORMATS[name].check_head(head, left)
-    with pytest.raises(DatasetError):
-        FORMATS[name].check_head(bytes(PAGE_BYTES), num_bytes)
-
-
-@pytest.mark.parametrize("name", WITH_HEADS)
-def test_a_wrong_number_of_samples_is_refused(tmp_path: Path, name: FormatName) -> None:
-    path = tmp_path / f"a.{name}"
-    write_file(path, FORMATS[name], file_samples([64] * 6))
-    for count in (2, 5, 7):
-        with pytest.raises(DatasetError, match=r"samples|record"):
-            locate(FORMATS[name], path, count)
+def test_each_format_keeps_the_contract(tmp_path: Path, name: str) -> None:
+    assert list(faults(FORMATS[name], tmp_path)) == []
 
 
 def test_bare_samples_have_no_head_and_must_be_of_one_size(tmp_path: Path) -> None:
@@ -222,40 +131,36 @@ def records_of(data: bytes) -> list[bytes]:
 
 def test_the_crc_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     """Also where the head, which has a checksum of what follows, is made last."""
-    for name, format in FORMATS.items():
+    for name in NAMES:
         for sizes in ([1], [3_000_000], [300_000] * 4):
             path = tmp_path / f"a.{name}"
-            _, crc = write_file(path, format, file_samples(sizes))
+            _, crc = write_file(path, FORMATS[name], file_samples(sizes))
             assert crc == google_crc32c.value(path.read_bytes()), (name, sizes)
 
 
 def test_an_index_has_a_line_for_each_record(tmp_path: Path) -> None:
-    from dlemu.formats import tfrecord as ours
-
     sizes = np.array([10, 127, 128, 5000, 99_999, 3, 200_000])
     path = tmp_path / "a.tfrecord"
-    write_file(path, ours, file_samples(sizes.tolist()))
+    write_file(path, ours.FORMAT, file_samples(sizes.tolist()))
 
-    lines = [tuple(map(int, line.split())) for line in ours.index(sizes).decode().splitlines()]
+    [index] = ours.FORMAT.indexes(sizes)
+    lines = [tuple(map(int, line.split())) for line in index.decode().splitlines()]
 
     data = path.read_bytes()
     assert [data[at + 12 : at + length - 4] for at, length in lines] == records_of(data)
-    assert ours.read_index(ours.index(sizes), file_bytes=len(data), num_samples=7) == lines
+    assert ours.read_index(index, file_bytes=len(data), num_samples=7) == lines
     assert sum(length for _, length in lines) == len(data)
-    assert len(ours.index(sizes)) == ours.index_bytes(sizes[None])[0]
 
 
 def test_tfrecord_places_hold_at_every_step_of_the_lengths() -> None:
     """Lengths of lengths change at powers of 128, and a head with them."""
-    from dlemu.formats import tfrecord as ours
-
     near = [2**power + delta for power in (7, 14, 21, 28, 35) for delta in range(-24, 4)]
     sizes = np.array(sorted({size for size in near if size > 0} | {1, 10**12}))
     # Only numbers: a file of them would be terabytes. The frame is what `write` puts before.
-    for size, num_bytes in zip(sizes.tolist(), ours.file_bytes(sizes[:, None]), strict=True):
+    for size, num_bytes in zip(sizes.tolist(), ours.FORMAT.file_bytes(sizes[:, None]), strict=True):
         head = ours._example_head(size)
         assert num_bytes == 16 + len(head) + size
-        assert ours.places(np.array([size])).offsets.tolist() == [12 + len(head)]
+        assert ours.FORMAT.places(np.array([size])).offsets.tolist() == [12 + len(head)]
 
 
 def write_dlio_npz(path: Path, **options: object) -> None:
@@ -309,7 +214,7 @@ class TestFilesOfOthers:
     )
     @pytest.mark.parametrize("name", ["npy", "npz"])
     def test_arrays_that_cannot_be_read_in_place(
-        self, tmp_path: Path, name: FormatName, array: NDArray[np.generic], problem: str
+        self, tmp_path: Path, name: str, array: NDArray[np.generic], problem: str
     ) -> None:
         path = tmp_path / f"a.{name}"
         if name == "npy":
@@ -409,15 +314,6 @@ class TestFilesOfOthers:
         with pytest.raises(DatasetError, match=r"record 1 at byte \d+: the checksum"):
             locate(FORMATS["tfrecord"], path, 3)
 
-    def test_tfrecord_that_lacks_its_last_byte(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.tfrecord"
-        num_bytes, _ = write_file(path, FORMATS["tfrecord"], file_samples([5000] * 3))
-        os.truncate(path, num_bytes - 1)
-        with pytest.raises(
-            DatasetError, match=r"record 2 at byte \d+: the record has .*it was cut"
-        ):
-            locate(FORMATS["tfrecord"], path, 3)
-
 
 class NoSeek(io.RawIOBase):
     """A pipe."""
@@ -438,15 +334,8 @@ def npy_of(array: NDArray[np.generic]) -> bytes:
     return text.getvalue()
 
 
-def test_payloads_start_at_a_page_where_the_format_allows() -> None:
-    for name in ("npz", "npy", "hdf5"):
-        assert FORMATS[name].places(np.array([12345])).offsets.tolist() == [PAGE_BYTES]
-
-
 def test_an_npz_beyond_4_gib_is_sound(tmp_path: Path) -> None:
     """A sparse file with zeros for payload, whose checksum is known without reading it."""
-    from dlemu.formats import npz
-
     num_bytes = 5 * 2**30
     path = tmp_path / "a.npz"
 
@@ -478,7 +367,7 @@ def test_an_npz_beyond_4_gib_is_sound(tmp_path: Path) -> None:
             self.file.write(data)
             self.file.close()
 
-    npz.write(Sparse(), file_samples([num_bytes]))
+    FORMATS["npz"].write(Sparse(), file_samples([num_bytes]))
 
     with zipfile.ZipFile(path) as archive:
         assert archive.getinfo("x.npy").file_size == num_bytes + PAGE_BYTES - 64
@@ -505,7 +394,7 @@ INDEX = b"0 116\n116 200\n316 66\n"
 )
 def test_an_index_that_does_not_fit_its_file_is_refused(data: bytes, words: str) -> None:
     with pytest.raises(DatasetError, match=re.escape(words)):
-        formats.tfrecord.read_index(data, file_bytes=382, num_samples=3)
+        ours.read_index(data, file_bytes=382, num_samples=3)
 
 
 def test_a_library_takes_no_memory_for_a_number_in_a_header(tmp_path: Path) -> None:
@@ -513,7 +402,7 @@ def test_a_library_takes_no_memory_for_a_number_in_a_header(tmp_path: Path) -> N
     with h5py.File(path, "w") as file:
         file.create_dataset("records_0", (1 << 34,), np.uint8, chunks=(4096,))
     with pytest.raises(DatasetError, match="records_0 has 17179869184 bytes by its header"):
-        PARSERS["hdf5"](CountedFile(str(path)), 1)
+        FORMATS["hdf5"].parse(CountedFile(str(path)), 1)
 
 
 # --- bare samples and their indexes: DLIO's indexed_binary ----------------------------------------
@@ -521,14 +410,6 @@ def test_a_library_takes_no_memory_for_a_number_in_a_header(tmp_path: Path) -> N
 
 def u64(*values: int) -> bytes:
     return np.array(values, "<u8").tobytes()
-
-
-def test_indexes_of_bare_samples_are_read_back() -> None:
-    sizes = np.array([5, 1, 70_000])
-    offsets, lengths = raw.indexes(sizes)
-    assert (offsets, lengths) == (u64(0, 5, 6), u64(5, 1, 70_000))
-    places = raw.locate_by([offsets, lengths], 70_006, num_samples=3)
-    assert (places.offsets.tolist(), places.lengths.tolist()) == ([0, 5, 6], [5, 1, 70_000])
 
 
 def test_indexes_may_leave_gaps() -> None:

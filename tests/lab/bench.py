@@ -27,7 +27,7 @@ from tests.lab.mpirun import mpirun
 from tests.lab.waiting import LONG, until
 
 ROOT = Path(__file__).parents[2]
-_MARK = "DLEMU_TEST_RUN"
+MARK = "DLEMU_TEST_RUN"
 _OWN_SHARED = ["unshare", "--mount", "sh", "-c"]
 _OWN_SHARED += ['mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
 
@@ -56,7 +56,7 @@ class Run:
 
         def printed() -> bool:
             ended = self.process.poll() is not None
-            found = any(text in line for line in self.out)
+            found = any(text in line for line in (*self.out, *self.errors))
             assert found or not ended, f"ended before {text!r}:\n{self.told()}"
             return found
 
@@ -96,7 +96,7 @@ class Run:
         with contextlib.suppress(ProcessLookupError):
             if os.getsid(process.pid) == self.process.pid:
                 return True
-        return process.environ().get(_MARK) == self.mark
+        return process.environ().get(MARK) == self.mark
 
     def ranks(self) -> dict[int, psutil.Process]:
         """Return the ranks' processes by number."""
@@ -139,7 +139,7 @@ def start(
         "stderr": subprocess.PIPE,
         "text": True,
         "cwd": ROOT,
-        "env": {**os.environ, _MARK: mark, "PYTHONUNBUFFERED": "1"},
+        "env": {**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1"},
         "start_new_session": True,
     }
     enter = group.enter if group is not None else None
@@ -149,14 +149,21 @@ def start(
     else:
         own = _OWN_SHARED if own_shared else []
         process = subprocess.Popen([*own, *command], preexec_fn=enter, **keys)
+    with followed(process, folder, mark) as run:
+        if own_shared:
+            run.shared = _own_shared(process.pid)
+        yield run
+
+
+@contextlib.contextmanager
+def followed(process: subprocess.Popen[str], folder: Path, mark: str) -> Iterator[Run]:
+    """Yield a command that was started with this mark; nothing of it outlives the `with`."""
     run = Run(process, folder, mark)
     for stream, lines in ((process.stdout, run.out), (process.stderr, run.errors)):
         reader = threading.Thread(target=_keep, args=(stream, lines), daemon=True)
         reader.start()
         run._readers.append(reader)
     try:
-        if own_shared:
-            run.shared = _own_shared(process.pid)
         yield run
     finally:
         if run.shared is not None:

@@ -44,13 +44,12 @@ from dlemu.load.reading import Way
 from dlemu.paths.blocks import DataPath
 from dlemu.paths.sweep import Cell
 from dlemu.report.checkpoint import present_plan
-from dlemu.report.load import present_load
 from dlemu.report.paths import present_paths
 from dlemu.report.predict import present_calibration
-from dlemu.report.sizing import present_sizing, write_tables
-from dlemu.report.steptime import present_steptime
+from dlemu.report.sizing import present_sizing, write_table
 from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
+from dlemu.report.tools import present_load, present_steptime
 from dlemu.results.evidence import HostReport, combine
 from dlemu.results.metrics import measure_sums
 from dlemu.results.outcome import Outcome, with_metrics
@@ -408,9 +407,8 @@ def store_sizing(folder: Path) -> None:
 
 def _size(folder: Path) -> str:
     document = document_of(_searches())
-    write_tables(folder, document)
-    texts = [(folder / name).read_text() for name in ("table.md", "table.csv")]
-    return "\n\n".join([render_text(present_sizing(document)), *texts])
+    write_table(folder, document)
+    return f"{render_text(present_sizing(document))}\n\n{(folder / 'table.md').read_text()}"
 
 
 def _first(**changes: Any) -> First:

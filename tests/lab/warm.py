@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -236,6 +237,8 @@ def _become(request: Mapping[str, Any], streams: list[int]) -> None:
             text.reconfigure(line_buffering=name == "stderr", write_through=unbuffered)
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", text)
+    # As a new interpreter has it: what pytest shows of them is no output of the command.
+    warnings.simplefilter("ignore", DeprecationWarning)
     apply(request["settings"])
     main = importlib.import_module("dlemu.__main__")
     sys.modules["__main__"] = main

@@ -21,8 +21,8 @@ from dlemu.load.measure import (
     measure,
 )
 from dlemu.load.reading import WAYS, Way, read_once
-from dlemu.report.load import present_load
 from dlemu.report.text import render_text
+from dlemu.report.tools import present_load
 from dlemu.storage.pagecache import Pages, drop, look
 
 SIZES = (9_000_000, 4096, 5_000_001)
@@ -84,8 +84,11 @@ def test_a_file_that_ends_early_is_an_error(
         read_once(files[:1], way="pread", num_readers=2)
 
 
-def test_a_model_is_written_read_cold_and_removed(load: Load) -> None:
+def test_a_model_is_written_read_cold_and_removed(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert load.target is not None
+    monkeypatch.setattr(module, "lists_gpu", lambda: False)
     events: list[str] = []
 
     answer = measure(load, events.append)
@@ -166,6 +169,7 @@ def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPa
     huge = replace(MODEL, files=(1 << 50,))
     with pytest.raises(RunError, match=r"free, too little for 1 file, 1\.0 PiB; .*: scale=\d"):
         measure(load.model_copy(update={"model": huge}), lambda _: None)
+    monkeypatch.setattr(module, "lists_gpu", lambda: False)
     with pytest.raises(RunError, match=r"^ways=cufile does not work on .*: no GPU on this host"):
         measure(load.model_copy(update={"ways": ("cufile",)}), lambda _: None)
     with pytest.raises(

@@ -14,16 +14,18 @@ from dlemu.datagen import Content, generate
 from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.dataset.plan import EpochPlan, PlanOptions, plan_epoch, plan_interleaved, plan_streams
 from dlemu.formats import FORMATS
+from dlemu.formats.raw import Bare
 from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.workload.model import Workload, check_workload
-from dlemu.workload.sections import BARE
 from dlemu.world.world import Alone
 
 DATASETS: dict[str, dict[str, object]] = {
     **{
         str(name): {"format": name, "num_files_train": 26, "record_length_bytes_stdev": 4000.0}
-        for name in FORMATS
-        if name not in BARE[1:]  # the others are read as the first of them is
+        for name, format in FORMATS.items()
+        if not format.in_columns
+        # Bare samples are all read alike.
+        if name == "jpeg" or not isinstance(format, Bare)
     },
     "npz of 5": {"format": "npz", "num_files_train": 6, "num_samples_per_file": 5},
     "npy of 5": {
@@ -38,6 +40,12 @@ DATASETS: dict[str, dict[str, object]] = {
         "num_files_train": 2,
         "num_samples_per_file": 13,
         "record_length_bytes": 20_000.3,
+        "record_length_bytes_stdev": 4000.0,
+    },
+    "webdataset of 13": {
+        "format": "webdataset",
+        "num_files_train": 2,
+        "num_samples_per_file": 13,
         "record_length_bytes_stdev": 4000.0,
     },
     "raw of 13": {"format": "raw", "num_files_train": 2, "num_samples_per_file": 13},
@@ -64,7 +72,7 @@ DATASETS: dict[str, dict[str, object]] = {
     },
 }
 """Datasets of about 500 kB; sizes that are no multiple of a page."""
-BY_DALI = [name for name, keys in DATASETS.items() if keys["format"] not in (*BARE, "parquet")]
+BY_DALI = [name for name, keys in DATASETS.items() if FORMATS[str(keys["format"])].by_dali]
 """Those that DALI has readers for."""
 
 

@@ -4,15 +4,15 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from dlemu.errors import WorkloadError
+from dlemu.formats import FORMATS
 from dlemu.loaders.descriptors import FILES_KEPT
 from dlemu.units import PAGE_BYTES, round_up
 from dlemu.workload.model import Workload
-from dlemu.workload.sections import FormatName
 from tests.lab.dataset import generated
 from tests.loaders.contract import Case
 
@@ -53,7 +53,7 @@ def written(folder: Path, name: str, samples: int, files: int, access: str | Non
 @pytest.mark.parametrize("known_places", [True, False], ids=["own", "foreign"])
 @pytest.mark.parametrize("files", [4, FILES_KEPT + 4], ids=["kept", "many"])
 @pytest.mark.parametrize(("samples", "access"), [(1, None), (32, "random"), (32, "stream")])
-@pytest.mark.parametrize("name", get_args(FormatName))
+@pytest.mark.parametrize("name", [*FORMATS])
 def test_asks_the_kernel_for_what_the_format_needs(
     tmp_path: Path,
     asked: list[int],
@@ -76,7 +76,7 @@ def test_asks_the_kernel_for_what_the_format_needs(
     looks = 0
     if name == "parquet":  # row groups begin within pages
         looks = num_samples // GROUP
-    elif name == "tfrecord" and not known_places:  # at the header of each record
+    elif name in ("tfrecord", "webdataset") and not known_places:  # at the header of each record
         looks = num_samples
     most = needed + (visits * HEADER_PAGES + looks) * PAGE_BYTES
     with closing(case.open(known_places=known_places, keep=0)) as loader:

@@ -74,7 +74,7 @@ def test_dali_reads_itself_wherever_it_does_what_is_asked(
 def test_without_an_index_our_own_reader_reads(tmp_path: Path) -> None:
     case = case_of(tmp_path, "tfrecord of 13", {})
     for file in range(case.layout.num_files):
-        (tmp_path / case.layout.index_path(file)).unlink()
+        (tmp_path / case.layout.index_paths(file)[0]).unlink()
     loader = open_dali(case, known_places=False)
     assert loader.way == "host memory"
     check_epoch(case, loader, 0)
@@ -147,7 +147,9 @@ def test_counts_what_its_own_readers_read(tmp_path: Path) -> None:
     lengths = {
         (file, place): int(line.split()[1])
         for file in range(2)
-        for place, line in enumerate((tmp_path / "tfrecord" / case.layout.index_path(file)).open())
+        for place, line in enumerate(
+            (tmp_path / "tfrecord" / case.layout.index_paths(file)[0]).open()
+        )
     }
     for [batch] in steps:
         places = [divmod(sample, 13) for sample in batch.samples.tolist()]
@@ -187,7 +189,7 @@ def test_damage_is_told_in_one_line(tmp_path: Path, damage: Any, direct: bool) -
 )
 def test_a_damaged_index_is_told_in_one_line(tmp_path: Path, content: bytes, text: str) -> None:
     case = case_of(tmp_path, "tfrecord of 13", {})
-    path = tmp_path / case.layout.index_path(1)
+    path = tmp_path / case.layout.index_paths(1)[0]
     path.write_bytes(content)
     loader = open_dali(case)
     with pytest.raises(DatasetError, match=f"^{path}: it {text}"):

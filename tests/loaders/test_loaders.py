@@ -15,8 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from dlemu.dataset.plan import EpochPlan
-from dlemu.loaders import LOADERS, Batch
+from dlemu.loaders import Batch
 from dlemu.loaders.worker import SampleReader
+from dlemu.workload.sections import LOADERS
 from tests.lab.dataset import generated
 from tests.lab.waiting import until
 from tests.loaders.contract import BY_DALI, DATASETS, Case, check_epoch, make_case, payload_bytes

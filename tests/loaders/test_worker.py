@@ -15,13 +15,11 @@ from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.formats import FORMATS
 from dlemu.loaders import worker as loaders_worker
-from dlemu.loaders.checksums import CHECKSUMS
-from dlemu.loaders.library import PARSERS, CountedFile
 from dlemu.loaders.source import Cost, Slots, Source, Task
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage import extents
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.workload.sections import FormatName
+from dlemu.storage.counted import CountedFile
 from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 12, 3
@@ -160,7 +158,7 @@ def test_a_batch_is_told_what_it_took_itself(source: Source, slept: list[float])
 def test_checksums_are_decoding_and_no_reading(
     source: Source, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object]
 ) -> None:
-    monkeypatch.setitem(CHECKSUMS, "npz", lambda path: lambda data: time.sleep(0.02))
+    monkeypatch.setattr(loaders_worker, "Checksum", lambda *_: lambda data: time.sleep(0.02))
     keys = {"reader.check_crc": True, "reader.preprocess_time": 0.0} | {
         f"reader.{key}": value for key, value in keys.items()
     }
@@ -185,7 +183,7 @@ def test_checksums_are_decoding_and_no_reading(
 def test_what_headers_take_is_decoding_and_no_reading(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    name: FormatName,
+    name: str,
     known: bool,
     looks: list[str],
 ) -> None:
@@ -261,7 +259,7 @@ def test_a_read_is_filled_though_the_kernel_gives_only_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
 ) -> None:
     """As of a sample of more than 2 GiB."""
-    monkeypatch.setattr("dlemu.loaders.library._MOST_AT_ONCE", 1000)
+    monkeypatch.setattr("dlemu.storage.counted._MOST_AT_ONCE", 1000)
     content = np.random.default_rng(1).bytes(2600)
     (tmp_path / "file").write_bytes(content)
     with CountedFile(str(tmp_path / "file")) as file:
@@ -286,7 +284,7 @@ def test_a_member_whose_header_another_thread_disturbed_is_read_again(
         return parse(text)
 
     monkeypatch.setattr(ast, "literal_eval", disturbed)
-    parsed = PARSERS["npz"](CountedFile(str(path)), 1)
+    parsed = FORMATS["npz"].parse(CountedFile(str(path)), 1)
     assert bytes(parsed.sample(0)) == bytes(range(5))
     assert calls == 3
     parsed.close()

@@ -11,7 +11,7 @@ from dlemu.cli.main import run
 from dlemu.report import png
 from dlemu.report.blocks import Verdict
 from dlemu.report.page import page_of, section
-from dlemu.report.sizing import draw, plots_of, present_answer, sentence, write_tables
+from dlemu.report.sizing import draw, plots_of, present_answer, sentence, write_table
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
 from dlemu.results.records import conditions_of
@@ -160,9 +160,8 @@ def test_an_answer_has_the_remarks_of_its_runs(tmp_path: Path) -> None:
     failed = replace(failed, remarks=("of another run",))
     answer = replace(sized(), points=(failed, *passed), confirmations=tuple(passed))
     assert answer.remarks == (shares[1],)
-    write_tables(tmp_path, answer.document)
-    for name in ("table.md", "table.csv"):
-        assert shares[1] in (tmp_path / name).read_text()
+    write_table(tmp_path, answer.document)
+    assert shares[1] in (tmp_path / "table.md").read_text()
 
 
 def test_plots_join_no_runs_and_predict_between_them_only() -> None:

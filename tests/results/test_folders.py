@@ -322,23 +322,6 @@ def test_only_epochs_that_all_ranks_have_ended_count(
     assert f", {min(epochs)} epoch" in out
 
 
-@pytest.mark.parametrize("epochs", [(0,), (2, 0)])
-def test_without_a_whole_epoch_there_is_no_figure(
-    epochs: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stored = cut_short(tmp_path / "run", *epochs, error="interrupted")
-    for path in stored.glob("steps.*"):
-        if len(np.load(path)) == 0:
-            path.unlink()
-    assert run(["report", str(stored)]) == 1
-    said = capsys.readouterr()
-    assert (said.out, said.err) == (
-        "",
-        f"dlemu: {stored}: no verdict (incomplete), no whole epoch of all accelerators: "
-        "interrupted\n",
-    )
-
-
 def test_of_several_runs_those_that_ended_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

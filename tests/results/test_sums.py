@@ -169,19 +169,6 @@ def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:
     )
 
 
-def test_without_the_latest_rank_a_step_would_end_with_the_next() -> None:
-    """Of three ranks, one of them with two accelerators; the first step is left out."""
-    steps = rows(
-        4,
-        3,
-        compute=[[1, 1, 1], [1, 2, 1], [1, 5, 1], [9, 3, 1.5]],
-        computation_time=1.0,
-    )
-    losses = losses_of(steps, ["a", "a", "b", "c"])
-    saved = {rank.name: rank.saved for rank in losses.ranks}
-    assert saved == pytest.approx({"a": 0.0, "b": (5 - 3) / 6.5, "c": (1.5 - 1) / 6.5})
-
-
 def test_what_was_done_before_the_wait_stands_for_the_wait() -> None:
     steps = rows(1, 2, wait=0.5, compute=1.0, computation_time=1.0, read=1.0, decode=1.0)
     parts = losses_of(steps, ["a"], preprocess_seconds=1.0).parts

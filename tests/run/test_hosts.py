@@ -3,13 +3,12 @@
 import contextlib
 import csv
 import json
-import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -17,11 +16,12 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.host.limits import host_memory_bytes
 from tests.lab import warm
-from tests.lab.cgroups import Group, freezer, memory_limit
+from tests.lab.bench import MARK, Run, followed
+from tests.lab.cgroups import freezer, memory_limit
 from tests.lab.commands import QUICK, with_checkout
 from tests.lab.drives import own_drive
 from tests.lab.hosts import Hosts, hosts
-from tests.lab.waiting import LONG, until
+from tests.lab.waiting import until
 
 _STALL_SECONDS = 5
 _LONG = ["train.epochs=100000", f"output.stall_seconds={_STALL_SECONDS}"]
@@ -34,104 +34,35 @@ def lab(tmp_path: Path) -> Iterator[Hosts]:
         yield made
 
 
-class Job:
-    """`dlemu` on several hosts, in a folder that they share."""
-
-    def __init__(self, lab: Hosts, folder: Path, ranks: Sequence[int], *words: str) -> None:
-        self.lab = lab
-        self.folder = folder / "run"
-        self.mark = str(folder)
-        command = [*warm.command(), *words]
-        environment = with_checkout()
-        self.launcher = subprocess.Popen(
-            lab.mpirun(ranks, *command),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        self.lines: list[str] = []
-
-    def until(self, pattern: str) -> str:
-        """Read lines up to one that matches; return it."""
-        assert self.launcher.stdout is not None
-        for line in self.launcher.stdout:
-            self.lines.append(line)
-            if re.search(pattern, line):
-                return line
-        raise AssertionError(f"no line matches {pattern!r}:\n{self.told()}")
-
-    def end(self) -> int:
-        out, _ = self.launcher.communicate(timeout=LONG)
-        self.lines += out.splitlines(keepends=True)
-        return self.launcher.returncode
-
-    def told(self) -> str:
-        return "".join(self.lines)
-
-    def complaints(self) -> list[str]:
-        return [line.rstrip() for line in self.lines if line.startswith("dlemu: ")]
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        read: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
-        return read
-
-    def processes(self) -> list[psutil.Process]:
-        """Return the job's processes that live, the launcher's on every host included."""
-        found = []
-        for process in psutil.process_iter(["cmdline"]):
-            is_ours = any(self.mark in word for word in process.info["cmdline"] or [])
-            if is_ours and process.pid != os.getpid():
-                found.append(process)
-        return found
-
-    def ranks(self) -> dict[int, list[psutil.Process]]:
-        """Return the processes of the ranks that live, by the ranks' numbers."""
-        found: dict[int, list[psutil.Process]] = {}
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                number = process.environ().get("OMPI_COMM_WORLD_RANK")
-                if number is not None and process.status() != psutil.STATUS_ZOMBIE:
-                    found.setdefault(int(number), []).append(process)
-        return found
-
-    def gone(self, *, ranks_only: bool = False) -> None:
-        """Return when no process is left."""
-        left = self.ranks if ranks_only else self.processes
-        until(lambda: not left(), "the end of all processes", pause=0.1)
-
-    def kill(self) -> None:
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self.launcher.kill()
-        self.launcher.wait()
+@contextlib.contextmanager
+def over(lab: Hosts, ranks: Sequence[int], folder: Path, *words: str) -> Iterator[Run]:
+    """Start `dlemu` in so many ranks on each host; nothing of it outlives the `with`."""
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        lab.mpirun(ranks, *warm.command(), *words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=with_checkout() | {MARK: mark, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    with followed(process, folder, mark) as ran:
+        yield ran
 
 
 @contextlib.contextmanager
-def job(
-    lab: Hosts,
-    folder: Path,
-    ranks: Sequence[int],
-    *words: str,
-    held: Mapping[str, Group] | None = None,
-) -> Iterator[Job]:
-    """Start a job on a small dataset; nothing of it outlives the `with`.
-
-    What runs on a host of `held` is in its cgroup.
-    """
-    for name, group in (held or {}).items():
-        lab.hold(name, group)
+def job(lab: Hosts, folder: Path, ranks: Sequence[int], *words: str) -> Iterator[Run]:
+    """Start a run of a small dataset."""
     data = f"dataset.data_folder={folder / 'data'}"
-    if words[0] == "run":
-        assert run(["datagen", *QUICK, data]) == 0
-        words = (*words, f"output.folder={folder / 'run'}")
-    started = Job(lab, folder, ranks, words[0], *QUICK, data, *words[1:])
-    try:
-        yield started
-    finally:
-        started.kill()
+    assert run(["datagen", *QUICK, data]) == 0
+    words = (*QUICK, data, f"output.folder={folder / 'run'}", *words)
+    with over(lab, ranks, folder / "run", "run", *words) as ran:
+        yield ran
+
+
+def gone(ran: Run) -> None:
+    """Return when no process is left."""
+    until(lambda: not ran.alive(), "the end of all processes", pause=0.1)
 
 
 def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:
@@ -152,12 +83,9 @@ def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:
             lab.mount(name, drive / "data", tmp_path / "seen")
         lab.set_clock("h2", 3600.0)
         words += [f"dataset.data_folder={tmp_path / 'seen'}", f"output.folder={tmp_path / 'run'}"]
-        ran = Job(lab, tmp_path, [1, 1, 1], "run", *words)
-        try:
+        with over(lab, [1, 1, 1], tmp_path / "run", "run", *words) as ran:
             ran.end()
             assert "\nresults: " in ran.told(), ran.told()
-        finally:
-            ran.kill()
     summary = ran.summary
     assert summary["status"] == "complete"
     measured = summary["measured"]
@@ -176,47 +104,44 @@ def test_the_memory_of_hosts_is_added_up_as_each_has_it(lab: Hosts, tmp_path: Pa
     words = [*QUICK, "dataset.num_files_train=auto", "output.stall_seconds=60"]
     with memory_limit(1 << 30) as group:
         lab.hold("h1", group)
-        ran = Job(lab, tmp_path, [1, 1], "datasize", *words, "--json")
-        try:
+        with over(lab, [1, 1], tmp_path, "datasize", *words, "--json") as ran:
             assert ran.end() == 0, ran.told()
-        finally:
-            ran.kill()
-    told = json.loads(ran.told()[ran.told().index("{") :])
+    told = json.loads("".join(ran.out))
     assert told["memory"]["num_bytes"] == host_memory_bytes()[0] + (1 << 30), told
     assert "(of 2 hosts)" in told["memory"]["text"]
 
 
 def test_a_host_whose_link_is_cut_is_named(lab: Hosts, tmp_path: Path) -> None:
     """The launcher waits for that host; the line that says how to end it is right."""
-    with job(lab, tmp_path, [1, 1, 1], "run", *_LONG) as ran:
-        ran.until("^epoch 2 of")
+    with job(lab, tmp_path, [1, 1, 1], *_LONG) as ran:
+        ran.wait_for("epoch 2 of")
         lab.cut("h2")
-        ran.until("^dlemu: rank 0 on host h0: waited .* for rank 2 on host h2$")
+        ran.wait_for("at a barrier for rank 2 on host h2\n")
         assert ran.summary["status"] == "failed"
         assert "rank 2 on host h2" in ran.summary["error"]
-        how = ran.until("goes on waiting for host h2, this ends it: kill -9 ").split()
+        ran.wait_for("goes on waiting for host h2, this ends it: kill -9 ")
+        how = next(line for line in ran.errors if "kill -9" in line).split()
         assert psutil.Process(int(how[-1])).name() == "prterun"
-        ran.gone(ranks_only=True)
+        until(lambda: not ran.ranks(), "the end of all ranks", pause=0.1)
         subprocess.run(how[-3:], check=True)
         lab.mend("h2")
-        ran.gone()
+        gone(ran)
         assert [file for file in lab.left() if "dlemu" in file.name] == []
 
 
 def test_a_host_that_is_frozen_is_named(lab: Hosts, tmp_path: Path) -> None:
     """All of it stops, the launcher's process there as well. It ends when it is thawed."""
-    with (
-        freezer() as group,
-        job(lab, tmp_path, [1, 2, 1], "run", *_LONG, held={"h1": group}) as ran,
-    ):
-        ran.until("^epoch 2 of")
-        group.freeze()
-        ran.until("^dlemu: rank 0 on host h0: waited .* for rank 1 on host h1$")
-        assert ran.summary["status"] == "failed"
-        assert "rank 1 on host h1" in ran.summary["error"]
-        group.thaw()
-        assert ran.end() != 0
-        ran.gone()
+    with freezer() as group:
+        lab.hold("h1", group)
+        with job(lab, tmp_path, [1, 2, 1], *_LONG) as ran:
+            ran.wait_for("epoch 2 of")
+            group.freeze()
+            ran.wait_for("at a barrier for rank 1 on host h1\n")
+            assert ran.summary["status"] == "failed"
+            assert "rank 1 on host h1" in ran.summary["error"]
+            group.thaw()
+            assert ran.end() != 0
+            gone(ran)
         assert lab.left() == []
 
 
@@ -225,34 +150,28 @@ def test_a_data_folder_that_vanishes_on_one_host_is_named(lab: Hosts, tmp_path: 
     for name in lab.names:
         lab.mount(name, tmp_path / "data", tmp_path / "seen")
     seen = f"dataset.data_folder={tmp_path / 'seen'}"
-    with job(lab, tmp_path, [1, 1], "run", *_LONG, seen) as ran:
-        ran.until("^epoch 2 of")
-        (rank,) = ran.ranks()[1]
+    with job(lab, tmp_path, [1, 1], *_LONG, seen) as ran:
+        ran.wait_for("epoch 2 of")
+        rank = ran.ranks()[1]
         unmount = ["nsenter", "-t", str(rank.pid), "-m", "umount", "-l", str(tmp_path / "seen")]
         subprocess.run(unmount, check=True)
+        assert ran.end() != 0
         named = f"rank 1 on host h1: {tmp_path / 'seen'}/"
-        ended_by(ran, named, "is missing")
-
-
-def ended_by(ran: Job, *words: str) -> None:
-    """Check that a job has ended in time, with these words in a line and in its summary."""
-    assert ran.end() != 0
-    assert any(all(word in line for word in words) for line in ran.complaints()), ran.told()
-    assert ran.summary["status"] == "failed"
-    assert words[-1] in ran.summary["error"]
-    ran.gone()
-    assert ran.lab.left() == []
+        assert any(named in line and "is missing" in line for line in ran.errors), ran.told()
+        assert ran.summary["status"] == "failed" and "is missing" in ran.summary["error"]
+        gone(ran)
+        assert lab.left() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_a_launcher_that_is_ended(
     lab: Hosts, tmp_path: Path, number: signal.Signals
 ) -> None:
-    with job(lab, tmp_path, [1, 1, 1], "run", *_LONG) as ran:
-        ran.until("^epoch 2 of")
-        (launcher,) = (each for each in ran.processes() if each.name() == "prterun")
+    with job(lab, tmp_path, [1, 1, 1], *_LONG) as ran:
+        ran.wait_for("epoch 2 of")
+        (launcher,) = (each for each in ran.alive() if each.name() == "prterun")
         launcher.send_signal(number)
-        ran.gone()
+        gone(ran)
         # mpirun kills its ranks a second after it asked them to end: not all may have said so.
         ended = (
             ("interrupted", "incomplete") if number == signal.SIGINT else ("failed", "incomplete")
@@ -268,7 +187,7 @@ def test_each_host_has_a_cache_of_its_own(lab: Hosts, tmp_path: Path) -> None:
         folder.mkdir()
         (tmp_path / "cache").mkdir(exist_ok=True)
         lab.mount(name, folder, tmp_path / "cache")
-    with job(lab, tmp_path, [2, 1, 1], "run", *words, "train.epochs=4") as ran:
+    with job(lab, tmp_path, [2, 1, 1], *words, "train.epochs=4") as ran:
         assert ran.end() in (0, 2), ran.told()
     cached = ran.summary["measured"]["cache"]
     each = cached["hosts"]

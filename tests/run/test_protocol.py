@@ -9,11 +9,12 @@ from typing import cast
 
 import numpy as np
 import pytest
+import yaml
 
 from dlemu.cli.main import run
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
-from dlemu.report.runs import verdict_line
+from dlemu.report.run import runs_verdict_line
 from dlemu.results.records import read_steps, read_summary
 from dlemu.results.several import LABEL, judge_runs
 from dlemu.results.summary import RunRow, RunsSummary, Summary, Verdict
@@ -40,33 +41,21 @@ def refusal(closed: Workload) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("dataset.data_folder", "/mnt/nvme"),
-        ("dataset.num_files_train", 9999),
-        ("dataset.num_files_train", "auto"),
-        ("dataset.num_subfolders_train", 10),
-        ("reader.read_threads", 16),
-        ("reader.computation_threads", 4),
-        ("reader.transfer_size", 1 << 20),
-        ("reader.prefetch_size", 1),
-        ("checkpoint.checkpoint_folder", "/mnt/nvme/checkpoints"),
-        ("storage.storage_type", "parallel_fs"),
-        ("storage.storage_root", "/mnt"),
-        # Ours: where and how often to run, not what is run.
-        ("train.seed", 7),
-        ("output.folder", "results"),
-        ("accelerators_per_rank", 4),
-        ("num_accelerators", 1),
-        ("host_memory", "64GiB"),
-        ("warmup", 1),
-        ("runs", 7),
-        ("metric.max_cached_share", 0.01),
-    ],
-)
-def test_what_a_submitter_may_change(key: str, value: object) -> None:
-    closed = workload({key: value})
+MAY_CHANGE = """
+dataset.data_folder=/mnt/nvme dataset.num_files_train=9999 dataset.num_files_train=auto
+dataset.num_subfolders_train=10 reader.read_threads=16 reader.computation_threads=4
+reader.transfer_size=1048576 reader.prefetch_size=1 checkpoint.checkpoint_folder=/mnt/checkpoints
+storage.storage_type=parallel_fs storage.storage_root=/mnt
+train.seed=7 output.folder=results accelerators_per_rank=4 num_accelerators=1 host_memory=64GiB
+warmup=1 runs=7 metric.max_cached_share=0.01
+"""
+"""Behind those of the rules are ours: where and how often to run, not what is run."""
+
+
+@pytest.mark.parametrize("word", MAY_CHANGE.split())
+def test_what_a_submitter_may_change(word: str) -> None:
+    key, _, value = word.partition("=")
+    closed = workload({key: yaml.safe_load(value)})
     share = 0.01 if key == "metric.max_cached_share" else 0.05
     assert check(closed).metric.max_cached_share == share
 
@@ -78,13 +67,6 @@ def test_the_benchmarks_own_files_are_closed_as_they_stand(name: str, tmp_path: 
     shutil.copy(ROOT / "tests" / "data" / f"mlperf_{name}.yaml", own)
     job = load_workload(own, {"division": "closed", "runs": 5, "dataset.num_files_train": "auto"})
     assert check(job).reader == load_workload(name).reader
-
-
-def test_the_datasets_size_counts_memory_too() -> None:
-    closed = workload()
-    size = dataset_size(closed, num_accelerators=1, host_memory=512 << 30)
-    with pytest.raises(WorkloadError, match=r"at least 18751 \(5 x memory\), got 3500"):
-        check_closed(closed, size)
 
 
 def test_direct_reads_are_unet3ds_alone_and_v2s() -> None:
@@ -214,7 +196,7 @@ def test_the_verdict_on_several_runs_has_their_remarks() -> None:
     found = judged(passed, passed, remarks=said)
     assert found["remarks"] == [f"run 1 and 1 more alike: {said[0][0]}", slow]
     assert judged(passed, passed, remarks=[said[0][:1], []])["remarks"] == [f"run 1: {said[0][0]}"]
-    line = verdict_line(found)
+    line = runs_verdict_line(found)
     assert line.startswith("PASS: every run has ") and line.endswith(f"{said[0][0]}; {slow}")
 
 

@@ -98,7 +98,7 @@ def test_its_folder_is_a_result_as_any_other(
     assert (out / "runs" / f"{drive.name}.cosmoflow_h100.01.n3" / "summary.json").is_file()
     row, _ = csv.DictReader(rows.open())
     assert (row["num_accelerators"], row["label"], row["first"]) == ("3", "first", "true")
-    assert "cosmoflow_h100" in (out / "table.csv").read_text()
+    assert "cosmoflow_h100" in (out / "table.md").read_text()
     assert "a first answer, not by the benchmark's rule" in (out / "table.md").read_text()
     page = tmp_path / "page.html"
     assert run_command(["report", str(out), "--html", str(page)]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.storage import atomic
-from dlemu.storage.atomic import create, partial_path, replacing, write_atomically, writing
+from dlemu.storage.atomic import create, replacing, write_atomically, writing
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:
@@ -26,12 +26,6 @@ def test_a_block_that_fails_changes_nothing(tmp_path: Path, error: type[BaseExce
         partial.write_bytes(b"ne")
         raise error
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
-
-
-def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
-    partial_path(tmp_path / "file").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_atomically(tmp_path / "file", b"")
 
 
 def test_only_what_is_asked_for_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.extents import ExtentReader, File, Part, extent_reader, settle_direct
 from dlemu.storage.regular import open_sized
+from tests.lab.drives import mounted
 
 NUM_BYTES = 50_003
 CONTENT = np.random.default_rng(5).bytes(NUM_BYTES)
@@ -149,29 +149,33 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(
         reader.read(file, 0, [NUM_BYTES])
 
 
-def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
-    reader = extent_reader(direct=False, piece_bytes=4096)
-    with pytest.raises(DatasetError, match=rf"{tmp_path}/none is missing; dlemu verify"):
-        reader.open(f"{tmp_path}/none")
-    with pytest.raises(DatasetError, match=rf"^{tmp_path} is a folder, not a file$"):
-        reader.open(str(tmp_path))
-
-
-@pytest.mark.parametrize("num_bytes", [4, 5, 6])
-def test_an_open_file_that_was_changed_or_replaced_is_named(tmp_path: Path, num_bytes: int) -> None:
+@pytest.mark.parametrize("num_bytes", [4, 5, 6, None])
+def test_an_open_file_that_was_changed_replaced_or_lost_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int | None
+) -> None:
+    """None: a network file system has lost it."""
     path, other = tmp_path / "file", tmp_path / "other"
     path.write_bytes(b"12345")
-    reader = extent_reader(direct=False, piece_bytes=4096)
-    reader.keep_open(str(path))
+    reader, fstat = extent_reader(direct=False, piece_bytes=4096), os.fstat
+    descriptor = reader.keep_open(str(path)).descriptor
     assert reader.keep_open(str(path)).num_bytes == 5
-    if num_bytes == 5:
+
+    def lost(number: int) -> os.stat_result:
+        if number == descriptor:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return fstat(number)
+
+    if num_bytes is None:
+        monkeypatch.setattr(os, "fstat", lost)
+    elif num_bytes == 5:
         other.write_bytes(b"54321")
         other.rename(path)
     else:
         os.truncate(path, num_bytes)
     with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
         reader.keep_open(str(path))
-    reader.close()
+    monkeypatch.undo()
+    assert not Path(f"/proc/self/fd/{descriptor}").exists()
 
 
 def test_a_file_is_closed_before_another_is_opened(
@@ -198,24 +202,6 @@ def test_a_file_is_closed_before_another_is_opened(
     assert reader.keep_open(str(paths[3])) is kept, "the one that was not used for longest goes"
     reader.close()
     assert not Path(f"/proc/self/fd/{file.descriptor}").exists()
-
-
-def test_an_open_file_that_a_network_file_system_has_lost_is_named(
-    file_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, fstat = extent_reader(direct=False, piece_bytes=4096), os.fstat
-    descriptor = reader.keep_open(str(file_path)).descriptor
-
-    def lost(number: int) -> os.stat_result:
-        if number == descriptor:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return fstat(number)
-
-    monkeypatch.setattr(os, "fstat", lost)
-    with pytest.raises(DatasetError, match="was replaced or changed while it was being read"):
-        reader.keep_open(str(file_path))
-    monkeypatch.undo()
-    assert not Path(f"/proc/self/fd/{descriptor}").exists()
 
 
 def test_a_drives_error_is_named(
@@ -269,31 +255,17 @@ def test_a_direct_read_that_ends_between_two_pages_is_not_gone_on_with(
     assert offsets == [0, 4096], "a whole page that came is gone on from"
 
 
-@pytest.fixture
-def ramfs() -> Iterator[Path]:
-    """A file system that refuses O_DIRECT."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting ramfs needs root")
-    folder = Path(tempfile.mkdtemp())
-    done = subprocess.run(["mount", "-t", "ramfs", "ramfs", str(folder)], capture_output=True)
-    if done.returncode:
-        folder.rmdir()
-        pytest.skip("this host lets nobody mount ramfs")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-    folder.rmdir()
-
-
 @pytest.mark.root
-def test_o_direct_refused(ramfs: Path) -> None:
-    (ramfs / "file").write_bytes(CONTENT)
-    with pytest.raises(WorkloadError) as raised:
-        settle_direct(ramfs / "file", True)
-    assert str(raised.value) == (
-        f"reader.odirect: {ramfs} (ramfs) does not take O_DIRECT; "
-        f"use reader.odirect=auto or another folder"
-    )
-    assert settle_direct(ramfs / "file", "auto") is False
+def test_o_direct_refused(tmp_path: Path) -> None:
+    with mounted(tmp_path / "ramfs", kind="ramfs") as ramfs:
+        (ramfs / "file").write_bytes(CONTENT)
+        with pytest.raises(WorkloadError) as raised:
+            settle_direct(ramfs / "file", True)
+        assert str(raised.value) == (
+            f"reader.odirect: {ramfs} (ramfs) does not take O_DIRECT; "
+            f"use reader.odirect=auto or another folder"
+        )
+        assert settle_direct(ramfs / "file", "auto") is False
 
 
 def test_o_direct_where_it_works(file_path: Path) -> None:
@@ -308,17 +280,6 @@ def _rchar() -> tuple[int, int]:
     """Return the bytes read so far, and those that reading this counter adds to it."""
     text = Path("/proc/self/io").read_bytes()
     return int(text.split()[1]), len(text)
-
-
-@pytest.mark.parametrize("num_bytes", [1, 4096, 5000, 1 << 20, 3 << 20])
-def test_buffers_are_aligned_empty_and_apart(num_bytes: int) -> None:
-    buffers = [aligned_buffer(num_bytes) for _ in range(5)]
-    arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-    for value, array in enumerate(arrays, start=1):
-        assert len(array) == num_bytes and array.ctypes.data % 4096 == 0
-        assert not array.any()
-        array[:] = value
-    assert [set(array.tolist()) for array in arrays] == [{value} for value in range(1, 6)]
 
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

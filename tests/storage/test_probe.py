@@ -144,11 +144,26 @@ def test_the_rate_is_that_up_to_the_last_piece_that_came(
     assert found == MIB, "each look at the clock takes a second, and each read has one"
 
 
+class Ranks(Alone):
+    """Two ranks here, with 8 and 4 workers, and one elsewhere."""
+
+    def all_gather(self, value: Any) -> list[Any]:
+        assert value == (0, os.getpid(), 8)
+        return [value, (0, os.getppid(), 4), (1, 1, 16)]
+
+
 @pytest.mark.parametrize(
-    ("read_threads", "io_depth", "few", "many"),
-    [(4, 1, 8, 16), (4, 2, 16, 32), (2, 1, 4, 16), (64, 4, 256, 256)],
+    ("world", "read_threads", "io_depth", "few", "many"),
+    [
+        (Alone(), 4, 1, 8, 16),
+        (Alone(), 4, 2, 16, 32),
+        (Alone(), 2, 1, 4, 16),
+        (Alone(), 64, 4, 256, 256),
+        (Ranks(), 4, 1, 12, 24),
+    ],
 )
-def test_storage_is_probed_with_the_readers_of_the_run_and_with_more(
+def test_storage_is_probed_with_the_readers_of_the_host_and_with_more(
+    world: Alone,
     read_threads: int,
     io_depth: int,
     few: int,
@@ -167,38 +182,12 @@ def test_storage_is_probed_with_the_readers_of_the_run_and_with_more(
         "reader.read_threads": read_threads,
         "reader.io_depth": io_depth,
     }
-    workload = load_workload("unet3d_h100", keys)
     loader: Any = None
-    dog = Watchdog(60.0, Alone())
-    dataset = Dataset.of(workload)
-    with RunMonitor(dataset, tmp_path, Alone(), loader, num_accelerators=2, watchdog=dog) as seen:
+    dataset, dog = Dataset.of(load_workload("unet3d_h100", keys)), Watchdog(60.0, Alone())
+    with RunMonitor(dataset, tmp_path, world, loader, num_accelerators=2, watchdog=dog) as seen:
         seen.probe(0.02)
         assert not asked, "nothing was lost that storage could be asked about"
         seen.probe(0.021)
+        own = [os.getpid(), os.getppid()]
+        assert seen._pids == (own if isinstance(world, Ranks) else own[:1])
     assert asked == [(512, {"few": few, "many": many, "seconds": 2.4})]
-
-
-def test_ranks_of_a_host_are_probed_and_followed_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two ranks here, with 8 and 4 workers, and one elsewhere."""
-
-    class Ranks(Alone):
-        def all_gather(self, value: Any) -> list[Any]:
-            assert value == (0, os.getpid(), 8)
-            return [value, (0, os.getppid(), 4), (1, 1, 16)]
-
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        monitor, "probe_readers", lambda _, *, few, many, seconds: asked.append((few, many))
-    )
-    keys = {"dataset.data_folder": str(tmp_path), "dataset.num_files_train": 10}
-    workload = load_workload("unet3d_h100", keys)
-    assert workload.reader.read_threads == 4
-    loader: Any = None
-    dog = Watchdog(60.0, Alone())
-    dataset = Dataset.of(workload)
-    with RunMonitor(dataset, tmp_path, Ranks(), loader, num_accelerators=2, watchdog=dog) as seen:
-        seen.probe(1.0)
-        assert asked == [(12, 24)]
-        assert seen._pids == [os.getpid(), os.getppid()]

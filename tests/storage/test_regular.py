@@ -2,7 +2,6 @@
 
 import gc
 import os
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -45,12 +44,6 @@ def fifo(path: Path) -> Path:
     return path
 
 
-def a_socket(path: Path) -> Path:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-    return path
-
-
 def a_folder(path: Path) -> Path:
     path.mkdir()
     return path
@@ -58,7 +51,6 @@ def a_folder(path: Path) -> Path:
 
 KINDS: dict[str, Callable[[Path], Path]] = {
     "a FIFO": fifo,
-    "a socket": a_socket,
     "a folder": a_folder,
     "a device": lambda path: Path("/dev/null"),
 }
@@ -89,13 +81,6 @@ def test_a_link_to_a_file_is_one(tmp_path: Path) -> None:
     number, size = open_sized(link)
     assert size == 3 and os.get_blocking(number), "a read may wait for a lock"
     os.close(number)
-
-
-def test_a_missing_file_is_an_ordinary_error(tmp_path: Path) -> None:
-    check_regular(tmp_path / "none")
-    with pytest.raises(FileNotFoundError) as raised:
-        open_regular(tmp_path / "none")
-    assert raised.value.filename == str(tmp_path / "none")
 
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {

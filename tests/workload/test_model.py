@@ -219,6 +219,11 @@ def test_an_unknown_key_is_taken_for_one_that_the_command_reads() -> None:
             check_workload(with_key("odirect", True), command)
 
 
+def test_a_workload_that_is_made_by_hand_is_refused_in_one_line() -> None:
+    with pytest.raises(WorkloadError, match=r"^dataset is not set$"):
+        Workload(name="x")
+
+
 def test_a_changed_group_is_checked_with_the_others() -> None:
     workload = load_workload("unet3d_h100")
     with pytest.raises(WorkloadError, match=r"^reader\.gds=require has no effect without"):

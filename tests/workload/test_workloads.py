@@ -23,39 +23,17 @@ COMPUTATION_TIME = {
     "cosmoflow_h100": 0.00350,
     "cosmoflow_a100": 0.00551,
 }
-NEWER = {
-    "retinanet_b200": 0.04755,
-    "retinanet_mi355": 0.0634,
-    "retinanet_a100": 0.210,
-    "dlrm_b200": 0.000375,
-    "dlrm_mi355": 0.0005625,
-    "dlrm_a100": 0.007,
-    "flux_b200": 1.35,
-    "flux_mi355": 2.025,
-    "flux_a100": 1.100,
-    "bert_v100": 0.968,
-    "dlrm_dcnv2_h100": 0.003655,
-    "gnn_rgat_h100": 0.0894,
-    "llama_pretrain_h100": 2.457,
-    "stable_diffusion_h100": 0.1451,
-}
-"""Rows of other models: MLPerf Storage v3.0, its v0.5, and MLPerf Training; as their files say."""
-
-
 MEASURED = [name for name in NAMES if is_measured(name)]
 """Rows of `dlemu steptime`; their evidence is in docs/steptime/."""
 
 
-def test_every_workload_is_known_here() -> None:
-    assert set(NAMES) == {*COMPUTATION_TIME, *NEWER, *MEASURED}
-
-
-@pytest.mark.parametrize("name", NEWER)
-def test_a_newer_row_is_its_source(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_names_its_source(name: str) -> None:
+    """What the row asks of storage is in golden/workloads.txt."""
     workload = load_workload(name)
     assert workload.name == name and workload.ignored == ()
-    assert workload.train.computation_time.mean == NEWER[name]
-    assert re.search(r"^# Source: MLPerf|^# Source: .*torchtitan", _text(name), re.MULTILINE)
+    text = (FOLDER / f"{name}.yaml").read_text()
+    assert re.search(r"^# Source: MLPerf|^# Source: .*torchtitan|dlemu steptime", text, re.M)
 
 
 def test_dlrm_reads_40_of_200_columns() -> None:
@@ -98,14 +76,11 @@ def test_a_measured_row_is_its_evidence(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(COMPUTATION_TIME))
 def test_the_times_are_the_benchmarks(name: str) -> None:
     workload = load_workload(name)
-    assert workload.name == name
     assert workload.train.computation_time.mean == COMPUTATION_TIME[name]
     assert workload.train.computation_time.stdev == 0
     assert workload.train.epochs == 5
     assert workload.train.total_training_steps == -1
     assert workload.metric.edition == "v1.0"
-    assert workload.ignored == ()
-    assert "# Source: MLPerf Storage v" in _text(name)
 
 
 # In the order of the benchmark's table.
@@ -136,29 +111,3 @@ def test_the_datasets_are_the_benchmarks(name: str) -> None:
     ) == FACTS[name.split("_")[0]]
     if name.startswith("cosmoflow"):
         assert reader.shuffle_size == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "gigabytes"),
-    [
-        ("unet3d_h100", 3.177),
-        ("resnet50_h100", 0.2048),
-        ("cosmoflow_h100", 0.808),
-        ("unet3d_b200", 6.335),
-        ("retinanet_b200", 0.163),
-        ("retinanet_mi355", 0.163),
-        ("dlrm_b200", 6.991),
-        ("dlrm_mi355", 4.660),
-        ("flux_b200", 0.07697),
-        ("flux_mi355", 0.07697),
-        ("dlrm_dcnv2_h100", 2.044),
-        ("bert_v100", 0.000124),
-        ("llama_pretrain_h100", 26.67e-6),
-    ],
-)
-def test_what_an_accelerator_asks_of_storage(name: str, gigabytes: float) -> None:
-    assert load_workload(name).demand / 1e9 == pytest.approx(gigabytes, rel=5e-4)
-
-
-def _text(name: str) -> str:
-    return (FOLDER / f"{name}.yaml").read_text()

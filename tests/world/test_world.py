@@ -1,7 +1,5 @@
-import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from dlemu.world.world import Alone, PeerError
 from tests.lab.many_hosts import ManyHosts
 from tests.lab.mpirun import mpirun
 from tests.lab.ranks import values_of
-from tests.lab.waiting import LONG, until
+from tests.lab.waiting import LONG
 
 # mpirun outlives a rank's process here, so that the ranks have to notice its death themselves.
 HIDE_DEATH = ["sh", "-c", '"$@" || sleep 40', "sh"]
@@ -147,34 +145,6 @@ def test_a_rank_that_is_stuck_may_end_from_another_thread(tmp_path: Path) -> Non
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 2)] == [told] * 2
 
 
-@pytest.mark.mpi
-def test_an_error_ends_a_rank_that_is_stuck(tmp_path: Path) -> None:
-    status, ranks = run_ranks(tmp_path, "a,a,b", "stuck", culprit=2)
-    assert status == 1
-    assert {"error": "RunError: /data/img_1.npz: is gone"} in ranks
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_mpirun_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    command = ranks_command(tmp_path, "a,a,b", "hang", 1)
-    with subprocess.Popen(mpirun(3, *command), stderr=subprocess.DEVNULL) as launcher:
-        until(lambda: len(processes_with(str(tmp_path))) == 4, "mpirun and its three ranks")
-        until(lambda: len(list(tmp_path.glob("*.begun"))) == 3, "all ranks at the barrier")
-        launcher.send_signal(number)
-        assert launcher.wait(timeout=LONG) != 0
-    until(lambda: not processes_with(str(tmp_path)), "the ranks have ended")
-
-
-def processes_with(argument: str) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            if argument.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
-
-
 def test_an_unforeseen_exception_is_told_too() -> None:
     said: list[str] = []
 
@@ -248,13 +218,3 @@ def test_a_launcher_of_another_mpi_is_refused() -> None:
     assert error.startswith(
         "mpirun of Open MPI started 4 ranks, but mpi4py's Open MPI finds 1: use the mpirun of "
     )
-
-
-@pytest.mark.mpi
-def test_make_world_takes_what_mpirun_started() -> None:
-    code = (
-        "from dlemu.world.mpi import make_world\n"
-        "with make_world() as w: print(w.all_gather(w.rank))"
-    )
-    output = subprocess.check_output(mpirun(3, sys.executable, "-c", code), text=True, timeout=LONG)
-    assert output == "[0, 1, 2]\n" * 3

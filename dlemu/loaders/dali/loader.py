@@ -227,6 +227,7 @@ def _choose(source: Source, *, through_cufile: bool) -> Way:
     if layout.format == "npy" and layout.samples_per_file == 1:
         return "numpy"
     # DALI's TFRecord reader accepts use_o_direct, but reads through the page cache all the same.
-    indexed = (source.dataset.folder / layout.index_path(0)).exists()
-    own = layout.format == "tfrecord" and indexed and not source.direct
-    return "tfrecord" if own else "host memory"
+    if layout.format != "tfrecord" or source.direct:
+        return "host memory"
+    indexed = (source.dataset.folder / layout.index_paths(0)[0]).exists()
+    return "tfrecord" if indexed else "host memory"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dlemu.dataset.layout import Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError
-from dlemu.formats import tfrecord
+from dlemu.formats.tfrecord import read_index
 from dlemu.loaders import Batch
 from dlemu.loaders.dali.pipelines import (
     Pipeline,
@@ -130,7 +130,7 @@ class DaliReads:
         with tempfile.TemporaryDirectory(prefix="dlemu-index-") as scratch:
             for number, (file, run) in enumerate(groupby(places, itemgetter(0))):
                 paths.append(self._source.path(file))
-                indexes.append(str(self._source.dataset.folder / self._layout.index_path(file)))
+                indexes.append(str(self._source.dataset.folder / self._layout.index_paths(file)[0]))
                 if per_file == 1:
                     continue
                 chosen = [place for _, place in run]
@@ -144,13 +144,13 @@ class DaliReads:
 
     def _read_index(self, file: int) -> tuple[list[bytes], list[int]]:
         """Return the lines of a file's index, and each record's framed bytes."""
-        path = self._source.dataset.folder / self._layout.index_path(file)
+        path = self._source.dataset.folder / self._layout.index_paths(file)[0]
         try:
             data, file_bytes = read_regular(path), os.stat(self._source.path(file)).st_size
         except OSError as error:
             raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
         try:
-            records = tfrecord.read_index(
+            records = read_index(
                 data, file_bytes=file_bytes, num_samples=self._layout.samples_per_file
             )
         except DatasetError as error:

@@ -1,0 +1,175 @@
+"""WebDataset: shards in tar format. Members that follow one another and share a name are a sample.
+
+dlemu writes two of them for each sample: KEY.cls, a label, and KEY.bin, the payload. Of other
+tools' shards the payload is the largest member of each sample; a stream reads the others with it.
+(Format: POSIX.1-2017, pax, "ustar Interchange Format"; github.com/webdataset/webdataset.)
+"""
+
+import io
+import tarfile
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import groupby
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import DAMAGE, DatasetError, in_short
+from dlemu.formats.format import (
+    FileSamples,
+    Format,
+    Parsed,
+    Places,
+    Read,
+    ReadOnly,
+    Sink,
+    damaged,
+)
+from dlemu.storage.counted import CountedFile
+from dlemu.units import round_up
+
+_BLOCK = tarfile.BLOCKSIZE
+_LABEL = b"0"
+_HEAD = 3 * _BLOCK
+"""Bytes from a sample's begin to its payload: header and block of the label, the next header."""
+_END = bytes(2 * _BLOCK)
+_LIBRARY_BUFFER = 262_144
+
+
+class WebDataset(Format):
+    """Records as in tfrecord, of which two headers are all that is not payload."""
+
+    suffix = "tar"
+    why_equal = ""
+
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
+        found: list[tarfile.TarInfo] = []
+        try:
+            with tarfile.open(fileobj=ReadOnly(read, file_bytes), mode="r:") as tar:
+                for members in _samples(tar):
+                    # The label comes first: of equal ones the last is the payload.
+                    found.append(max(members, key=lambda each: (each.size, each.offset)))
+                    if len(found) > num_samples:
+                        break
+        except (tarfile.TarError, *DAMAGE) as error:
+            raise DatasetError(f"no tar archive, or damaged: {in_short(error)}") from None
+        if len(found) != num_samples:
+            more = "more than " if len(found) > num_samples else ""
+            raise DatasetError(
+                f"it holds {more}{min(len(found), num_samples)} samples, "
+                f"dataset.num_samples_per_file asks for {num_samples}"
+            )
+        ends = [member.offset_data + member.size for member in found]
+        if max(ends) > file_bytes or min(member.size for member in found) < 1:
+            raise DatasetError("a sample is empty, or the file was cut")
+        offsets = np.array([member.offset_data for member in found], np.int64)
+        return Places(offsets, np.array(ends, np.int64) - offsets)
+
+    def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
+        ends = np.cumsum(_framed(sizes))
+        return Places(ends - round_up(sizes, _BLOCK), sizes)
+
+    def starts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full(len(sizes), _HEAD, np.int64)
+
+    def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        total: NDArray[np.int64] = _framed(sizes).sum(axis=1) + len(_END)
+        return total
+
+    def check_head(self, head: bytes, file_bytes: int) -> None:
+        at = 0
+        for _ in range(2):
+            try:
+                member = tarfile.TarInfo.frombuf(head[at : at + _BLOCK], "utf-8", "surrogateescape")
+            except tarfile.HeaderError as error:
+                raise DatasetError(f"no tar archive, or damaged: {in_short(error)}") from None
+            end = at + _BLOCK + member.size
+            if end > file_bytes:
+                raise DatasetError(f"{member.name!a} ends at {end}, {file_bytes} are there")
+            at = round_up(end, _BLOCK)
+
+    def gap(self, end: int) -> int:
+        return round_up(end, _BLOCK) - end
+
+    def write(self, sink: Sink, file: FileSamples) -> None:
+        padding = b""
+        for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+            label = _header(sample, "cls", len(_LABEL)) + _LABEL.ljust(_BLOCK, b"\0")
+            # One call writes everything between two payloads.
+            sink.write(padding + label + _header(sample, "bin", size))
+            sink.payload(sample, size)
+            padding = bytes(self.gap(size))
+        sink.write(padding + _END)
+
+    def parse(self, file: CountedFile, num_samples: int) -> Parsed:
+        return _Members(file)
+
+
+class _Members(Parsed):
+    """A shard read from its start, as the library reads it: other samples are skipped."""
+
+    def __init__(self, file: CountedFile) -> None:
+        self._file, self._next = file, 0
+        self._samples = self._read(io.BufferedReader(file, _LIBRARY_BUFFER))
+
+    def sample(self, place: int) -> NDArray[np.uint8]:
+        for data in self._samples:
+            self._next += 1
+            if self._next == place + 1:
+                return np.frombuffer(data, np.uint8)
+        raise DatasetError(f"{self._file.path} holds {self._next} samples, {place + 1} are wanted")
+
+    def _read(self, file: IO[bytes]) -> Iterator[bytes]:
+        try:
+            with tarfile.open(fileobj=file, mode="r|") as tar:
+                for members in _samples(tar):
+                    contents = [_content(tar, member) for member in members]
+                    yield max(reversed(contents), key=len)
+        except (tarfile.TarError, *DAMAGE) as error:
+            raise damaged(self._file, error) from None
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    content = tar.extractfile(member)
+    return b"" if content is None else content.read()
+
+
+def _samples(tar: tarfile.TarFile) -> Iterator[Iterator[tarfile.TarInfo]]:
+    """Yield the files of each sample: their names are the same up to the first dot of the last
+    part."""
+    for _, members in groupby(_files(tar), key=lambda member: _key(member.name)):
+        yield members
+
+
+def _files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    at = -1
+    while (member := tar.next()) is not None:
+        if member.offset <= at or member.size < 0:  # a damaged size leads back
+            raise tarfile.ReadError("its members do not follow one another")
+        at = member.offset
+        tar.members = []  # which would be kept for a look-up by name
+        if member.isfile():
+            yield member
+
+
+def _key(name: str) -> str:
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/{last.partition('.')[0]}"
+
+
+@lru_cache(maxsize=8)
+def _header(sample: int, kind: str, size: int) -> bytes:
+    """Return the block before a member; a number of 8 GiB and more is written as GNU tar does."""
+    member = tarfile.TarInfo(f"{sample:012}.{kind}")
+    member.size = size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def _framed(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bytes of each sample in its file: headers, label, payload, and its padding."""
+    framed: NDArray[np.int64] = _HEAD + round_up(sizes, _BLOCK)
+    return framed
+
+
+FORMAT = WebDataset()

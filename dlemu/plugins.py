@@ -1,0 +1,94 @@
+"""Parts of dlemu that have names: the house's own, those of installed packages, and the user's.
+
+A package registers its own by an entry point. A user names a module of his own by its dotted path;
+it is imported as `python -m` would import it.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from typing import Any, TypeVar
+
+from dlemu.errors import in_short
+
+_Part = TypeVar("_Part")
+
+
+class Registry(Mapping[str, _Part]):
+    """Parts of one kind by name. A part is imported when it is asked for."""
+
+    def __init__(
+        self, group: str, kind: type[_Part], attribute: str, remedy: str, **house: str
+    ) -> None:
+        """`group`: of entry points. `attribute`: what a part is called in its module.
+
+        `remedy` ends the line on a part that cannot be used. `house`: the names of the house's own,
+        each with its module, or MODULE:ATTRIBUTE.
+        """
+        self._group, self._kind, self._attribute = group, kind, attribute
+        self._help, self._house = remedy, house
+        self._loaded: dict[str, _Part] = {}
+
+    def __getitem__(self, name: str) -> _Part:
+        """Return a part.
+
+        Raises:
+            ValueError: nobody knows the name, or what it names is no such part. The text stands
+                behind the key: "must be ...", or "=NAME ...".
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name, self.place(name))
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._house, *self._installed])
+
+    def __len__(self) -> int:
+        return len(self._house) + len(self._installed)
+
+    def place(self, name: str) -> str:
+        """Return the module of a part, or MODULE:ATTRIBUTE. Nothing is imported.
+
+        Raises:
+            ValueError: nobody knows the name.
+        """
+        if name in self._house:
+            return self._house[name]
+        place = name if {*".:"} & {*name} else self._installed.get(name)
+        if place is None:
+            *most, last = map(repr, self)
+            raise ValueError(
+                f"must be {', '.join(most)} or {last}, or the dotted path of a module, got {name!r}"
+            )
+        return place
+
+    def trusts(self, name: str) -> bool:
+        """Return whether a name that a file holds may be imported: a user has named it as well."""
+        return name in self._house or name in self._loaded or name in self._installed
+
+    @cached_property
+    def _installed(self) -> dict[str, str]:
+        from importlib.metadata import entry_points  # slow, and few commands need it
+
+        return {each.name: each.value for each in entry_points(group=self._group)}
+
+    def _load(self, name: str, place: str) -> _Part:
+        module, _, attribute = place.partition(":")
+        here = os.getcwd()
+        if name not in self._house and here not in sys.path:
+            sys.path.insert(0, here)
+        try:
+            found: Any = import_module(module)
+            for each in (attribute or self._attribute).split("."):
+                found = getattr(found, each)
+            if not isinstance(found, self._kind):
+                raise TypeError(f"{found!r:.80} is no {self._kind.__name__}")
+        except Exception as error:  # whatever a user's module raises
+            if name in self._house:
+                raise
+            raise ValueError(
+                f"={name} cannot be used ({type(error).__name__}: {in_short(error)}); {self._help}"
+            ) from error
+        return found

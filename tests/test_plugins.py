@@ -1,0 +1,151 @@
+"""Formats and loaders of one's own: what the contract finds, and how they are named."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dlemu.cli.main import run
+from dlemu.contract import faults, main
+from dlemu.datagen import generate, read_manifest, verify
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.formats import FORMATS, FileSamples, Places, Read, Sink
+from dlemu.formats.format import Field, Parsed
+from dlemu.formats.npy import Npy
+from dlemu.plugins import Registry
+from dlemu.storage.counted import CountedFile
+from dlemu.world.world import Alone
+from tests.lab.commands import QUICK, SMALL
+from tests.lab.dataset import generated, workload_of
+
+Sizes = NDArray[np.int64]
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of one test are unknown to the next."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    monkeypatch.setattr(FORMATS, "_loaded", {})
+
+
+class Broken(Npy):
+    """Keeps no promise about the files that it writes."""
+
+    def file_bytes(self, sizes: Sizes) -> Sizes:
+        return sizes.sum(axis=1)  # type: ignore[no-any-return]
+
+    def places(self, sizes: Sizes, *, element_bytes: int = 1) -> Places:
+        return Places.in_turn(sizes, 1)
+
+    def parse(self, file: CountedFile, num_samples: int) -> Parsed:
+        raise ZeroDivisionError
+
+    def checksum(self) -> Iterator[Field]:
+        raise ZeroDivisionError
+
+    def indexes(self, sizes: Sizes) -> tuple[bytes, ...]:
+        return (b"",)
+
+    def index_paths(self, path: str) -> tuple[str, ...]:
+        return (f"{path}.x",)
+
+    def check_head(self, head: bytes, file_bytes: int) -> None:
+        raise ZeroDivisionError
+
+
+class Gullible(Npy):
+    """Takes every file."""
+
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
+        return self.places(np.full(num_samples, 1))
+
+    def check_head(self, head: bytes, file_bytes: int) -> None:
+        pass
+
+
+class Mute(Npy):
+    def write(self, sink: Sink, file: FileSamples) -> None:
+        raise ZeroDivisionError
+
+
+def test_the_contract_names_what_is_not_kept(tmp_path: Path) -> None:
+    found = [*faults(Broken(), tmp_path), *faults(Gullible(), tmp_path)]
+    promises = ("file_bytes", "places", "starts", "parse", "checksum", "index_bytes")
+    for promise in (*promises, "check_head` takes", "locate` finds"):
+        assert any(fault.startswith(f"`{promise}") for fault in found), promise
+    assert sum(fault.startswith("`locate` refuses a file that was cut") for fault in found) == 12
+    assert sum(fault.startswith("`locate` refuses another") for fault in found) == 3
+    assert sum(fault.startswith("`check_head` refuses") for fault in found) == 3 + 3
+    said = "`write` and `indexes` make a file: ZeroDivisionError: ZeroDivisionError"
+    assert [*faults(Mute(), tmp_path)] == [said]
+    [said] = faults(FORMATS["parquet"], tmp_path)
+    assert said.startswith("a format in columns is not tried")
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("", "has no attribute 'FORMAT'"),
+        ("FORMAT = 3", "3 is no Format"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        (
+            "from dlemu.formats import Format\nclass Mine(Format): pass\nFORMAT = Mine()",
+            "Can't instantiate abstract class Mine with abstract methods locate, write",
+        ),
+    ],
+)
+def test_what_is_no_format_gets_one_line(code: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(code)
+    with pytest.raises(WorkloadError, match=r"^dataset.format=own:FORMAT cannot be used") as error:
+        workload_of(tmp_path, format="own:FORMAT")
+    assert line in str(error.value)
+    assert str(error.value).endswith("; python -m dlemu.contract says what it lacks")
+
+
+def test_a_module_is_taken_only_where_the_command_names_it(tmp_path: Path) -> None:
+    name = "examples.my_format"
+    sys.path.insert(0, str(ROOT))
+    workload = generated(tmp_path / "data", format=name, num_samples_per_file=3)
+    assert verify(tmp_path / "data", full=True) == []
+    FORMATS._loaded.clear()
+    with pytest.raises(DatasetError, match=f"is of format '{name}', which dlemu does not know"):
+        read_manifest(tmp_path / "data")
+    assert generate(workload, world=Alone()).files_written == 0
+
+
+def test_a_package_registers_its_own(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text("class Part: pass\nPART = Part()\n")
+    (tmp_path / "theirs-1.dist-info").mkdir()
+    entries = "[dlemu.parts]\nnamed = theirs:PART\n"
+    (tmp_path / "theirs-1.dist-info" / "entry_points.txt").write_text(entries)
+    sys.path.insert(0, str(tmp_path))
+    parts = Registry("dlemu.parts", object, "PART", "", own="dlemu.errors:DlemuError")
+    assert [*parts] == ["own", "named"] and parts.trusts("named")
+    assert type(parts["named"]).__name__ == "Part"
+    with pytest.raises(ValueError, match="must be 'own' or 'named', or the dotted path of a modul"):
+        parts["other"]
+
+
+def test_the_example_is_a_format_and_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT / "examples")
+    assert main(["my_format:FORMAT"]) == 0
+    words = ["dataset.format=my_format:FORMAT", f"dataset.data_folder={tmp_path / 'data'}"]
+    words.append("dataset.record_length_bytes_stdev=0")
+    assert run(["datagen", *SMALL, *words]) == 0
+    assert len(list(tmp_path.glob("data/train/*.counted"))) == 56
+    (tmp_path / "own.py").write_text("from dlemu.loaders.threads import ThreadsLoader as LOADER")
+    sys.path.insert(0, str(tmp_path))
+    words += ["reader.data_loader=own:LOADER", f"output.folder={tmp_path / 'run'}"]
+    assert run(["run", *QUICK, *words]) == 0
+    assert "56 my_format:FORMAT files" in capsys.readouterr().out
+    assert run(["run", *QUICK, *words[:3], "reader.data_loader=own:NONE"]) == 1
+    assert "reader.data_loader=own:NONE cannot be used (AttributeError" in capsys.readouterr().err
+    assert main(["nosuch"]) == 1 and main(["own:LOADER"]) == 1
