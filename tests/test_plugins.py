@@ -12,7 +12,7 @@ from dlemu.cli.main import run
 from dlemu.contract import faults, main
 from dlemu.datagen import generate, read_manifest, verify
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats import FORMATS, Places, Read
+from dlemu.formats import FORMATS, FileSamples, Places, Read, Sink
 from dlemu.formats.format import Field, Parsed
 from dlemu.formats.npy import Npy
 from dlemu.plugins import Registry
@@ -69,6 +69,11 @@ class Gullible(Npy):
         pass
 
 
+class Mute(Npy):
+    def write(self, sink: Sink, file: FileSamples) -> None:
+        raise ZeroDivisionError
+
+
 def test_the_contract_names_what_is_not_kept(tmp_path: Path) -> None:
     found = [*faults(Broken(), tmp_path), *faults(Gullible(), tmp_path)]
     promises = ("file_bytes", "places", "starts", "parse", "checksum", "index_bytes")
@@ -77,6 +82,10 @@ def test_the_contract_names_what_is_not_kept(tmp_path: Path) -> None:
     assert sum(fault.startswith("`locate` refuses a file that was cut") for fault in found) == 12
     assert sum(fault.startswith("`locate` refuses another") for fault in found) == 3
     assert sum(fault.startswith("`check_head` refuses") for fault in found) == 3 + 3
+    said = "`write` and `indexes` make a file: ZeroDivisionError: ZeroDivisionError"
+    assert [*faults(Mute(), tmp_path)] == [said]
+    [said] = faults(FORMATS["parquet"], tmp_path)
+    assert said.startswith("a format in columns is not tried")
 
 
 @pytest.mark.parametrize(

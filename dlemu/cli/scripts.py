@@ -17,6 +17,7 @@ from dlemu.report.table import Row, append_rows, check_table
 from dlemu.results.records import plain
 from dlemu.results.summary import time_of_day
 from dlemu.terminal import answer
+from dlemu.units import each_once
 from dlemu.workload.commands import value_of
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def run_row(
         "samples_per_second": fmean(over("metric.train_throughput_mean_samples_per_second")),
         "read_MB_per_second": fmean(over("measured.read_bytes_per_second")) / 1e6,
         "verdict": document["verdict"],
-        "limit": ", ".join(dict.fromkeys(run["limit"]["name"] for run in runs)),
+        "limit": each_once(run["limit"]["name"] for run in runs),
         "host": runs[0]["hostname"],
         "drive_model": drive_models(runs[0].get("system", ())),
         "folder": folder,
@@ -190,8 +191,7 @@ def _common(workload: "Workload", *identity: object) -> dict[str, Any]:
 
 def drive_models(hosts: Iterable[Mapping[str, Any]]) -> str:
     """Return the models of all drives, each once."""
-    models = [drive["model"] for host in hosts for drive in host["drives"]]
-    return ", ".join(dict.fromkeys(filter(None, models)))
+    return each_once(drive["model"] for host in hosts for drive in host["drives"])
 
 
 def short_hash(*parts: object) -> str:

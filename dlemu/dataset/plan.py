@@ -269,11 +269,16 @@ def _options(
 
 
 def _unit(workload: Workload, layout: Layout) -> int:
-    """Return how many samples are planned as one: samples that always stay together."""
-    reader = workload.reader
+    """Return how many samples are planned as one: samples that always stay together.
+
+    Through a cache each is planned alone: `tier.visits` counts those of a file.
+    """
+    reader, origin = workload.reader, workload.origin
     files = format_of(layout)
     together = (files.in_columns or "random" in files.ways) and reader.sample_shuffle == "off"
     unit = 1
+    if workload.cache.folder is not None or origin.read_bandwidth is not None or origin.latency:
+        together = False
     if together and workload.streamed and not workload.by_tf_data:
         unit = math.gcd(reader.batch_size, layout.samples_per_file)
     num_bytes = 8 * layout.num_samples // unit

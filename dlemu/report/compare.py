@@ -14,7 +14,7 @@ import glob
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,22 +202,25 @@ def compare_folders(folders: Sequence[Path], max_loss: float | None = None) -> l
         DlemuError: a folder holds no result, is damaged, or holds one of another kind or workload.
     """
     found = [_read(folder) for folder in folders]
-    if all(len(results) == 1 for results in found):
-        results = [each[0] for each in found]
-        _check_alike(results)
-        return [_compared(results, max_loss)]
+    single = all(len(results) == 1 for results in found)
     comparisons = []
     for first in found[0]:
         same = [first]
         for folder, results in zip(folders[1:], found[1:], strict=True):
             wanted = first["workload"], first["target"]
-            named = [each for each in results if (each["workload"], each["target"]) == wanted]
+            named = [r for r in results if single or (r["workload"], r["target"]) == wanted]
             if not named:
                 raise WorkloadError(
                     f"{folder} has no sizing of {first['workload']} on {first['target']}, "
                     f"{folders[0]} has; compare sizings of the same targets and workloads"
                 )
             same.append(named[0])
+            if (first["kind"], first["workload"]) != (same[-1]["kind"], same[-1]["workload"]):
+                raise WorkloadError(
+                    f"{folders[0]} holds a {first['kind']} of {first['workload']}, {folder} a "
+                    f"{same[-1]['kind']} of {same[-1]['workload']}; compare results of one kind "
+                    "and workload"
+                )
         comparisons.append(_compared(same, max_loss))
     return comparisons
 
@@ -260,18 +263,6 @@ def _scores(first: Document, other: Document) -> tuple[float, float]:
         f"{first['folder']} and {other['folder']} have no figure in common: one has checkpoints "
         "that were written, the other such that were read; compare results of the same command"
     )
-
-
-def _check_alike(results: Sequence[Document]) -> None:
-    first = results[0]
-    for other in results[1:]:
-        if (first["kind"], first["workload"]) != (other["kind"], other["workload"]):
-            raise WorkloadError(
-                f"{first['folder']} holds a {first['kind']} of {first['workload']}, "
-                f"{other['folder']} a {other['kind']} of {other['workload']}; compare results of "
-                "one kind and workload"
-            )
-        _scores(first, other)
 
 
 def _read(folder: Path) -> list[Document]:
@@ -391,15 +382,15 @@ def _of_one(run: Document) -> tuple[dict[str, Figure], str]:
     """
     means, interval = _of_run(run), run["metric"].get("train_au_interval_percentage")
     au = run["metric"]["train_au_mean_percentage"]
-    figures = {}
-    for name, mean in means.items():
-        if mean is not None:
-            figures[name] = Figure(mean, of_one_run=True)
-            if interval is not None and name != "page_cache_share":
-                half = max(interval[1] - au, au - interval[0]) / au * mean
-                figures[name] = Figure(mean, half / t95(math.inf), of_one_run=True)
-    source = "nothing: the run is too short"
-    return figures, source if interval is None else "parts of the steps of one run"
+    figures = {
+        name: Figure(mean, of_one_run=True) for name, mean in means.items() if mean is not None
+    }
+    if interval is None:
+        return figures, "nothing: the run is too short"
+    share = max(interval[1] - au, au - interval[0]) / au / t95(math.inf)
+    for name in [name for name in figures if name != "page_cache_share"]:
+        figures[name] = replace(figures[name], error=share * figures[name].value)
+    return figures, "parts of the steps of one run"
 
 
 def _sizing(folder: Path, answer: Document) -> Document:

@@ -76,33 +76,23 @@ def _network(place: Document, hosts: Sequence[Document]) -> Iterator[str]:
     folder, and the interfaces received what was read. They do not where the server is on this very
     host, for example: its bytes go over `lo`, which is not counted.
     """
-    found = []
+    ways, found = ("received", "sent"), []
     for host in hosts:
         if use := host.get("network"):
+            full = max(use[f"{way}_share"] or 0.0 for way in ways)
+            most = max(use[f"{way}_bytes_per_second"] for way in ways)
             came = use["received_bytes_per_second"] >= _CARRIED * host["read_bytes_per_second"]
             local = host.get("device") or place.get("in_memory")
-            if _fullest(use)[0] >= _HALF_FULL or (came and not local):
-                found.append((host["host"], use))
+            if full >= _HALF_FULL or (came and not local):
+                found.append((full, most, host["host"], use))
     if not found:
         return
-    name, use = max(found, key=lambda each: _fullest(each[1]))
-    rates = " and ".join(
-        f"{done} {format_rate(use[f'{done}_bytes_per_second'])}" for done in ("received", "sent")
-    )
-    if use["gbps"] is None:
-        link = f"the rate of {use['nic']} is unknown; set client.nic_gbps=..."
-    else:
-        link = f"{use['nic']}: {100 * _fullest(use)[0]:.0f}% of {use['gbps']:g} Gb/s"
+    full, _, name, use = max(found, key=lambda each: each[:2])
+    rates = " and ".join(f"{way} {format_rate(use[f'{way}_bytes_per_second'])}" for way in ways)
+    link = f"the rate of {use['nic']} is unknown; set client.nic_gbps=..."
+    if use["gbps"] is not None:
+        link = f"{use['nic']}: {100 * full:.0f}% of {use['gbps']:g} Gb/s"
     yield f"network: host {name} {rates}; {link}"
-
-
-def _fullest(use: Document) -> tuple[float, float]:
-    """Return the share of a link's rate in its busier direction, and its bytes per second."""
-    ways = ("received", "sent")
-    return (
-        max(use[f"{way}_share"] or 0.0 for way in ways),
-        max(use[f"{way}_bytes_per_second"] for way in ways),
-    )
 
 
 def _start(hosts: Sequence[Document]) -> Iterator[str]:
@@ -157,8 +147,13 @@ def checkpoint_lines(fields: Document | None) -> Iterator[str]:
             f"AU while a checkpoint was written {during:.2f}% "
             f"({counted(fields['steps_while_writing'], 'step')}), {others}"
         )
-    if ended:
-        yield from _mix(fields)
+    read, written = fields.get("device_read_bytes"), fields.get("device_written_bytes")
+    if ended and read is not None and written is not None and read + written:
+        yield (
+            f"checkpoint drive {', '.join(fields['devices'])}: {read / 1e6:,.0f} MB read and "
+            f"{written / 1e6:,.0f} MB written in the epochs, by any process, "
+            f"{100 * written / (read + written):.0f}% of them writes"
+        )
 
 
 def _written(fields: Document) -> str:
@@ -178,18 +173,6 @@ def _written(fields: Document) -> str:
     if (remaining := fields["remaining_seconds"]) >= _WORTH_SAYING:
         line += f"; the last one was written {format_seconds(remaining)} after the last step"
     return line
-
-
-def _mix(fields: Document) -> Iterator[str]:
-    """Yield what the drive of the checkpoints read and wrote."""
-    read, written = fields["device_read_bytes"], fields["device_written_bytes"]
-    if read is None or written is None or read + written == 0:
-        return
-    yield (
-        f"checkpoint drive {', '.join(fields['devices'])}: {read / 1e6:,.0f} MB read and "
-        f"{written / 1e6:,.0f} MB written in the epochs, by any process, "
-        f"{100 * written / (read + written):.0f}% of them writes"
-    )
 
 
 def checkpoint_plots(document: Document) -> Iterator[Plot]:

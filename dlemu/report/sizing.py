@@ -165,7 +165,7 @@ def present_table(answers: Sequence[Answer]) -> list[Block]:
         Column("drives", "drives"),
         Column("accelerators", _number),
         Column("dataset", "dataset_bytes", format_bytes),
-        Column("AU (%)", _au_of, " ".join),
+        Column("AU (%)", _shown, lambda runs: " ".join(f"{r['au_percentage']:.2f}" for r in runs)),
         Column("MB/s", _nominal_rate),
     )
     notes = [QUICK] * any(each["quick"] for each in answers)
@@ -412,10 +412,6 @@ def _shown(answer: Answer) -> Sequence[Run]:
     return list(found)
 
 
-def _au_of(answer: Answer) -> list[str]:
-    return [f"{run['au_percentage']:.2f}" for run in _shown(answer)]
-
-
 def _number(answer: Answer) -> str:
     """Return the number of accelerators with its marks: a lower bound, a quick search."""
     quick = " (quick)" if answer["quick"] and not answer["first"] else ""
@@ -465,11 +461,11 @@ def draw(folder: Path, document: Document) -> None:
     from dlemu.report.png import save_pictures
 
     answers = document["answers"]
-    answer, measured = answers[-1], _measured(answers[-1])
-    title = f"{answer['workload']} on {drive_name(measured, answer['target'])}"
-    title = ", ".join(filter(None, [title, date_of(measured)]))
+    answer, place = answers[-1], _measured(answers[-1])
+    title = f"{answer['workload']} on {drive_name(place, answer['target'])}"
+    title = ", ".join(filter(None, [title, date_of(place)]))
     quick = f"\n{QUICK}" if answer["quick"] else ""
     name = f"{answer['target']}.{answer['workload']}"
     save_pictures(plots_of(answer["points"], answer), folder / name, title=f"{title}{quick}")
     if len(answers) > 1:
-        save_pictures([_plot_of_all(answers)], folder / "table", title=date_of(measured))
+        save_pictures([_plot_of_all(answers)], folder / "table", title=date_of(place))

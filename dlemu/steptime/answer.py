@@ -11,7 +11,7 @@ from dlemu.steptime.gpu_state import summary
 from dlemu.steptime.measure import Timed
 from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.workload.model import Workload
-from dlemu.workload.published import derived_yaml, normal, published_row
+from dlemu.workload.published import derived_yaml, normal, origin_of
 
 _PARTS = 20
 _SKEWED = 0.01
@@ -81,7 +81,7 @@ class StepTimes:
         `batch`: of the workload file. `fit`: through the means that launching does not limit.
         """
         free = [each for each in self.timed if not each.launch_bound]
-        base = published_row(self.workload) or self.workload
+        base = origin_of(self.workload) or self.workload
         given = base.train.computation_time.mean
         published = {"name": base.name, "seconds": given, "batch": base.reader.batch_size}
         return {

@@ -22,6 +22,12 @@ def published_row(workload: Workload) -> Workload | None:
     return None if name is None else _published(name)
 
 
+def origin_of(workload: Workload) -> Workload | None:
+    """Return the published row of which a job has its keys; None for a file, whatever its name."""
+    origin = workload.made_from
+    return _published(origin) if origin in known_workloads() else None
+
+
 _published = cache(load_workload)
 
 
@@ -51,10 +57,10 @@ def derived_yaml(
     """Return a workload file: `keys` (dotted) over `workload`, below lines of comment.
 
     A workload made from a published row names it in `defaults`, and its own keys follow; of another
-    one every key is written. Secrets are not.
+    one, though it has a row's name, every key is written. Secrets are not.
     """
     tree: dict[str, Any] = {"name": name}
-    base = published_row(workload)
+    base = origin_of(workload)
     usual: Mapping[str, object] = {}
     if base is not None:
         tree = {"defaults": [base.name, "_self_"], "name": name}

@@ -99,14 +99,6 @@ def test_auto_is_what_the_rule_asks_for() -> None:
     assert resolve_auto(given_files, alone).num_files == 9
 
 
-def test_the_size_of_the_benchmarks_example() -> None:
-    size = dataset_size(load_workload("unet3d_h100"), num_accelerators=8, host_memory=256 * GIB)
-    assert size.samples_for_steps == 28_000
-    assert size.samples_for_memory == pytest.approx(9375.1, abs=0.05)
-    assert (size.num_files, size.num_samples, size.decided_by) == (28_000, 28_000, "steps")
-    assert size.num_bytes / GIB == pytest.approx(3822.9, abs=0.05)
-
-
 def test_more_files_than_there_may_be_are_explained() -> None:
     keys = {"dataset.num_files_train": "auto", "host_memory": "16GiB"}
     workload = load_workload("dlrm_a100", keys)

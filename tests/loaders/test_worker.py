@@ -88,6 +88,11 @@ def test_preprocessing_draws_each_sample_anew_but_the_same_in_each_run(
     others = [*drawn(0, 1), *drawn(1, 0)]
     assert len({first, second, *others}) == 6, "so have accelerators and workers"
     assert drawn(0, 0) == [first, second]
+    slept.clear()
+    reader = reader_of(source)
+    reader._prepare(40)
+    assert slept == [pytest.approx(40 * 1.0, rel=0.1)], "samples that come together take all theirs"
+    reader.close()
 
 
 @pytest.mark.parametrize(

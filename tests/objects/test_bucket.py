@@ -216,19 +216,6 @@ def test_wrong_credentials_get_one_line(
     assert "(403 InvalidAccessKeyId); check AWS_ACCESS_KEY_ID" in told and told.count("\n") == 1
 
 
-def test_a_server_that_refuses_for_a_while_is_no_failure(
-    moto: Moto, data: str, tmp_path: Path
-) -> None:
-    moto.faults.refuse = 3
-    assert run(["datagen", *SMALL, data]) == 0
-    moto.faults.refuse = 4
-    assert run(["run", *QUICK, data, f"output.folder={tmp_path / 'out'}"]) == 0
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    # The first were refused to rank 0, which read the manifest: those are outside the epochs.
-    assert 0 <= summary["measured"]["objects"]["slow_downs"] <= 4
-    assert moto.faults.refuse == 0
-
-
 def test_secrets_are_in_no_output(
     moto: Moto,
     data: str,

@@ -14,7 +14,7 @@ from dlemu.cli.main import run
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.report.blocks import Table
-from dlemu.report.facts import date_of, facts_of
+from dlemu.report.facts import date_of
 from dlemu.report.html import render_html
 from dlemu.report.over_time import best_counter, stairs
 from dlemu.report.plot import Axis, Plot, Series
@@ -72,20 +72,6 @@ def test_a_run_that_was_cut_short_does_not_count(tmp_path: Path) -> None:
 def test_a_long_path_in_a_table_may_break_at_each_folder() -> None:
     table = render_html([Table(heads=["result"], rows=[["outputs/a/1"]], links=["first"])])
     assert '<a href="#first">outputs/<wbr>a/<wbr>1</a>' in table
-
-
-@pytest.mark.parametrize(
-    ("odirect", "way"),
-    [
-        (True, "O_DIRECT"),
-        (False, "through the page cache"),
-        ("auto", "O_DIRECT if the data folder takes it"),
-    ],
-)
-def test_how_was_read_is_what_was_asked_for(odirect: bool | str, way: str) -> None:
-    reader = {"read_threads": 4, "odirect": odirect}
-    facts = dict(facts_of({"data_loader": "pytorch", "reader": reader}))
-    assert facts["loader"] == f"pytorch, 4 workers for each accelerator, {way}"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -194,9 +195,9 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path: Path) -> Non
     write_steps(tmp_path, 0, some_steps())
     refused = "cannot be written (File too large); free space or name another output folder"
     for name, write in (
-        ("steps.0.npy", lambda: write_steps(tmp_path, 0, some_steps(number=2000))),
-        ("steps.0.npy", lambda: append_steps(tmp_path, 0, some_steps(number=2000))),
-        ("big.json", lambda: write_json(tmp_path / "big.json", "x" * 100_000)),
+        ("steps.0.npy", partial(write_steps, tmp_path, 0, some_steps(number=2000))),
+        ("steps.0.npy", partial(append_steps, tmp_path, 0, some_steps(number=2000))),
+        ("big.json", partial(write_json, tmp_path / "big.json", "x" * 100_000)),
     ):
         with little_space(1 << 15), pytest.raises(RunError) as error:
             write()

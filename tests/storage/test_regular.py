@@ -2,7 +2,6 @@
 
 import gc
 import os
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -45,12 +44,6 @@ def fifo(path: Path) -> Path:
     return path
 
 
-def a_socket(path: Path) -> Path:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-    return path
-
-
 def a_folder(path: Path) -> Path:
     path.mkdir()
     return path
@@ -58,7 +51,6 @@ def a_folder(path: Path) -> Path:
 
 KINDS: dict[str, Callable[[Path], Path]] = {
     "a FIFO": fifo,
-    "a socket": a_socket,
     "a folder": a_folder,
     "a device": lambda path: Path("/dev/null"),
 }

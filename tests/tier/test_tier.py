@@ -57,6 +57,15 @@ CASES: dict[str, dict[str, object]] = {
     "hdf5 samples": HDF5,
     "npz arrays": HDF5 | {"dataset.format": "npz"},
     "workers of torch": {"dataset.format": "npy", "reader.data_loader": "pytorch"},
+    "raw streams, of two samples each": {
+        "dataset.format": "raw",
+        "dataset.num_samples_per_file": 4,
+        "dataset.num_files_train": 16,
+        "dataset.record_length_bytes_stdev": 0,
+        "reader.sample_shuffle": "off",
+    },
+    "webdataset": MANY | {"dataset.format": "webdataset"},
+    "indexed streams": MANY | {"dataset.format": "mmap_indexed_binary"},
     "torch, streams": MANY | {"dataset.format": "tfrecord", "reader.data_loader": "pytorch"},
 }
 

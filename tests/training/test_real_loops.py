@@ -176,18 +176,6 @@ def test_au_is_that_of_the_experiments_own_clock(loop: str, rate: float, launche
     assert (np.diff(steps["start"]) > 0).all()
 
 
-@pytest.mark.parametrize("rate", [0.9, 0.6])
-@pytest.mark.parametrize("loop", LOOPS)
-def test_what_is_waited_for_storage_is_what_is_lost_to_it(loop: str, rate: float) -> None:
-    """The device's wait is shorter than the host's in next(): part of it computes meanwhile."""
-    job = Job(read=0.090 / rate)
-    found = LOOPS[loop](job)
-    lost = 1 - found.true_au / 100
-    host = 0.0002 + job.stack + job.copy if loop == "synchronous" else job.copy
-    assert found.metrics.overhead_share == pytest.approx(host / job.read, abs=0.003)
-    assert found.metrics.wait_share == pytest.approx(lost - host / job.read, abs=0.003)
-
-
 def test_a_synchronous_loops_own_work_is_no_wait_and_no_compute() -> None:
     found = run_synchronous(Job(read=0.030))
     assert found.metrics.wait_share == pytest.approx(0, abs=1e-9)
