@@ -1,6 +1,7 @@
 """The contract of the formats, each against a library of its own; and what only one of them has."""
 
 import io
+import os
 import re
 import struct
 import zipfile
