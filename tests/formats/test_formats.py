@@ -297,6 +297,22 @@ class TestFilesOfOthers:
         for sample, start in enumerate(places.offsets.tolist()):
             assert data[start : start + 5000 + sample] == content(sample, 5000 + sample)
 
+    def test_webdataset_of_the_library(self, tmp_path: Path) -> None:
+        """Of several members the largest is the payload, wherever it stands."""
+        path = tmp_path / "a.tar"
+        with webdataset.TarWriter(str(path)) as writer:
+            for sample in range(4):
+                image = content(sample, 5000 + sample)
+                key = f"folder/{sample}"
+                writer.write({"__key__": key, "cls": 7, "jpg": image, "json": {"of": sample}})
+        places, data = locate(FORMATS["webdataset"], path, 4), path.read_bytes()
+        parsed = FORMATS["webdataset"].parse(CountedFile(str(path)), 4)
+        for sample, start in enumerate(places.offsets.tolist()):
+            wanted = content(sample, 5000 + sample)
+            assert data[start : start + 5000 + sample] == wanted == bytes(parsed.sample(sample))
+        assert places.lengths.tolist() == [5000, 5001, 5002, 5003]
+        parsed.close()
+
     def test_tfrecord_without_an_image(self, tmp_path: Path) -> None:
         path = tmp_path / "a.tfrecord"
         writer = tfrecord.TFRecordWriter(str(path))
