@@ -14,7 +14,7 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.loaders import check_loader, open_loader
-from dlemu.loaders.library import CountedFile
+from dlemu.storage.counted import CountedFile
 from dlemu.workload.model import Workload, check_workload
 from tests.lab.dataset import flip
 from tests.loaders.contract import expected, make_case
