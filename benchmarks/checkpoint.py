@@ -1,6 +1,6 @@
 """What writing and reading checkpoints costs beside fio, and the real writer beside ours.
 
-    python -m benchmarks.checkpoint [rounds=5] [folder=build/checkpoint] [parts=fio,dcp,dlio]
+    python -m benchmarks.checkpoint [rounds=5] [folder=build/checkpoint] [parts=fio,dcp]
 
 fio: the Writer and the Reader and fio (psync, 1 MiB) move the same files in turn, A B, B A …, four
 threads and one process. A ratio is of one round, so that a busy host weighs on both. CPU time is
@@ -12,10 +12,6 @@ GB, rate at least 0.95; CPU of reading at most 1.2 times.
 dcp: `dlemu checkpoint` and torch.distributed.checkpoint write the same bytes to a drive of the
 benchmark's own (a loop device, as root) whose writes the kernel holds to 20 MB/s. Wanted: within
 5 %.
-
-dlio: DLIO 2.0.0 of `make peers` and the Writer write UNet3D's checkpoint in turn, into the folder.
-DLIO writes by torch.save and does not sync; so both are timed until they have written, and until
-the drive has it. DLIO's bytes are zeros, made once; ours are new and unique in each checkpoint.
 """
 
 import contextlib
@@ -34,7 +30,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.dlio_checkpoint import dlio_checkpoints
 from benchmarks.harness import (
     Asked,
     cpu_of_self,
@@ -53,13 +48,10 @@ from dlemu.datagen.content import Content
 from dlemu.storage.pagecache import drop
 from tests.lab import warm
 from tests.lab.drives import own_drive
-from tests.lab.peer import is_there
 
 FILES, FILE_BYTES, PIECE = 4, 128 << 20, 1 << 20
 HELD = 20_000_000
 """Bytes per second of the drive that dcp is compared on."""
-UNET3D = 499_153_191
-"""Bytes of UNet3D's checkpoint in MLPerf Storage."""
 
 
 @dataclass(frozen=True)
@@ -246,68 +238,15 @@ def beside_dcp(rounds: int) -> None:
     print(f"\nours / dcp: {spread(shares, '.3f')} (wanted: 0.95 to 1.05)")
 
 
-def beside_dlio(folder: Path, rounds: int, num_bytes: int = UNET3D) -> None:
-    """Print seconds and CPU of DLIO's checkpointing and ours, and their ratios."""
-    folder.mkdir(parents=True, exist_ok=True)
-    content, samples = Content(1), iter(range(2 * rounds))
-    own: dict[str, list[tuple[float, float]]] = {"written": [], "on the drive": []}
-    their: dict[str, list[tuple[float, float]]] = {"written": [], "on the drive": []}
-    made: list[float] = []
-
-    def write_own(until: str) -> None:
-        with Writer(content, piece_bytes=PIECE, fsync=until == "on the drive") as writer:
-            cpu = cpu_of_self()
-            times = writer.write(folder / "own.pt", num_bytes, sample=next(samples))
-            made.append(times.generation / (num_bytes / 1e9))
-            own[until].append((times.seconds, cpu_of_self() - cpu - times.generation))
-        os.sync()
-        (folder / "own.pt").unlink()
-
-    with dlio_checkpoints(folder, num_bytes) as write_theirs:
-
-        def write_dlio(until: str) -> None:
-            told = write_theirs()
-            their[until].append(told[until])
-            Path(told["path"]).unlink()
-
-        for number in range(rounds):
-            for until in own:
-                sides = (write_own, write_dlio)
-                for write in sides if number % 2 == 0 else sides[::-1]:
-                    os.sync()
-                    write(until)
-    rows = []
-    for until in own:
-        pairs = list(zip(own[until], their[until], strict=True))
-        gb = num_bytes / 1e9
-        rows.append(
-            (
-                f"until {until}",
-                spread([theirs[0] for _, theirs in pairs]),
-                spread([ours[0] / theirs[0] for ours, theirs in pairs]),
-                spread([theirs[1] / gb for _, theirs in pairs], ".3f"),
-                spread([ours[1] / theirs[1] for ours, theirs in pairs]),
-            )
-        )
-    head = ("", "DLIO, s", "time, ours / DLIO", "DLIO, CPU-s/GB", "CPU, ours / DLIO")
-    print(markdown(head, rows))
-    print(f"\nmaking our bytes, beside that: {spread(made)} CPU-s/GB")
-    shutil.rmtree(folder)
-
-
 def main(arguments: list[str]) -> None:
     asked = Asked(arguments, "rounds", "folder", "parts")
     rounds, folder = asked.value("rounds", 5), asked.value("folder", "build/checkpoint")
     parts = asked.names("parts", ["fio", "dcp"])
     print(describe_machine(), flush=True)
-    if "dlio" in parts and not is_there():
-        sys.exit("DLIO is not here; make peers sets it up")
     if "fio" in parts:
         beside_fio(Path(folder), rounds)
     if "dcp" in parts:
         beside_dcp(rounds)
-    if "dlio" in parts:
-        beside_dlio(Path(folder), rounds)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,22 @@
-"""What checkpoints cost a run on drives of known rates: python -m benchmarks.checkpoint_in_run.
+"""What checkpoints cost a run on drives of known rates: python -m benchmarks.truth checkpoint."""
 
-Prints a Markdown table; root only. Each case is run once, and takes about 10 s.
-`python -m benchmarks.truth checkpoint` holds them to bounds.
-"""
+from typing import NamedTuple
 
-from dataclasses import dataclass
-from statistics import fmean
-from typing import Any
-
-from benchmarks.known import sleeps_late
 from benchmarks.serial_drive import serial_drive
-from tests.lab.bench import Run, dataset, start
+from tests.lab.bench import dataset, start
 
 _MIB = 1 << 20
 _DIRECT = ("workflow.checkpoint=true", "checkpoint.odirect=true", "model.name=flat")
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """What a run said, beside the truth."""
 
     what: str
     found: float
     truth: float
-    unit: str
     within: float
     """How far it may be from the truth."""
-    late: float
-    """Seconds that this host's own sleeps ended late meanwhile, on average."""
 
 
 def synchronous(
@@ -44,9 +33,9 @@ def synchronous(
             "train.total_training_steps=6",
         )
         with start(workload, *words) as run:
-            told, late = _told(run)
-        stall, truth = told["stall_seconds"][0], num_bytes / write
-    return [Held("stall of a synchronous checkpoint", stall, truth, "s", 0.01 * truth, late)]
+            run.completes()
+        stall, truth = run.summary["checkpoints"]["stall_seconds"][0], num_bytes / write
+    return [Held("stall of a synchronous checkpoint", stall, truth, 0.01 * truth)]
 
 
 def asynchronous(*, loader: str, rate: int = 20_000_000, num_steps: int = 50) -> list[Held]:
@@ -69,12 +58,11 @@ def asynchronous(*, loader: str, rate: int = 20_000_000, num_steps: int = 50) ->
         )
         file = next((drive / "data" / "train").iterdir()).stat().st_size
         with start(workload, *words) as run:
-            told, late = _told(run)
+            run.completes()
+        told = run.summary["checkpoints"]
     batch = -(-file // 4096) * 4096
     return [
-        Held(
-            f"AU {when}", told[f"au_{key}_percentage"], 100 * seconds * rate / taken, "%", 1.0, late
-        )
+        Held(f"AU {when}", told[f"au_{key}_percentage"], 100 * seconds * rate / taken, 1.0)
         for when, key, taken in (
             ("while a checkpoint is written", "while_writing", batch + _MIB),
             ("in the other steps", "otherwise", batch),
@@ -91,28 +79,3 @@ def _keys(num_files: int, num_bytes: int, seconds: float, loader: str) -> dict[s
         "reader__data_loader": loader,
         "train__computation_time": seconds,
     }
-
-
-def _told(run: Run) -> tuple[dict[str, Any], float]:
-    with sleeps_late() as late:
-        run.completes()
-    return run.summary["checkpoints"], fmean(late)
-
-
-def main() -> None:
-    """Run the cases with both loaders and print a line of each."""
-    print("| case | loader | truth | found | difference | sleeps ended late by, ms |")
-    print("|---|---|--:|--:|--:|--:|")
-    for run in (synchronous, asynchronous):
-        for loader in ("threads", "pytorch"):
-            for held in run(loader=loader):
-                differs = held.found - held.truth
-                print(
-                    f"| {held.what} | {loader} | {held.truth:.2f} {held.unit} | {held.found:.2f} "
-                    f"{held.unit} | {differs:+.3f} | {1e3 * held.late:.2f} |",
-                    flush=True,
-                )
-
-
-if __name__ == "__main__":
-    main()

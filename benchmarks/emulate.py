@@ -19,8 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Asked, describe_machine, goal, markdown, scratch, spread, tell
-from benchmarks.step_cost import step_cost
-from dlemu.clock import WallClock, timer_error
 from dlemu.datagen import Recipe, read_manifest
 from dlemu.datagen.manifest import write_manifest
 from dlemu.results.records import read_steps
@@ -82,19 +80,6 @@ RESNET = {
 }
 NUM_REAL_FILES = 16
 """2.3 GB, far more than CPUs' caches hold."""
-ACCURACY = {
-    "workload": "resnet50_h100",
-    "dataset.num_samples_per_file": "1",
-    "dataset.record_length_bytes": "8192",
-    "dataset.num_files_train": "20000",
-    "reader.batch_size": "1",
-    "reader.data_loader": "threads",
-    "reader.read_threads": "1",
-    "train.computation_time": "0.05",
-    "train.epochs": "1",
-    "train.total_training_steps": "100",
-}
-"""Many steps with little to read, to see how exactly they end."""
 
 
 def dlemu(command: str, keys: dict[str, str], ranks: int = 1) -> None:
@@ -227,85 +212,12 @@ def render_dense(rounds: int) -> str:
     return markdown([*header, "MB an accelerator beyond the first", "goal"], rows)
 
 
-def render_workers(rounds: int) -> str:
-    """Return the table of the memory that PyTorch's worker processes take."""
-    few, many = 2, 10
-    with scratch() as folder:
-        keys = RESNET | {
-            "dataset.data_folder": str(folder / "data"),
-            "dataset.num_files_train": str(NUM_REAL_FILES),
-            "reader.data_loader": "pytorch",
-            "train.computation_time": "0.5",
-        }
-        link_files(keys, folder)
-        each = []
-        for _ in range(rounds):
-            small, large = (
-                run_dlemu(keys | {"reader.read_threads": str(number)}, folder).pss
-                for number in (few, many)
-            )
-            each.append((large - small) / 1e6 / (many - few))
-    row = [f"ResNet-50, {many} workers against {few}", spread(each), goal(each, most=60)]
-    return markdown(["pytorch loader", "PSS of a worker (MB)", "goal"], [tell(row)])
-
-
-def render_accuracy(rounds: int) -> str:
-    """Return the table of how exactly the steps of many accelerators end, and what they cost."""
-    rows = []
-    goals = {1: 50, 64: 200}
-    with scratch() as folder:
-        keys = ACCURACY | {"dataset.data_folder": str(folder / "data")}
-        dlemu("datagen", keys)
-        for number in (1, 8, 64, 200):
-            own = keys | {"accelerators_per_rank": str(number)}
-            late = [run_dlemu(own, folder).late for _ in range(rounds)]
-            # All but the last to finish end exactly, by arithmetic; so the last is what to look at.
-            last = [one.reshape(-1, number).max(axis=1) for one in late]
-            cost = [1e6 * step_cost(number) for _ in range(rounds)]
-            rows.append(
-                tell(
-                    [
-                        str(number),
-                        spread([100 * float(one.mean()) / 0.05 for one in late], ".3f"),
-                        spread([1e6 * float(np.median(one)) for one in last], ".1f"),
-                        spread([1e6 * float(np.quantile(one, 0.99)) for one in last], ".0f"),
-                        spread(cost, ".0f"),
-                        goal(cost, most=goals[number]) if number in goals else "",
-                    ]
-                )
-            )
-    header = ["accelerators in one process, steps of 50 ms", "compute: mean error (%)"]
-    header += ["a step's end: median (µs late)", "p99 (µs late)"]
-    return markdown([*header, "step beyond wait, compute, barrier (µs)", "goal"], rows)
-
-
-def render_clock(rounds: int) -> str:
-    """Return how late the sleeps of a 3.5 ms step end, and what they cost."""
-    errors = [
-        timer_error(WallClock.calibrate(), seconds=0.0035, num_sleeps=300) for _ in range(rounds)
-    ]
-    rows = [
-        [
-            "mean error (% of 3.5 ms)",
-            spread([100 * e.mean / 0.0035 for e in errors], ".3f"),
-            "≤ 0.2",
-        ],
-        ["median error (µs)", spread([1e6 * e.median for e in errors], ".1f"), ""],
-        ["p99 (µs)", spread([1e6 * e.p99 for e in errors], ".0f"), "≤ 50"],
-        ["CPU (% of a core)", spread([100 * e.cpu_share for e in errors], ".2f"), "≤ 3"],
-    ]
-    return markdown(["sleep of a 3.5 ms step", "measured", "goal"], rows)
-
-
 def main(arguments: list[str]) -> None:
     """Run the cases and print the tables."""
     asked = Asked(arguments, "rounds", "cases", "tables")
     rounds, names = asked.value("rounds", 5), asked.names("cases", CASES)
     tables = {
-        "clock": lambda: render_clock(rounds),
-        "accuracy": lambda: render_accuracy(rounds),
         "dense": lambda: render_dense(rounds),
-        "workers": lambda: render_workers(rounds),
         "cases": lambda: render_cases(names, rounds),
     }
     machine = describe_machine()

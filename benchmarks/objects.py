@@ -6,12 +6,9 @@ what this host's client side can do, and nothing about any storage. The plain lo
 plan's ranges in threads and drops the bytes: that is the limit. A ratio is of one round. The
 server's own count of requests must be the plan's to the unit, without LIST and HEAD.
 
-A second table adds a latency to each answer: requests in flight hide it.
-
     python -m benchmarks.objects [folder=build/objects] [rounds=5]
 """
 
-import resource
 import subprocess
 import sys
 import threading
@@ -19,7 +16,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import Rate, describe_machine, markdown, spread
+from benchmarks.harness import (
+    Asked,
+    Rate,
+    cpu_of_self,
+    describe_machine,
+    markdown,
+    output_of,
+    spread,
+)
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
@@ -66,10 +71,6 @@ class Server:
         )
         self.url = self._read()
 
-    def set(self, name: str, value: float) -> None:
-        """Set a fault of it."""
-        self._write(f"{name} {value}")
-
     def seen(self) -> tuple[dict[str, int], int]:
         """Return the requests since the last call by method, and how many asked for a range."""
         self._write("seen")
@@ -92,11 +93,11 @@ class Server:
         self._process.stdin.flush()
 
 
-def job(shape: str, place: str, url: str = "", in_flight: int = IN_FLIGHT) -> Workload:
+def job(shape: str, place: str, url: str = "") -> Workload:
     """Return the workload that reads a dataset."""
     base, keys = SHAPES[shape]
     more: dict[str, object] = {"reader.data_loader": "threads", "reader.read_threads": WORKERS}
-    more |= {"reader.gets_in_flight": in_flight, "dataset.data_folder": place}
+    more |= {"reader.gets_in_flight": IN_FLIGHT, "dataset.data_folder": place}
     return load_workload(base, keys | more | ({"storage.endpoint_url": url} if url else {}))
 
 
@@ -150,14 +151,13 @@ def plain(workload: Workload) -> Rate:
             done += len(library.get(client, path.key, **options).bytes())
         total[0] += done
 
-    in_flight = WORKERS * workload.reader.gets_in_flight
-    threads = [threading.Thread(target=work) for _ in range(in_flight)]
-    begin, before = time.perf_counter(), cpu()
+    threads = [threading.Thread(target=work) for _ in range(WORKERS * IN_FLIGHT)]
+    begin, before = time.perf_counter(), cpu_of_self()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return Rate(total[0], time.perf_counter() - begin, cpu() - before)
+    return Rate(total[0], time.perf_counter() - begin, cpu_of_self() - before)
 
 
 def ours(workload: Workload, *, keep: int) -> Rate:
@@ -165,33 +165,24 @@ def ours(workload: Workload, *, keep: int) -> Rate:
     dataset = Dataset(workload, Dataset.of(workload).layout, access=workload.access)
     loader = open_loader(dataset, accelerators=range(1), keep=keep)
     plan = make_plan(workload, dataset.layout, num_accelerators=1, epoch=0)
-    begin, before = time.perf_counter(), cpu()
+    begin, before = time.perf_counter(), cpu_of_self()
     num_bytes = sum(batch.num_bytes for step in loader.epoch(0, plan) for batch in step)
-    rate = Rate(num_bytes, time.perf_counter() - begin, cpu() - before)
+    rate = Rate(num_bytes, time.perf_counter() - begin, cpu_of_self() - before)
     assert isinstance(loader, TellsGets)
     assert loader.gets().received_bytes == num_bytes
     loader.close()
     return rate
 
 
-def cpu() -> float:
-    """Return the CPU seconds of this process, all threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def apart(way: str, shape: str, url: str, in_flight: int = IN_FLIGHT) -> Rate:
+def apart(way: str, shape: str, url: str) -> Rate:
     """Read in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.objects", "--here", way, shape, url]
-    done = subprocess.run(
-        [*command, str(in_flight)], check=True, capture_output=True, text=True
-    ).stdout
-    return Rate(*map(float, done.split()))
+    return Rate(*map(float, output_of(command).split()))
 
 
-def here(way: str, shape: str, url: str, in_flight: str) -> None:
+def here(way: str, shape: str, url: str) -> None:
     """Read in this process, and print the rate."""
-    workload = job(shape, f"s3://bucket/{name_of(shape)}", url, int(in_flight))
+    workload = job(shape, f"s3://bucket/{name_of(shape)}", url)
     rate = plain(workload) if way == WAYS[0] else ours(workload, keep=int(way == WAYS[2]))
     print(rate.num_bytes, rate.seconds, rate.cpu_seconds)
 
@@ -225,20 +216,9 @@ def beside(server: Server, rounds: int) -> Iterator[list[str]]:
             ]
 
 
-def with_latency(server: Server) -> Iterator[list[str]]:
-    """Yield the rows of the second table."""
-    shape, latency = "jpeg of 115 kB, whole", 0.01
-    server.set("latency", latency)
-    for in_flight in (1, 4, 16):
-        rate = apart(WAYS[1], shape, server.url, in_flight)
-        most = WORKERS * in_flight / latency * rate.num_bytes / 4000
-        yield [f"{WORKERS} x {in_flight}", f"{rate.speed:.3f}", f"{most / 1e9:.3f}"]
-    server.set("latency", 0.0)
-
-
 def main(words: list[str]) -> None:
-    given = dict(word.split("=", 1) for word in words)
-    folder, rounds = Path(given.get("folder", "build/objects")), int(given.get("rounds", "5"))
+    asked = Asked(words, "folder", "rounds")
+    folder, rounds = Path(asked.value("folder", "build/objects")), asked.value("rounds", 5)
     print(describe_machine())
     for shape in SHAPES:
         generate(job(shape, str(folder / name_of(shape))), world=Alone())
@@ -247,9 +227,6 @@ def main(words: list[str]) -> None:
         head = ["objects", "reader", "GETs", "GB/s", "CPU-s/GB", "CPU / plain", "rate / plain"]
         print("\nFrom a range server on this host, which is no S3 server:\n")
         print(markdown(head, beside(server, rounds)))
-        print("\nThe same with 10 ms before each answer, jpeg:\n")
-        head = ["GETs in flight", "GB/s", "at most (in flight x object / latency)"]
-        print(markdown(head, with_latency(server)))
         print("\nThe server saw the plan's requests to the unit, no LIST and no HEAD.")
     finally:
         server.end()

@@ -34,20 +34,10 @@ from benchmarks.published_cells import (
     read_one_host,
     without_drive,
 )
-from benchmarks.published_training import (
-    Minutes,
-    Spread,
-    fit_efficiency,
-    read_minutes,
-    read_spreads,
-)
+from benchmarks.published_training import Minutes, fit_efficiency, read_minutes
 from dlemu.results.wear import sustained
 from dlemu.sizing.calibration_file import ERROR
 from dlemu.sizing.formula import Prediction, predict
-from dlemu.units import format_rate
-from dlemu.workload.model import load_workload
-
-_DLRM, _SLOWEST = "dlrm_dcnv2_h100", "d5_p5336"
 
 
 def close(predicted: int, published: int) -> bool:
@@ -217,30 +207,6 @@ def print_minutes(cells: Sequence[Minutes]) -> None:
     )
 
 
-def print_spreads(spreads: Sequence[Spread]) -> None:
-    """Print the spreads of training jobs, and what 8 accelerators ask of the slowest storage."""
-    supply = load_workload(_DLRM, {"drive": _SLOWEST}).drive
-    assert supply is not None
-    print(
-        f"\nRelative standard deviation of training jobs (%), and what 8 accelerators ask of one "
-        f"{supply.name}:"
-    )
-    print("\n| job | median | 1 drive | 8 drives | asked | of the drive | |")
-    print("|---|--:|---|---|--:|--:|---|")
-    for spread in spreads:
-        share = spread.share(supply.read_rate)
-        word = (
-            "feels it"
-            if share > 1
-            else f"not the drive's: it could lose {1 - share:.0%} of its rate unnoticed"
-        )
-        one, eight = (" ".join(f"{v:.2f}" for v in part) for part in (spread.one, spread.eight))
-        print(
-            f"| {spread.job} | {spread.median:.2f} | {one} | {eight} | "
-            f"{format_rate(spread.demand)} | {share:.2%} | {word} |"
-        )
-
-
 def main() -> None:
     """Print a row of each cell, the fit, and the scores."""
     cells = read_cells()
@@ -289,7 +255,6 @@ def main() -> None:
     print_endurance()
     print_caches()
     print_minutes(read_minutes())
-    print_spreads(read_spreads())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Published minutes of DLRM training by drive, and spreads of other training jobs.
+"""Published minutes of DLRM training by drive.
 
 Solidigm's tables of MLPerf Training on QuantaGrid D74H-7U (8 x H100 SXM) and D54U-3U (4 x H100
 PCIe) with 1 to 8 drives. The minutes of 2 drives, and of 4 D3-S4520, were shown as bars only.
@@ -8,7 +8,6 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from dlemu.sizing.predict import predict
 from dlemu.workload.model import Workload, load_workload
@@ -89,56 +88,6 @@ def fit_efficiency(cells: Sequence[Minutes]) -> float:
     # At a hundredth of its rate the drive alone decides.
     shares = [cell.predict(1e-2) / 1e2 / (cell.published or 0) for cell in limited]
     return (min(shares) + max(shares)) / 2
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Relative standard deviations of one training job, in percent, by number of drives."""
-
-    job: str
-    one: tuple[float, ...]
-    """With one drive: D7-PS1010, D5-P5336."""
-    eight: tuple[float, ...]
-    all: tuple[float, ...]
-    demand: float
-    """Bytes per second of 8 accelerators."""
-
-    def share(self, supply: float) -> float:
-        """Return what they ask for, of what a storage gives."""
-        return self.demand / supply
-
-    @property
-    def median(self) -> float:
-        return median(self.all)
-
-
-_ROWS = {
-    "BERT": "bert_v100",
-    "DLRMv2": _DLRM,
-    "GNN": "gnn_rgat_h100",
-    "LoRA": None,
-    "SD": "stable_diffusion_h100",
-    "SSD": "retinanet_b200",
-}
-"""The workload of each job. LoRA's dataset (3900 samples, under 100 MB) stays in memory."""
-
-
-def read_spreads() -> list[Spread]:
-    """Return the published spreads with the demand of 8 accelerators."""
-    spreads = []
-    for row in _rows("mlperf_training_stddev_percent.csv"):
-        name = _ROWS[row["model"]]
-        values = {key: float(value) for key, value in row.items() if key != "model"}
-        spreads.append(
-            Spread(
-                job=row["model"],
-                one=tuple(value for key, value in values.items() if key.endswith("_1drives")),
-                eight=tuple(value for key, value in values.items() if key.endswith("_8drives")),
-                all=tuple(values.values()),
-                demand=0.0 if name is None else 8 * load_workload(name).demand,
-            )
-        )
-    return spreads
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:

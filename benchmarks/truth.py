@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,12 @@ from benchmarks.published_cells import (
     without_drive,
 )
 from benchmarks.scale import MOST_BYTES, PARTS, costs
-from benchmarks.step_cost import step_cost
 from dlemu import Alone, generate, load_workload, make_loader
+from dlemu.clock import WallClock
 from dlemu.host.intervals import IntervalSummary, summarize_interval
 from dlemu.host.observer import HostObserver
 from dlemu.loaders import Batch
+from dlemu.run.replay import new_steps, replay_epoch
 from dlemu.sizing.calibration_file import ERROR
 from dlemu.sizing.formula import DLIO_CORE_SECONDS, UNMEASURED_OVERHEAD
 from tests.lab.bench import dataset, folder_in_memory, start
@@ -153,6 +154,30 @@ def fed_from_memory(loader: str) -> Measured:
             run.completes()
         au = run.summary["metric"]["train_au_mean_percentage"]
     return _within("AU", au, 98.0, 100.05)
+
+
+_clock = cache(WallClock.calibrate)
+"""Calibrated once: that takes longer than the steps."""
+
+
+def step_cost(num_accelerators: int, num_steps: int = 2000) -> float:
+    """Return the seconds that a step takes where nothing is read, computed or waited for."""
+    samples = np.arange(1)
+
+    def batches() -> Iterator[list[Batch]]:
+        for step in range(num_steps):
+            yield [Batch(0, step, number, samples, 1, 0.0, 0.0, 0.0, 0.0) for number in numbers]
+
+    numbers = range(num_accelerators)
+    clock = _clock()
+    begin = time.perf_counter()
+    replay_epoch(
+        batches(),
+        new_steps(0, np.zeros((num_steps, num_accelerators))),
+        barrier=lambda: None,
+        clock=clock,
+    )
+    return (time.perf_counter() - begin) / num_steps
 
 
 def steps_of_many() -> Measured:

@@ -52,7 +52,7 @@ class Host:
 def test_a_step_is_as_exact_as_3_percent_of_a_core_can_make_it(
     late: float, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How exact a real host's are stands in benchmarks.emulate: that is the host's doing."""
+    """How exact a real host's are `dlemu doctor` tells: that is the host's doing."""
     host = Host(late)
     monkeypatch.setattr("dlemu.clock.time", host)
 

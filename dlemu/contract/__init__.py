@@ -6,6 +6,7 @@ Each line that it prints is a promise of `dlemu.formats.Format` that is not kept
 then 1. The formats of the house are held to the same.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -82,12 +83,14 @@ def content(sample: int, num_bytes: int) -> bytes:
 
 def locate(format: Format, path: Path, num_samples: int) -> Places:
     """Return where a file's samples lie, by its own headers."""
-    data = path.read_bytes()
-
-    def read(offset: int, length: int) -> bytes:
-        return data[offset : offset + length]
-
-    return format.locate(read, len(data), num_samples=num_samples, path=str(path))
+    with open(path, "rb", buffering=0) as file:
+        number = file.fileno()
+        return format.locate(
+            lambda offset, length: os.pread(number, length, offset),
+            os.fstat(number).st_size,
+            num_samples=num_samples,
+            path=str(path),
+        )
 
 
 def taken(data: bytes, places: Places) -> list[bytes]:

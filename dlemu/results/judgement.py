@@ -333,16 +333,11 @@ def _remarks(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator
             f"BUT {_read_mean(metrics):,.0f} bytes were read for a sample, nominal are "
             f"{nominal:,.0f}"
         )
-    if workload.host_memory is not None:
-        yield given_memory(workload)
+    if workload.host_memory is not None:  # a small value allows a small dataset
+        yield f"host_memory={format_bytes(workload.host_memory)} as given, not measured"
     cached: Mapping[str, Any] = measured.get("cache") or {}
     if slow := cached.get("emulated_origin"):
         yield f"origin emulated {slow}"
-
-
-def given_memory(workload: Workload) -> str:
-    """Return what a verdict says of `host_memory`: a small value allows a small dataset."""
-    return f"host_memory={format_bytes(workload.host_memory or 0)} as given, not measured"
 
 
 def _read_mean(metrics: Metrics) -> float:

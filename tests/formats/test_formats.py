@@ -4,7 +4,6 @@ import io
 import re
 import struct
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -335,7 +334,7 @@ def npy_of(array: NDArray[np.generic]) -> bytes:
 
 
 def test_an_npz_beyond_4_gib_is_sound(tmp_path: Path) -> None:
-    """A sparse file with zeros for payload, whose checksum is known without reading it."""
+    """A sparse file, of which nobody reads the payload."""
     num_bytes = 5 * 2**30
     path = tmp_path / "a.npz"
 
@@ -351,10 +350,7 @@ def test_an_npz_beyond_4_gib_is_sound(tmp_path: Path) -> None:
 
         def payload(self, sample: int, size: int, crc: object = None, value: int = 0) -> int:
             self.at += size
-            block = bytes(2**24)
-            for _ in range(size // len(block)):
-                value = zlib.crc32(block, value)
-            return value
+            return value  # nobody reads x here
 
         def interleaved(self, *_: object) -> int:
             raise AssertionError

@@ -16,7 +16,6 @@ from dlemu.load.measure import (
     document_of,
     find_drive,
     find_model,
-    known_drives,
     known_models,
     measure,
 )
@@ -188,10 +187,3 @@ def test_the_files_of_models() -> None:
     num_files = {name: len(find_model(name).files) for name in known_models()}
     several = {"llama2_70b": 15, "llama3_8b": 4, "llama3_70b": 30, "llama3_405b": 191}
     assert num_files == dict.fromkeys(num_files, 1) | several
-
-
-def test_a_drive_is_felt_at_load() -> None:
-    names = known_drives()
-    assert (names[0], names[-1]) == ("d7_ps1010", "d3_s4520")
-    rows = document_of(Load(model=find_model("llama2_70b")))["by_datasheet"]
-    assert [rows[0]["seconds"], rows[-1]["seconds"]] == pytest.approx([9.514, 250.8], rel=1e-3)

@@ -31,17 +31,6 @@ HOST = Calibration(
 )
 
 
-def test_the_host_is_the_limit_of_ample_drives() -> None:
-    prediction = predict(replace(UNET3D, num_drives=8), HOST)
-
-    assert prediction.num_accelerators == 8
-    assert prediction.real_accelerators == pytest.approx(24.5e9 / UNET3D.demand / 0.9)
-    assert (prediction.low, prediction.high) == (5, 11), "±36 %"
-    assert prediction.limit == "host cpu"
-    two = predict(replace(UNET3D, num_drives=16, num_hosts=2), HOST)
-    assert two.real_accelerators == pytest.approx(2 * prediction.real_accelerators)
-
-
 def test_the_smallest_of_drives_server_links_and_host_is_named() -> None:
     """Of 8 drives, hosts with one link of 100 Gb/s each, and a server: what each of them feeds."""
     job = replace(UNET3D, num_drives=8, num_hosts=2, nic_gbps=100.0)
@@ -61,17 +50,6 @@ def test_the_smallest_of_drives_server_links_and_host_is_named() -> None:
     found = predict(replace(job, accelerators=20), HOST)
     assert found.read_bytes_per_second == pytest.approx(found.read_low)
     assert found.read_high / found.read_low == pytest.approx(8948 / 9038 / (1448 / 1538))
-
-
-def test_the_page_cache_and_a_cold_read_replace_the_datasheet() -> None:
-    measured = HOST.model_copy(
-        update={"drive_read_bytes_per_second": 8e9, "page_cache_share": 0.2, "error": 0.02}
-    )
-
-    prediction = predict(UNET3D, measured)
-
-    assert prediction.real_accelerators == pytest.approx(10e9 / UNET3D.demand / 0.9)
-    assert (prediction.low, prediction.high) == (3, 3), "10 GB/s feed 3.50, ±2 %"
 
 
 def test_what_overhead_and_barrier_bound_has_a_band() -> None:

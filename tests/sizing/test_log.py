@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.errors import WorkloadError
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Point
 from dlemu.workload.model import load_workload
@@ -40,13 +39,6 @@ def test_a_search_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     again = SearchLog(path, SETTINGS)
     again.append(points(3)[2])
     assert path.read_bytes() == content
-
-
-def test_runs_of_other_settings_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    written(path, 1)
-    with pytest.raises(WorkloadError, match=r"holds runs with num_ranks=1, now it is 2; name"):
-        SearchLog(path, SETTINGS | {"num_ranks": 2})
 
 
 @pytest.mark.parametrize(

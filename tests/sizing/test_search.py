@@ -117,14 +117,6 @@ def test_a_search_that_goes_on_with_a_lower_most_stays_below_it() -> None:
     assert (sizing.num_accelerators, sizing.fewest_failed, sizing.at_least) == (5, None, True)
 
 
-def test_the_hosts_limit_is_not_the_drives_number() -> None:
-    for limit in ("host cpu", "loader", "oversleep", "barrier", "memory"):
-        sizing = size(storage_of(5.5, limit=limit))
-        assert (sizing.num_accelerators, sizing.at_least, sizing.limit) == (5, True, limit)
-        assert (sizing.real_accelerators, sizing.interval) == (None, None)
-        assert sizing.fewest_failed == 6
-
-
 def test_no_real_number_contradicts_what_was_measured() -> None:
     """4 that the storage holds at AU 58 promise 2.58; 2 fail for another reason."""
     found = {4: (58.0, "storage"), 3: (77.4, "storage"), 2: (85.0, "unclear"), 1: (98.0, "none")}

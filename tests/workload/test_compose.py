@@ -73,6 +73,14 @@ def test_a_file_means_the_same_to_both(tmp_path: Path) -> None:
             assert by_library(file, keys) == by_words(file, keys), (file, keys)
 
 
+def test_references_and_groups_are_resolved(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(f"name: ours{OWN}")
+    own = load_workload(tmp_path / "own.yaml")
+    assert (own.dataset.data_folder, own.train.seed) == ("/mnt/ours", 3)
+    reader = load_workload("unet3d_h100", {"reader": {"batch_size": 3}}).reader
+    assert (reader.batch_size, reader.read_threads) == (3, 4), "the group is joined"
+
+
 def test_what_a_file_refers_to_twice_is_changed_in_one_place(tmp_path: Path) -> None:
     (tmp_path / "shared.yaml").write_text(SHARED)
     changed = load_workload(tmp_path / "shared.yaml", {"reader.preprocess_time.stdev": 0.2})
