@@ -7,10 +7,10 @@ from dlemu.report.text import render_markdown
 from dlemu.report.tools import present_workloads
 from dlemu.sizing.rows import rows
 from dlemu.terminal import say
+from docs.house import page_with
 
-ROOT = Path(__file__).parents[1]
-PAGE = Path("docs/workloads.md")
-_MARKS = "<!-- python -m docs.workloads --write -->", "<!-- end -->"
+PAGE = Path(__file__).with_name("workloads.md")
+MARKS = "<!-- python -m docs.workloads --write -->", "<!-- end -->"
 
 
 def main() -> None:
@@ -19,10 +19,8 @@ def main() -> None:
     if sys.argv[1:] != ["--write"]:
         say(text)
         return
-    page = (ROOT / PAGE).read_text()
-    before, _, rest = page.partition(_MARKS[0])
-    _, _, after = rest.partition(_MARKS[1])
-    (ROOT / PAGE).write_text(f"{before}{_MARKS[0]}\n\n{text}\n\n{_MARKS[1]}{after}")
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(page_with(page, text, MARKS), encoding="utf-8")
 
 
 def table() -> str:

@@ -14,7 +14,7 @@ import pytest
 
 import dlemu
 from dlemu.cli.main import run
-from docs import how_long, keys
+from docs import how_long, keys, workloads
 from docs.house import PAGE, draw, folder_path, page_with
 from tests.test_layers import MAY_IMPORT
 
@@ -167,6 +167,12 @@ def test_the_drawing_of_the_folders_is_that_of_the_table() -> None:
 def test_the_page_of_keys_is_that_of_the_models() -> None:
     told = "run python -m docs.keys --write"
     assert keys.PAGE.read_text(encoding="utf-8") == keys.render(), told
+
+
+def test_the_table_of_workloads_is_that_of_the_rows() -> None:
+    page = workloads.PAGE.read_text(encoding="utf-8")
+    told = "run python -m docs.workloads --write"
+    assert page == page_with(page, workloads.table(), workloads.MARKS), told
 
 
 def test_the_table_of_sizes_is_that_of_the_rule() -> None:

@@ -42,6 +42,7 @@ _NO_DICTIONARY = b"\x26\0"
 class Column(Protocol):
     """A column, as `dataset.parquet.columns` describes it."""
 
+    def __hash__(self) -> int: ...
     @property
     def name(self) -> str: ...
     @property
@@ -172,7 +173,7 @@ class Parquet(Format):
             DatasetError: the file is damaged, compressed, or lacks a column.
             WorkloadError: another tool wrote it, and PyArrow is not there to parse its footer.
         """
-        return self.parse(read_footer(read, file_bytes), file_bytes)
+        return self.found_by(read_footer(read, file_bytes), file_bytes)
 
     def amount(self, num_rows: int, *, gap: int, transfer: int) -> Amount:
         """Return what a row costs in files that `write` wrote."""
@@ -185,7 +186,7 @@ class Parquet(Format):
             footer=len(self.footer(num_rows)),
         )
 
-    def parse(self, footer: bytes, file_bytes: int) -> Ranges:
+    def found_by(self, footer: bytes, file_bytes: int) -> Ranges:
         """Return what is read of a file with this footer; raise what `find` raises."""
         return _parsed(self, footer, file_bytes)
 

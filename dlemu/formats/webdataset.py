@@ -148,7 +148,7 @@ def _files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         if member.offset <= at or member.size < 0:  # a damaged size leads back
             raise tarfile.ReadError("its members do not follow one another")
         at = member.offset
-        tar.members = []  # which would be kept for a look-up by name
+        tar.members = []  # type: ignore[attr-defined]  # kept for a look-up by name
         if member.isfile():
             yield member
 

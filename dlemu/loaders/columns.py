@@ -138,7 +138,7 @@ class ColumnReader:
             if end > file.num_bytes:
                 raise DatasetError(f"it holds {file.num_bytes} bytes; it was cut short")
         else:
-            ranges = parquet.parse(footer, file.num_bytes)
+            ranges = parquet.found_by(footer, file.num_bytes)
             if ranges.ends[-1] != num_rows:
                 raise DatasetError(
                     f"it has {ranges.ends[-1]} rows, dataset.num_samples_per_file={num_rows}"

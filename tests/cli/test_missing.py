@@ -8,7 +8,9 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.errors import RunError
+from dlemu.formats import FORMATS
 from dlemu.gpu import cuda
+from dlemu.workload.sections import LOADERS
 
 CASES: list[tuple[str, str, dict[str, object], str]] = [
     (
@@ -47,6 +49,8 @@ def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OURS:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(LOADERS, "_loaded", {})
+    monkeypatch.setattr(FORMATS, "_loaded", {})
 
 
 @pytest.mark.parametrize(("command", "package", "keys", "line"), CASES)

@@ -74,13 +74,14 @@ def cut(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
 
-def change(path: Path, **fields: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+def change(path: Path, **fields: object) -> int:
+    return path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def leave(folder: Path, steps: int) -> None:
+def leave(folder: Path, steps: int) -> Path:
     path = folder / "steps.0.npy"
     np.save(path, np.load(path)[:steps])
+    return path
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {

@@ -1,6 +1,7 @@
 """The contract of the formats, each against a library of its own; and what only one of them has."""
 
 import io
+import os
 import re
 import struct
 import zipfile
@@ -311,6 +312,15 @@ class TestFilesOfOthers:
         write_file(path, FORMATS["tfrecord"], file_samples([5000] * 3))
         flip(path, path.stat().st_size // 3 + 1)
         with pytest.raises(DatasetError, match=r"record 1 at byte \d+: the checksum"):
+            locate(FORMATS["tfrecord"], path, 3)
+
+    def test_tfrecord_that_lacks_its_last_byte(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.tfrecord"
+        num_bytes, _ = write_file(path, FORMATS["tfrecord"], file_samples([5000] * 3))
+        os.truncate(path, num_bytes - 1)
+        with pytest.raises(
+            DatasetError, match=r"record 2 at byte \d+: the record has .*it was cut"
+        ):
             locate(FORMATS["tfrecord"], path, 3)
 
 

@@ -85,6 +85,14 @@ def test_a_layout_that_counts_no_path_is_an_error_and_not_a_direct_read() -> Non
         decode_stats(stats(1150, read_bytes=4096, gpus=[]), 1150)
 
 
+def test_the_mode_names_every_path_taken() -> None:
+    assert PathBytes().mode == "none"
+    assert (PathBytes(p2pdma=1) + PathBytes(host=2)).mode == "p2pdma+host"
+    assert (PathBytes(compat=1, estimated=True) + PathBytes(compat=2)) == PathBytes(
+        compat=3, estimated=True
+    )
+
+
 def test_without_cufile_the_driver_says_why_in_one_line() -> None:
     if availability("/dev/shm").usable:
         pytest.skip("/dev/shm is no tmpfs")

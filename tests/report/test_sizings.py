@@ -214,7 +214,7 @@ def test_a_first_answer_keeps_the_remarks_that_not_every_one_has() -> None:
 
 def test_a_first_answer_without_a_run_is_shown_as_the_others(tmp_path: Path) -> None:
     first = First(**FIRST, instead_of="pytorch", commands=(), full="")
-    none = {"num_accelerators": 0, "real_accelerators": 0.65}
+    none: Any = {"num_accelerators": 0, "real_accelerators": 0.65}
     answer = replace(sized(), **none, points=(), confirmations=(), first=first)
     found = read_result(write(tmp_path / "try", answer))
     assert found.status == 0, "it is no verdict"
