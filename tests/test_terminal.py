@@ -169,7 +169,7 @@ def test_a_files_name_shows_no_control_character(
 def test_help_shows_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the default of an argument would."""
     monkeypatch.setenv("DLEMU_TEST_PLANTED", "planted-value")
-    for name in MODULES.keys() - {"__main__"}:
+    for name in (each for each in MODULES if not each.endswith("__main__")):
         with contextlib.suppress(ImportError):
             module = import_module(f"dlemu.{name}".removesuffix(".__init__"))
             assert "planted" not in pydoc.render_doc(module), name

@@ -1,6 +1,7 @@
 """What stands in cuFile's way is recognised before cuFile is touched, with the remedy."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,6 +164,16 @@ def test_a_driver_that_does_not_open_gives_its_reason_and_leaves_no_log(
 
     assert problem is None or problem.startswith("cuFile's driver did not open")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("code", "begin"), [(0, ""), (5001, "cuFile's driver did not open: ")])
+def test_a_driver_that_opens_has_no_problem(
+    code: int, begin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = subprocess.CompletedProcess([], 0, f"opened {code} 0\n")
+    monkeypatch.setattr("dlemu.gpu.availability.subprocess.run", lambda *_, **__: done)
+    problem = gds.probe(f"a library of {code}", "require")
+    assert (problem is None) is (code == 0) and (problem or "").startswith(begin)
 
 
 def test_what_is_no_cufile_is_reported(tmp_path: Path) -> None:
