@@ -16,7 +16,7 @@ from dlemu.steptime.answer import StepTimes
 from dlemu.steptime.gpu_state import Gpu, find_gpu
 from dlemu.steptime.measure import WARM_UP, Length, Timed, faster_layout, measure
 from dlemu.steptime.preprocessing import Preprocessing, time_preprocessing
-from dlemu.steptime.steps import Job, find_torch, model_of
+from dlemu.steptime.steps import Job, UsersFunction, find_torch, model_of, names_function
 from dlemu.units import format_bytes, format_seconds
 from dlemu.workload.model import Workload
 
@@ -63,6 +63,10 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[dict[
         waits=workload.train.loop == "rule",
     )
     _check_job(job)
+    if section.preprocess is not None and not names_function(section.preprocess):
+        raise WorkloadError(
+            f"steptime.preprocess must be PACKAGE.MODULE:FUNCTION, got {section.preprocess!r}"
+        )
     with hold(workload.output.folder, "steptime") as folder:
         stem = _stem(workload, torch, device)
         check_writable(folder / f"{stem}.json")
@@ -98,6 +102,8 @@ def _check_job(job: Job) -> None:
             raise WorkloadError(f"steptime.{key} needs a GPU; a CPU computes in float32")
     if job.graph and job.compiled:
         raise WorkloadError("steptime.graph and steptime.compile exclude each other; set one")
+    if own:
+        UsersFunction("steptime.model", job.model).find()
 
 
 def batch_sizes(given: object, batch: int) -> list[int]:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import RunError
 from dlemu.host.limits import usable_cpus
-from dlemu.steptime.steps import UsersFunction, names_function
+from dlemu.steptime.steps import UsersFunction
 from dlemu.workload.published import normal
 
 _KEY = "steptime.preprocess"
@@ -72,8 +72,6 @@ def time_preprocessing(function: str, workers: int, seconds: float) -> Preproces
         WorkloadError: there is no such function, or it raises.
         RunError: a process was killed.
     """
-    if not names_function(function):
-        raise WorkloadError(f"{_KEY} must be PACKAGE.MODULE:FUNCTION, got {function!r}")
     alone = _timed(function, 1, seconds)
     together, on_core = _timed(function, workers, seconds) if workers > 1 else alone
     return Preprocessing(

@@ -144,11 +144,11 @@ class UsersFunction:
         self._given, self._module = f"{key}={name}", name.partition(":")[0]
         self._name = name.partition(":")[2]
 
-    def made(self, what_it_does: str, *args: object) -> Callable[..., object]:
-        """Import the user's module, call the function, and return the function that it returns.
+    def find(self) -> Callable[..., object]:
+        """Import the user's module and return the function.
 
         Raises:
-            WorkloadError: it cannot be found, raises, or returns no function.
+            WorkloadError: it cannot be found.
         """
         here = os.getcwd()
         if here not in sys.path:
@@ -158,6 +158,15 @@ class UsersFunction:
         function = getattr(module, self._name, None)
         if not callable(function):
             raise WorkloadError(f"{self._given}: {module.__file__} has no function {self._name}")
+        return cast("Callable[..., object]", function)
+
+    def made(self, what_it_does: str, *args: object) -> Callable[..., object]:
+        """Call the user's function, and return the function that it returns.
+
+        Raises:
+            WorkloadError: it cannot be found, raises, or returns no function.
+        """
+        function = self.find()
         with self:
             made = function(*args)
         if not callable(made):
