@@ -85,6 +85,12 @@ _IGNORED_KEYS = {
 _IGNORED = {"evaluation", "profiling"} | {
     f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
 }
+_CLASSES = {
+    "reader.reader_classname": "a format of yours is dataset.format=PACKAGE.MODULE",
+    "reader.data_loader_classname": "a loader of yours is reader.data_loader=PACKAGE.MODULE",
+    "checkpoint.checkpoint_mechanism_classname": "dlemu writes checkpoints itself",
+}
+"""Keys that name a class of DLIO's, and what stands for it here: null alone is accepted."""
 
 
 _memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
@@ -406,7 +412,12 @@ def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
             value = raw.pop(section)
             yield from [inner for inner, _ in leaves({section: value})] or [section]
         elif isinstance(raw.get(section), dict) and leaf in raw[section]:
-            del raw[section][leaf]
+            value = raw[section].pop(leaf)
+            if value and key in _CLASSES:
+                raise WorkloadError(
+                    f"{key}={value} is a class for DLIO, which dlemu cannot run; leave it out: "
+                    f"{_CLASSES[key]}"
+                )
             yield key
 
 
