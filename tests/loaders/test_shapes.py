@@ -13,6 +13,7 @@ from dlemu.datagen import survey
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.errors import DatasetError, WorkloadError
+from dlemu.formats.parquet import Ranges
 from dlemu.loaders import check_loader, open_loader
 from dlemu.storage.counted import CountedFile
 from dlemu.workload.model import Workload, check_workload
@@ -171,6 +172,25 @@ def test_a_footer_that_differs_from_what_was_written(tmp_path: Path) -> None:
     line = "its footer differs from what was written"
     with closing(case.open(keep=0)) as opened, pytest.raises(DatasetError, match=line):
         list(opened.epoch(0, case.plan(0)))
+
+
+def test_ranges_of_ones_own_files_are_joined_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All footers are alike, and a large one takes as long as its file."""
+    joined: list[Ranges] = []
+    join = Ranges.joined
+
+    def noted(ranges: Ranges, gap: int) -> object:
+        joined.append(ranges)
+        return join(ranges, gap)
+
+    monkeypatch.setattr(Ranges, "joined", noted)
+    case = make_case(tmp_path, "parquet of 13", {"reader.read_threads": 0})
+    with closing(case.open(keep=0)) as opened:
+        for epoch in range(2):
+            list(opened.epoch(epoch, case.plan(epoch)))
+    assert len(joined) == 1
 
 
 def test_rows_need_decoding_to_be_handed_over(tmp_path: Path) -> None:
