@@ -62,7 +62,7 @@ from dlemu.sizing.answers import First, Sized, document_of
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.search import Point
 from dlemu.sizing.targets import Target
-from dlemu.steptime.answer import StepTimes
+from dlemu.steptime.job import StepTimes
 from dlemu.steptime.measure import Timed
 from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.storage.path_bytes import PathBytes

@@ -16,7 +16,7 @@ from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.report.blocks import Table
 from dlemu.report.facts import date_of
 from dlemu.report.html import render_html
-from dlemu.report.over_time import best_counter, stairs
+from dlemu.report.page import best_counter, stairs
 from dlemu.report.plot import Axis, Plot, Series
 from dlemu.report.stored import read_result
 from tests.lab.stored import STORED, observation, write_host

@@ -14,9 +14,8 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.errors import WorkloadError
 from dlemu.host.limits import usable_cpus
-from dlemu.steptime.answer import StepTimes, distribution
 from dlemu.steptime.gpu_state import Gpu, State, find_gpu
-from dlemu.steptime.job import batch_sizes
+from dlemu.steptime.job import StepTimes, batch_sizes, distribution
 from dlemu.steptime.measure import Timed
 from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.steptime.steps import model_of

@@ -3,7 +3,7 @@
 import pytest
 
 from dlemu.errors import RunError
-from dlemu.world.launchers import MANAGERS, MPIS, check_world, launched_ranks
+from dlemu.world.mpi import MANAGERS, MPIS, check_world, launched_ranks
 
 SIZE_KEYS = [launcher.size_key for launcher in (*MPIS, *MANAGERS)]
 
