@@ -31,9 +31,9 @@ from dlemu.dataset.plan import make_plan
 from dlemu.formats import format_of
 from dlemu.loaders import TellsGets, open_loader
 from dlemu.loaders.objects import RANGE_BYTES, WHOLE_BYTES
+from dlemu.objects.location import ObjectPath
 from dlemu.objects.store import store_of
 from dlemu.workload.model import Workload, load_workload
-from dlemu.workload.objects import ObjectPath
 from dlemu.world.world import Alone
 
 SHAPES: dict[str, tuple[str, dict[str, object]]] = {

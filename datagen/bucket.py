@@ -32,8 +32,8 @@ from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.target import Bucket, FileMaker
 from dlemu.datagen.work import OnProgress, work_through
 from dlemu.errors import DatasetError
+from dlemu.objects.location import ObjectPath
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import ObjectPath
 from dlemu.world.world import World
 
 

@@ -28,11 +28,12 @@ from dlemu.datagen.recipe import VERSION, Count, Recipe, StoredRecipe
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
+from dlemu.objects.location import Access, ObjectPath, in_bucket
 from dlemu.objects.store import MissingError, store_of
 from dlemu.storage.atomic import create, replacing, sync_folder, write_atomically
 from dlemu.storage.regular import check_regular, open_regular, read_regular
 from dlemu.units import counted, format_bytes
-from dlemu.workload.objects import Access, ObjectPath, in_bucket
+from dlemu.workload.objects import access_of
 from dlemu.workload.sections import Section
 
 MANIFEST = "dlemu.json"
@@ -278,7 +279,7 @@ def _read(path: Path, access: Access | None) -> bytes:
     if not isinstance(path, ObjectPath):
         return read_regular(path)
     try:
-        return store_of(access or Access.of(), 0, path.bucket).get_whole(path.key)
+        return store_of(access or access_of(), 0, path.bucket).get_whole(path.key)
     except MissingError:
         raise FileNotFoundError(path) from None
 

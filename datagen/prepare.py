@@ -24,10 +24,10 @@ from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.target import Folder
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
+from dlemu.objects.location import in_bucket
 from dlemu.storage.atomic import sync_folder, write_atomically
 from dlemu.storage.owned import disk_bytes, room
 from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
-from dlemu.workload.objects import in_bucket
 
 PLAN = "recipe.json"
 _DONE = "done.journal"

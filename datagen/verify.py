@@ -16,7 +16,7 @@ from dlemu.datagen.work import OnProgress, work_through
 from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError
-from dlemu.workload.objects import Access, ObjectPath
+from dlemu.objects.location import Access, ObjectPath
 from dlemu.world.world import Alone, World
 
 _STRAY = "does not belong to the dataset; move it elsewhere"

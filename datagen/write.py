@@ -38,11 +38,11 @@ from dlemu.datagen.target import FileMaker, Folder
 from dlemu.datagen.work import FileProgress, OnProgress, Stopped, Worker, work_through
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, RunError
+from dlemu.objects.location import in_bucket
 from dlemu.storage import probe
 from dlemu.storage.atomic import sync_folder
 from dlemu.storage.owned import held
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 from dlemu.world.world import Alone, World
 
 _PROBE_SECONDS = 1.0

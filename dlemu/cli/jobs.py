@@ -26,13 +26,14 @@ from dlemu.cli.scripts import (
 )
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
+from dlemu.objects.location import Access, in_bucket, object_path
 from dlemu.run.live import Live
 from dlemu.terminal import Answer, answer, say, shown_line, terminal_width
 from dlemu.units import counted
 from dlemu.workload.commands import word
 from dlemu.workload.compose import known_models
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import Access, in_bucket, object_path
+from dlemu.workload.objects import access_of
 from dlemu.world.world import World
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _folder_to_verify(
     named = words.others[0]
     if "://" not in named:
         return Path(named), None
-    return object_path(named), world.on_first(Access.of)
+    return object_path(named), world.on_first(access_of)
 
 
 def _found(faults: Sequence[Any]) -> str:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dlemu.errors import WorkloadError
 from dlemu.formats import format_of
+from dlemu.objects.location import Access
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import Access
 from dlemu.workload.sections import ColumnSection, DatasetSection
 
 Samples = NDArray[np.int64]

@@ -13,10 +13,10 @@ from typing import Literal
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.limits import host_memory_bytes
+from dlemu.objects.location import in_bucket
 from dlemu.units import PAGE_BYTES, ceil_div, counted, format_bytes
 from dlemu.workload.commands import command
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 from dlemu.workload.sections import MOST_FILES, DatasetSection
 from dlemu.world.world import Alone, World
 

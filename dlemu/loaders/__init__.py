@@ -25,9 +25,9 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
 from dlemu.loaders.descriptors import make_room
 from dlemu.objects.counts import GetCounts
+from dlemu.objects.location import in_bucket
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 from dlemu.workload.sections import LOADERS
 
 

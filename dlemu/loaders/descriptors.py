@@ -4,10 +4,10 @@ import resource
 import sys
 
 from dlemu.errors import WorkloadError
+from dlemu.objects.location import in_bucket
 from dlemu.tier.host import has_tier
 from dlemu.units import counted
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 
 OTHERS = 128
 """Descriptors for everything else in the process."""

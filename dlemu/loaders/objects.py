@@ -23,11 +23,11 @@ import numpy as np
 
 from dlemu.errors import DatasetError, DlemuError
 from dlemu.objects.counts import GetCounts
+from dlemu.objects.location import SCHEME, Access, ObjectPath
 from dlemu.objects.store import Got, Helpers, Store, store_of
 from dlemu.storage.extents import HEAD_BYTES, Check, ExtentReader, File, Leftover, Part, Parts
 from dlemu.storage.probe import rate_of
 from dlemu.units import round_up
-from dlemu.workload.objects import SCHEME, Access, ObjectPath
 
 WHOLE_BYTES = 16 << 20
 """Objects up to this size are read by one request, unless a range is set."""

@@ -18,10 +18,10 @@ from dlemu.formats import format_of
 from dlemu.host.limits import free_memory_bytes
 from dlemu.loaders.objects import WHOLE_BYTES
 from dlemu.loaders.preprocessing import block_seconds
+from dlemu.objects.location import in_bucket
 from dlemu.storage.extents import Part, settle_direct
 from dlemu.units import ceil_div, counted, format_bytes, round_up
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 
 Memory = NDArray[np.uint8]
 

@@ -26,10 +26,10 @@ from dlemu.loaders.objects import ObjectFile, ObjectReader
 from dlemu.loaders.preprocessing import Work
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
 from dlemu.objects.counts import GetCounts
+from dlemu.objects.location import ObjectPath
 from dlemu.objects.store import store_of
 from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
 from dlemu.tier.reader import TierReader
-from dlemu.workload.objects import ObjectPath
 
 _MOST_CHECKED = 1024
 _MOST_OVERSLEPT = 5e-4

@@ -16,8 +16,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.objects.location import SCHEME, Access
 from dlemu.units import ceil_div
-from dlemu.workload.objects import SCHEME, Access
 
 if TYPE_CHECKING:
     from obstore.store import S3Config

@@ -6,9 +6,9 @@ from typing import Any, TypedDict
 
 from dlemu.host.limits import host_memory_bytes, usable_cpus
 from dlemu.host.place import Place, find_place
+from dlemu.objects.location import Access
 from dlemu.units import counted, each_once, format_bytes, format_drive_bytes
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import Access
 
 
 class PlaceFields(TypedDict, total=False):

@@ -8,10 +8,10 @@ from pathlib import Path
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError
 from dlemu.host.devices import mount_under
+from dlemu.objects.location import in_bucket
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.units import ceil_div, format_seconds
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import World
 

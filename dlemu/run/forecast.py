@@ -10,6 +10,7 @@ from dlemu.dataset.plan import count_steps
 from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, required_size
 from dlemu.loaders.objects import probe_objects
 from dlemu.loaders.source import readers_memory
+from dlemu.objects.location import ObjectPath
 from dlemu.results.folders import check_free
 from dlemu.run.closed import check_closed
 from dlemu.run.job import check_job
@@ -18,7 +19,6 @@ from dlemu.storage.probe import probe_rate
 from dlemu.tier.forecast import TierForecast, forecast_tier
 from dlemu.tier.host import has_tier
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import ObjectPath
 from dlemu.world.world import World
 
 _PROBE_SECONDS = 1.0

@@ -17,6 +17,7 @@ from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
 from dlemu.loaders import Loader, TellsGets, TellsPaths
 from dlemu.objects.counts import GetCounts
+from dlemu.objects.location import in_bucket
 from dlemu.results.delivered import stored_bytes, vouched_bytes
 from dlemu.results.evidence import HostReport
 from dlemu.results.records import host_file, named
@@ -24,7 +25,6 @@ from dlemu.storage.pagecache import cached_share
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import probe_readers
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 from dlemu.world.watchdog import Watchdog
 from dlemu.world.world import World
 

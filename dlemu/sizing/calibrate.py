@@ -23,6 +23,7 @@ from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
+from dlemu.objects.location import in_bucket
 from dlemu.results.bottleneck import limit_in_memory
 from dlemu.results.folders import hold
 from dlemu.results.header import introduction
@@ -39,7 +40,6 @@ from dlemu.units import ceil_div, counted, format_bytes
 from dlemu.workload.commands import command
 from dlemu.workload.keys import all_keys
 from dlemu.workload.model import Workload, read_by
-from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 _IN_MEMORY = Path("/dev/shm")

@@ -17,6 +17,7 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.place import find_place
+from dlemu.objects.location import in_bucket
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
 from dlemu.tier import shared_memory as columns
@@ -27,7 +28,6 @@ from dlemu.tier.shared_memory import State
 from dlemu.tier.visits import Visits, find_visits
 from dlemu.units import format_rate, format_seconds, round_up
 from dlemu.workload.model import Workload
-from dlemu.workload.objects import in_bucket
 from dlemu.world.world import World
 
 _MOST_COPYING = 64

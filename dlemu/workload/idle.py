@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlemu.objects.location import in_bucket
 from dlemu.workload.model import Workload, check_workload, leaves, use_of
-from dlemu.workload.objects import in_bucket
 from dlemu.workload.published import published_row
 
 

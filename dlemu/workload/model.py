@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from dlemu.errors import WorkloadError
+from dlemu.objects.location import SCHEME, Access, in_bucket, object_path
 from dlemu.units import parse_bytes, unmistakable, with_unit
 from dlemu.workload.checkpoint_sections import CheckpointSection, ModelSection
 from dlemu.workload.compose import (
@@ -34,7 +35,7 @@ from dlemu.workload.compose import (
     no_workload,
     set_key,
 )
-from dlemu.workload.objects import SCHEME, Access, in_bucket, object_path
+from dlemu.workload.objects import access_of
 from dlemu.workload.refusal import describe, group_of, known_keys, unknown_key
 from dlemu.workload.sections import (
     PLANS,
@@ -275,7 +276,7 @@ class Workload(Section):
         Raises:
             WorkloadError: a value is missing or refused.
         """
-        return Access.of(self.storage) if in_bucket(self.data_folder) else None
+        return access_of(self.storage) if in_bucket(self.data_folder) else None
 
     @property
     def num_files(self) -> int:

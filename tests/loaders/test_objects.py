@@ -11,9 +11,9 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.loaders import Batch, TellsGets
 from dlemu.loaders.objects import ObjectFile, ObjectReader
 from dlemu.objects.counts import GetCounts
+from dlemu.objects.location import Access
 from dlemu.objects.store import Store, store_of
 from dlemu.units import ceil_div
-from dlemu.workload.objects import Access
 from tests.lab.object_server import RangeServer
 from tests.lab.waiting import until
 from tests.loaders.contract import DATASETS, Case, check_epoch, make_case
