@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from dlemu.world.mpi import Mpi
-from dlemu.world.world import World
+from dlemu.ranks.mpi import Mpi
+from dlemu.ranks.world import World
 
 NUM_ROUNDS = 200
 WAIT_SECONDS = 2.0

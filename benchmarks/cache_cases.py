@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
+from dlemu.judge.records import read_config
+from dlemu.loaders.cache.hits import PlannedCache
+from dlemu.loaders.cache.host import file_sizes
 from dlemu.loaders.steps import Window
-from dlemu.results.records import read_config
-from dlemu.tier.hits import PlannedCache
-from dlemu.tier.host import file_sizes
 from dlemu.units import round_up
-from dlemu.workload.model import Workload
 from tests.lab import warm
 from tests.lab.cgroups import throttled_reads
 

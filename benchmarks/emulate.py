@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Asked, describe_machine, goal, markdown, scratch, spread, tell
+from dlemu.config.model import load_workload
 from dlemu.datagen import Recipe, read_manifest
 from dlemu.datagen.manifest import write_manifest
-from dlemu.results.records import read_steps
-from dlemu.workload.model import load_workload
+from dlemu.judge.records import read_steps
 from tests.lab.mpirun import mpirun
 from tests.lab.peer import is_there, run_dlio
 

@@ -8,7 +8,7 @@ and handed over in order; a barrier ends each step. Beside it is min(1, rate / d
 import heapq
 import random
 
-from dlemu.workload.model import Workload, load_workload
+from dlemu.config.model import Workload, load_workload
 
 STEPS = 500
 

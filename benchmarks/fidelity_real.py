@@ -230,7 +230,7 @@ class Real:
     def __init__(self, net: Net) -> None:
         import torch
 
-        from dlemu.steptime.networks import Training, network
+        from dlemu.tools.steptime.networks import Training, network
 
         self.torch, self.net = torch, net
         self.cuda = torch.cuda.is_available()

@@ -31,9 +31,9 @@ from benchmarks.harness import (
     spread,
     tell,
 )
+from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
-from dlemu.workload.model import Workload, load_workload
-from dlemu.world.mpi import make_world
+from dlemu.ranks.mpi import make_world
 from tests.lab.mpirun import mpirun
 from tests.lab.peer import is_there, run_dlio
 

@@ -25,16 +25,16 @@ from benchmarks.harness import (
     output_of,
     spread,
 )
+from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.formats import format_of
 from dlemu.loaders import TellsGets, open_loader
 from dlemu.loaders.objects import RANGE_BYTES, WHOLE_BYTES
-from dlemu.objects.location import ObjectPath
-from dlemu.objects.store import store_of
-from dlemu.workload.model import Workload, load_workload
-from dlemu.world.world import Alone
+from dlemu.ranks.world import Alone
+from dlemu.storage.s3.location import ObjectPath
+from dlemu.storage.s3.store import store_of
 
 SHAPES: dict[str, tuple[str, dict[str, object]]] = {
     "unet3d npz, 8 MiB ranges": (

@@ -24,8 +24,8 @@ from benchmarks.harness import (
     run_fio,
     tell,
 )
-from dlemu.paths.blocks import DataPath, Pattern, Work, perform
-from dlemu.paths.random_files import write_random_file
+from dlemu.tools.paths.blocks import DataPath, Pattern, Work, perform
+from dlemu.tools.paths.random_files import write_random_file
 
 FILE_BYTES = 256 << 20
 PAUSE = 0.5

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
+from dlemu.config.compose import read_yaml
+from dlemu.config.model import Drive, Workload, load_workload
 from dlemu.sizing.cached import predict_cached
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import Prediction, PredictionInput, PublishedHost, predict
-from dlemu.workload.compose import read_yaml
-from dlemu.workload.model import Drive, Workload, load_workload
 
 TABLE = Path(__file__).parent / "data" / "mlperf_storage_v1.0_published.csv"
 ONE_HOST = Path(__file__).parent / "data" / "mlperf_storage_v1.0_one_host.csv"

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlemu.config.model import Workload, load_workload
 from dlemu.sizing.predict import predict
-from dlemu.workload.model import Workload, load_workload
 
 _DATA = Path(__file__).with_name("data")
 _DLRM = "dlrm_dcnv2_h100"

@@ -31,12 +31,12 @@ from benchmarks.harness import (
     spread,
     tell,
 )
+from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import EpochPlan, PlanOptions, plan_epoch, plan_interleaved, plan_streams
 from dlemu.loaders import open_loader
-from dlemu.workload.model import Workload, load_workload
-from dlemu.world.world import Alone
+from dlemu.ranks.world import Alone
 from tests.lab.peer import is_there, run_dlio
 
 EPOCHS = 3

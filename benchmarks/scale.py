@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import describe_machine, markdown
+from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import Recipe, read_manifest
 from dlemu.datagen.listing import WORK
 from dlemu.datagen.manifest import MANIFEST, to_entries
@@ -25,12 +26,11 @@ from dlemu.datagen.prepare import dataset_folders
 from dlemu.datagen.write import _finish
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
-from dlemu.results.losses import find_losses
-from dlemu.results.metrics import measure_sums
-from dlemu.results.records import STEP, Steps, read_steps, write_steps
-from dlemu.results.sums import Rule, Sums, sum_up
+from dlemu.judge.losses import find_losses
+from dlemu.judge.metrics import measure_sums
+from dlemu.judge.records import STEP, Steps, read_steps, write_steps
+from dlemu.judge.sums import Rule, Sums, sum_up
 from dlemu.storage.pagecache import drop
-from dlemu.workload.model import Workload, load_workload
 
 NUM_ACCELERATORS = 1024
 NUM_RANKS = 128

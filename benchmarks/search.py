@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
 
-from dlemu.results import metrics
+from dlemu.judge import metrics
 from tests.lab.noisy_storage import CONFIRM, Storage, sized
 
 

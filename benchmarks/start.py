@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.emulate import dlemu
 from benchmarks.harness import Asked, describe_machine, in_turn, markdown, ratios, scratch, spread
-from dlemu.results.records import read_steps
+from dlemu.judge.records import read_steps
 
 KEYS = {
     "workload": "cosmoflow_h100",

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.config.model import Workload
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import WORK
 from dlemu.datagen.manifest import (
@@ -32,9 +33,8 @@ from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.target import Bucket, FileMaker
 from dlemu.datagen.work import OnProgress, work_through
 from dlemu.errors import DatasetError
-from dlemu.objects.location import ObjectPath
-from dlemu.workload.model import Workload
-from dlemu.world.world import World
+from dlemu.ranks.world import World
+from dlemu.storage.s3.location import ObjectPath
 
 
 def generate_objects(

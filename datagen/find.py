@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from dlemu.config.compose import known_workloads
+from dlemu.config.model import Workload, load_workload
 from dlemu.datagen.listing import WORK
 from dlemu.datagen.manifest import read_manifest, read_plan
 from dlemu.datagen.prepare import PLAN
 from dlemu.datagen.recipe import Recipe
 from dlemu.errors import WorkloadError
-from dlemu.objects.location import in_bucket
-from dlemu.workload.compose import known_workloads
-from dlemu.workload.model import Workload, load_workload
+from dlemu.storage.s3.location import in_bucket
 
 _NO_SHAPE = {
     f"dataset.{key}" for key in ("num_files_train", "seed", "file_prefix", "num_subfolders_train")

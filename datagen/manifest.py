@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
+from dlemu.config.objects import access_of
+from dlemu.config.sections import Section
 from dlemu.datagen.recipe import VERSION, Count, Recipe, StoredRecipe
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
-from dlemu.objects.location import Access, ObjectPath, in_bucket
-from dlemu.objects.store import MissingError, store_of
 from dlemu.storage.atomic import create, replacing, sync_folder, write_atomically
 from dlemu.storage.regular import check_regular, open_regular, read_regular
+from dlemu.storage.s3.location import Access, ObjectPath, in_bucket
+from dlemu.storage.s3.store import MissingError, store_of
 from dlemu.units import counted, format_bytes
-from dlemu.workload.objects import access_of
-from dlemu.workload.sections import Section
 
 MANIFEST = "dlemu.json"
 FILES = "dlemu.files.npy"

@@ -24,9 +24,9 @@ from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.target import Folder
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
-from dlemu.objects.location import in_bucket
 from dlemu.storage.atomic import sync_folder, write_atomically
 from dlemu.storage.owned import disk_bytes, room
+from dlemu.storage.s3.location import in_bucket
 from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
 
 PLAN = "recipe.json"

@@ -10,18 +10,18 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from dlemu.dataset.layout import Layout, Samples, check_layout, layout_of, sizes_of_files
-from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats import FileSamples, format_of
-from dlemu.units import counted
-from dlemu.workload.commands import word
-from dlemu.workload.model import Workload
-from dlemu.workload.sections import (
+from dlemu.config.commands import word
+from dlemu.config.model import Workload
+from dlemu.config.sections import (
     MOST_AXES,
     ColumnSection,
     FileName,
     Section,
 )
+from dlemu.dataset.layout import Layout, Samples, check_layout, layout_of, sizes_of_files
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.formats import FileSamples, format_of
+from dlemu.units import counted
 
 VERSION = 3
 """Of the manifest: it changes with the bytes of any file. Others are not read."""

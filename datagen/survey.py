@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dlemu.config.model import Workload
 from dlemu.datagen.find import named_below, refuse_other
 from dlemu.datagen.listing import WORK, left_behind, walk
 from dlemu.datagen.manifest import MANIFEST, read_manifest
@@ -19,11 +20,10 @@ from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError
 from dlemu.formats import Places, format_of
 from dlemu.formats.parquet import Parquet
+from dlemu.ranks.world import World
 from dlemu.storage.pagecache import OnFile
 from dlemu.storage.regular import open_regular
 from dlemu.units import ceil_div
-from dlemu.workload.model import Workload
-from dlemu.world.world import World
 
 _MOST_SIZES = 512
 """The mean size comes from at most so many files: over a network each takes a round trip."""

@@ -22,12 +22,12 @@ from dlemu.dataset.layout import Layout
 from dlemu.errors import RunError
 from dlemu.formats import format_of
 from dlemu.host.limits import memory_bytes
-from dlemu.objects.location import Access, ObjectPath
-from dlemu.objects.store import Store, store_of
+from dlemu.ranks.world import World
 from dlemu.storage.atomic import Write, sync_folder, writing
 from dlemu.storage.regular import direct_if_possible, open_regular, read_regular
+from dlemu.storage.s3.location import Access, ObjectPath
+from dlemu.storage.s3.store import Store, store_of
 from dlemu.units import format_bytes, round_up
-from dlemu.world.world import World
 
 _SHARE_OF_MEMORY = 4
 """Objects that are being written may take one part in so many of a host's memory."""

@@ -16,8 +16,8 @@ from dlemu.datagen.work import OnProgress, work_through
 from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError
-from dlemu.objects.location import Access, ObjectPath
-from dlemu.world.world import Alone, World
+from dlemu.ranks.world import Alone, World
+from dlemu.storage.s3.location import Access, ObjectPath
 
 _STRAY = "does not belong to the dataset; move it elsewhere"
 _IGNORED = "does not belong to the dataset; nothing reads it"

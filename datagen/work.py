@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlemu.dataset.layout import Samples
-from dlemu.world.world import World
+from dlemu.ranks.world import World
 
 FILES_IN_FLIGHT = 4
 """Files that a rank works on at once: the drive is busy while the CPU computes, and syncs of small

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from dlemu.config.model import Workload
 from dlemu.datagen.bucket import generate_objects
 from dlemu.datagen.content import Content
 from dlemu.datagen.listing import WORK
@@ -38,12 +39,11 @@ from dlemu.datagen.target import FileMaker, Folder
 from dlemu.datagen.work import FileProgress, OnProgress, Stopped, Worker, work_through
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, RunError
-from dlemu.objects.location import in_bucket
+from dlemu.ranks.world import Alone, World
 from dlemu.storage import probe
 from dlemu.storage.atomic import sync_folder
 from dlemu.storage.owned import held
-from dlemu.workload.model import Workload
-from dlemu.world.world import Alone, World
+from dlemu.storage.s3.location import in_bucket
 
 _PROBE_SECONDS = 1.0
 _LOCK_SECONDS = 2.0

@@ -15,6 +15,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a public one
+    from dlemu.api import Shown as Shown
+    from dlemu.api import TrainingLoader as TrainingLoader
+    from dlemu.api import make_loader as make_loader
+    from dlemu.api import show as show
+    from dlemu.api import size as size
+    from dlemu.config.model import Workload as Workload
+    from dlemu.config.model import load_workload as load_workload
     from dlemu.datagen.verify import verify as verify
     from dlemu.datagen.write import generate as generate
     from dlemu.dataset.rule import dataset_size as dataset_size
@@ -22,45 +29,37 @@ if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a 
     from dlemu.errors import DlemuError as DlemuError
     from dlemu.errors import RunError as RunError
     from dlemu.errors import WorkloadError as WorkloadError
-    from dlemu.library import Shown as Shown
-    from dlemu.library import show as show
-    from dlemu.library import size as size
+    from dlemu.judge.metrics import Metrics as Metrics
+    from dlemu.judge.metrics import measure as measure
+    from dlemu.judge.outcome import Outcome as Outcome
     from dlemu.loaders import Batch as Batch
+    from dlemu.ranks.mpi import make_world as make_world
+    from dlemu.ranks.world import Alone as Alone
+    from dlemu.ranks.world import World as World
     from dlemu.report.meter import Meter as Meter
-    from dlemu.results.metrics import Metrics as Metrics
-    from dlemu.results.metrics import measure as measure
-    from dlemu.results.outcome import Outcome as Outcome
     from dlemu.run.job import run_job as run_job
     from dlemu.sizing.answers import Sized as Sized
     from dlemu.sizing.predict import Predicted as Predicted
     from dlemu.sizing.predict import predict as predict
-    from dlemu.training.loader import TrainingLoader as TrainingLoader
-    from dlemu.training.loader import make_loader as make_loader
-    from dlemu.workload.model import Workload as Workload
-    from dlemu.workload.model import load_workload as load_workload
-    from dlemu.world.mpi import make_world as make_world
-    from dlemu.world.world import Alone as Alone
-    from dlemu.world.world import World as World
 
     __version__: str
 
 _NAMES = {
+    "api": "Shown TrainingLoader make_loader show size",
+    "config.model": "Workload load_workload",
     "datagen.verify": "verify",
     "datagen.write": "generate",
     "dataset.rule": "dataset_size",
     "errors": "DatasetError DlemuError RunError WorkloadError",
-    "library": "Shown show size",
+    "judge.metrics": "Metrics measure",
+    "judge.outcome": "Outcome",
     "loaders": "Batch",
+    "ranks.mpi": "make_world",
+    "ranks.world": "Alone World",
     "report.meter": "Meter",
-    "results.metrics": "Metrics measure",
-    "results.outcome": "Outcome",
     "run.job": "run_job",
     "sizing.answers": "Sized",
     "sizing.predict": "Predicted predict",
-    "training.loader": "TrainingLoader make_loader",
-    "workload.model": "Workload load_workload",
-    "world.mpi": "make_world",
-    "world.world": "Alone World",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_MODULES)

@@ -22,10 +22,10 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # from now on, it would show a traceback
     if status:
-        from dlemu.world.ending import end_soon
+        from dlemu.ranks.ending import end_soon
 
         end_soon(status)
-    from dlemu.world.mpi import leave
+    from dlemu.ranks.mpi import leave
 
     return leave(status)
 

@@ -30,10 +30,10 @@ def first_sentence(tree: ast.Module) -> str:
 
 
 def purpose(folder: str) -> str:
-    """Return what the `__init__` of a folder says that it is for."""
-    return first_sentence(
-        ast.parse((folder_path(folder) / "__init__.py").read_text(encoding="utf-8"))
-    )
+    """Return what a folder's `__init__`, or a module, says that it is for."""
+    path = folder_path(folder)
+    module = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return first_sentence(ast.parse(module.read_text(encoding="utf-8")))
 
 
 def floors(may_import: Mapping[str, str]) -> list[list[str]]:

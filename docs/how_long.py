@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlemu import dataset_size, load_workload
+from dlemu.config.model import Workload
 from dlemu.units import ceil_div
-from dlemu.workload.model import Workload
 from docs.house import page_with
 
 PAGE = Path(__file__).with_name("how_long.md")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.help import by_group, own_keys, reading
-from dlemu.workload.keys import Key, about, all_keys
+from dlemu.config.keys import Key, about, all_keys
 
 PAGE = Path(__file__).with_name("keys.md")
 
@@ -17,7 +17,7 @@ HEAD = """\
 # All keys
 
 `dlemu help KEY` shows one of them, `dlemu COMMAND --help-all` those of a command. The command
-`python -m docs.keys --write` makes this page from the models: `dlemu/workload/` has
+`python -m docs.keys --write` makes this page from the models: `dlemu/config/` has
 those of jobs.
 
 - A key is written as `key=value`, in any order behind the command.

@@ -42,25 +42,25 @@ import numpy as np
 import yaml
 
 from dlemu.cli.main import run
+from dlemu.config.compose import compose_words
+from dlemu.config.model import check_workload, load_workload
+from dlemu.config.sections import ColumnSection
 from dlemu.contract import content, file_samples, write_file
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import FORMATS, Format, raw, tfrecord
 from dlemu.formats.parquet import Parquet
-from dlemu.paths.sweep import Cell, cells_of
+from dlemu.judge.records import JsonLines, dump_workload, read_config
+from dlemu.ranks.messages import MAX_BYTES, Stream, Word, decode, encode
+from dlemu.ranks.world import Alone
 from dlemu.report import stored as storing
-from dlemu.results.records import JsonLines, dump_workload, read_config
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.predict import predict
 from dlemu.storage.counted import CountedFile
 from dlemu.terminal import shown
+from dlemu.tools.paths.sweep import Cell, cells_of
 from dlemu.units import PAGE_BYTES
-from dlemu.workload.compose import compose_words
-from dlemu.workload.model import check_workload, load_workload
-from dlemu.workload.sections import ColumnSection
-from dlemu.world.messages import MAX_BYTES, Stream, Word, decode, encode
-from dlemu.world.world import Alone
 from tests.lab.commands import QUICK, SMALL
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from typing import Any
 _PRODUCT = ("dlemu", "datagen")
 _WIDE = ("tests/test_golden.py", "tests/test_refusals.py")
 """Notice most."""
-_NOWHERE = ("dlemu/gpu/cuda.py", "dlemu/gpu/compute.py", "dlemu/loaders/dali/")
+_NOWHERE = ("dlemu/storage/gpu/cuda.py", "dlemu/run/compute.py", "dlemu/loaders/dali/")
 """Needs a GPU, which the tests of most hosts do without."""
 _OTHER: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},

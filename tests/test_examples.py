@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.workload.model import load_workload
+from dlemu.config.model import load_workload
 from tests.lab.commands import execute
 from tests.sizing.conftest import no_pictures as no_pictures
 

@@ -17,44 +17,38 @@ GROUND = {"errors", "units", "clock", "terminal", "plugins"}
 """Modules that stand in dlemu/ itself; every folder may import them."""
 
 MAY_IMPORT = {
-    "world": "",
+    "ranks": "",
     "host": "",
-    "workload": "formats",
-    "storage": "host world",
-    "objects": "workload",
-    "formats": "storage",
-    "dataset": "formats workload host world",
-    "gpu": "host storage",
-    "datagen": "dataset formats host objects storage workload world",
-    "tier": "dataset host storage workload world",
-    "loaders": "datagen dataset formats gpu host objects storage tier workload",
-    "results": "dataset host objects storage workload world",
-    "report": "checkpoint host paths results storage training workload",
-    "library": "report run sizing workload world",
-    "checkpoint": "datagen dataset host results storage workload world",
-    "run": "checkpoint datagen dataset gpu host loaders objects results storage tier workload "
-    "world",
-    "training": "datagen dataset gpu host loaders results storage workload world",
-    "sizing": "checkpoint datagen dataset host loaders results run storage tier workload world",
-    "paths": "gpu host results storage workload",
-    "load": "gpu host paths storage workload",
-    "steptime": "host results workload",
-    "cli": "checkpoint datagen dataset gpu host library load paths report results "
-    "run sizing steptime tier workload world",
-    "contract": "datagen formats storage",
     "workloads": "",
+    "storage": "host ranks",
+    "formats": "storage",
+    "config": "formats storage",
+    "dataset": "config formats host ranks storage",
+    "judge": "config dataset host ranks storage",
+    "datagen": "config dataset formats host ranks storage",
+    "tools": "config host judge storage",
+    "checkpoint": "config datagen dataset host judge ranks storage",
+    "contract": "datagen formats storage",
+    "loaders": "config datagen dataset formats host ranks storage",
+    "run": "checkpoint config datagen dataset host judge loaders ranks storage",
+    "meter": "config judge ranks run",
+    "sizing": "checkpoint config datagen dataset host judge loaders ranks run storage",
+    "report": "checkpoint config host judge meter storage tools",
+    "api": "config datagen dataset loaders ranks report run sizing storage",
+    "cli": "api checkpoint config datagen dataset host judge loaders ranks report run sizing "
+    "storage tools",
 }
 """Who may import whom, beside the ground. docs/architecture.md says why."""
 
 SPEAKERS = {
     "cli",
     "contract",
-    "library",
-    "results.lifecycle",
+    "api",
+    "judge.lifecycle",
     "run",
     "sizing",
-    "world.ending",
-    "world.watchdog",
+    "ranks.ending",
+    "ranks.watchdog",
     "__main__",
 }
 """Who may say something on the terminal; everybody else returns or raises it."""
@@ -66,14 +60,14 @@ MAY_NEED = {
     "loaders.dali.pipelines": {"nvidia", "torch", "cupy"},
     "loaders.dali.readers": {"nvidia", "torch", "cupy"},
     "report.png": {"matplotlib"},
-    "steptime.networks": {"torch"},
+    "tools.steptime.networks": {"torch"},
 }
 """Modules that are imported on demand, and what they may import as they are."""
 
-INTERFACE = {"hydra": {"workload.compose"}, "rich": {"cli.progress", "report.text"}}
+INTERFACE = {"hydra": {"config.compose"}, "rich": {"cli.progress", "report.text"}}
 """Libraries of the command line, and the modules that know them."""
 
-DIRECT = {"storage", "gpu", "paths.blocks"}
+DIRECT = {"storage", "storage.gpu", "tools.paths.blocks"}
 """Who may know O_DIRECT: others ask storage. The last one measures O_DIRECT itself."""
 
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}
@@ -178,7 +172,7 @@ def test_the_table_is_no_wider_than_the_imports() -> None:
 def test_only_the_command_line_and_notebooks_present() -> None:
     """A job returns a document; who asked for it makes text of it."""
     importers = {folder for folder, names in MAY_IMPORT.items() if "report" in names.split()}
-    assert importers == {"cli", "library"}
+    assert importers == {"cli", "api"}
 
 
 def test_folders_import_in_one_direction() -> None:

@@ -167,9 +167,9 @@ def test_what_adds_nothing_is_a_candidate_but_for_what_stays(tmp_path: Path) -> 
 
 
 def test_changes_are_drawn_by_a_seed_and_are_code() -> None:
-    drawn = draw(ROOT, 40, 1, ["dlemu/results", "dlemu/units"])
-    assert drawn == draw(ROOT, 40, 1, ["dlemu/results", "dlemu/units"])
-    assert drawn != draw(ROOT, 40, 2, ["dlemu/results", "dlemu/units"])
+    drawn = draw(ROOT, 40, 1, ["dlemu/judge", "dlemu/units"])
+    assert drawn == draw(ROOT, 40, 1, ["dlemu/judge", "dlemu/units"])
+    assert drawn != draw(ROOT, 40, 2, ["dlemu/judge", "dlemu/units"])
     mutations = [Mutation(**each) for each in drawn]
     assert stale(mutations, ROOT) == []
     assert len({each.name for each in mutations}) == 40

@@ -16,8 +16,8 @@ from dlemu.formats import FORMATS, FileSamples, Places, Read, Sink
 from dlemu.formats.format import Field, Parsed
 from dlemu.formats.npy import Npy
 from dlemu.plugins import Registry
+from dlemu.ranks.world import Alone
 from dlemu.storage.counted import CountedFile
-from dlemu.world.world import Alone
 from tests.lab.commands import QUICK, SMALL
 from tests.lab.dataset import generated, workload_of
 

@@ -18,11 +18,11 @@ import pytest
 from dlemu import terminal
 from dlemu.cli.main import run
 from dlemu.cli.words import is_key_value
+from dlemu.config.commands import command
+from dlemu.config.compose import refuse_tilde
+from dlemu.config.model import load_workload
 from dlemu.errors import RunError, WorkloadError
 from dlemu.terminal import shown, shown_line, terminal_width, turn
-from dlemu.workload.commands import command
-from dlemu.workload.compose import refuse_tilde
-from dlemu.workload.model import load_workload
 from tests.lab.commands import QUICK, SMALL, dlemu
 from tests.test_layers import MODULES, ROOT
 

@@ -13,20 +13,20 @@ from dlemu.checkpoint.folder import Opened, folder_of, opened
 from dlemu.checkpoint.job import CheckpointJob
 from dlemu.checkpoint.outcome import Conditions, Entry, dlio_metric, find_limit, judge
 from dlemu.checkpoint.plan import Plan, planned
+from dlemu.config.model import Workload
 from dlemu.host.devices import mount_under
 from dlemu.host.limits import host_memory_bytes
 from dlemu.host.observer import HostObserver
 from dlemu.host.place import find_system
 from dlemu.host.wear import WearWatch, combine_hosts
-from dlemu.results.header import place_fields
-from dlemu.results.lifecycle import begun, versions
-from dlemu.results.records import host_file
-from dlemu.results.summary import time_of_day
+from dlemu.judge.header import place_fields
+from dlemu.judge.lifecycle import begun, versions
+from dlemu.judge.records import host_file
+from dlemu.judge.summary import time_of_day
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import World
 from dlemu.storage.pagecache import Pages
 from dlemu.terminal import silent
-from dlemu.workload.model import Workload
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import World
 
 Summary = dict[str, Any]
 _COUNTERS = "while reading the drives' counters"

@@ -10,9 +10,9 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from dlemu.checkpoint.writer import Stopped
 from dlemu.host.devices import PROC, devices_under, read_text
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import World
 from dlemu.units import format_bytes, format_rate
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import World
 
 T = TypeVar("T")
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.05, 1.0, 0.02

@@ -15,13 +15,13 @@ from pathlib import Path
 from dlemu.checkpoint.dcp import FILES
 from dlemu.checkpoint.dcp import folder_of as dcp_folder
 from dlemu.checkpoint.plan import Plan
+from dlemu.config.model import Workload
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
+from dlemu.ranks.world import World
 from dlemu.storage.atomic import partial_path
 from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, room
 from dlemu.storage.probe import probe_writing
 from dlemu.units import counted, format_bytes
-from dlemu.workload.model import Workload
-from dlemu.world.world import World
 
 Say = Callable[[str], None]
 RECORD = "dlemu-checkpoints.json"

@@ -21,17 +21,17 @@ from dlemu.checkpoint.shares import share_of
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
+from dlemu.config.checkpoint_sections import CheckpointSection
+from dlemu.config.model import Workload
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
-from dlemu.results.checkpoints import CheckpointFields
-from dlemu.results.records import Steps
-from dlemu.results.sums import step_seconds
+from dlemu.judge.checkpoints import CheckpointFields
+from dlemu.judge.records import Steps
+from dlemu.judge.sums import step_seconds
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import World
 from dlemu.units import counted, format_bytes
-from dlemu.workload.checkpoint_sections import CheckpointSection
-from dlemu.workload.model import Workload
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import World
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,19 @@ from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.checkpoint.writer import Writer
+from dlemu.config.model import Workload
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import summarize_interval
 from dlemu.host.observer import HostObserver
-from dlemu.results.delivered import stored_bytes
+from dlemu.judge.delivered import stored_bytes
+from dlemu.ranks.ending import last_act
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import World
 from dlemu.storage.atomic import sync_folder
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.units import format_rate, format_seconds
-from dlemu.workload.model import Workload
-from dlemu.world.ending import last_act
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import World
 
 Say = Callable[[str], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -12,10 +12,10 @@ from dlemu.checkpoint.shares import (
     share_of,
     total_bytes,
 )
+from dlemu.config.model import Workload
 from dlemu.dataset.rule import accelerators_of
 from dlemu.errors import WorkloadError
-from dlemu.workload.model import Workload
-from dlemu.world.world import Alone, World
+from dlemu.ranks.world import Alone, World
 
 RATE_ERROR = 0.36
 """Relative error of a drive's rate. It is that of reads in published results (docs/prediction.md);

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from dlemu.config.checkpoint_sections import ModelSection
 from dlemu.errors import WorkloadError
 from dlemu.units import counted
-from dlemu.workload.checkpoint_sections import ModelSection
 
 _BYTES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 _SUBSET = 8

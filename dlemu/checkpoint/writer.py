@@ -17,11 +17,11 @@ from typing import Self
 import numpy as np
 
 from dlemu.checkpoint.times import WriteTimes
+from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.datagen.content import Content
 from dlemu.storage.atomic import create, replacing, sync_folder
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.units import PAGE_BYTES, round_up
-from dlemu.workload.checkpoint_sections import CheckpointSection
 
 _SPARE_BUFFERS = 2
 """Buffers beside those that are being written: one is full while the next is being filled."""

@@ -9,9 +9,7 @@ from typing import Any
 
 from dlemu.cli.commands import COMMANDS, Command
 from dlemu.cli.words import DRY_RUN, Words, parse
-from dlemu.errors import DlemuError, WorkloadError
-from dlemu.terminal import Answer, answer, begin_log, complain, keep_stdout, log_to, say
-from dlemu.workload.compose import (
+from dlemu.config.compose import (
     compose_words,
     known_models,
     known_workloads,
@@ -19,7 +17,9 @@ from dlemu.workload.compose import (
     sweeps,
     without_secrets,
 )
-from dlemu.world.world import World
+from dlemu.errors import DlemuError, WorkloadError
+from dlemu.ranks.world import World
+from dlemu.terminal import Answer, answer, begin_log, complain, keep_stdout, log_to, say
 
 _OF_MODELS = ("checkpoint", "predict")
 """Commands that take a model alone."""
@@ -80,7 +80,7 @@ class _Job:
 
     def _show(self, workload: Any, *, as_json: bool) -> None:
         """Print all keys with their values."""
-        from dlemu.results.records import dump_workload
+        from dlemu.judge.records import dump_workload
 
         if not as_json:
             say(Answer(dump_workload(workload).rstrip("\n")))
@@ -119,8 +119,8 @@ class _Job:
             ) from None
 
     def _workload(self, words: Words, world: World) -> Any:
-        from dlemu.workload.idle import Job, idle_keys
-        from dlemu.workload.model import check_workload
+        from dlemu.config.idle import Job, idle_keys
+        from dlemu.config.model import check_workload
 
         folder = self._folder(words)
         overrides = words.overrides

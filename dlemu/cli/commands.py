@@ -92,7 +92,7 @@ COMMANDS: dict[str, Command] = {
         "them. The same command goes on where it was interrupted.",
         options=FOR_SCRIPTS,
         module="dlemu.cli.paths",
-        arguments="dlemu.paths.sweep:Sweep",
+        arguments="dlemu.tools.paths.sweep:Sweep",
         measures=True,
     ),
     "load": Command(
@@ -105,7 +105,7 @@ COMMANDS: dict[str, Command] = {
         "arithmetic, from the datasheets of drives.",
         options=FOR_SCRIPTS,
         module="dlemu.cli.load",
-        arguments="dlemu.load.measure:Load",
+        arguments="dlemu.tools.model_load.measure:Load",
         measures=True,
     ),
     "steptime": Command(

@@ -8,11 +8,11 @@ from pydantic import BeforeValidator
 
 from dlemu.cli.scripts import json_text
 from dlemu.cli.words import Words
+from dlemu.config.sections import Arguments
 from dlemu.errors import WorkloadError
 from dlemu.report.compare import compare_folders, losses, present_compare
 from dlemu.report.text import answer_of
 from dlemu.terminal import Answer, answer, say, shown_line
-from dlemu.workload.sections import Arguments
 
 _MAX_LOSS = "compare.max_loss"
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")

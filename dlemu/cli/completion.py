@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.help import OPTIONS_OF_ALL, keys_of, own_keys
 from dlemu.cli.words import OPTIONS, Words
+from dlemu.config.keys import all_keys
 from dlemu.errors import WorkloadError
 from dlemu.terminal import Answer, say
-from dlemu.workload.keys import all_keys
 
 SHELLS = ("bash", "zsh")
 

@@ -16,16 +16,16 @@ from typing import Literal
 
 from dlemu.cli.words import Words
 from dlemu.clock import WallClock, timer_error
+from dlemu.config.sections import Arguments, Section
 from dlemu.errors import RunError, WorkloadError
-from dlemu.gpu import availability as gds
-from dlemu.gpu import cuda
 from dlemu.host.devices import devices_under, mount_under, read_text
 from dlemu.host.limits import host_memory_bytes, usable_cpus
 from dlemu.report.text import answer_of
 from dlemu.report.tools import present_doctor
+from dlemu.storage.gpu import availability as gds
+from dlemu.storage.gpu import cuda
 from dlemu.terminal import say
 from dlemu.units import format_bytes, format_seconds
-from dlemu.workload.sections import Arguments, Section
 
 
 class Wanted(Section, strict=False):
@@ -266,7 +266,7 @@ def _queue(queue: Path) -> str:
 
 def _direct(folder: Path) -> Check:
     """Try O_DIRECT on a file of our own."""
-    from dlemu.paths.sweep import smallest_direct
+    from dlemu.tools.paths.sweep import smallest_direct
 
     try:
         return Check("O_DIRECT", "ok", f"works, aligned to {smallest_direct(folder)} bytes")

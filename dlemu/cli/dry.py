@@ -22,17 +22,17 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DlemuError
+from dlemu.judge.header import introduction, place_fields
+from dlemu.loaders.cache.forecast import forecast_tier
+from dlemu.loaders.cache.host import check_tier, has_tier
+from dlemu.ranks.world import Alone, World
 from dlemu.report.checkpoint import present_plan
 from dlemu.report.text import render_text
-from dlemu.results.header import introduction, place_fields
 from dlemu.run.forecast import check_run, forecast_run
 from dlemu.sizing.measured import settle
 from dlemu.sizing.targets import find_jobs
 from dlemu.terminal import say, silent
-from dlemu.tier.forecast import forecast_tier
-from dlemu.tier.host import check_tier, has_tier
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
-from dlemu.world.world import Alone, World
 
 _READERS = 64
 """Threads that show what a drive gives to many accelerators."""

@@ -9,11 +9,11 @@ from importlib import import_module
 
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.words import OPTIONS
+from dlemu.config.commands import value_of
+from dlemu.config.compose import known_workloads, read_yaml
+from dlemu.config.keys import Key, about, all_keys, keys_of_model
+from dlemu.config.model import read_by
 from dlemu.errors import WorkloadError, did_you_mean
-from dlemu.workload.commands import value_of
-from dlemu.workload.compose import known_workloads, read_yaml
-from dlemu.workload.keys import Key, about, all_keys, keys_of_model
-from dlemu.workload.model import read_by
 
 _WIDTH = 96
 

@@ -25,16 +25,16 @@ from dlemu.cli.scripts import (
     size_row,
 )
 from dlemu.cli.words import Words
+from dlemu.config.commands import word
+from dlemu.config.compose import known_models
+from dlemu.config.model import Workload
+from dlemu.config.objects import access_of
 from dlemu.errors import WorkloadError
-from dlemu.objects.location import Access, in_bucket, object_path
+from dlemu.ranks.world import World
 from dlemu.run.live import Live
+from dlemu.storage.s3.location import Access, in_bucket, object_path
 from dlemu.terminal import Answer, answer, say, shown_line, terminal_width
 from dlemu.units import counted
-from dlemu.workload.commands import word
-from dlemu.workload.compose import known_models
-from dlemu.workload.model import Workload
-from dlemu.workload.objects import access_of
-from dlemu.world.world import World
 
 if TYPE_CHECKING:
     from dlemu.sizing.answers import Sized
@@ -78,7 +78,7 @@ def _generate(workload: Workload, world: World) -> int:
     from dlemu.cli.wear import watched
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
-    from dlemu.results.header import introduction
+    from dlemu.judge.header import introduction
 
     workload = resolve_auto(workload, world)
     folder, done = workload.data_folder, [0]
@@ -171,7 +171,7 @@ def run(workload: Workload, world: World, words: Words) -> int:
 def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
     """Write the dataset if that is asked for, and run; return the exit status."""
     from dlemu.cli.report import show, show_on_the_way
-    from dlemu.results.judgement import EXIT_STATUS
+    from dlemu.judge.judgement import EXIT_STATUS
     from dlemu.run.job import check_job, run_job
 
     def for_scripts() -> Script:
@@ -234,7 +234,7 @@ def size_storage(
 
     `typed` are the words behind `dlemu size`, for the command that resumes.
     """
-    from dlemu.library import keep
+    from dlemu.api import keep
     from dlemu.report.sizing import present_answer, present_table
     from dlemu.report.text import answer_of
     from dlemu.sizing.measured import size_all
@@ -316,9 +316,9 @@ def checkpoint(workload: Workload, world: World, words: Words) -> int:
     """write a model's checkpoints, read them back, and say how long each takes"""
     from dlemu.checkpoint.command import run_checkpoints
     from dlemu.checkpoint.crew import Progress
+    from dlemu.judge.judgement import EXIT_STATUS
     from dlemu.report.checkpoint import present_checkpoint, present_plan
     from dlemu.report.text import answer_of, render_text
-    from dlemu.results.judgement import EXIT_STATUS
 
     if "--verify" in words.options:
         workload = workload.with_keys({"checkpoint.verify": True})
@@ -348,7 +348,7 @@ def steptime(workload: Workload, world: World, words: Words) -> int:
     from dlemu.report.blocks import Command
     from dlemu.report.text import answer_of
     from dlemu.report.tools import present_steptime
-    from dlemu.steptime.job import measure_steps
+    from dlemu.tools.steptime.job import measure_steps
 
     document, path = measure_steps(workload, say)
     folder = workload.dataset.data_folder or "/path/on/the/storage"

@@ -8,11 +8,11 @@ from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, short_hash
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
-from dlemu.load.measure import Load, document_of, measure
+from dlemu.judge.summary import time_of_day
 from dlemu.report.text import answer_of
 from dlemu.report.tools import present_load
-from dlemu.results.summary import time_of_day
 from dlemu.terminal import say
+from dlemu.tools.model_load.measure import Load, document_of, measure
 
 COLUMNS = (
     *("time", "id", "label", "model", "scale", "num_files", "num_bytes", "way", "readers"),

@@ -10,10 +10,10 @@ from dlemu.cli.command import call
 from dlemu.cli.commands import COMMANDS, usage
 from dlemu.cli.spellings import refusal
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
+from dlemu.ranks.ending import Interrupts
+from dlemu.ranks.mpi import make_world
+from dlemu.ranks.world import PeerError, World
 from dlemu.terminal import Answer, complain, open_streams, say, set_mode
-from dlemu.world.ending import Interrupts
-from dlemu.world.mpi import make_world
-from dlemu.world.world import PeerError, World
 
 _MEANT = {"version": "dlemu --version", "list": "workloads", "bench": "run", "benchmark": "run"}
 """What others call a command."""

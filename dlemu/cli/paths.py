@@ -14,13 +14,13 @@ from dlemu.cli.scripts import Script, drive_models, short_hash
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
 from dlemu.host.place import find_system
-from dlemu.paths.sweep import CELLS, Cell, Sweep, run_paths
+from dlemu.judge.records import write_text
+from dlemu.judge.summary import time_of_day
 from dlemu.report.paths import plots_of, present_paths, title_of
 from dlemu.report.table import Row
 from dlemu.report.text import answer_of, render_text
-from dlemu.results.records import write_text
-from dlemu.results.summary import time_of_day
 from dlemu.terminal import say
+from dlemu.tools.paths.sweep import CELLS, Cell, Sweep, run_paths
 
 _NEWER = ("queue_depth", "queues", "cpu_seconds_per_million_ios")
 COLUMNS = (

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlemu.datagen.work import FileProgress
+from dlemu.ranks.ending import last_act
+from dlemu.ranks.world import World
 from dlemu.terminal import erased_by, is_quiet, say, shown_line, turn
 from dlemu.units import format_bytes, format_left, format_rate, format_seconds
-from dlemu.world.ending import last_act
-from dlemu.world.world import World
 
 if TYPE_CHECKING:
     from dlemu.run.live import RunProgress

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from dlemu.cli.words import Words
+from dlemu.config.compose import value_of_word
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
+from dlemu.judge.records import SUMMARY, plain
 from dlemu.report.blocks import Lines, Section
 from dlemu.report.page import across, page_of, present_stored, section
 from dlemu.report.stored import ANSWER, Stored, find_results, read_result
 from dlemu.report.text import answer_of
-from dlemu.results.records import SUMMARY, plain
 from dlemu.terminal import Answer, answer, complain, say, shown_line
 from dlemu.units import counted
-from dlemu.workload.compose import value_of_word
 
 _OUTPUTS = Path("outputs")
 _LEGEND = "AU by dlemu's formula, without the first step; as recorded: by the tool itself"

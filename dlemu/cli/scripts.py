@@ -11,20 +11,20 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
 from dlemu.cli.words import Words
+from dlemu.config.commands import value_of
 from dlemu.errors import WorkloadError
 from dlemu.host.place import find_system
+from dlemu.judge.records import plain
+from dlemu.judge.summary import time_of_day
 from dlemu.report.table import Row, append_rows, check_table
-from dlemu.results.records import plain
-from dlemu.results.summary import time_of_day
 from dlemu.terminal import answer
 from dlemu.units import each_once
-from dlemu.workload.commands import value_of
 
 if TYPE_CHECKING:
+    from dlemu.config.model import Workload
     from dlemu.dataset.rule import DatasetSize
     from dlemu.sizing.answers import Sized
     from dlemu.sizing.predict import Predicted
-    from dlemu.workload.model import Workload
 
 _FIRST = ("time", "id", "label", "workload")
 _LAST = ("host", "drive_model", "dlemu_version", "overrides_hash", "folder")

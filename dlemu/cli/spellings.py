@@ -6,8 +6,8 @@ what to write.
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from dlemu.config.compose import known_workloads, refuse_tilde
 from dlemu.errors import WorkloadError
-from dlemu.workload.compose import known_workloads, refuse_tilde
 
 _KEYS = {
     "--num-accelerators": "num_accelerators",

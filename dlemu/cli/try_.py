@@ -4,13 +4,13 @@ from typing import Any
 
 from dlemu.cli.scripts import SIZE, Script, size_row
 from dlemu.cli.words import Words
+from dlemu.config.compose import value_of_word
 from dlemu.errors import WorkloadError
 from dlemu.report.sizing import present_sizing, write_table
 from dlemu.report.text import answer_of
 from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.first import Trial, load_jobs, try_storage
 from dlemu.terminal import say
-from dlemu.workload.compose import value_of_word
 
 
 def main(words: Words) -> int:

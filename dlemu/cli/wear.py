@@ -9,17 +9,17 @@ from pydantic import Field
 
 from dlemu.cli.scripts import json_text
 from dlemu.cli.words import Words
+from dlemu.config.model import Drive, NamedDrive
+from dlemu.config.sections import Arguments, Share, Use
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under
 from dlemu.host.drive_counters import Lifetime, lifetime
 from dlemu.host.wear import WearWatch, combine_hosts
+from dlemu.judge.wear import Sustained, has_writes, sustained, wear_line
+from dlemu.ranks.world import World
 from dlemu.report.text import answer_of
 from dlemu.report.tools import present_wear
-from dlemu.results.wear import Sustained, has_writes, sustained, wear_line
 from dlemu.terminal import answer, detail, say
-from dlemu.workload.model import Drive, NamedDrive
-from dlemu.workload.sections import Arguments, Share, Use
-from dlemu.world.world import World
 
 
 class Endurance(Arguments):

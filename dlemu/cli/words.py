@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.cli.spellings import translated
+from dlemu.config.compose import refuse_tilde, set_key, without_secrets
 from dlemu.errors import WorkloadError, did_you_mean
-from dlemu.workload.compose import refuse_tilde, set_key, without_secrets
 
 _KEY = re.compile(r"[+~]*(?:[\w.@]*|hydra/[\w/]*)", re.ASCII)
 """A key, or a group of Hydra's own keys, as in hydra/job_logging=none."""

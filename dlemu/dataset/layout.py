@@ -15,11 +15,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.config.model import Workload
+from dlemu.config.sections import ColumnSection, DatasetSection
 from dlemu.errors import WorkloadError
 from dlemu.formats import format_of
-from dlemu.objects.location import Access
-from dlemu.workload.model import Workload
-from dlemu.workload.sections import ColumnSection, DatasetSection
+from dlemu.storage.s3.location import Access
 
 Samples = NDArray[np.int64]
 

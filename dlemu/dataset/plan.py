@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.config.model import Workload
 from dlemu.dataset.layout import Layout, Samples, hashed
 from dlemu.errors import WorkloadError
 from dlemu.formats import format_of
 from dlemu.units import ceil_div, counted
-from dlemu.workload.model import Workload
 
 _WHOLE = 1 << 24
 """Samples up to which each rank makes the order of all: 0.8 s, 128 MiB. Of more, a rank computes

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from dlemu.config.commands import command
+from dlemu.config.model import Workload
+from dlemu.config.sections import MOST_FILES, DatasetSection
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.limits import host_memory_bytes
-from dlemu.objects.location import in_bucket
+from dlemu.ranks.world import Alone, World
+from dlemu.storage.s3.location import in_bucket
 from dlemu.units import PAGE_BYTES, ceil_div, counted, format_bytes
-from dlemu.workload.commands import command
-from dlemu.workload.model import Workload
-from dlemu.workload.sections import MOST_FILES, DatasetSection
-from dlemu.world.world import Alone, World
 
 STEPS_PER_EPOCH = 500
 MEMORY_MULTIPLE = 5

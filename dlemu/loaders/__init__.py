@@ -20,15 +20,15 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.config.model import Workload
+from dlemu.config.sections import LOADERS
 from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
 from dlemu.loaders.descriptors import make_room
-from dlemu.objects.counts import GetCounts
-from dlemu.objects.location import in_bucket
 from dlemu.storage.path_bytes import PathBytes
-from dlemu.workload.model import Workload
-from dlemu.workload.sections import LOADERS
+from dlemu.storage.s3.counts import GetCounts
+from dlemu.storage.s3.location import in_bucket
 
 
 @dataclass(frozen=True, slots=True)

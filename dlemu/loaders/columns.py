@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dlemu.config.model import Workload
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import format_of
@@ -21,7 +22,6 @@ from dlemu.loaders.objects import ObjectReader
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
 from dlemu.storage.counted import CountedFile
 from dlemu.storage.extents import ExtentReader, File
-from dlemu.workload.model import Workload
 
 
 @dataclass(slots=True, eq=False)

@@ -3,11 +3,11 @@
 import resource
 import sys
 
+from dlemu.config.model import Workload
 from dlemu.errors import WorkloadError
-from dlemu.objects.location import in_bucket
-from dlemu.tier.host import has_tier
+from dlemu.loaders.cache.host import has_tier
+from dlemu.storage.s3.location import in_bucket
 from dlemu.units import counted
-from dlemu.workload.model import Workload
 
 OTHERS = 128
 """Descriptors for everything else in the process."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.config.model import Workload
 from dlemu.datagen.survey import Found, largest_file
 from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
@@ -18,10 +19,9 @@ from dlemu.formats import format_of
 from dlemu.host.limits import free_memory_bytes
 from dlemu.loaders.objects import WHOLE_BYTES
 from dlemu.loaders.preprocessing import block_seconds
-from dlemu.objects.location import in_bucket
 from dlemu.storage.extents import Part, settle_direct
+from dlemu.storage.s3.location import in_bucket
 from dlemu.units import ceil_div, counted, format_bytes, round_up
-from dlemu.workload.model import Workload
 
 Memory = NDArray[np.uint8]
 

@@ -33,8 +33,8 @@ from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, StepCollector, Window
 from dlemu.loaders.worker import SampleReader, make_batch
-from dlemu.objects.counts import GetCounts
 from dlemu.storage.buffers import aligned_buffer
+from dlemu.storage.s3.counts import GetCounts
 
 
 @dataclass(slots=True, eq=False)

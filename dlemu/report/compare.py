@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from dlemu.config.compose import PATH_KEYS
+from dlemu.config.model import Workload, leaves
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
+from dlemu.judge.metrics import t95
+from dlemu.judge.records import SUMMARY, read_config, read_summary
+from dlemu.judge.summary import limit_name
 from dlemu.report.blocks import Block, Document, Lines, Table
 from dlemu.report.stored import ANSWER, Stored, read_result
-from dlemu.results.metrics import t95
-from dlemu.results.records import SUMMARY, read_config, read_summary
-from dlemu.results.summary import limit_name
 from dlemu.units import counted, each_once
-from dlemu.workload.compose import PATH_KEYS
-from dlemu.workload.model import Workload, leaves
 
 _PATHS = PATH_KEYS | {"size.targets"}
 _IN_SYSTEM = {"host", "num_hosts", "device", "model", "firmware", "memory_bytes"}

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.results.records import STEP, Steps
-from dlemu.results.sums import step_seconds
+from dlemu.judge.records import STEP, Steps
+from dlemu.judge.sums import step_seconds
 from dlemu.storage.regular import read_regular
 
 _OUTPUT = re.compile(r"(\d+)_output\.json")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dlemu.results.header import dataset_text, host_text, storage_text
+from dlemu.judge.header import dataset_text, host_text, storage_text
 from dlemu.units import counted, each_once
 
 Summary = Mapping[str, Any]

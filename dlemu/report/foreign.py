@@ -14,18 +14,18 @@ from typing import Any, cast
 
 import numpy as np
 
+from dlemu.config.compose import read_yaml
+from dlemu.config.model import Workload, check_workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
+from dlemu.judge.metrics import Metrics, measure, measure_run
+from dlemu.judge.outcome import with_metrics
+from dlemu.judge.records import SUMMARY
+from dlemu.judge.summary import Summary
+from dlemu.judge.sums import Edition
 from dlemu.report.blocks import Block, Document, Lines, Verdict, over_epochs
 from dlemu.report.dlio_steps import DlioSteps, read_object, read_output, steps_of
 from dlemu.report.run import present_run, tone_of
-from dlemu.results.metrics import Metrics, measure, measure_run
-from dlemu.results.outcome import with_metrics
-from dlemu.results.records import SUMMARY
-from dlemu.results.summary import Summary
-from dlemu.results.sums import Edition
 from dlemu.units import counted
-from dlemu.workload.compose import read_yaml
-from dlemu.workload.model import Workload, check_workload
 
 _TIME = re.compile(r"\d{8}_\d{6}|\d{4}(-\d\d){5}")
 """mlpstorage's and DLIO's names of a run's folder."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
+from dlemu.judge.bottleneck import latencies
+from dlemu.judge.wear import belongs_to, wear_line
 from dlemu.report.blocks import Document
 from dlemu.report.plot import Look, Plot, axis_from_zero, axis_of_numbers, dotted
-from dlemu.results.bottleneck import latencies
-from dlemu.results.wear import belongs_to, wear_line
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _HALF_FULL = 0.5

@@ -1,8 +1,8 @@
 """The meter of a training loop with its report: `dlemu.Meter`."""
 
+from dlemu import meter
 from dlemu.report.run import present_run
 from dlemu.report.text import render_text
-from dlemu.training import meter
 
 
 class Meter(meter.Meter):

@@ -5,6 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from dlemu.judge.records import CONFIG
+from dlemu.judge.series import HostSeries, Interval, series_of
+from dlemu.judge.summary import limit_name
 from dlemu.report import checkpoint, sizing
 from dlemu.report.blocks import (
     Block,
@@ -22,9 +25,6 @@ from dlemu.report.html import render_page
 from dlemu.report.plot import Axis, Bands, Plot, Series, axis_from_zero
 from dlemu.report.run import present_run, present_runs
 from dlemu.report.stored import Stored, attempts_of, cut_runs
-from dlemu.results.records import CONFIG
-from dlemu.results.series import HostSeries, Interval, series_of
-from dlemu.results.summary import limit_name
 from dlemu.units import each_once, rate_unit
 
 _LEAST_SECONDS = 0.2

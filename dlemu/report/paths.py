@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from dlemu.paths.blocks import PROCESSES_BELOW
 from dlemu.report.blocks import Block, Column, Document, Lines, Table, Verdict, table_of
 from dlemu.report.plot import Look, Plot, Series, axis_from_zero, axis_of_names
+from dlemu.tools.paths.blocks import PROCESSES_BELOW
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 Cell = Mapping[str, Any]

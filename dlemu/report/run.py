@@ -3,6 +3,10 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from dlemu.judge.losses import LOSSES
+from dlemu.judge.metrics import passes
+from dlemu.judge.records import UNFINISHED
+from dlemu.judge.several import REPEATABILITY, counting_rows
 from dlemu.report.blocks import (
     Block,
     Column,
@@ -19,10 +23,6 @@ from dlemu.report.blocks import (
 from dlemu.report.cache import present_cache
 from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines
 from dlemu.report.plot import Axis, Plot, axis_of_au, axis_of_numbers, dotted, level
-from dlemu.results.losses import LOSSES
-from dlemu.results.metrics import passes
-from dlemu.results.records import UNFINISHED
-from dlemu.results.several import REPEATABILITY, counting_rows
 from dlemu.units import counted
 
 _LEAST_LOST = 0.0005

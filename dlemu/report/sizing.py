@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from dlemu.judge.metrics import passes
+from dlemu.judge.records import write_text
 from dlemu.report.blocks import (
     Block,
     Column,
@@ -34,8 +36,6 @@ from dlemu.report.plot import (
     level,
 )
 from dlemu.report.text import render_markdown
-from dlemu.results.metrics import passes
-from dlemu.results.records import write_text
 from dlemu.units import counted, format_bytes, format_rate, format_seconds, rate_unit
 
 Answer = Mapping[str, Any]

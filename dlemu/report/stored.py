@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.report.foreign import read_foreign
-from dlemu.results.judgement import EXIT_STATUS, describe_end
-from dlemu.results.metrics import measure_sums
-from dlemu.results.outcome import with_metrics
-from dlemu.results.records import (
+from dlemu.judge.judgement import EXIT_STATUS, describe_end
+from dlemu.judge.metrics import measure_sums
+from dlemu.judge.outcome import with_metrics
+from dlemu.judge.records import (
     CONFIG,
     SUMMARY,
     UNFINISHED,
@@ -28,9 +27,10 @@ from dlemu.results.records import (
     read_config,
     read_summary,
 )
-from dlemu.results.several import counting_rows, judge_runs, row_of
-from dlemu.results.summary import RunRow, RunsSummary, Summary
-from dlemu.results.sums import Rule, sum_all
+from dlemu.judge.several import counting_rows, judge_runs, row_of
+from dlemu.judge.summary import RunRow, RunsSummary, Summary
+from dlemu.judge.sums import Rule, sum_all
+from dlemu.report.foreign import read_foreign
 from dlemu.storage.regular import read_regular
 from dlemu.units import counted
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.errors import WorkloadError
-from dlemu.results.records import named, plain
+from dlemu.judge.records import named, plain
 from dlemu.storage.atomic import append_whole
 from dlemu.storage.regular import check_regular
 

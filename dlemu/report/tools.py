@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from dlemu.judge.wear import is_binary
 from dlemu.report.blocks import (
     Block,
     Column,
@@ -15,7 +16,6 @@ from dlemu.report.blocks import (
     Verdict,
     table_of,
 )
-from dlemu.results.wear import is_binary
 from dlemu.units import counted, format_bytes, format_drive_bytes, format_rate, format_seconds
 
 # --- dlemu datasize -------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.intervals import IntervalSummary
+from dlemu.judge.records import STEP, Steps, map_steps
+from dlemu.judge.series import HostSeries, series_of
+from dlemu.judge.sums import epoch_spans, step_seconds
 from dlemu.report.foreign import read_leaf
 from dlemu.report.stored import Stored
-from dlemu.results.records import STEP, Steps, map_steps
-from dlemu.results.series import HostSeries, series_of
-from dlemu.results.sums import epoch_spans, step_seconds
 from dlemu.storage.atomic import create, replacing
 
 _CHUNK = 8192

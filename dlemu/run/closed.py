@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from dlemu.config.model import Workload, leaves, load_workload
+from dlemu.config.published import differing
 from dlemu.dataset.rule import MEMORY_MULTIPLE, STEPS_PER_EPOCH, DatasetSize
 from dlemu.errors import WorkloadError
-from dlemu.workload.model import Workload, leaves, load_workload
-from dlemu.workload.published import differing
 
 _MAX_PREFETCH = 2
 _RUNS = 5

@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from dlemu.config.model import Workload
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError
 from dlemu.host.devices import mount_under
-from dlemu.objects.location import in_bucket
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import World
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
+from dlemu.storage.s3.location import in_bucket
 from dlemu.units import ceil_div, format_seconds
-from dlemu.workload.model import Workload
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import World
 
 _SAMPLED = 4096
 """Of a larger dataset each host looks at so many files; if none is cached, none is dropped."""

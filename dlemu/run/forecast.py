@@ -4,22 +4,22 @@ import math
 from dataclasses import dataclass
 
 from dlemu.checkpoint.in_run import examine_in_run
+from dlemu.config.model import Workload
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import count_steps
 from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, required_size
+from dlemu.judge.folders import check_free
+from dlemu.loaders.cache.forecast import TierForecast, forecast_tier
+from dlemu.loaders.cache.host import has_tier
 from dlemu.loaders.objects import probe_objects
 from dlemu.loaders.source import readers_memory
-from dlemu.objects.location import ObjectPath
-from dlemu.results.folders import check_free
+from dlemu.ranks.world import World
 from dlemu.run.closed import check_closed
 from dlemu.run.job import check_job
 from dlemu.run.replay import check_blocks
 from dlemu.storage.probe import probe_rate
-from dlemu.tier.forecast import TierForecast, forecast_tier
-from dlemu.tier.host import has_tier
-from dlemu.workload.model import Workload
-from dlemu.world.world import World
+from dlemu.storage.s3.location import ObjectPath
 
 _PROBE_SECONDS = 1.0
 _MOST_READERS = 64

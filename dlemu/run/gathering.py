@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 
-from dlemu.results.records import Steps, host_file, named, steps_file
-from dlemu.results.sums import Ends, Rule, Sums, both_ends, ends_of, sum_up
+from dlemu.config.model import Workload
+from dlemu.judge.records import Steps, host_file, named, steps_file
+from dlemu.judge.sums import Ends, Rule, Sums, both_ends, ends_of, sum_up
+from dlemu.ranks.world import World
 from dlemu.storage.atomic import write_atomically
-from dlemu.workload.model import Workload
-from dlemu.world.world import World
 
 _PORTION_BYTES = 1 << 28
 """Of records that rank 0 takes from other hosts at a time."""

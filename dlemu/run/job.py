@@ -22,6 +22,7 @@ from dlemu.checkpoint.in_run import (
     open_checkpoints,
 )
 from dlemu.clock import Clock, WallClock, after_launch
+from dlemu.config.model import Workload
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
@@ -29,23 +30,26 @@ from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
 from dlemu.host.limits import memory_bytes
 from dlemu.host.place import find_system
-from dlemu.loaders import Batch, Loader, check_loader, open_loader
-from dlemu.results.cache import cache_fields
-from dlemu.results.evidence import combine
-from dlemu.results.folders import keep_leftovers, make
-from dlemu.results.header import DatasetFields, header, place_fields
-from dlemu.results.lifecycle import Record, begun
-from dlemu.results.metrics import measure_sums
-from dlemu.results.outcome import Outcome, with_metrics
-from dlemu.results.records import (
+from dlemu.judge.cache import cache_fields
+from dlemu.judge.evidence import combine
+from dlemu.judge.folders import keep_leftovers, make
+from dlemu.judge.header import DatasetFields, header, place_fields
+from dlemu.judge.lifecycle import Record, begun
+from dlemu.judge.metrics import measure_sums
+from dlemu.judge.outcome import Outcome, with_metrics
+from dlemu.judge.records import (
     Steps,
     append_steps,
     map_steps,
     write_steps,
 )
-from dlemu.results.series import SERIES, write_series
-from dlemu.results.summary import Summary, time_of_day
-from dlemu.results.sums import Rule, Sums, sum_all
+from dlemu.judge.series import SERIES, write_series
+from dlemu.judge.summary import Summary, time_of_day
+from dlemu.judge.sums import Rule, Sums, sum_all
+from dlemu.loaders import Batch, Loader, check_loader, open_loader
+from dlemu.loaders.cache.host import HostCounts, HostTier, check_tier, emulates, has_tier
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import Alone, World
 from dlemu.run.cold import make_cold
 from dlemu.run.gathering import collect_files, gather_sums
 from dlemu.run.live import Live
@@ -66,11 +70,7 @@ from dlemu.run.summary import (
 )
 from dlemu.storage.regular import count_linked
 from dlemu.terminal import say, silent
-from dlemu.tier.host import HostCounts, HostTier, check_tier, emulates, has_tier
 from dlemu.units import ceil_div
-from dlemu.workload.model import Workload
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import Alone, World
 
 Say = Callable[[str], None]
 OnRun = Callable[[Path, Summary], None]
@@ -452,15 +452,15 @@ def _compute_on_gpu(
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
     if workload.train.compute == "sleep" or accelerators == 0:
         return None
-    from dlemu.gpu.compute import gpu_compute
+    from dlemu.run.compute import gpu_compute
 
     return gpu_compute(_find_gpus(workload, accelerators), clock)
 
 
 def _find_gpus(workload: Workload, accelerators: int) -> range:
     """Return the GPUs that compute for so many accelerators."""
-    from dlemu.gpu.compute import find_torch
-    from dlemu.gpu.cuda import num_gpus
+    from dlemu.run.compute import find_torch
+    from dlemu.storage.gpu.cuda import num_gpus
 
     try:
         num = workload.dali.gpus_per_host or num_gpus()

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from dlemu.results.records import Steps
-from dlemu.results.sums import credited_seconds, left_out, step_seconds
+from dlemu.config.model import Workload
+from dlemu.config.sections import MetricSection
+from dlemu.judge.records import Steps
+from dlemu.judge.sums import credited_seconds, left_out, step_seconds
 from dlemu.run.monitor import RunMonitor
-from dlemu.workload.model import Workload
-from dlemu.workload.sections import MetricSection
 
 _RECENT_SECONDS = 5.0
 

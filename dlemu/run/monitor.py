@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import mount_under
@@ -15,18 +16,17 @@ from dlemu.host.observer import HostObserver
 from dlemu.host.processes import process_age
 from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
+from dlemu.judge.delivered import stored_bytes, vouched_bytes
+from dlemu.judge.evidence import HostReport
+from dlemu.judge.records import host_file, named
 from dlemu.loaders import Loader, TellsGets, TellsPaths
-from dlemu.objects.counts import GetCounts
-from dlemu.objects.location import in_bucket
-from dlemu.results.delivered import stored_bytes, vouched_bytes
-from dlemu.results.evidence import HostReport
-from dlemu.results.records import host_file, named
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import World
 from dlemu.storage.pagecache import cached_share
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import probe_readers
-from dlemu.workload.model import Workload
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import World
+from dlemu.storage.s3.counts import GetCounts
+from dlemu.storage.s3.location import in_bucket
 
 _PROBE_SECONDS = 2.4
 _FEWEST_READERS, _MOST_READERS = 16, 256

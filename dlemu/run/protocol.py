@@ -8,20 +8,20 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from dlemu.config.model import Workload
 from dlemu.dataset.rule import accelerators_of, num_accelerators, required_size
 from dlemu.errors import WorkloadError
-from dlemu.results.judgement import EXIT_STATUS
-from dlemu.results.lifecycle import begun
-from dlemu.results.outcome import Outcome
-from dlemu.results.several import LABEL, judge_runs, row_of
-from dlemu.results.summary import RunsSummary, Summary, time_of_day
+from dlemu.judge.judgement import EXIT_STATUS
+from dlemu.judge.lifecycle import begun
+from dlemu.judge.outcome import Outcome
+from dlemu.judge.several import LABEL, judge_runs, row_of
+from dlemu.judge.summary import RunsSummary, Summary, time_of_day
+from dlemu.ranks.ending import last_act
+from dlemu.ranks.world import World
 from dlemu.run.closed import check_closed, closed_warnings
 from dlemu.run.job import OnRun, Say, run_job
 from dlemu.run.live import Live
 from dlemu.terminal import say
-from dlemu.workload.model import Workload
-from dlemu.world.ending import last_act
-from dlemu.world.world import World
 
 OnEnd = Callable[[Path, RunsSummary, Sequence[Outcome]], None]
 

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from dlemu.checkpoint.in_run import due_after
 from dlemu.clock import Clock
+from dlemu.config.model import Workload
+from dlemu.config.sections import Distribution
+from dlemu.judge.metrics import measure_run
+from dlemu.judge.records import STEP, Steps
 from dlemu.loaders import Batch
-from dlemu.results.metrics import measure_run
-from dlemu.results.records import STEP, Steps
-from dlemu.workload.model import Workload
-from dlemu.workload.sections import Distribution
 
 
 def replay_epoch(

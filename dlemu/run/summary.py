@@ -6,18 +6,18 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
+from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError
-from dlemu.results.bottleneck import find_limit
-from dlemu.results.evidence import Gathered
-from dlemu.results.lifecycle import versions
-from dlemu.results.metrics import Metrics
-from dlemu.results.summary import Measured, Summary
-from dlemu.tier.host import file_sizes
+from dlemu.judge.bottleneck import find_limit
+from dlemu.judge.evidence import Gathered
+from dlemu.judge.lifecycle import versions
+from dlemu.judge.metrics import Metrics
+from dlemu.judge.summary import Measured, Summary
+from dlemu.loaders.cache.host import file_sizes
+from dlemu.ranks.world import World
 from dlemu.units import PAGE_BYTES, ceil_div, format_rate, round_up
-from dlemu.workload.model import Workload
-from dlemu.world.world import World
 
 _LOOKED_AT = 64
 """Files whose sizes tell what a format adds to its samples."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from dlemu.config.model import Workload
 from dlemu.sizing.search import Point, Range, Sizing
 from dlemu.sizing.targets import Target
-from dlemu.workload.model import Workload
 
 ANSWER = "sizing.json"
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.config.model import Drive, Workload
+from dlemu.config.sections import CachePolicy
 from dlemu.errors import WorkloadError
-from dlemu.results.folders import make
-from dlemu.results.records import write_json
+from dlemu.judge.folders import make
+from dlemu.judge.records import write_json
 from dlemu.sizing import formula
 from dlemu.sizing.formula import PredictionInput
 from dlemu.sizing.predict import Predicted, needed_rates
-from dlemu.workload.model import Drive, Workload
-from dlemu.workload.sections import CachePolicy
 
 _NUM_PARTS = 200
 Shares = NDArray[np.float64]

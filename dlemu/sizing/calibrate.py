@@ -17,30 +17,30 @@ from pathlib import Path
 
 import numpy as np
 
+from dlemu.config.commands import command
+from dlemu.config.keys import all_keys
+from dlemu.config.model import Workload, read_by
 from dlemu.datagen import generate, read_manifest
 from dlemu.datagen.find import named_below
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
-from dlemu.objects.location import in_bucket
-from dlemu.results.bottleneck import limit_in_memory
-from dlemu.results.folders import hold
-from dlemu.results.header import introduction
-from dlemu.results.outcome import Outcome
-from dlemu.results.records import Steps, check_writable, read_steps, write_json
+from dlemu.judge.bottleneck import limit_in_memory
+from dlemu.judge.folders import hold
+from dlemu.judge.header import introduction
+from dlemu.judge.outcome import Outcome
+from dlemu.judge.records import Steps, check_writable, read_steps, write_json
+from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import step_overhead
 from dlemu.storage.locks import locked
+from dlemu.storage.s3.location import in_bucket
 from dlemu.terminal import say, silent
 from dlemu.units import ceil_div, counted, format_bytes
-from dlemu.workload.commands import command
-from dlemu.workload.keys import all_keys
-from dlemu.workload.model import Workload, read_by
-from dlemu.world.world import World
 
 _IN_MEMORY = Path("/dev/shm")
 _SCRATCH = "dlemu-calibrate."

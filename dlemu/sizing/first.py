@@ -21,13 +21,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from dlemu.config.model import Workload, load_workload
+from dlemu.config.sections import LISTED, Arguments, MostBytes, Seconds, Section, Use
 from dlemu.dataset.layout import Dataset, Layout, Repeated
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under
+from dlemu.judge.folders import hold
+from dlemu.judge.header import header, place_fields
+from dlemu.judge.records import write_json
 from dlemu.loaders.descriptors import most_accelerators
-from dlemu.results.folders import hold
-from dlemu.results.header import header, place_fields
-from dlemu.results.records import write_json
+from dlemu.ranks.world import Alone
 from dlemu.run.job import Say, check_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import ANSWER, First, Sized, document_of
@@ -52,9 +55,6 @@ from dlemu.units import (
     format_rate,
     format_seconds,
 )
-from dlemu.workload.model import Workload, load_workload
-from dlemu.workload.sections import LISTED, Arguments, MostBytes, Seconds, Section, Use
-from dlemu.world.world import Alone
 
 WORKLOADS = ("unet3d_h100", "resnet50_h100", "cosmoflow_h100")
 _WRITE_SHARE = 0.08

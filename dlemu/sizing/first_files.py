@@ -14,20 +14,20 @@ from pathlib import Path
 
 import numpy as np
 
+from dlemu.config.commands import command
+from dlemu.config.model import Workload
 from dlemu.datagen import generate, read_manifest
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.host.devices import lies_in_memory
+from dlemu.ranks.ending import last_act
+from dlemu.ranks.world import Alone
 from dlemu.sizing.search import about_runs
 from dlemu.sizing.start import START_SECONDS
 from dlemu.storage.owned import OwnedFolder, direct, held
 from dlemu.terminal import complain
 from dlemu.units import format_bytes, format_seconds
-from dlemu.workload.commands import command
-from dlemu.workload.model import Workload
-from dlemu.world.ending import last_act
-from dlemu.world.world import Alone
 
 NAME = "dlemu-try"
 _MARK = "dlemu-try.json"

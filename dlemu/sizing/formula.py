@@ -25,10 +25,10 @@ from typing import Literal, Self
 
 import numpy as np
 
+from dlemu.config.model import Drive, Workload
 from dlemu.errors import WorkloadError
-from dlemu.results.metrics import passes
+from dlemu.judge.metrics import passes
 from dlemu.sizing.calibration_file import ERROR, Calibration
-from dlemu.workload.model import Drive, Workload
 
 AU_NOISE = 0.0036
 """Two standard deviations of AU from run to run, 0 to 1 (published cells: median 0.18 points)."""

@@ -14,14 +14,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from dlemu.config.model import Workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.results.folders import hold
-from dlemu.results.records import JsonLines, write_json
+from dlemu.judge.folders import hold
+from dlemu.judge.records import JsonLines, write_json
+from dlemu.ranks.world import World
 from dlemu.run.job import Say
 from dlemu.sizing.search import Point
 from dlemu.storage.regular import read_regular
-from dlemu.workload.model import Workload
-from dlemu.world.world import World
 
 _PARENT = Path("outputs") / "size"
 UNFINISHED = "unfinished.json"

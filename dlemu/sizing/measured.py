@@ -17,19 +17,21 @@ from typing import Any
 
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.shares import share_of
+from dlemu.config.model import Workload
 from dlemu.datagen import read_manifest
 from dlemu.datagen.find import refuse_other
 from dlemu.dataset.layout import Layout
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
+from dlemu.judge.bottleneck import limit_in_memory
+from dlemu.judge.header import introduction
+from dlemu.judge.judgement import cached_too_much, judge_run
+from dlemu.judge.metrics import passes
+from dlemu.judge.outcome import Outcome
+from dlemu.judge.records import check_writable, conditions_of, write_json
 from dlemu.loaders.descriptors import most_accelerators, needed
-from dlemu.results.bottleneck import limit_in_memory
-from dlemu.results.header import introduction
-from dlemu.results.judgement import cached_too_much, judge_run
-from dlemu.results.metrics import passes
-from dlemu.results.outcome import Outcome
-from dlemu.results.records import check_writable, conditions_of, write_json
+from dlemu.ranks.world import World
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import ANSWER, Sized, document_of
@@ -39,8 +41,6 @@ from dlemu.sizing.start import describe_plan, first_number
 from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
 from dlemu.terminal import silent
 from dlemu.units import ceil_div, counted, format_rate, format_seconds
-from dlemu.workload.model import Workload
-from dlemu.world.world import World
 
 OnAnswer = Callable[[list[Sized]], None]
 

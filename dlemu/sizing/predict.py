@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
+from dlemu.config.commands import word
+from dlemu.config.compose import named
+from dlemu.config.model import Drive, Workload
 from dlemu.errors import WorkloadError
-from dlemu.results.folders import make
-from dlemu.results.records import write_json
+from dlemu.judge.folders import make
+from dlemu.judge.records import write_json
 from dlemu.sizing import formula
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import Prediction, PredictionInput
 from dlemu.storage.regular import read_regular
-from dlemu.workload.commands import word
-from dlemu.workload.compose import named
-from dlemu.workload.model import Drive, Workload
 
 _OF_A_HOST = 8
 """Accelerators of a pass, where predict.minutes is asked for without predict.accelerators."""

@@ -6,12 +6,12 @@ Arithmetic only: sizes and times beside the datasheets of workloads/drive/ (docs
 import math
 from dataclasses import dataclass
 
+from dlemu.config.compose import datasheet, known_workloads
+from dlemu.config.model import Drive, Workload, load_workload
+from dlemu.config.published import is_measured
 from dlemu.dataset.layout import layout_of
 from dlemu.loaders.columns import amount_of
 from dlemu.units import ceil_div, format_rate
-from dlemu.workload.compose import datasheet, known_workloads
-from dlemu.workload.model import Drive, Workload, load_workload
-from dlemu.workload.published import is_measured
 
 _SLOWEST, _FASTEST = "d3_s4520", "d7_ps1010"
 _BOUNDS = ("gnn_rgat_h100",)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from dlemu.results.metrics import passes
+from dlemu.judge.metrics import passes
 from dlemu.units import counted
 
 # Run-to-run sd of AU in the published MLPerf Storage v1.0 cells: median 0.18 points, 90th

@@ -4,8 +4,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.rule import SizeCheck
+from dlemu.loaders.cache.folder import CacheFolder, entry_path
+from dlemu.loaders.cache.host import file_sizes, has_tier
+from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say
 from dlemu.sizing.cached import rate_at, supply_of
@@ -14,11 +18,7 @@ from dlemu.sizing.predict import known_rates
 from dlemu.sizing.search import about_runs
 from dlemu.sizing.targets import Target
 from dlemu.storage.probe import probe_rate
-from dlemu.tier.folder import CacheFolder, entry_path
-from dlemu.tier.host import file_sizes, has_tier
 from dlemu.units import counted, format_rate, format_seconds
-from dlemu.workload.model import Workload
-from dlemu.world.world import World
 
 _PROBE_SECONDS = 3.0
 PROBE_READERS = 64

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dlemu.config.commands import value_of
+from dlemu.config.model import Workload, load_workload
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.run.job import Say
-from dlemu.workload.commands import value_of
-from dlemu.workload.model import Workload, load_workload
 
 _NOT_HERE = {
     "num_accelerators": "it is what is searched for; size.start says where to begin",

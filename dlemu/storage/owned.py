@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
+from dlemu.ranks.ending import last_act
 from dlemu.storage.atomic import PARTIAL, create, write_atomically
 from dlemu.storage.locks import lock_folder, unlock_folder
 from dlemu.storage.regular import NO_DIRECT, read_regular
 from dlemu.units import format_bytes
-from dlemu.world.ending import last_act
 
 _TRIES = 20
 """A folder may vanish while it is being locked: another command removes the empty ones it made."""

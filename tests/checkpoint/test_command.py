@@ -14,8 +14,8 @@ import pytest
 
 from dlemu.checkpoint.folder import RECORD, read_record
 from dlemu.cli.main import run
-from dlemu.workload.compose import compose_words
-from dlemu.workload.model import check_workload
+from dlemu.config.compose import compose_words
+from dlemu.config.model import check_workload
 from tests.lab import warm
 from tests.lab.commands import dlemu
 from tests.lab.mpirun import mpirun

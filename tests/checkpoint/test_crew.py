@@ -12,7 +12,7 @@ import pytest
 
 from dlemu.checkpoint import crew
 from dlemu.checkpoint.crew import Crew, Movement
-from dlemu.world.world import Alone
+from dlemu.ranks.world import Alone
 from tests.lab.virtual import VirtualClock
 
 

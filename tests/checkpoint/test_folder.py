@@ -18,10 +18,10 @@ from dlemu.checkpoint.folder import (
     step_folder,
 )
 from dlemu.checkpoint.plan import Plan
+from dlemu.config.model import Workload, load_model
 from dlemu.errors import RunError, WorkloadError
-from dlemu.workload.model import Workload, load_model
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import Alone
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import Alone
 
 RECORDED = Record("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadata", 0)), (1, 2))
 

@@ -20,13 +20,13 @@ from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
+from dlemu.config.checkpoint_sections import CheckpointSection
+from dlemu.config.model import Workload, check_workload
+from dlemu.judge.checkpoints import checkpoint_cost, dlio_names
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import Alone
 from dlemu.report.in_run import checkpoint_lines
-from dlemu.results.checkpoints import checkpoint_cost, dlio_names
 from dlemu.run.replay import new_steps
-from dlemu.workload.checkpoint_sections import CheckpointSection
-from dlemu.workload.model import Workload, check_workload
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import Alone
 from tests.lab.summed import sums_of
 from tests.lab.virtual import VirtualClock
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.results.records import read_steps
+from dlemu.judge.records import read_steps
 from tests.lab import bench
 from tests.lab.waiting import until
 

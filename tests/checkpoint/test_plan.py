@@ -4,8 +4,8 @@ import pytest
 
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.checkpoint.shares import Share, share_of
-from dlemu.workload.model import load_model
-from dlemu.world.world import Alone
+from dlemu.config.model import load_model
+from dlemu.ranks.world import Alone
 
 
 class Ranks(Alone):

@@ -10,9 +10,9 @@ from dlemu.checkpoint.shares import (
     share_of,
     total_bytes,
 )
-from dlemu.workload.checkpoint_sections import ModelSection
-from dlemu.workload.compose import known_models
-from dlemu.workload.model import load_model
+from dlemu.config.checkpoint_sections import ModelSection
+from dlemu.config.compose import known_models
+from dlemu.config.model import load_model
 
 
 def model(name: str) -> ModelSection:

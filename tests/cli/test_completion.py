@@ -9,7 +9,7 @@ import pytest
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.completion import SHELLS
 from dlemu.cli.main import run
-from dlemu.workload.keys import all_keys
+from dlemu.config.keys import all_keys
 
 ASKED = {
     "dlemu ": {*COMMANDS, "help"},

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from dlemu.cli.main import run
+from dlemu.config.model import Workload, load_workload
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import make_plan
-from dlemu.results.records import read_steps
-from dlemu.workload.model import Workload, load_workload
+from dlemu.judge.records import read_steps
 from tests.lab import warm
 from tests.lab.commands import QUICK, execute, generate, summary_of, with_checkout
 from tests.lab.mpirun import mpirun

@@ -8,8 +8,8 @@ import pytest
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.help import keys_of
 from dlemu.cli.main import run
-from dlemu.workload.keys import all_keys
-from dlemu.workload.model import read_by
+from dlemu.config.keys import all_keys
+from dlemu.config.model import read_by
 
 RUN_EXAMPLES = ("datasize", "predict", "verify")
 """Commands whose examples run here; those of the others are checked by their keys."""

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.config.sections import LOADERS
 from dlemu.errors import RunError
 from dlemu.formats import FORMATS
-from dlemu.gpu import cuda
-from dlemu.workload.sections import LOADERS
+from dlemu.storage.gpu import cuda
 
 CASES: list[tuple[str, str, dict[str, object], str]] = [
     (

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.results.metrics import measure
-from dlemu.results.records import read_config, read_steps
+from dlemu.judge.metrics import measure
+from dlemu.judge.records import read_config, read_steps
 from tests.lab.commands import QUICK, generate
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from dlemu.cli import wear as wear_module
 from dlemu.cli.wear import watched
-from dlemu.workload.model import load_workload
-from dlemu.world.world import Alone
+from dlemu.config.model import load_workload
+from dlemu.ranks.world import Alone
 
 
 def test_a_verbose_command_ends_with_what_it_wrote(

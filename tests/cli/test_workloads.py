@@ -2,8 +2,8 @@
 
 import pytest
 
+from dlemu.config.model import load_workload
 from dlemu.sizing.rows import Row
-from dlemu.workload.model import load_workload
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from dlemu.datagen import generate, read_manifest, survey, target, verify
 from dlemu.errors import DatasetError
-from dlemu.world.world import Alone
+from dlemu.ranks.world import Alone
 from tests.datagen.test_write import KINDS, ROOT, program
 from tests.lab.dataset import generated, tree, workload_of
 from tests.lab.mpirun import mpirun

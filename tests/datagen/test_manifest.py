@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import tfrecord
 
+from dlemu.config.model import load_workload
 from dlemu.datagen import Fault, Recipe, generate, read_manifest, survey, target, verify
 from dlemu.datagen.manifest import FILE_TYPE
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
 from dlemu.loaders.source import Source, sample_bytes
+from dlemu.ranks.world import Alone
 from dlemu.storage.regular import read_regular
-from dlemu.workload.model import load_workload
-from dlemu.world.world import Alone
 from tests.datagen.test_write import ROOT
 from tests.lab.dataset import flip, generated, tree, workload_of
 from tests.lab.mpirun import mpirun
@@ -294,7 +294,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from dlemu.datagen import verify
-from dlemu.world.mpi import make_world
+from dlemu.ranks.mpi import make_world
 with make_world() as world:
     faults = verify(Path(sys.argv[1]), full=True, world=world)
     found = world.all_gather([fault.path for fault in faults])

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from dlemu.cli.main import run
 from dlemu.datagen import read_manifest
-from dlemu.results.records import read_steps, read_summary
+from dlemu.judge.records import read_steps, read_summary
 from tests.lab.peer import DLIOS, is_there, run_dlio
 
 pytestmark = [

@@ -16,6 +16,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from dlemu.config.model import Workload
 from dlemu.datagen import Recipe, generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.manifest import Plan, to_entries
@@ -23,9 +24,8 @@ from dlemu.datagen.prepare import Examined, Todo
 from dlemu.datagen.target import FileMaker
 from dlemu.datagen.work import FILES_IN_FLIGHT, FileProgress
 from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.ranks.world import Alone
 from dlemu.storage import owned
-from dlemu.workload.model import Workload
-from dlemu.world.world import Alone
 from tests.lab.dataset import generated, tree, workload_of
 from tests.lab.drives import mounted
 from tests.lab.mpirun import mpirun
@@ -57,8 +57,8 @@ def test_rows_of_a_shape_are_one_column(tmp_path: Path, element_type: str) -> No
 PROGRAM = """
 import json, sys
 from dlemu.datagen import generate
-from dlemu.workload.model import check_workload
-from dlemu.world.mpi import make_world
+from dlemu.config.model import check_workload
+from dlemu.ranks.mpi import make_world
 with make_world() as world:
     generate(check_workload(json.loads(sys.argv[1])), world=world)
 """

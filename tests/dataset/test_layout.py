@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlemu.config.model import load_workload
 from dlemu.dataset.layout import Layout, hashed, layout_of
 from dlemu.errors import WorkloadError
-from dlemu.workload.model import load_workload
 
 NAMES = ["unet3d_h100", "resnet50_h100", "cosmoflow_h100"]
 

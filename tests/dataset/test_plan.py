@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlemu.config.model import load_workload
 from dlemu.dataset import plan as plan_module
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import (
@@ -24,7 +25,6 @@ from dlemu.dataset.plan import (
     plan_streams,
 )
 from dlemu.errors import WorkloadError
-from dlemu.workload.model import load_workload
 
 epochs = st.fixed_dictionaries(
     {

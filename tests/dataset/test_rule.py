@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlemu
+from dlemu.config.model import Workload, load_workload
 from dlemu.dataset import rule
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import (
@@ -20,8 +21,7 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.workload.model import Workload, load_workload
-from dlemu.world.world import Alone
+from dlemu.ranks.world import Alone
 
 GIB = 1 << 30
 NAMES = ["unet3d_h100", "resnet50_h100", "cosmoflow_h100"]

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
+from dlemu.config.sections import ColumnSection
 from dlemu.contract import file_samples, write_file
 from dlemu.datagen.content import Content
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats.parquet import Amount, Parquet, Ranges, read_footer
-from dlemu.workload.sections import ColumnSection
 
 COLUMNS = (
     ColumnSection(name="a", dtype="float32", read=True),

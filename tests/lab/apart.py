@@ -11,10 +11,10 @@ from pathlib import Path
 
 from mpi4py import MPI
 
+from dlemu.config.model import load_workload
 from dlemu.errors import DlemuError
+from dlemu.ranks.mpi import Mpi
 from dlemu.run.job import run_job
-from dlemu.workload.model import load_workload
-from dlemu.world.mpi import Mpi
 
 
 def main(folder: Path, hosts: list[str], keys: dict[str, object]) -> int:

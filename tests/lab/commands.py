@@ -9,11 +9,11 @@ from typing import Any
 
 from dlemu import datagen
 from dlemu.cli.main import run
-from dlemu.results.outcome import Outcome
+from dlemu.config.compose import compose_words
+from dlemu.config.model import Workload, check_workload
+from dlemu.judge.outcome import Outcome
+from dlemu.ranks.world import Alone
 from dlemu.run.job import run_job
-from dlemu.workload.compose import compose_words
-from dlemu.workload.model import Workload, check_workload
-from dlemu.world.world import Alone
 from tests.lab import warm
 
 SIZES = [

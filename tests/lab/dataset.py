@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dlemu.config.model import Workload, check_workload
 from dlemu.datagen import generate
-from dlemu.workload.model import Workload, check_workload
-from dlemu.world.world import Alone
+from dlemu.ranks.world import Alone
 
 
 def workload_of(

@@ -8,7 +8,7 @@ PATH}.
 import os
 import time
 
-from dlemu.world.watchdog import Watchdog
+from dlemu.ranks.watchdog import Watchdog
 
 file = ""
 _FASTER = 300.0

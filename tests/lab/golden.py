@@ -42,7 +42,7 @@ from dlemu.host import devices, drive_counters, limits, place
 from dlemu.host.devices import BlockDevice
 from dlemu.host.drive_counters import Lifetime
 from dlemu.host.place import Drive, Place, System
-from dlemu.results import lifecycle, summary
+from dlemu.judge import lifecycle, summary
 from dlemu.run import forecast
 from dlemu.storage import probe as storage_probe
 from tests.lab.commands import SMALL

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from dlemu.config.sections import ReaderSection
 from dlemu.host.network import NetworkUse
-from dlemu.results.bottleneck import Evidence, HostEvidence, find_limit
-from dlemu.results.checkpoints import CheckpointCost
-from dlemu.results.losses import find_losses
-from dlemu.results.records import STEP, Steps
-from dlemu.results.sums import Rule
+from dlemu.judge.bottleneck import Evidence, HostEvidence, find_limit
+from dlemu.judge.checkpoints import CheckpointCost
+from dlemu.judge.losses import find_losses
+from dlemu.judge.records import STEP, Steps
+from dlemu.judge.sums import Rule
 from dlemu.storage.probe import Probe
-from dlemu.workload.sections import ReaderSection
 from tests.lab.summed import sums_of
 
 GB = 1e9

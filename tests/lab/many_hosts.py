@@ -21,12 +21,12 @@ from unittest.mock import patch
 import numpy as np
 from greenlet import getcurrent, greenlet
 
+from dlemu.judge.records import Steps
 from dlemu.loaders import Batch
-from dlemu.results.records import Steps
+from dlemu.ranks import mpi
+from dlemu.ranks.links import Links, Tree
+from dlemu.ranks.mpi import Mpi
 from dlemu.run.replay import new_steps, replay_epoch
-from dlemu.world import mpi
-from dlemu.world.links import Links, Tree
-from dlemu.world.mpi import Mpi
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ make the storage collapse by 15 %.
 import random
 from dataclasses import dataclass
 
-from dlemu.results import metrics
+from dlemu.judge import metrics
 from dlemu.sizing.search import Goal, Point, search
 
 CONFIRM = 5

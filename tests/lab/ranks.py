@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dlemu.world.admission
+import dlemu.ranks.admission
 from dlemu.errors import RunError
-from dlemu.world.links import Tree
-from dlemu.world.mpi import Mpi
-from dlemu.world.world import World
+from dlemu.ranks.links import Tree
+from dlemu.ranks.mpi import Mpi
+from dlemu.ranks.world import World
 
 # So long sleeps a rank that is stuck; no test waits for it.
 STUCK_SECONDS = 60
@@ -103,7 +103,7 @@ def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
     result: dict[str, Any] = {}
     if "!" in hosts[-1]:
-        dlemu.world.admission.own_addresses = list
+        dlemu.ranks.admission.own_addresses = list
     if ">" in hosts[-1]:
         Tree.FAN_OUT = 1
     world = Mpi(host=hosts[rank].rstrip("!>"))

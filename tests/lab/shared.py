@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dlemu.results.records import STEP, Steps
+from dlemu.judge.records import STEP, Steps
 
 
 def rows(num_accelerators: int, num_steps: int, **fields: object) -> Steps:

@@ -1,11 +1,11 @@
 """A run as people see it: its document, text and verdict, from steps that a test made up."""
 
+from dlemu.config.model import Workload
+from dlemu.judge.metrics import Metrics
+from dlemu.judge.outcome import with_metrics
+from dlemu.judge.summary import Summary
 from dlemu.report.run import present_run, verdict_line
 from dlemu.report.text import render_text
-from dlemu.results.metrics import Metrics
-from dlemu.results.outcome import with_metrics
-from dlemu.results.summary import Summary
-from dlemu.workload.model import Workload
 
 
 def text_of(workload: Workload, metrics: Metrics, summary: Summary | None = None) -> str:

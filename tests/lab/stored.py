@@ -29,20 +29,21 @@ from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.cli.paths import cells_csv
 from dlemu.cli.paths import document_of as paths_document
 from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
+from dlemu.config.model import load_model, load_workload
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import IntervalSummary, Observation
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
 from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import combine_hosts
-from dlemu.load.measure import Answer as Load
-from dlemu.load.measure import Cell as LoadCell
-from dlemu.load.measure import Load as LoadJob
-from dlemu.load.measure import document_of as load_document
-from dlemu.load.measure import find_model
-from dlemu.load.reading import Way
-from dlemu.paths.blocks import DataPath
-from dlemu.paths.sweep import Cell
+from dlemu.judge.evidence import HostReport, combine
+from dlemu.judge.metrics import measure_sums
+from dlemu.judge.outcome import Outcome, with_metrics
+from dlemu.judge.records import STEP, write_config, write_steps, write_summary
+from dlemu.judge.several import judge_runs, row_of
+from dlemu.judge.summary import RunRow, RunsSummary, Summary
+from dlemu.judge.sums import Rule, sum_all
+from dlemu.ranks.world import Alone
 from dlemu.report.checkpoint import present_plan
 from dlemu.report.paths import present_paths
 from dlemu.report.predict import present_calibration
@@ -50,25 +51,24 @@ from dlemu.report.sizing import present_sizing, write_table
 from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load, present_steptime
-from dlemu.results.evidence import HostReport, combine
-from dlemu.results.metrics import measure_sums
-from dlemu.results.outcome import Outcome, with_metrics
-from dlemu.results.records import STEP, write_config, write_steps, write_summary
-from dlemu.results.several import judge_runs, row_of
-from dlemu.results.summary import RunRow, RunsSummary, Summary
-from dlemu.results.sums import Rule, sum_all
 from dlemu.run.summary import complete_summary
 from dlemu.sizing.answers import First, Sized, document_of
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.search import Point
 from dlemu.sizing.targets import Target
-from dlemu.steptime.job import StepTimes
-from dlemu.steptime.measure import Timed
-from dlemu.steptime.preprocessing import Preprocessing
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
-from dlemu.workload.model import load_model, load_workload
-from dlemu.world.world import Alone
+from dlemu.tools.model_load.measure import Answer as Load
+from dlemu.tools.model_load.measure import Cell as LoadCell
+from dlemu.tools.model_load.measure import Load as LoadJob
+from dlemu.tools.model_load.measure import document_of as load_document
+from dlemu.tools.model_load.measure import find_model
+from dlemu.tools.model_load.reading import Way
+from dlemu.tools.paths.blocks import DataPath
+from dlemu.tools.paths.sweep import Cell
+from dlemu.tools.steptime.job import StepTimes
+from dlemu.tools.steptime.measure import Timed
+from dlemu.tools.steptime.preprocessing import Preprocessing
 from tests.lab.limits import limit_lines
 
 GIB = 1 << 30

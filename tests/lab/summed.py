@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlemu.results.records import Steps
-from dlemu.results.sums import Rule, Sums, sum_all
+from dlemu.judge.records import Steps
+from dlemu.judge.sums import Rule, Sums, sum_all
 
 
 def sums_of(steps: Steps, names: Sequence[str], rule: Rule | None = None) -> Sums:

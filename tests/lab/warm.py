@@ -46,7 +46,7 @@ _IMPORTED = (
         "dlemu.run.job",
     ),
     *("dlemu.sizing.measured", "dlemu.sizing.calibrate", "dlemu.sizing.predict", "h5py"),
-    *("dlemu.loaders.pytorch", "dlemu.loaders.threads", "dlemu.paths", "dlemu.report.png"),
+    *("dlemu.loaders.pytorch", "dlemu.loaders.threads", "dlemu.tools.paths", "dlemu.report.png"),
 )
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18  # linux/sched.h, linux/mount.h

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.config.model import Workload, check_workload
 from dlemu.datagen import Content, generate
 from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.dataset.plan import EpochPlan, PlanOptions, plan_epoch, plan_interleaved, plan_streams
 from dlemu.formats import FORMATS
 from dlemu.formats.raw import Bare
 from dlemu.loaders import Batch, Loader, open_loader
-from dlemu.workload.model import Workload, check_workload
-from dlemu.world.world import Alone
+from dlemu.ranks.world import Alone
 
 DATASETS: dict[str, dict[str, object]] = {
     **{

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 pytest.importorskip("nvidia.dali", reason="needs DALI: pip install 'dlemu[dali-cuda13]'")
 
 from dlemu.errors import DatasetError, RunError, WorkloadError
-from dlemu.gpu import cuda
-from dlemu.gpu.availability import availability
 from dlemu.loaders.dali import readers as dali_readers
 from dlemu.loaders.dali.device import spread_batch
 from dlemu.loaders.dali.loader import DaliLoader
 from dlemu.loaders.dali.pipelines import read_numpy
+from dlemu.storage.gpu import cuda
+from dlemu.storage.gpu.availability import availability
 from dlemu.storage.path_bytes import PathBytes
 from tests.lab.waiting import until
 from tests.loaders.contract import (

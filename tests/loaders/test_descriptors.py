@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dlemu.api import size
+from dlemu.config.model import Workload, check_workload
 from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
-from dlemu.library import size
+from dlemu.judge.records import dump_workload
 from dlemu.loaders import check_loader
 from dlemu.loaders.descriptors import OTHERS, make_room, most_accelerators, needed
-from dlemu.results.records import dump_workload
-from dlemu.workload.model import Workload, check_workload
-from dlemu.world.world import Alone
+from dlemu.ranks.world import Alone
 from tests.lab import warm
 from tests.lab.waiting import until
 from tests.loaders.contract import Case, check_epoch, make_case

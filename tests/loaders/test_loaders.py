@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dlemu.config.sections import LOADERS
 from dlemu.dataset.plan import EpochPlan
 from dlemu.loaders import Batch
 from dlemu.loaders.worker import SampleReader
-from dlemu.workload.sections import LOADERS
 from tests.lab.dataset import generated
 from tests.lab.waiting import until
 from tests.loaders.contract import BY_DALI, DATASETS, Case, check_epoch, make_case, payload_bytes

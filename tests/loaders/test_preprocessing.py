@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import dlemu
+from dlemu.judge.sums import Rule
 from dlemu.loaders import preprocessing
 from dlemu.loaders.preprocessing import Work, block_seconds
-from dlemu.results.sums import Rule
 from tests.lab.dataset import generated
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
+from dlemu.config.model import Workload, check_workload
 from dlemu.datagen import survey
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
@@ -16,7 +17,6 @@ from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats.parquet import Ranges
 from dlemu.loaders import check_loader, open_loader
 from dlemu.storage.counted import CountedFile
-from dlemu.workload.model import Workload, check_workload
 from tests.lab.dataset import flip
 from tests.loaders.contract import expected, make_case
 

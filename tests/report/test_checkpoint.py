@@ -3,9 +3,9 @@
 import pytest
 
 from dlemu.checkpoint.plan import predict_checkpoint
+from dlemu.config.model import load_model
 from dlemu.report.checkpoint import present_predicted_checkpoint
 from dlemu.report.text import render_text
-from dlemu.workload.model import load_model
 
 
 def costs_of(seconds: float, mtbf: float | None) -> str:

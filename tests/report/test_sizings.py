@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.judge.records import conditions_of
 from dlemu.report import png
 from dlemu.report.blocks import Verdict
 from dlemu.report.page import page_of, section
 from dlemu.report.sizing import draw, plots_of, present_answer, sentence, write_table
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
-from dlemu.results.records import conditions_of
 from dlemu.sizing.answers import First, Sized, document_of
 from tests.lab.stored import sized
 

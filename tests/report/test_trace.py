@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from dlemu.cli.main import run
 from dlemu.errors import RunError, WorkloadError
+from dlemu.judge.records import STEP, Steps
 from dlemu.report import trace
 from dlemu.report.trace import TracedRun, write_trace
-from dlemu.results.records import STEP, Steps
 from tests.lab.stored import observation, store_runs, write_host
 
 Event = dict[str, Any]

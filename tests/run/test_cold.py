@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from dlemu.config.model import Workload, load_workload
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.host.devices import Mount
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import Alone
 from dlemu.run import cold
 from dlemu.run.cold import make_cold
 from dlemu.storage.pagecache import Pages
-from dlemu.workload.model import Workload, load_workload
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import Alone
 
 LARGE = 20_000
 ROOT_MOUNT = Mount("1", "0", "8:1", "/", "/", "rw", "ext4", "/dev/sda1", "rw")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dlemu.results.records import Steps, read_steps
+from dlemu.judge.records import Steps, read_steps
 from tests.lab import warm
 from tests.lab.commands import summary_of
 

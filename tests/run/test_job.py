@@ -9,10 +9,10 @@ import pytest
 
 from dlemu import Alone, DlemuError, load_workload, run_job
 from dlemu.datagen.survey import find_dataset
-from dlemu.results.metrics import measure
-from dlemu.results.outcome import with_metrics
-from dlemu.results.records import read_steps
-from dlemu.results.summary import Summary
+from dlemu.judge.metrics import measure
+from dlemu.judge.outcome import with_metrics
+from dlemu.judge.records import read_steps
+from dlemu.judge.summary import Summary
 from tests.lab.commands import ran, small_job, summary_of
 
 

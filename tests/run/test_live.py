@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlemu.config.model import Workload
+from dlemu.judge.metrics import measure
+from dlemu.judge.records import read_steps
 from dlemu.loaders import Batch
-from dlemu.results.metrics import measure
-from dlemu.results.records import read_steps
+from dlemu.ranks.world import Alone
 from dlemu.run.job import run_job
 from dlemu.run.live import Live, RunProgress
 from dlemu.run.replay import new_steps, replay_epoch
 from dlemu.terminal import silent
-from dlemu.workload.model import Workload
-from dlemu.world.world import Alone
 from tests.lab.commands import small_job
 from tests.lab.virtual import VirtualClock
 

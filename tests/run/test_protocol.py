@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from dlemu.cli.main import run
+from dlemu.config.model import Workload, load_workload
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
+from dlemu.judge.records import read_steps, read_summary
+from dlemu.judge.several import LABEL, judge_runs
+from dlemu.judge.summary import RunRow, RunsSummary, Summary, Verdict
 from dlemu.report.run import runs_verdict_line
-from dlemu.results.records import read_steps, read_summary
-from dlemu.results.several import LABEL, judge_runs
-from dlemu.results.summary import RunRow, RunsSummary, Summary, Verdict
 from dlemu.run.closed import check_closed, closed_warnings
-from dlemu.workload.model import Workload, load_workload
 from tests.lab.commands import QUICK, generate
 
 ROOT = Path(__file__).parents[2]

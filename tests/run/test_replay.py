@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlemu.config.sections import Distribution
+from dlemu.judge.metrics import measure
 from dlemu.loaders import Batch
-from dlemu.results.metrics import measure
 from dlemu.run.replay import draw_computation_times, new_steps, replay_blocks, replay_epoch
-from dlemu.workload.sections import Distribution
 from tests.lab.virtual import VirtualClock
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dlemu.results.metrics import measure
-from dlemu.results.records import STEP, Steps
+from dlemu.config.sections import MetricSection
+from dlemu.judge.metrics import measure
+from dlemu.judge.records import STEP, Steps
 from dlemu.run.live import StepsSoFar
-from dlemu.workload.sections import MetricSection
 
 NUM_STEPS, NUM_ACCELERATORS = 12, 3
 

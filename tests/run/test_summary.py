@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.config.model import load_workload
 from dlemu.dataset.layout import Dataset
 from dlemu.run.summary import needed_ratio
-from dlemu.workload.model import load_workload
 
 PARQUET = [
     {"name": "a", "dtype": "uint8", "size": 1000, "read": True},

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
+from dlemu.ranks.world import Alone
 from dlemu.run.job import run_job
-from dlemu.workload.model import Workload, load_workload
-from dlemu.world.world import Alone
 from tests.lab.cgroups import throttled_reads
 from tests.lab.drives import own_drive
 from tests.lab.mounted_cache import rclone_cache

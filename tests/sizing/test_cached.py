@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.api import size
+from dlemu.config.model import load_workload
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
-from dlemu.library import size
+from dlemu.loaders.cache.folder import CacheFolder, entry_path
+from dlemu.loaders.cache.host import file_sizes
+from dlemu.ranks.world import Alone
 from dlemu.sizing import start
 from dlemu.sizing.cached import predict_cached
 from dlemu.sizing.targets import Target, find_jobs
 from dlemu.terminal import silent
-from dlemu.tier.folder import CacheFolder, entry_path
-from dlemu.tier.host import file_sizes
-from dlemu.workload.model import load_workload
-from dlemu.world.world import Alone
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.judge.metrics import measure
+from dlemu.judge.outcome import Outcome
+from dlemu.judge.records import STEP, write_steps
+from dlemu.judge.summary import Summary
+from dlemu.ranks.world import Alone
 from dlemu.report.predict import present_calibration
 from dlemu.report.text import render_text
-from dlemu.results.metrics import measure
-from dlemu.results.outcome import Outcome
-from dlemu.results.records import STEP, write_steps
-from dlemu.results.summary import Summary
 from dlemu.run.live import Live
 from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _jitter, _Runs, calibrate_host
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.storage.locks import locked
-from dlemu.workload.model import Workload, load_workload
-from dlemu.world.world import Alone
 from tests.lab import warm
 from tests.lab.mpirun import mpirun
 

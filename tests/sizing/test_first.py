@@ -16,17 +16,17 @@ from unittest.mock import Mock
 import pytest
 
 from dlemu.cli.main import run as run_command
+from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
+from dlemu.ranks import ending
+from dlemu.ranks.world import Alone
 from dlemu.report.sizing import _next as next_of
 from dlemu.report.sizing import present_sizing
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.first import Trial, try_storage
 from dlemu.sizing.first_files import plan_files, scratch_folder
-from dlemu.workload.model import Workload, load_workload
-from dlemu.world import ending
-from dlemu.world.world import Alone
 from tests.lab import warm
 from tests.lab.drives import drive_folder
 from tests.lab.waiting import until

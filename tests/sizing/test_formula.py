@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.results.metrics import passes
+from dlemu.judge.metrics import passes
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import (
     PredictionInput,

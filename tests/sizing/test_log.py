@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.config.model import load_workload
+from dlemu.ranks.world import Alone
 from dlemu.sizing.log import SearchLog, settings_of
 from dlemu.sizing.search import Point
-from dlemu.workload.model import load_workload
-from dlemu.world.world import Alone
 
 SETTINGS = {"num_ranks": 1, "reader.read_threads": 4}
 POINT = Point(3, 91.0, 9.0, 1e6)

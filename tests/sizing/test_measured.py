@@ -18,21 +18,21 @@ import pytest
 import dlemu
 from dlemu.cli.jobs import size_storage
 from dlemu.cli.main import run as run_command
+from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import devices_under
-from dlemu.results.folders import hold
-from dlemu.results.judgement import judge_run
-from dlemu.results.metrics import measure
-from dlemu.results.outcome import Outcome
-from dlemu.results.records import STEP, JsonLines, dump_workload, read_steps
-from dlemu.results.summary import Summary
+from dlemu.judge.folders import hold
+from dlemu.judge.judgement import judge_run
+from dlemu.judge.metrics import measure
+from dlemu.judge.outcome import Outcome
+from dlemu.judge.records import STEP, JsonLines, dump_workload, read_steps
+from dlemu.judge.summary import Summary
+from dlemu.ranks.world import Alone
 from dlemu.sizing.measured import point_of
 from dlemu.sizing.start import describe_plan
-from dlemu.workload.model import Workload, load_workload
-from dlemu.world.world import Alone
 from tests.lab import warm
 from tests.lab.commands import execute
 from tests.lab.mpirun import mpirun

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.results.metrics import passes
+from dlemu.judge.metrics import passes
 from dlemu.sizing.search import Event, Goal, Point, Sizing, _History, search
 from tests.lab.noisy_storage import Storage, sized
 

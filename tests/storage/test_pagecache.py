@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pytest import approx
 
 from dlemu.errors import RunError
 from dlemu.host.devices import devices_under
@@ -18,6 +19,9 @@ from dlemu.storage.pagecache import (
     resident_by_cachestat,
     resident_by_mincore,
 )
+
+_NEARLY = 0.98
+"""The kernel may give up a page of what was just read, where others need memory."""
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def make_files(folder: Path, num: int, size: int) -> list[Path]:
 
 def test_dropped_files_are_cold_and_those_read_are_warm(folder: Path) -> None:
     paths = make_files(folder, 8, (1 << 20) - 100)
-    assert cached_share(paths) == 1, "just written"
+    assert cached_share(paths) > _NEARLY, "just written"
 
     result = drop(paths)
 
@@ -47,9 +51,9 @@ def test_dropped_files_are_cold_and_those_read_are_warm(folder: Path) -> None:
     assert cached_share(paths) == 0
     for path in paths[:2]:
         path.read_bytes()
-    assert cached_share(paths) == 0.25
-    assert cached_share(paths, max_files=1) == 1, "the first"
-    assert cached_share(paths, max_files=4) == 0.25, "every other"
+    assert cached_share(paths) == approx(0.25, abs=1 - _NEARLY)
+    assert cached_share(paths, max_files=1) > _NEARLY, "the first"
+    assert cached_share(paths, max_files=4) == approx(0.25, abs=1 - _NEARLY), "every other"
 
 
 def test_both_ways_to_ask_agree(folder: Path) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from dlemu.config.model import load_workload
 from dlemu.dataset.layout import Dataset
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import Alone
 from dlemu.run import monitor
 from dlemu.run.monitor import RunMonitor
 from dlemu.storage import probe
 from dlemu.storage.probe import Probe, probe_rate, probe_readers
-from dlemu.workload.model import load_workload
-from dlemu.world.watchdog import Watchdog
-from dlemu.world.world import Alone
 
 MIB = 1 << 20
 _MANY = 200_000

@@ -10,7 +10,7 @@ import pytest
 
 from dlemu.datagen import read_manifest
 from dlemu.errors import DatasetError, RunError
-from dlemu.results.records import read_steps, read_summary
+from dlemu.judge.records import read_steps, read_summary
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import cached_share, drop
 from dlemu.storage.regular import (

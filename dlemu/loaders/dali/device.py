@@ -22,11 +22,11 @@ from typing import NamedTuple
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError
 from dlemu.formats import Places, format_of
-from dlemu.gpu.cuda import DeviceMemory, Gpu
-from dlemu.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.loaders import Batch
 from dlemu.loaders.source import Source, Task, sample_bytes
 from dlemu.loaders.steps import CLOSE_SECONDS
+from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
+from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.storage.regular import cannot_open
 from dlemu.units import PAGE_BYTES, round_up
 

@@ -16,12 +16,10 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Literal
 
+from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import RunError, WorkloadError
-from dlemu.gpu import cuda
-from dlemu.gpu.availability import availability
-from dlemu.gpu.cufile import Driver
 from dlemu.loaders import Batch
 from dlemu.loaders.activity import describe
 from dlemu.loaders.dali.device import DeviceReader
@@ -38,8 +36,10 @@ from dlemu.loaders.dali.readers import DaliReads
 from dlemu.loaders.source import Source
 from dlemu.loaders.steps import Takers
 from dlemu.loaders.threads import ThreadsLoader
+from dlemu.storage.gpu import cuda
+from dlemu.storage.gpu.availability import availability
+from dlemu.storage.gpu.cufile import Driver
 from dlemu.storage.path_bytes import PathBytes
-from dlemu.workload.model import Workload
 
 Way = Literal["numpy", "numpy through cuFile", "tfrecord", "host memory", "GPU memory"]
 """Who reads: DALI's readers, or ours into host memory, or ours into the GPU's through cuFile."""

@@ -1,0 +1,231 @@
+"""dlemu in Python: a loader for a loop of one's own, a search, and results in a notebook."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from dlemu.config.model import Workload, load_workload
+from dlemu.datagen.find import as_it_is, find_workload
+from dlemu.datagen.survey import find_dataset
+from dlemu.dataset.layout import Dataset
+from dlemu.dataset.plan import count_steps, make_plan
+from dlemu.errors import WorkloadError
+from dlemu.loaders import Batch, SharesMemory, check_loader, open_loader
+from dlemu.ranks.world import Alone, World
+from dlemu.report.blocks import Block
+from dlemu.report.html import render_html
+from dlemu.report.predict import present_cached, present_prediction
+from dlemu.report.sizing import draw, present_sizing, write_table
+from dlemu.report.text import render_text
+from dlemu.report.tools import present_datasize
+from dlemu.run.job import Say
+from dlemu.sizing.answers import Sized, document_of
+from dlemu.sizing.measured import size_all
+from dlemu.sizing.targets import answers_twice
+from dlemu.terminal import say
+
+_PRESENT: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Block]]] = {
+    "cached prediction": present_cached,
+    "datasize": present_datasize,
+    "prediction": present_prediction,
+    "sizing": present_sizing,
+}
+"""How each kind of document becomes blocks."""
+
+
+class _Documented(Protocol):
+    @property
+    def document(self) -> Mapping[str, Any]: ...
+
+
+class Shown(str):
+    """A result as the terminal shows it; a notebook shows its page."""
+
+    blocks: Sequence[Block]
+
+    def _repr_html_(self) -> str:
+        return render_html(self.blocks)
+
+
+def show(result: _Documented) -> Shown:
+    """Return a result of `size`, `predict` or `dataset_size` to be printed or shown.
+
+        print(dlemu.show(dlemu.predict(workload)))
+
+    A notebook shows tables and plots: end a cell with `dlemu.show(result)`.
+    """
+    blocks = _PRESENT[result.document["kind"]](result.document)
+    shown = Shown(render_text(blocks))
+    shown.blocks = blocks
+    return shown
+
+
+def size(workload: Workload, *, world: World | None = None, say: Say = say) -> Sized:
+    """Find by measurement the most accelerators that the storage below the data folder feeds.
+
+        workload = dlemu.load_workload("unet3d_h100", {"dataset.data_folder": "/mnt/nvme/unet3d"})
+        print(dlemu.size(workload).num_accelerators)
+
+    All ranks of `world` call it and get the answer; without one, this process runs alone. The keys
+    size.* say how to search. The results are kept in output.folder, where an interrupted search
+    continues. Rank 0 calls `say` with each step of the search; the default prints it.
+
+    Raises:
+        WorkloadError: there are several targets or workloads, a target is no folder, or a key is
+            out of range.
+        DatasetError: the dataset is missing, or too small for a number that has to be tried.
+        RunError: a run failed, or a result cannot be written.
+    """
+    if max(len(workload.size.targets), len(workload.size.workloads)) > 1:
+        raise WorkloadError(
+            "dlemu.size answers for one target and one workload; call it for each of size.targets "
+            "and size.workloads"
+        )
+    if answers_twice(workload):
+        raise WorkloadError(
+            "dlemu.size gives one answer, and a cache has two: set cache.warm=false for the first "
+            "epoch with train.epochs=1, or cache.warm=true for warm ones"
+        )
+    (answer,) = size_all(
+        workload,
+        world or Alone(),
+        say,
+        on_answer=lambda answers: keep(answers, say),
+        go_on=lambda folder: f"dlemu.size with output.folder={folder}",
+    )
+    return answer
+
+
+def keep(answers: Sequence[Sized], say: Say) -> None:
+    """Write the tables of the answers so far, and draw them, beside sizing.json."""
+    folder, document = answers[-1].folder, document_of(answers)
+    write_table(folder, document)
+    try:
+        draw(folder, document)
+    except ModuleNotFoundError:
+        say("no plot: matplotlib is missing (pip install 'dlemu[plot]')")
+
+
+_HELD = 2
+"""Batches that a loop may use at once: the one it computes on, and the next, which it copies."""
+
+
+class TrainingLoader:
+    """Yields the batches of one rank, one epoch at a time. `make_loader` opens it.
+
+    `batch.data` is a uint8 array of shape (batch, bytes). A row has `record_length_bytes_resize`
+    bytes, cut or padded with zeros; if that key is not set, it is as long as the largest sample.
+    Its memory is reused: a batch stays valid until the next but one is taken. With `pin` the memory
+    is pinned, so torch.from_numpy(batch.data).to("cuda", non_blocking=True) copies asynchronously.
+
+    The workers read as far ahead as a DataLoader's; `train.loop` has no effect, since the loop
+    itself decides when it asks for a batch. Without `set_epoch`, every pass is the next epoch.
+    Close the loader, or use it in a `with`, to end its workers.
+    """
+
+    def __init__(self, dataset: Dataset, *, rank: int, num_ranks: int, pin: bool) -> None:
+        self.workload = dataset.workload.with_keys({"train.loop": "rule"})
+        self.notes, self._layout = dataset.notes, dataset.layout
+        self._rank, self._num_ranks, self._epoch = rank, num_ranks, 0
+        self._loader = open_loader(
+            replace(dataset, workload=self.workload), accelerators=range(rank, rank + 1), keep=_HELD
+        )
+        with ExitStack() as stack:
+            stack.callback(self._loader.close)
+            if pin:
+                from dlemu.storage.gpu.cuda import Pinned
+
+                if not isinstance(self._loader, SharesMemory):
+                    raise WorkloadError(
+                        "pin needs reader.data_loader=pytorch, threads or tensorflow, got "
+                        f"{self.workload.reader.data_loader}"
+                    )
+                stack.callback(Pinned(self._loader.memory()).close)
+            self._open = stack.pop_all()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass; it decides the order, as in DistributedSampler."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the epoch's batches.
+
+        Raises:
+            DatasetError: a file is missing or damaged.
+            RunError: a worker died.
+            WorkloadError: there are too few samples for a step.
+        """
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        plan = make_plan(
+            self.workload,
+            self._layout,
+            num_accelerators=self._num_ranks,
+            epoch=epoch,
+            own=range(self._rank, self._rank + 1),
+        )
+        for (batch,) in self._loader.epoch(epoch, plan):
+            yield batch
+
+    def __len__(self) -> int:
+        """Return the number of steps of the next epoch."""
+        return count_steps(self.workload, self._layout, num_accelerators=self._num_ranks)
+
+    def close(self) -> None:
+        """End the workers; may be called again."""
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _job_of(workload: Workload | str | Path) -> Workload:
+    """Return a workload that may be given by its name, its file, or the folder of its dataset."""
+    if isinstance(workload, Workload):
+        return workload
+    if isinstance(workload, Path) and workload.is_dir():
+        return as_it_is(load_workload(find_workload(workload)), workload, {})
+    return load_workload(workload)
+
+
+def make_loader(
+    workload: Workload | str | Path,
+    *,
+    rank: int = 0,
+    num_ranks: int = 1,
+    world: World | None = None,
+    pin: bool = False,
+) -> TrainingLoader:
+    """Return the loader of one rank; the ranks share every epoch evenly.
+
+    Args:
+        workload: the dataset, and how it is read; or a name or file as load_workload takes it; or,
+            as a Path, the data folder of a dataset of dlemu's.
+        rank: 0 to num_ranks - 1.
+        num_ranks: training processes, one for each accelerator.
+        world: the ranks (dlemu.make_world()), instead of `rank` and `num_ranks`. It is needed only
+            where num_files_train=auto depends on the memory of several hosts.
+        pin: put the batches into pinned memory, from which a GPU copies asynchronously.
+
+    Raises:
+        DatasetError: there is no dataset, or it does not fit the workload.
+        RunError: `pin` is set, and there is no GPU.
+        WorkloadError: rank is out of range, a package is missing, or memory is short.
+    """
+    workload = _job_of(workload)
+    if world is not None:
+        rank, num_ranks = world.rank, world.num_ranks
+    if not 0 <= rank < num_ranks:
+        raise WorkloadError(f"rank must be at least 0 and below num_ranks {num_ranks}, got {rank}")
+    if workload.cache.folder is not None or workload.origin.read_bandwidth is not None:
+        raise WorkloadError(
+            "cache.folder and origin.read_bandwidth work in dlemu run and dlemu size, which plan "
+            "all readers of a host; leave them out here"
+        )
+    check_loader(workload, 1)
+    dataset = find_dataset(workload, world or Alone())
+    return TrainingLoader(dataset, rank=rank, num_ranks=num_ranks, pin=pin)

@@ -1,0 +1,481 @@
+"""A workload's name or file, and overrides, to a tree of keys. Only this knows Hydra.
+
+The command line's overrides are words in Hydra's grammar; the library's are Python values. Hydra is
+slow to import and to compose, so only what needs it gets it: files with `defaults` or `${...}`, and
+words that are more than a key and a number, a name or a path.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice, product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dlemu.config.refusal import NO_KEYS
+from dlemu.errors import WorkloadError, did_you_mean
+
+CONFIGS = Path(__file__).parents[1] / "workloads"
+
+PATH_KEYS = frozenset(
+    {
+        "dataset.data_folder",
+        "storage.storage_root",
+        "output.folder",
+        "output.log",
+        "predict.calibration",
+        "cache.folder",
+        "cache.origin",
+        "checkpoint.checkpoint_folder",
+    }
+)
+"""Keys whose value is one path: on the command line it is taken as it stands."""
+
+_SECRETS = ("access_key_id", "secret_access_key")
+SECRET_KEYS = frozenset(
+    f"storage.{above}{name}" for above in ("", "storage_options.") for name in _SECRETS
+)
+"""Keys whose value is never shown; on the command line it is taken as it stands."""
+
+_PLAIN_WORD = re.compile(
+    r"(?!hydra\b|defaults\b)(?P<key>[a-z]\w*(?:\.[a-z]\w*)*)=(?:"
+    r"(?P<int>-?(?:0|[1-9]\d*))|(?P<float>-?(?:0|[1-9]\d*)(?:\.\d+)?(?:e-?\d+)?)|"
+    r"(?P<text>(?!inf$|nan$)[a-z][\w/.-]*|\d+(?:\.\d+)?(?:%|[KMGTP]i?B(?:/s)?|ms|s|min|h|d)))",
+    re.ASCII | re.IGNORECASE,
+)
+"""Words whose value Hydra's grammar takes for what Python takes it for."""
+
+_DOTTED = re.compile(r"[+~]*\w+(?:[.@]\w+)*")
+
+# Workloads have some hundred values on four levels.
+_MOST_BYTES = 100_000
+_MOST_VALUES = 10_000
+_MOST_KEYS = 1_000
+_MOST_LEVELS = 50
+
+# All but the first are raised for a value that does not fit its tag: `!!int ""`, `2001-99-99`.
+_NOT_YAML = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e6 as a number, which YAML 1.1 takes for text, and bounds merged keys."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_KEYS:
+            raise ValueError(f"it has a group of more than {_MOST_KEYS:,} keys")
+
+
+_Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def compose(
+    name: str | Path, overrides: Mapping[str, object], known: Mapping[str, Path]
+) -> dict[str, Any]:
+    """Return the keys of one of the `known` files or of a YAML file, with dotted overrides."""
+    path = _find(str(name), known)
+    return _complete(path, _with_values(path, read_yaml(path), overrides.items()), overrides)
+
+
+def _complete(path: Path, tree: dict[str, Any], given: Iterable[str]) -> dict[str, Any]:
+    """Return a tree with a name, the keys that the user gave, and where it was made from."""
+    for key in given:
+        if key in NO_KEYS:
+            raise WorkloadError(f"unknown key {key}")
+    return {"name": path.stem} | tree | {"given": tuple(given), "made_from": _origin(path)}
+
+
+def _with_values(
+    path: Path, tree: dict[str, Any], values: Iterable[tuple[str, object]]
+) -> dict[str, Any]:
+    """Return a file's keys with the values of dotted keys, one after the other."""
+    values = [*values]
+    is_plain = _is_plain(tree) and not any("${" in str(value) for _, value in values)
+    if not is_plain:
+        tree = _merge(path, tree)
+    for key, value in values:
+        if value is _GONE:
+            _delete(tree, key)
+        else:
+            set_key(tree, key, value)
+    return tree if is_plain else _resolve(path, tree)
+
+
+def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> dict[str, Any]:
+    """Return the keys that "workload=NAME" and other words of the command line ask for."""
+    if config_dir is not None and not config_dir.is_dir():
+        raise WorkloadError(f"--config-dir {config_dir} is no folder")
+    asked = {
+        key: [override.partition("=")[2] for override in overrides if _is(key, override)]
+        for key in ("workload", "model")
+    }
+    models = list(map(model_keys, asked["model"]))  # refused first: it may be the only name
+    path = _choose("workload" if asked["workload"] else "model", asked, config_dir)
+    tree = read_yaml(path)
+    for model in models:
+        tree["model"] = model
+    words = [word for word in overrides if word.partition("=")[0].lstrip("+") not in asked]
+    pairs = [_plain_word(word) or _parsed_word(word) for word in words]
+    own = {} if config_dir is None else named("drive", config_dir)
+    drives = [(k, str(own[str(v)]) if str(v) in own else v) for k, v in pairs if k == "drive"]
+    # A named drive first: keys of it change its values.
+    values = [*drives, *(pair for pair in pairs if pair[0] != "drive")]
+    given = dict.fromkeys([*(["model"] if models else []), *(key for key, _ in values)])
+    return _complete(path, _with_values(path, tree, values), given)
+
+
+def _origin(path: Path) -> str:
+    """Return what `workload=` takes to find this file again, from any folder."""
+    named = path.parent in (CONFIGS / "workload", CONFIGS / "model")
+    return path.stem if named else str(path.absolute())
+
+
+def known_workloads(config_dir: Path | None = None) -> dict[str, Path]:
+    """Return the files that "workload=" takes by name; a file in `config_dir` comes first."""
+    folders = [CONFIGS / "workload"]
+    if config_dir is not None:
+        # DLIO keeps its workloads in workload/ below the folder, or in the folder itself.
+        folders += [config_dir / "workload", config_dir]
+    found = {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
+    return dict(sorted(found.items()))
+
+
+def datasheet(name: str) -> dict[str, Any]:
+    """Return the values of a drive in workloads/drive/, or in a YAML file.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    known = named("drive")
+    if name not in known and not Path(name).is_file():
+        raise ValueError(f"no datasheet of drive {name!r}; known: {', '.join(known)}")
+    return read_yaml(known.get(name, Path(name)))
+
+
+def known_models() -> dict[str, Path]:
+    """Return the files that "model=" takes by name: a job of checkpoints each, as DLIO has them."""
+    return named("model")
+
+
+def known_drives() -> dict[str, Path]:
+    """Return the datasheets that "drive=" takes by name."""
+    return named("drive")
+
+
+def named(group: str, folder: Path = CONFIGS) -> dict[str, Path]:
+    """Return the files of a group of rows, such as "model" or "drive", by name."""
+    return {path.stem: path for path in sorted((folder / group).glob("*.yaml"))}
+
+
+def no_workload(name: str, known: Iterable[str]) -> str:
+    """Return the line for a name that no workload has; models and drives have names, too."""
+    known = list(known)
+    for group, what in (("model", "a model of checkpoints"), ("drive", "a drive")):
+        if name in named(group):
+            hint = f"; did you mean {name}_h100?" if f"{name}_h100" in known else ""
+            return f"no workload {name}{hint} ({group}={name} is {what})"
+    hint = did_you_mean(name, known)
+    return f"no workload {name}{hint} (known: {', '.join(known)}, or a file.yaml)"
+
+
+def model_keys(name: str) -> dict[str, Any]:
+    """Return the keys model.* of a published model, or of a YAML file.
+
+    Raises:
+        WorkloadError: there is no such file, or it has no model.
+    """
+    known = known_models()
+    if name not in known and not name.endswith((".yaml", ".yml")):
+        hint = did_you_mean(name, known)
+        raise WorkloadError(f"no model {name}{hint} (known: {', '.join(known)}, or a file.yaml)")
+    path = _find(name, known)
+    model = read_yaml(path).get("model")
+    if not isinstance(model, dict):
+        raise WorkloadError(f"{path} has no group of keys model, which says what is written")
+    return dict(model)
+
+
+def set_key(tree: dict[str, Any], key: str, value: object) -> None:
+    """Set a dotted key of a tree. A group of keys joins the group that is there.
+
+    Raises:
+        WorkloadError: it is a key of a drive that was named, and there is no such drive.
+    """
+    *sections, leaf = key.split(".")
+    for section in sections:
+        below = tree.get(section)
+        if section == "drive" and isinstance(below, str):  # other values of a named drive
+            try:
+                below = datasheet(below)
+            except ValueError as error:
+                raise WorkloadError(f"drive: {error}; or give its rates") from None
+        # A copy, for YAML may refer to one group in two places.
+        tree[section] = dict(below) if isinstance(below, dict) else {}
+        tree = tree[section]
+    tree[leaf] = _joined(tree.get(leaf), value)
+
+
+def _joined(old: object, new: object) -> object:
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return new
+    return {**old, **{key: _joined(old.get(key), value) for key, value in new.items()}}
+
+
+def refuse_tilde(key: str, path: str) -> None:
+    """Refuse a path with a ~ that the shell has not expanded, as it does not behind a =."""
+    if path == "~" or path.startswith("~/"):
+        home = f"$HOME{path[1:]}"
+        raise WorkloadError(
+            f"{key}={path}: a shell expands no ~ behind =; write {home}, or ./{path} for a folder "
+            "of that name"
+        )
+
+
+def _choose(key: str, named: Mapping[str, Sequence[str]], config_dir: Path | None) -> Path:
+    """Return the file of the one workload or model that was named by `key`."""
+    known, names = known_workloads(config_dir), named[key]
+    if not any(names):
+        raise WorkloadError(
+            "no job is named; write the folder of a dataset, or workload=NAME or FILE.yaml (dlemu "
+            "workloads lists the names)"
+        )
+    if len(names) > 1:
+        raise WorkloadError(f"{key}= is set {len(names)} times: {', '.join(names)}; keep one")
+    refuse_tilde(key, names[0])
+    if key == "model":
+        return _find(names[0], known_models())
+    return _find(names[0], known)
+
+
+def _find(name: str, known: Mapping[str, Path]) -> Path:
+    """Return the file of a name, or a path."""
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise WorkloadError(f"workload file {name} is not there")
+        return Path(name)
+    if name not in known:
+        raise WorkloadError(no_workload(name, known))
+    return known[name]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML file's mapping."""
+    with path.open("rb") as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise WorkloadError(f"{path} has more than {_MOST_BYTES:,} bytes; is it a workload?")
+    try:
+        tree = yaml.load(text, _Loader)  # from bytes: UTF-8, whatever the locale
+        _check_extent(tree)
+    except RecursionError:
+        raise WorkloadError(f"{path} is nested too deeply for a workload") from None
+    except _NOT_YAML as error:
+        raise WorkloadError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise WorkloadError(f"{path} holds no keys; a workload has dataset, reader and train")
+    return tree
+
+
+def _check_extent(tree: object) -> None:
+    """Refuse a tree that references make endless, or nearly so.
+
+    Raises:
+        ValueError: it has too many values; each counts as often as it is referred to.
+        RecursionError: it is nested too deeply.
+    """
+    found = 0
+    level: Iterable[object] = [tree]
+    for _ in range(_MOST_LEVELS):
+        values = list(islice(level, _MOST_VALUES))
+        found += len(values)
+        if found >= _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+        if not values:
+            return
+        level = chain.from_iterable(map(_inner, values))
+    raise RecursionError
+
+
+def _inner(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return chain(value.keys(), value.values())
+    return value if isinstance(value, (list, tuple, set)) else ()
+
+
+def _is(key: str, override: str) -> bool:
+    return override.lstrip("+").startswith(f"{key}=")
+
+
+_GONE = object()
+"""In the place of a value: the key is deleted, as ~key asks for."""
+
+
+def _delete(tree: dict[str, Any], key: str) -> None:
+    *sections, leaf = key.split(".")
+    for section in sections:
+        tree = tree.get(section) or {}
+    if tree.pop(leaf, _GONE) is _GONE:
+        raise WorkloadError(f"~{key}: the workload's file sets no {key}; leave it out")
+
+
+def _plain_word(override: str) -> tuple[str, object] | None:
+    """Return the key and the value of an override, None where only Hydra can tell them."""
+    override = override.lstrip("+")
+    key, _, text = override.partition("=")
+    if key in PATH_KEYS | SECRET_KEYS and text not in ("", "null") and text[0] not in "'\"":
+        refuse_tilde(key, text)  # a path is taken as it stands, unless it is quoted
+        return key, text
+    if not (found := _PLAIN_WORD.fullmatch(override)):
+        return None
+    if key == "drive":
+        return key, text
+    kind = str(found.lastgroup)
+    named: dict[str, object] = {"true": True, "false": False, "null": None}
+    convert: Any = {"int": int, "float": float}.get(
+        kind, lambda text: named.get(text.lower(), text)
+    )
+    return key, convert(text)
+
+
+def value_of_word(key: str, text: str) -> Any:
+    """Return the value of a key that is set on the command line, as YAML has it.
+
+    Raises:
+        WorkloadError: it is no YAML.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except _NOT_YAML:
+        raise WorkloadError(f"override {key}={text} cannot be parsed; write key=value") from None
+
+
+def without_secrets(words: Iterable[str]) -> list[str]:
+    """Return words of a command line with the values of secrets left out, to be shown."""
+    parts = (word.partition("=") for word in words)
+    return [
+        f"{key}=..."
+        if key.lstrip("+").removeprefix("workload.") in SECRET_KEYS
+        else key + is_set + value
+        for key, is_set, value in parts
+    ]
+
+
+def _parsed_word(override: str) -> tuple[str, object]:
+    """Return the key and the value of an override, by Hydra's grammar."""
+    parsed = _parse(override)
+    key = str(parsed.key_or_group)
+    if parsed.is_sweep_override():
+        values = override.partition("=")[2]
+        raise WorkloadError(
+            f"override {override} has several values; for a run of each add --multirun, or give "
+            f'one, or a list: "{key}=[{values}]"'
+        )
+    return key, _GONE if parsed.is_delete() else parsed.value()
+
+
+def sweeps(overrides: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of each job that several values ask for, as reader.batch_size=1,2.
+
+    Raises:
+        WorkloadError: one cannot be parsed.
+    """
+    choices = []
+    for override in overrides:
+        each = [override]
+        if not (_plain_word(override) or _is("workload", override) or _is("model", override)):
+            parsed = _parse(override)
+            if parsed.is_sweep_override():
+                key = override.partition("=")[0]
+                each = [f"{key}={value}" for value in parsed.sweep_string_iterator()]
+        choices.append(each)
+    return [list(job) for job in product(*choices)]
+
+
+def _parse(override: str) -> Any:
+    """Return an override as Hydra parses it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        key = override.partition("=")[0]
+        if not _DOTTED.fullmatch(key):
+            raise WorkloadError(
+                f"override {override} names no key; write key=value, with a key such as "
+                "reader.batch_size"
+            ) from None
+        raise WorkloadError(
+            f"override {override} cannot be parsed; write key=value, and quote what has brackets, "
+            f"commas, blanks or =, for the shell too: \"{key}='value'\""
+        ) from None
+    key = str(parsed.key_or_group)
+    if not key:
+        raise WorkloadError(f"override {override} has no key; write key=value")
+    if re.split(r"[./@]", key)[0] == "hydra":
+        raise WorkloadError(
+            f"{key} has no effect here; output.folder=… is where the results of a run go, "
+            "output.log=… where its messages go"
+        )
+    return parsed
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether Hydra would change nothing of a file's keys."""
+    if isinstance(value, dict):
+        return not value.keys() & {"defaults", "hydra"} and all(
+            isinstance(key, str) and _is_plain(inner) for key, inner in value.items()
+        )
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return "${" not in value if isinstance(value, str) else isinstance(value, float | int | None)
+
+
+def _merge(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a file's keys, merged with the files that its `defaults` name."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
+    GlobalHydra.instance().clear()
+    try:
+        with _in_one_line(path):
+            ConfigStore.instance().store(group="workload", name="chosen", node=tree)
+            with initialize_config_module("dlemu.workloads", version_base="1.3", job_name="dlemu"):
+                config = hydra_compose("config", overrides=["workload@_global_=chosen"])
+            return _plain(OmegaConf.to_container(config))
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def _resolve(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the tree with `${other.key}` replaced by what it refers to."""
+    from omegaconf import OmegaConf
+
+    with _in_one_line(path):
+        return _plain(OmegaConf.to_container(OmegaConf.create(tree), resolve=True))
+
+
+def _plain(tree: object) -> dict[str, Any]:
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+@contextmanager
+def _in_one_line(path: Path) -> Iterator[None]:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        # The lines below the first are Hydra's own advice, which names files that users never saw.
+        raise WorkloadError(f"{path.name}: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,223 @@
+"""Every key with its meaning, its values and its default, read from the models themselves.
+
+The meaning is the docstring under a field. So the help, the completion and the page of all keys say
+what the code says.
+"""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from dlemu.config import sections
+from dlemu.config.compose import PATH_KEYS, known_workloads
+from dlemu.config.model import Workload
+from dlemu.config.refusal import NO_KEYS, group_of
+from dlemu.config.sections import Use
+
+_SIZE = "bytes{} (as 4096, 64KiB, 1MB)"
+_SECONDS = "seconds (as 90, 50ms, 3min)"
+_BOUNDS = ("ge", "gt", "le", "lt")
+_PATHS = PATH_KEYS | {"workload"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a user needs to know about a key."""
+
+    name: str
+    meaning: str
+    values: str
+    """What may be given, with the unit and the bounds: "whole number, 1 to 1,000"."""
+    default: str
+    """As it is written; "null" where the key is not set, "" where it must be."""
+    choices: tuple[str, ...] = ()
+    """All values, where they are few."""
+    is_path: bool = False
+
+    @property
+    def line(self) -> str:
+        """The values and the default in one line."""
+        return f"{self.values}; default {self.default}" if self.default else self.values
+
+
+@cache
+def all_keys() -> Mapping[str, Key]:
+    """Return every key that a user can set, by its dotted name, in the order of the models."""
+    named = tuple(known_workloads())
+    first = Key(
+        name="workload",
+        meaning="The job: a published workload, or a YAML file (DLIO's as they are).",
+        values=f"{', '.join(named)}, or a file.yaml",
+        default="",
+        choices=named,
+    )
+    return {"workload": first} | {key.name: key for key in keys_of_model(Workload)}
+
+
+def keys_of_model(model: type[BaseModel], above: str = "") -> Iterator[Key]:
+    """Yield the keys of a model; their names begin with `above`."""
+    told = _docstrings(model)
+    hints = get_type_hints(model, include_extras=True)
+    fields = model.model_fields.items()
+    # What has no meaning for a user is none of his keys.
+    unread = {name for name, field in fields if Use(by="") in field.metadata} - told.keys()
+    own = [name for name in model.model_fields if name not in {*NO_KEYS, *unread}]
+    for name in sorted(own, key=lambda name: _group(hints[name]) is not None):
+        group, key = _group(hints[name]), f"{above}{name}"
+        if group is None or told.get(name):
+            yield _key(key, told.get(name, ""), hints[name], model.model_fields[name])
+        if group is not None:
+            yield from keys_of_model(group, f"{key}.")
+
+
+def _key(name: str, meaning: str, hint: object, field: FieldInfo) -> Key:
+    values = _Values(name)
+    values.add(hint)
+    return Key(
+        name=name,
+        meaning=meaning.replace("None:", "null:").replace("empty:", "[]:"),
+        values=values.text,
+        default=_written(field.get_default(call_default_factory=True)),
+        choices=tuple(dict.fromkeys(values.choices)),
+        is_path=name in _PATHS or values.text.endswith("path"),
+    )
+
+
+class _Values:
+    """What a type allows, in words."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._kinds: list[str] = []
+        self.choices: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The choices first, then what else may be given."""
+        kinds = [", ".join(self.choices)] if self.choices else []
+        return " or ".join([*kinds, *dict.fromkeys(self._kinds)])
+
+    def add(self, hint: object, bounds: Mapping[str, float] | None = None) -> None:
+        """Add what a hint allows."""
+        bounds = bounds or {}
+        origin, inner = get_origin(hint), get_args(hint)
+        if origin is Annotated:
+            self._add_annotated(inner[0], inner[1:], bounds)
+        elif origin is Literal:
+            self.choices += [_written(value) for value in inner]
+        elif inner and origin is tuple:
+            self._add_list(inner[0])
+        elif inner:  # a choice of types
+            for each in inner:
+                self.add(each, bounds)
+        elif hint is bool:
+            self.choices += ["true", "false"]
+        elif hint is not type(None):
+            self._kinds.append(f"{self._kind(hint)}{_span(bounds)}")
+
+    def _add_annotated(
+        self, base: object, marks: tuple[Any, ...], bounds: Mapping[str, float]
+    ) -> None:
+        found = dict(bounds)
+        for mark in marks:
+            if isinstance(mark, sections.Names):
+                self.choices += mark.known()
+            for each in getattr(mark, "metadata", ()):
+                found |= {b: getattr(each, b) for b in _BOUNDS if hasattr(each, b)}
+        if sections.DURATION in marks:
+            self._kinds.append(f"{_SECONDS}{_span(found)}")
+            return
+        is_size = any(isinstance(m, BeforeValidator) and m.func in sections.SIZES for m in marks)
+        if is_size:
+            per = " per second" if self._name.endswith("bandwidth") else ""
+            self._kinds.append(f"{_SIZE.format(per)}{_span(found)}")
+        else:
+            self.add(base, found)
+
+    def _add_list(self, each: object) -> None:
+        inner = _Values(self._name)
+        inner.add(each)
+        self._kinds.append(f"list [A,B,...], each {inner.text}")
+
+    def _kind(self, kind: object) -> str:
+        if kind is sections.Distribution:
+            return "seconds, or the keys mean, stdev and type below it"
+        if self._name in PATH_KEYS or kind is Path:
+            return "path"
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return "a group of keys"
+        leaf = self._name.rpartition(".")[2]
+        unit = "seconds" if leaf.endswith(("_seconds", "_time")) else "number"
+        names = {int: "whole number", float: unit, str: "text", SecretStr: "text, never shown"}
+        return names.get(kind, "") if isinstance(kind, type) else ""
+
+
+def _span(bounds: Mapping[str, float]) -> str:
+    """Return ", 1 to 1,000", or what there is of it."""
+    low, high = bounds.get("ge"), bounds.get("le")
+    if low is not None and high is not None:
+        return f", {_number(low)} to {_number(high)}" if low != high else f", only {_number(low)}"
+    parts = [f"above {_number(bounds['gt'])}"] if "gt" in bounds else []
+    parts += [f"at least {_number(low)}"] if low is not None else []
+    parts += [f"at most {_number(high)}"] if high is not None else []
+    return f", {', '.join(parts)}" if parts else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if value >= 2**40 else f"{value:,}".removesuffix(".0")
+
+
+def _written(value: object) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, BaseModel):
+        return _written(value.mean) if isinstance(value, sections.Distribution) else "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if value is PydanticUndefined:
+        return ""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_written, value))}]"
+    return "null" if value is None else str(value)
+
+
+def _group(hint: object) -> type[BaseModel] | None:
+    """Return the group of keys that a field holds.
+
+    A distribution counts as one value, and columns are a list: their keys have no dotted names.
+    """
+    found = group_of(hint)
+    return None if found in (sections.Distribution, sections.ColumnSection) else found
+
+
+@cache
+def _docstrings(model: type[BaseModel]) -> Mapping[str, str]:
+    """Return the text under each field of a model, as one paragraph."""
+    tree = ast.parse(inspect.getsource(sys.modules[model.__module__]))
+    body = next(
+        n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == model.__name__
+    )
+    told = {}
+    for field, below in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            told[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    return told
+
+
+def about(group: str) -> str:
+    """Return what a group of keys is for: the docstring of its model."""
+    hint = get_type_hints(Workload, include_extras=True).get(group)
+    model = _group(hint) if hint is not None else None
+    return (model.__doc__ or "").splitlines()[0] if model is not None else ""

@@ -1,0 +1,589 @@
+"""What a job asks for: frozen models with DLIO's key names; unknown keys are refused.
+
+Fields hold what the user wrote; what follows from them is a property. DLIO's keys that have no
+effect here are accepted and listed in `Workload.ignored`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+
+from dlemu.config.checkpoint_sections import CheckpointSection, ModelSection
+from dlemu.config.compose import (
+    compose,
+    datasheet,
+    known_drives,
+    known_models,
+    known_workloads,
+    model_keys,
+    no_workload,
+    set_key,
+)
+from dlemu.config.objects import access_of
+from dlemu.config.refusal import describe, group_of, known_keys, unknown_key
+from dlemu.config.sections import (
+    PLANS,
+    RUNS,
+    WRITES,
+    Bandwidth,
+    CacheSection,
+    ClientSection,
+    DaliSection,
+    DatasetSection,
+    FullName,
+    MetricSection,
+    Names,
+    Natural,
+    OriginSection,
+    OutputSection,
+    Positive,
+    PredictSection,
+    ReaderSection,
+    Section,
+    ServerSection,
+    Size,
+    SizeSection,
+    SteptimeSection,
+    StorageSection,
+    Switch,
+    TrainSection,
+    Use,
+    WorkflowSection,
+)
+from dlemu.config.sections import FormatName as FormatName
+from dlemu.errors import WorkloadError
+from dlemu.storage.s3.location import SCHEME, Access, in_bucket, object_path
+from dlemu.units import parse_bytes, unmistakable, with_unit
+
+# DLIO's keys that have no effect here (sources: DLIO's "config" page, the workload files of MLPerf
+# Storage v1.0 and v2.0). A key that could change what is read must not be in this list.
+_IGNORED_KEYS = {
+    "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files compression_level "
+    "generation_buffer_size",
+    "reader": "batch_size_eval computation_threads pin_memory read_type file_access dont_use_mmap "
+    "data_loader_classname data_loader_sampler reader_classname",
+    "train": "seed_change_epoch",
+    "workflow": "debug evaluation profiling",
+    "model": "type layer_parameters optimization_groups",
+    "checkpoint": "randomize_tensor ksm type recovery_rank_shift checkpoint_mechanism_classname",
+    "output": "log_file log_level",
+    "storage": "storage_library storage_options",
+    "metric": "exclude_end_epochs",
+}
+_IGNORED = {"evaluation", "profiling"} | {
+    f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
+}
+_CLASSES = {
+    "reader.reader_classname": "a format of yours is dataset.format=PACKAGE.MODULE",
+    "reader.data_loader_classname": "a loader of yours is reader.data_loader=PACKAGE.MODULE",
+    "checkpoint.checkpoint_mechanism_classname": "dlemu writes checkpoints itself",
+}
+"""Keys that name a class of DLIO's, and what stands for it here: null alone is accepted."""
+
+
+_memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
+_memory_again = PlainSerializer(lambda value: unmistakable(value, 2**20))
+_endurance = BeforeValidator(lambda value: with_unit(value, least=10**9, units=("TB", "PB")))
+_endurance_again = PlainSerializer(lambda value: unmistakable(value, 10**9))
+
+
+class Drive(Section):
+    """A drive by its datasheet or by a measurement; bandwidths in bytes per second."""
+
+    name: str = "drive"
+    """As it is shown."""
+    read_bandwidth: Bandwidth | None = None
+    """Sequential reads; this is what a prediction computes with."""
+    write_bandwidth: Bandwidth | None = None
+    """Sequential writes; what a prediction of checkpoints computes with."""
+    random_read_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
+    """Random reads of 4 KiB per second; for the reader only."""
+    random_write_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
+    """Random writes of 4 KiB per second; for the reader only."""
+    capacity: Annotated[Size, Field(gt=0, le=10**18)] | None = None
+    """Bytes that it holds; for `dlemu wear`."""
+    endurance: Annotated[
+        Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None,
+        Use(by="datagen run checkpoint wear"),
+    ] = None
+    """Bytes that hosts may write to it in its life (TBW), as 14PB, or as 1DWPD over five
+    years; for the line on wear."""
+    interface: str | None = None
+    """Such as "PCIe 5.0 x4"; for the reader only."""
+    source: str | None = None
+    """Where the rates come from; for the reader only."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _writes_per_day(cls, value: Any) -> Any:
+        """Take an endurance of 1DWPD as the bytes that it is in the five years of a warranty."""
+        found = value.get("endurance") if isinstance(value, dict) else None
+        if not (isinstance(found, str) and found.upper().endswith("DWPD")):
+            return value
+        if value.get("capacity") is None:
+            raise ValueError(f"drive.endurance={found} needs drive.capacity; set it, or write 14PB")
+        capacity = value["capacity"]
+        capacity = parse_bytes(capacity) if isinstance(capacity, str) else capacity
+        days = 5 * 365
+        return value | {"endurance": round(float(found[:-4]) * days * capacity)}
+
+    @property
+    def read_rate(self) -> int:
+        """read_bandwidth. Raises WorkloadError if it is not given."""
+        if self.read_bandwidth is None:
+            raise WorkloadError(
+                "drive.read_bandwidth is not set; give the drive's rate (drive.read_bandwidth=7GB)"
+            )
+        return self.read_bandwidth
+
+
+def _datasheet(value: object) -> object:
+    """Return the datasheet of a drive that is given by name, or else the value as it is."""
+    try:
+        return datasheet(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"{error}; or give its rates") from None
+
+
+NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(known_drives)]
+
+
+class Workload(Section):
+    """One job: a dataset, how it is read, and the accelerators that read it."""
+
+    name: Annotated[FullName, Use(by=f"{PLANS} steptime checkpoint", closed=True)]
+    """Name of the workload, and of the folder below outputs/ for its results."""
+    framework: Annotated[Literal["pytorch", "tensorflow"], Use(by="")] = "pytorch"
+    """DLIO's key; has no effect, `reader.data_loader` decides."""
+    workflow: Annotated[WorkflowSection, Use(by="run")] = WorkflowSection()
+    dataset: Annotated[DatasetSection, Use(by=WRITES)]
+    reader: Annotated[ReaderSection, Use(by=RUNS)] = ReaderSection()
+    train: Annotated[TrainSection, Use(by=RUNS)] = TrainSection()
+    metric: Annotated[MetricSection, Use(by=f"{RUNS} report")] = MetricSection()
+    storage: Annotated[
+        StorageSection, Use(by="datagen run size verify", when=lambda job: job.in_bucket)
+    ] = StorageSection()
+    output: Annotated[OutputSection, Use(by=RUNS, closed=True)] = OutputSection()
+    dali: Annotated[DaliSection, Use(by=RUNS, when=lambda job: job.by_dali)] = DaliSection()
+    size: Annotated[SizeSection, Use(by="size", closed=True)] = SizeSection()
+    predict: Annotated[PredictSection, Use(by="predict", closed=True)] = PredictSection()
+    steptime: Annotated[SteptimeSection, Use(by="steptime", closed=True)] = SteptimeSection()
+    cache: Annotated[CacheSection, Use(by="run size")] = CacheSection()
+    client: Annotated[ClientSection, Use(by="run size predict")] = ClientSection()
+    server: Annotated[ServerSection, Use(by="size predict", closed=True)] = ServerSection()
+    origin: Annotated[OriginSection, Use(by="run size")] = OriginSection()
+    checkpoint: Annotated[
+        CheckpointSection, Use(by="run size checkpoint", when=lambda job: job.saves, closed=True)
+    ] = CheckpointSection()
+    model: Annotated[
+        ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves, closed=True)
+    ] = ModelSection()
+    """The model of checkpoints: a row of workloads/model/ by its name, a file, or its keys."""
+    drive: Annotated[NamedDrive | None, Use(by="predict size wear", closed=True)] = None
+    """A datasheet of workloads/drive/ by its name, or the rates themselves."""
+    drives: Annotated[Positive, Use(by="predict size", closed=True)] = 1
+    """Number of such drives (`dlemu predict`)."""
+    accelerators_per_rank: Annotated[
+        Positive,
+        Use(by="datasize datagen run", when=lambda job: job.num_accelerators is None, closed=True),
+    ] = 1
+    """Emulated accelerators of each rank, unless num_accelerators is set."""
+    num_accelerators: Annotated[
+        Positive | None, Use(by="datasize datagen run checkpoint", closed=True)
+    ] = None
+    """Emulated accelerators over all ranks, spread evenly; None: accelerators_per_rank of each."""
+    num_hosts: Annotated[
+        Positive,
+        Use(by="datasize datagen run size predict", when=lambda job: job.counts_hosts, closed=True),
+    ] = 1
+    """Number of hosts, for a command that is not started on all of them (datasize, predict)."""
+    host_memory: Annotated[
+        Annotated[Size, _memory, _memory_again, Field(gt=0, le=2**50)] | None,
+        Use(by="datasize datagen run size", when=lambda job: job.counts_memory, closed=True),
+    ] = None
+    """Memory of each host; None: what the host has."""
+    division: Annotated[Literal["open", "closed"], Use(by="run", closed=True)] = "open"
+    """`closed` holds the run to the rules of MLPerf Storage's closed division."""
+    runs: Annotated[Positive, Use(by="run", closed=True)] = 1
+    """Runs that count, one after the other."""
+    warmup: Annotated[Natural, Use(by="run", closed=True)] = 0
+    """Runs before those that count."""
+    progress: Annotated[Switch, Use(by=f"{WRITES} verify checkpoint", closed=True)] = "on"
+    """Show on stderr how far a command is: a line on a terminal, elsewhere a line every 10 s."""
+    ignored: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Keys that were given and have no effect here."""
+    given: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Keys that the user overrode, for the closed division's check."""
+    made_from: str = ""
+    """What `workload=` asked for: a published name, or the absolute path of a YAML file."""
+
+    def __init__(self, **values: Any) -> None:
+        """Check the values of all keys.
+
+        Raises:
+            WorkloadError: a key is unknown, or a value is refused.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise WorkloadError(describe(error, Workload, _IGNORED)) from error
+
+    @property
+    def data_folder(self) -> Path:
+        """The dataset's folder.
+
+        Raises:
+            WorkloadError: dataset.data_folder is not set.
+        """
+        folder, storage = self.dataset.data_folder, self.storage
+        if not folder:
+            raise WorkloadError(
+                "dataset.data_folder is not set; add dataset.data_folder=/path/on/the/storage"
+            )
+        if "://" in folder:
+            return object_path(folder)
+        if storage.storage_type == "s3":  # DLIO: the bucket, and the names in it
+            return object_path(f"{SCHEME}{storage.storage_root.removeprefix(SCHEME)}/{folder}")
+        return Path(storage.storage_root, folder)
+
+    @property
+    def workers_of_rank(self) -> int:
+        """Workers, at least 1, of a rank with accelerators_per_rank accelerators.
+
+        reader.preprocess_time is that of so many which compute at once.
+        """
+        return max(1, self.reader.read_threads * self.accelerators_per_rank)
+
+    @property
+    def access(self) -> Access | None:
+        """How the data folder's bucket is reached, by keys and environment; None: it is a folder.
+
+        Call it on rank 0 only: launchers do not forward the environment to other hosts.
+
+        Raises:
+            WorkloadError: a value is missing or refused.
+        """
+        return access_of(self.storage) if in_bucket(self.data_folder) else None
+
+    @property
+    def num_files(self) -> int:
+        """Number of files. "auto" must have been replaced by a number (dataset/settle)."""
+        assert self.dataset.num_files_train != "auto", "replaced before anything reads it"
+        return self.dataset.num_files_train
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether a run puts each batch into one array."""
+        reader = self.reader
+        decodes = reader.decode == "library"
+        return reader.hands_over and (decodes or not self.dataset.file_format.in_columns)
+
+    @property
+    def demand(self) -> float:
+        """Bytes per second that one accelerator takes at full utilisation."""
+        seconds = self.train.computation_time.mean
+        return math.inf if seconds == 0 else self.bytes_per_step / seconds
+
+    @property
+    def streamed(self) -> bool:
+        """Whether files hold several samples and are read from end to end."""
+        dataset = self.dataset
+        way = self.reader.access or dataset.file_format.ways[0]
+        return dataset.num_samples_per_file > 1 and way == "stream"
+
+    @property
+    def by_tf_data(self) -> bool:
+        """Whether the order of reading is that of tf.data."""
+        return self.reader.data_loader == "tensorflow"
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Mean bytes of one accelerator's batch."""
+        return self.reader.batch_size * self.dataset.mean_bytes
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches of an accelerator that are in memory at once.
+
+        The one in use, those read ahead, and, in a pipelined loop, the next one: the loop takes it
+        while it computes.
+        """
+        taken_early = 1 if self.train.loop == "pipelined" else 0
+        return 1 + taken_early + self.reader.batches_ahead
+
+    def with_keys(self, keys: Mapping[str, object]) -> "Workload":
+        """Return a copy with these values of dotted keys; a group of keys joins the group there.
+
+        Raises:
+            WorkloadError: a key is unknown or a value out of bounds.
+        """
+        groups = {key.partition(".")[0] for key in keys}
+        # A drive may be a name, which only the whole takes.
+        own = {name: getattr(self, name, None) for name in groups - {"drive"}}
+        kinds = {name: type(value) for name, value in own.items() if isinstance(value, Section)}
+        if kinds.keys() == groups:
+            tree = self.model_dump(include=groups)
+            for key, value in keys.items():
+                set_key(tree, key, value)
+            with suppress(ValidationError):
+                changed = {name: kind.model_validate(tree[name]) for name, kind in kinds.items()}
+                return _checked(self.model_copy(update=changed))
+        # The whole tells which key of DLIO's is meant, or what is wrong with it.
+        tree = self.model_dump(exclude={"ignored"})
+        for key, value in keys.items():
+            set_key(tree, key, value)
+        return check_workload(tree).model_copy(update={"ignored": self.ignored})
+
+
+@cache
+def use_of(key: str) -> Use:
+    """Return what a dotted key, or a group of them, is used for, by its field and its group's."""
+    model: type[BaseModel] | None = Workload
+    found = Use(by="", closed=False)
+    for part in key.split("."):
+        if model is None or part not in model.model_fields:
+            break
+        field = model.model_fields[part]
+        for own in (each for each in field.metadata if isinstance(each, Use)):
+            said = {name: value for name, value in vars(own).items() if value is not None}
+            found = replace(found, **said)
+        model = group_of(field.annotation)
+    return found
+
+
+def read_by(key: str) -> list[str]:
+    """Return the commands that read a key."""
+    return (use_of(key).by or "").split()
+
+
+def _keys_of(command: str) -> set[str]:
+    return {key for key in known_keys(Workload) if command in read_by(key)}
+
+
+def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
+    """Return the workload that a tree of plain values describes: a composed config, a DLIO file.
+
+    Where a key is unknown, those that `command` reads are named rather than others.
+    """
+    raw = _plain(tree)
+    known = {*_IGNORED}
+    if "ignored" in raw:
+        raise WorkloadError(unknown_key("ignored", Workload, known))
+    _rename(raw)
+    raw["ignored"] = tuple(dict.fromkeys(_take_ignored(raw)))
+    raw.setdefault("name", "workload")
+    try:
+        workload = Workload.model_validate(raw)
+    except WorkloadError as error:
+        assert isinstance(error.__cause__, ValidationError)
+        text = describe(error.__cause__, Workload, known, lambda: _keys_of(command))
+        name = str(raw["name"])
+        if text == "dataset.format is not set" and name in known_models():
+            text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
+        raise WorkloadError(text) from None
+    return _checked(workload)
+
+
+def _checked(workload: Workload) -> Workload:
+    """Return a workload whose keys go together."""
+    _check_dali(workload)
+    _check_access(workload)
+    _check_places(workload)
+    return workload
+
+
+def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
+    """Yield the keys that have no effect here; they are taken out of the tree."""
+    for key in sorted(_IGNORED):
+        section, _, leaf = key.partition(".")
+        if not leaf and section in raw:
+            value = raw.pop(section)
+            yield from [inner for inner, _ in leaves({section: value})] or [section]
+        elif isinstance(raw.get(section), dict) and leaf in raw[section]:
+            value = raw[section].pop(leaf)
+            if value and key in _CLASSES:
+                raise WorkloadError(
+                    f"{key}={value} is a class for DLIO, which dlemu cannot run; leave it out: "
+                    f"{_CLASSES[key]}"
+                )
+            yield key
+
+
+def _check_dali(workload: Workload) -> None:
+    """Refuse keys of DALI where another loader reads."""
+    gds, device = workload.reader.gds, workload.dali.device
+    missing = []
+    if workload.reader.data_loader not in ("dali", "native_dali"):
+        missing.append("reader.data_loader=dali")
+    if device == "cpu":
+        missing.append("dali.device=gpu")
+    if (gds == "require" and missing) or (gds == "prefer" and len(missing) == 2):
+        raise WorkloadError(
+            f"reader.gds={gds} has no effect without {' '.join(missing)}: cuFile reads for DALI, "
+            f"into a GPU; add {'it' if len(missing) == 1 else 'them'}, or leave reader.gds out"
+        )
+    if device == "gpu" and "reader.data_loader=dali" in missing:
+        raise WorkloadError(
+            "dali.device=gpu has no effect without reader.data_loader=dali; add it, or leave "
+            "dali.device out"
+        )
+
+
+def _check_access(workload: Workload) -> None:
+    """Refuse ways of reading that a format does not have."""
+    dataset, reader = workload.dataset, workload.reader
+    kind, loader, files = dataset.format, reader.data_loader, dataset.file_format
+    many = dataset.num_samples_per_file > 1
+    if many and reader.access == "random" and ("random" not in files.ways or workload.by_tf_data):
+        how = f"files of reader.data_loader={loader}" if workload.by_tf_data else f"{kind} files"
+        raise WorkloadError(
+            f"reader.access=random: {how} can only be read from end to end; leave it out, or take "
+            "a loader and a format whose samples can be read alone: hdf5, raw, bin, "
+            "mmap_indexed_binary"
+        )
+    if many and reader.access == "stream" and "stream" not in files.ways:
+        raise WorkloadError(
+            f"reader.access=stream: samples of {kind} files are read alone; leave it out"
+        )
+    if not files.by_dali and loader in ("dali", "native_dali"):
+        raise WorkloadError(
+            f"reader.data_loader={loader} does not read {kind} files; use pytorch or threads"
+        )
+    if files.in_columns and workload.by_tf_data:
+        raise WorkloadError(
+            f"reader.data_loader=tensorflow does not read {kind} files; use pytorch or threads"
+        )
+
+
+def _check_places(workload: Workload) -> None:
+    """Refuse URLs of buckets that cannot be, and those where only a folder can be."""
+    if workload.dataset.data_folder:
+        in_bucket(workload.data_folder)
+    for key, place in (
+        ("output.folder", workload.output.folder),
+        ("output.log", workload.output.log),
+        ("cache.folder", workload.cache.folder),
+        ("cache.origin", workload.cache.origin),
+        ("checkpoint.checkpoint_folder", workload.checkpoint.checkpoint_folder),
+    ):
+        if place is not None and "://" in place:
+            raise WorkloadError(
+                f"{key}={place} must be a folder; only dataset.data_folder may be in a bucket"
+            )
+
+
+def load_workload(name: str | Path, overrides: Mapping[str, object] | None = None) -> Workload:
+    """Return a workload by its name ("unet3d_h100") or the path of a YAML file, DLIO's included.
+
+    `overrides` are dotted keys: {"reader.read_threads": 8}. The file and the values mean what they
+    mean on the command line: `defaults`, and `${other.key}`.
+
+    Raises:
+        WorkloadError: no such workload, or a key or value that is refused.
+    """
+    return check_workload(compose(name, overrides or {}, known_workloads()))
+
+
+def load_model(name: str, overrides: Mapping[str, object] | None = None) -> Workload:
+    """Return the job of checkpoints of a published model ("llama3_8b"), as `model=` does.
+
+    Raises:
+        WorkloadError: no such model, or a key or value that is refused.
+    """
+    return check_workload(compose(name, overrides or {}, known_models()))
+
+
+def _rename(raw: dict[str, Any]) -> None:
+    """Move DLIO's keys that have another place or another name here."""
+    _rename_model(raw)
+    _rename_storage(raw)
+    if "data_reader" in raw:
+        raw.setdefault("reader", raw.pop("data_reader"))
+    output = raw.get("output")
+    if isinstance(output, dict) and isinstance(output.get("metric"), dict):
+        metric = raw.setdefault("metric", {})
+        if isinstance(metric, dict):
+            raw["metric"] = output.pop("metric") | metric
+    if "edition" in raw and isinstance(metric := raw.setdefault("metric", {}), dict):
+        metric["edition"] = raw.pop("edition")
+    if "clients" in raw:  # as storage's vendors call the hosts that train
+        raw.setdefault("num_hosts", raw.pop("clients"))
+    dataset = raw.get("dataset")
+    if isinstance(dataset, dict):
+        for old in ("record_length", "record_length_stdev", "record_length_resize"):
+            if old in dataset:
+                dataset.setdefault(old.replace("length", "length_bytes"), dataset.pop(old))
+        if dataset.get("record_length_bytes_resize") == 0:
+            dataset["record_length_bytes_resize"] = None
+    for section, key in (("reader", "preprocess_time"), ("train", "computation_time")):
+        group = raw.get(section)
+        if isinstance(group, dict) and f"{key}_stdev" in group:
+            stdev, mean = group.pop(f"{key}_stdev"), group.get(key, 0.0)
+            group[key] = mean if isinstance(mean, dict) else {"mean": mean}
+            group[key].setdefault("stdev", stdev)
+
+
+def _rename_storage(raw: dict[str, Any]) -> None:
+    """Move DLIO's storage.storage_options to the keys that they are here; others are ignored."""
+    storage = raw.get("storage")
+    options = storage.get("storage_options") if isinstance(storage, dict) else None
+    if isinstance(storage, dict) and isinstance(options, dict):
+        storage = raw["storage"] = dict(storage)
+        known = ("endpoint_url", "region", "access_key_id", "secret_access_key")
+        for name in options.keys() & set(known):
+            storage.setdefault(name, options[name])
+        if options.keys() <= set(known):
+            del storage["storage_options"]
+
+
+def _rename_model(raw: dict[str, Any]) -> None:
+    """Take a model that is given by its name alone, and DLIO's names of its keys."""
+    checkpoint = raw.get("checkpoint")
+    if isinstance(checkpoint, dict) and "model_size" in checkpoint:  # MLPerf Storage v1.0
+        size = checkpoint.pop("model_size")
+        if isinstance(group := raw.setdefault("model", {}), dict):
+            group.setdefault("model_size_bytes", size)
+    model = raw.get("model")
+    if model is None:
+        raw.pop("model", None)
+        return
+    if not isinstance(model, dict):
+        known = str(model) in known_models() or str(model).endswith((".yaml", ".yml"))
+        model = raw["model"] = model_keys(str(model)) if known else {"name": str(model)}
+    if "name" in model:
+        raw.setdefault("name", str(model["name"]))
+    if "model_size" in model:  # as the files of MLPerf Storage have it
+        model.setdefault("model_size_bytes", model.pop("model_size"))
+    if "dataset" not in raw and model.keys() & {"num_layers", "model_size_bytes"}:
+        # A job of checkpoints alone, as MLPerf Storage's llama3_8b.yaml.
+        raw["dataset"] = {"format": "npz", "num_files_train": 1}
+
+
+def _plain(value: Any) -> Any:
+    """Return a tree of dicts whose keys are text that can be shown in one line."""
+    if not isinstance(value, Mapping):
+        return value
+    shown = {key: key if str(key).isprintable() else repr(key) for key in value}
+    return {str(shown[key]): _plain(inner) for key, inner in value.items()}
+
+
+def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each dotted key of a tree with its value."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value

@@ -1,0 +1,1007 @@
+"""The sections of a workload: DLIO's keys and dlemu's own, each with its type and its bounds."""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+
+from dlemu.config.refusal import describe
+from dlemu.errors import WorkloadError
+from dlemu.formats import FORMATS
+from dlemu.formats.format import Format
+from dlemu.plugins import Registry
+from dlemu.units import ceil_div, parse_bytes, parse_seconds, unmistakable, with_unit
+
+RUNS = "run size calibrate"
+WRITES = f"datagen {RUNS}"
+PLANS = f"datasize {WRITES} predict"
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a key is used for; written at its field, or at that of its group for all keys of it."""
+
+    by: str | None = None
+    """Commands that read it, with blanks between them; None: those of the group."""
+    when: Callable[[Any], bool] | None = None
+    """Whether it has an effect on an `idle.Job`; None: as the group, always without one."""
+    closed: bool | None = None
+    """Whether a submission to the closed division may change it (rule 3.6.2), or it changes no
+    run; None: as the group, else no."""
+
+
+def _shuffle(value: object) -> object:
+    """Take false as "off": YAML 1.1 reads `off` as false."""
+    return "off" if value is False else value
+
+
+def _whole(value: object) -> object:
+    """Take 1e6 as the whole number that it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _size(value: object) -> object:
+    """Accept "14.5GB", and 14.5e9, which YAML reads as a number with a point."""
+    return parse_bytes(value) if isinstance(value, str) else _whole(value)
+
+
+def _sample_size(value: object) -> object:
+    """Accept "1MB" for a mean size, which may be a fraction of a byte."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return float(parse_bytes(value))
+
+
+SIZES = (_size, _sample_size)
+"""What reads sizes with a unit."""
+
+
+_MOST_NAME_BYTES = 200
+"""File systems allow 255; a number, a date or a format is appended to such a name."""
+
+
+def _file_name(value: str) -> str:
+    """Refuse a name that would lead out of its folder, or that a file system refuses."""
+    if (
+        value.startswith(".")
+        or "/" in value
+        or not value.isprintable()
+        or len(value.encode()) > _MOST_NAME_BYTES
+    ):
+        raise ValueError(
+            "must be part of a file name: no path, no leading dot, no control characters, at most "
+            f"{_MOST_NAME_BYTES} bytes; got {value[:80]!a}"
+        )
+    return value
+
+
+def _switch(value: object) -> object:
+    """Take true and false as "on" and "off", as which YAML 1.1 reads them."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["on", "off"], BeforeValidator(_switch)]
+FileName = Annotated[str, AfterValidator(_file_name)]
+"""Part of a file's or folder's name."""
+FullName = Annotated[str, Field(min_length=1), AfterValidator(_file_name)]
+Shuffle = Annotated[Literal["off", "seed", "random"], BeforeValidator(_shuffle)]
+
+MOST_FILES = 10**8
+MOST_AXES = 30
+"""Of a sample. HDF5 allows 32, of which dlemu takes two: the samples, and a column."""
+_LARGEST_SAMPLE = 10**11
+_MOST_SAMPLES = 10**10
+_MOST_BUFFERED = 2**34
+# Each number has an upper bound, larger than in any real job: a typing error is refused before it
+# costs memory or time.
+Whole = BeforeValidator(_whole)
+Positive = Annotated[int, Whole, Field(ge=1, le=1_000_000)]
+"""A number of things: accelerators, steps, samples of a batch."""
+Natural = Annotated[int, Whole, Field(ge=0, le=1_000_000)]
+"""A number of things that may be none."""
+
+
+def _duration(value: object) -> object:
+    """Accept "3h", "30min" and "50ms"."""
+    return parse_seconds(value) if isinstance(value, str) else value
+
+
+DURATION = BeforeValidator(_duration)
+Seconds = Annotated[float, DURATION, Field(ge=0, le=1_000_000)]
+SampleBytes = Annotated[float, BeforeValidator(_sample_size), Field(ge=1, le=_LARGEST_SAMPLE)]
+Seed = Annotated[int, Whole, Field(ge=0, le=2**64 - 1)]
+Size = Annotated[int, BeforeValidator(_size)]
+ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
+"""Bytes of one read; a worker has io_depth buffers of this size."""
+
+
+MostBytes = Annotated[
+    Size, BeforeValidator(lambda value: with_unit(value, least=4096, units=("KiB", "GiB")))
+]
+"""A size that no bare number of a few bytes can be meant by."""
+
+
+def _bandwidth(value: object) -> object:
+    value = value.removesuffix("/s") if isinstance(value, str) else value
+    return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
+
+
+_bandwidth_again = PlainSerializer(lambda value: unmistakable(value, 10**6))
+Bandwidth = Annotated[Size, BeforeValidator(_bandwidth), _bandwidth_again, Field(gt=0, le=10**15)]
+"""Bytes per second."""
+
+
+class Section(BaseModel):
+    """A frozen group of keys with strict types: 8 is not taken as text, nor true as a number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Arguments(Section):
+    """What a command without a workload is asked for; values may be texts of the command line.
+
+    Raises:
+        WorkloadError: a key is unknown, or a value is refused.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    def __init__(self, **values: Any) -> None:
+        """Check the values of all keys."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            # A text of the command line is shown as it was typed.
+            line = re.sub(r"got '(.+)'$", r"got \1", describe(error, type(self), ()))
+            raise WorkloadError(line) from None
+
+
+def _listed(value: object) -> object:
+    """Take "A,B" and "[A,B]" as a list."""
+    if not isinstance(value, str):
+        return value
+    return tuple(filter(None, (item.strip() for item in value.strip("[]").split(","))))
+
+
+LISTED = BeforeValidator(_listed)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names that a key takes, though its type does not say them."""
+
+    known: Callable[[], Iterable[str]]
+
+
+def _known_format(name: str) -> str:
+    FORMATS[name]  # raises if there is none
+    return name
+
+
+FormatName = Annotated[str, AfterValidator(_known_format), Names(lambda: FORMATS)]
+
+LOADERS: Registry[type] = Registry(
+    "dlemu.loaders",
+    type,
+    "LOADER",
+    "it must be a class as ThreadsLoader of dlemu.loaders.threads",
+    pytorch="dlemu.loaders.pytorch:PyTorchLoader",
+    threads="dlemu.loaders.threads:ThreadsLoader",
+    dali="dlemu.loaders.dali.loader:DaliLoader",
+    tensorflow="dlemu.loaders.threads:ThreadsLoader",
+    native_dali="dlemu.loaders.dali.loader:DaliLoader",
+)
+"""Loaders by `reader.data_loader`: imported where they read, not where a key is checked."""
+
+
+def _known_loader(name: str) -> str:
+    LOADERS.place(name)
+    return name
+
+
+LoaderName = Annotated[str, AfterValidator(_known_loader), Names(lambda: LOADERS)]
+
+
+def _seconds(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"must be a number of seconds, got {value}") from None
+
+
+class Distribution(Section):
+    """Seconds, drawn for every step and accelerator; a draw below zero counts as zero.
+
+    Given by mean and stdev, or by DLIO's keys: `min` and `max` (uniform), `shape` and `scale`
+    (gamma), `scale` (exponential). Or by `quantiles`, equally likely times: a draw is one of them.
+    """
+
+    type: Literal["normal", "uniform", "gamma", "exponential", "quantiles"] = "normal"
+    mean: Seconds
+    stdev: Seconds = 0.0
+    quantiles: Annotated[tuple[Seconds, ...], Field(strict=False, max_length=1000)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dlio_names(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        value = dict(value)
+        match value:
+            case {"type": "uniform", "min": float() | int(), "max": float() | int()}:
+                low, high = _seconds(value.pop("min")), _seconds(value.pop("max"))
+                value |= {"mean": (low + high) / 2, "stdev": (high - low) / math.sqrt(12)}
+            case {"type": "gamma", "shape": float() | int(), "scale": float() | int()}:
+                shape, scale = _seconds(value.pop("shape")), _seconds(value.pop("scale"))
+                value |= {"mean": shape * scale, "stdev": math.sqrt(abs(shape)) * scale}
+            case {"type": "exponential", "scale": float() | int()}:
+                value["mean"] = _seconds(value.pop("scale"))
+            case {"type": "quantiles", "quantiles": [*times]} if times:
+                times = [_seconds(time) for time in times]
+                value = {"mean": float(np.mean(times)), "stdev": float(np.std(times))} | value
+        if value.get("type") != "quantiles":
+            value.pop("quantiles", None)  # of the distribution that another type has replaced
+        return value
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> Self:
+        if self.type == "gamma" and self.mean == 0 and self.stdev > 0:
+            raise ValueError("no gamma distribution has mean 0 and a stdev; set mean above 0")
+        if self.type == "quantiles" and not self.quantiles:
+            raise ValueError("type=quantiles needs quantiles, a list of seconds")
+        if self.quantiles and not math.isclose(
+            self.mean, float(np.mean(self.quantiles)), rel_tol=1e-3
+        ):
+            raise ValueError(
+                f"mean {self.mean:g} is not that of quantiles; for another mean set type=normal too"
+            )
+        return self
+
+    @property
+    def longest(self) -> float:
+        """Seconds that at most one draw in 10^15 exceeds."""
+        if self.quantiles:
+            return max(self.quantiles)
+        scale = self.mean if self.type == "exponential" else 0.0
+        if self.type == "gamma" and self.stdev:
+            scale = self.stdev**2 / self.mean
+        return self.mean + 10 * self.stdev + 40 * scale
+
+    def draw(self, generator: np.random.Generator) -> float:
+        """Return one draw in seconds."""
+        if self.stdev == 0 and self.type != "exponential":
+            return self.mean
+        match self.type:
+            case "normal":
+                drawn = generator.normal(self.mean, self.stdev)
+            case "uniform":
+                half = self.stdev * math.sqrt(3)
+                drawn = generator.uniform(self.mean - half, self.mean + half)
+            case "gamma":
+                shape = (self.mean / self.stdev) ** 2
+                drawn = generator.gamma(shape, self.mean / shape)
+            case "exponential":
+                drawn = generator.exponential(self.mean)
+            case "quantiles":
+                drawn = self.quantiles[generator.integers(len(self.quantiles))]
+        return max(0.0, float(drawn))
+
+
+def _distribution(value: object) -> object:
+    """Take a plain number of seconds, or "50ms", as a distribution without spread."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = parse_seconds(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return {"mean": _seconds(value)}
+    if not isinstance(value, (dict, Distribution)):
+        raise ValueError(f"must be seconds or a distribution's keys, got {value!r}")
+    return value
+
+
+Duration = Annotated[Distribution, BeforeValidator(_distribution)]
+
+
+class WorkflowSection(Section):
+    """Which parts of the job `dlemu run` does."""
+
+    generate_data: Annotated[bool, Use(closed=True)] = False
+    """Generate the dataset first, unless it is complete already."""
+    train: bool = True
+    """Replay the reading."""
+    checkpoint: Annotated[bool, Use(by="run size")] = False
+    """Write checkpoints while it runs, as the keys checkpoint.* say."""
+
+
+def _element_type(value: str) -> str:
+    try:
+        kind: str = np.dtype(value).kind
+    except (TypeError, ValueError, SyntaxError):
+        kind = ""
+    if kind not in tuple("biufc"):  # bool, integers, floats, complex
+        raise ValueError(f"must be a NumPy type such as uint8 or float32, got {value!r}")
+    return value
+
+
+class ColumnSection(Section):
+    """One column of a parquet file."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    """Its name in the file."""
+    dtype: Literal[
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "list",
+    ] = "float32"
+    """Type of an element; `list` is DLIO's word for lists of float32."""
+    size: Annotated[int, Whole, Field(ge=1, le=10**9)] = 1
+    """Elements of a row."""
+    read: bool = False
+    """Whether training reads it. Where no column is marked, all are read."""
+
+    @property
+    def element_type(self) -> str:
+        """NumPy name of an element's type."""
+        return "float32" if self.dtype == "list" else self.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's elements."""
+        return self.size * np.dtype(self.element_type).itemsize
+
+
+class ParquetSection(Section):
+    """What a parquet file holds, by DLIO's keys."""
+
+    columns: Annotated[tuple[ColumnSection, ...], Field(strict=False, max_length=10_000)] = ()
+    """Columns, each with the keys name, dtype, size and read. Empty: one column `data` of
+    dataset.record_dims, or of dataset.record_length_bytes bytes a row."""
+    row_group_size: Annotated[int, Whole, Field(ge=1, le=10**8)] = 1024
+    """Rows of a row group; a reader fetches whole row groups (DLIO: 1024)."""
+    read_mode: Literal["row_group"] = "row_group"
+    """DLIO's key; only whole row groups are read."""
+    generation_batch_size: Annotated[Natural, Use(by="")] = 0
+    """DLIO's key; has no effect."""
+    use_s3dlio_gen: Annotated[bool, Use(by="")] = False
+    """DLIO's key; has no effect."""
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        names = [column.name for column in self.columns]
+        twice = [name for name in names if names.count(name) > 1] if len(names) < 1000 else []
+        if twice:
+            raise ValueError(f"dataset.parquet.columns has two columns of the name {twice[0]!a}")
+        return self
+
+
+@lru_cache
+def listed_sizes(path: str) -> tuple[int, ...]:
+    """Return the sizes in a text file, one a line, in bytes, in ascending order.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is no size.
+    """
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_MOST_LISTED * 16).split()
+    except OSError as error:
+        raise ValueError(
+            f"must be normal, lognormal, or a file; {path}: {error.strerror}"
+        ) from None
+    if not 1 <= len(lines) <= _MOST_LISTED:
+        raise ValueError(f"{path} has {len(lines):,} sizes, 1 to {_MOST_LISTED:,} are possible")
+    for number, line in enumerate(lines, 1):
+        if not (line.isdigit() and len(line) < 13 and 1 <= int(line) <= _LARGEST_SAMPLE):
+            raise ValueError(f"{path}, size {number} must be whole bytes, got {line[:40]!a}")
+    return tuple(sorted(map(int, lines)))
+
+
+_MOST_LISTED = 100_000
+
+
+class DatasetSection(Section):
+    """The files of the training set."""
+
+    data_folder: Annotated[str | None, Use(by=f"{WRITES} verify", closed=True)] = None
+    """Where the files lie; files are at `train/` below it."""
+    format: Annotated[FormatName, Use(by=PLANS)]
+    """How a file holds its samples: a name, or the dotted path of a module with a FORMAT."""
+    num_files_train: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=MOST_FILES)] | Literal["auto"],
+        Use(by=PLANS, closed=True),
+    ]
+    """Number of files, or "auto": as many as the benchmark's rule asks for (`dlemu datasize`)."""
+    num_samples_per_file: Annotated[Annotated[int, Whole, Field(ge=1, le=10**7)], Use(by=PLANS)] = 1
+    """Samples in each file."""
+    record_length_bytes: Annotated[
+        SampleBytes,
+        Use(
+            by=PLANS,
+            when=lambda job: (
+                not (
+                    job.dataset.record_dims
+                    or job.dataset.parquet.columns
+                    or job.dataset.listed_sizes
+                )
+            ),
+        ),
+    ] = 65536.0
+    """Mean size of a sample, before compression (DLIO: 65536)."""
+    record_length_bytes_stdev: Annotated[
+        Annotated[float, BeforeValidator(_sample_size), Field(ge=0, le=_LARGEST_SAMPLE)],
+        Use(when=lambda job: not (job.dataset.record_dims or job.dataset.listed_sizes)),
+    ] = 0.0
+    """Standard deviation of that size over the samples."""
+    record_length_bytes_distribution: Annotated[
+        str, Use(when=lambda job: not (job.dataset.record_dims or job.has_rows))
+    ] = "normal"
+    """How sizes are distributed: `normal`, `lognormal`, or a file with one size in bytes a line,
+    which are drawn equally often and decide mean and stdev."""
+    record_length_bytes_resize: Annotated[
+        Annotated[Size, Field(ge=1, le=_LARGEST_SAMPLE)] | None,
+        Use(by=RUNS, when=lambda job: job.hands_over or job.by_dali),
+    ] = None
+    """Bytes of each sample that training gets, cut or padded with zeros. None: the whole sample."""
+    record_dims: Annotated[
+        Annotated[
+            tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...],
+            Field(strict=False, max_length=MOST_AXES),
+        ],
+        Use(by=PLANS, when=lambda job: not (job.has_rows and job.dataset.parquet.columns)),
+    ] = ()
+    """Shape of a sample, in elements; if set, it decides the size."""
+    record_element_type: Annotated[Annotated[str, AfterValidator(_element_type)], Use(by=PLANS)] = (
+        "uint8"
+    )
+    """NumPy name of a sample's element type."""
+    num_subfolders_train: Annotated[Natural, Use(closed=True)] = 0
+    """Subfolders of `train/` that the files are spread over; 0: none."""
+    file_prefix: FileName = "img"
+    """Begin of each file's name."""
+    num_dset_per_record: Annotated[Annotated[int, Field(ge=1, le=1)], Use(by="")] = 1
+    """HDF5 datasets that a sample is cut into; only 1 is supported."""
+    compression: Annotated[Literal["none"], Use(by="")] = "none"
+    """Only `none`: compressed files cannot be read in place, and no MLPerf workload compresses."""
+    enable_chunking: Annotated[Literal[False], Use(by="")] = False
+    """HDF5 chunks; only `false` is supported."""
+    parquet: Annotated[ParquetSection, Use(when=lambda job: job.has_rows)] = ParquetSection()
+    chunk_size: Annotated[Annotated[Size, Field(ge=0, le=2**40)], Use(by="")] = 0
+    """Bytes of an HDF5 chunk; has no effect."""
+    seed: Annotated[Seed, Use(closed=True)] = 0
+    """Seed of the files' sizes and content; train.seed is that of the reading order."""
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        if self.record_length_bytes_distribution not in ("normal", "lognormal"):
+            try:
+                listed_sizes(self.record_length_bytes_distribution)
+            except ValueError as error:
+                raise ValueError(f"dataset.record_length_bytes_distribution {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _products(self) -> Self:
+        num_bytes = math.prod(self.record_dims) * self.element_bytes
+        if num_bytes > _LARGEST_SAMPLE:
+            raise ValueError(
+                f"dataset.record_dims must make samples of at most {_LARGEST_SAMPLE:,} bytes, "
+                f"got {num_bytes:,}"
+            )
+        files = 1 if self.num_files_train == "auto" else self.num_files_train
+        if files * self.num_samples_per_file > _MOST_SAMPLES:
+            raise ValueError(
+                "dataset.num_files_train x dataset.num_samples_per_file must be at most "
+                f"{_MOST_SAMPLES:,}, got {files * self.num_samples_per_file:,}"
+            )
+        return self
+
+    @property
+    def file_format(self) -> Format:
+        """What is known of the files."""
+        return FORMATS[self.format]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return np.dtype(self.record_element_type).itemsize
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean bytes that training reads of a sample.
+
+        That of record_dims where set, of the columns that are read, or of the file of sizes; else
+        record_length_bytes.
+        """
+        if self.columns:
+            return float(sum(column.row_bytes for column in self.read_columns))
+        if self.record_dims:
+            return float(math.prod(self.record_dims) * self.element_bytes)
+        if self.listed_sizes:
+            return sum(self.listed_sizes) / len(self.listed_sizes)
+        return self.record_length_bytes
+
+    @property
+    def stdev_bytes(self) -> float:
+        """Standard deviation of a sample's size in bytes."""
+        if self.columns or self.record_dims:
+            return 0.0
+        if self.listed_sizes:
+            return float(np.std(self.listed_sizes))
+        return self.record_length_bytes_stdev
+
+    @property
+    def stored_bytes(self) -> float:
+        """Mean bytes of a sample in its file, columns that are not read included."""
+        return float(sum(column.row_bytes for column in self.columns)) or self.mean_bytes
+
+    @property
+    def listed_sizes(self) -> tuple[int, ...]:
+        """The sizes that are drawn, in ascending order; empty where a distribution is named."""
+        named = self.record_length_bytes_distribution
+        return () if named in ("normal", "lognormal") else listed_sizes(named)
+
+    @property
+    def columns(self) -> tuple[ColumnSection, ...]:
+        """The columns of a parquet file; none in other formats."""
+        if self.format != "parquet" or self.parquet.columns:
+            return self.parquet.columns if self.format == "parquet" else ()
+        size = round(self.record_length_bytes)
+        if self.record_dims:
+            size = math.prod(self.record_dims) * self.element_bytes
+        return (ColumnSection(name="data", dtype="uint8", size=size, read=True),)
+
+    @property
+    def read_columns(self) -> tuple[ColumnSection, ...]:
+        """The columns that training reads."""
+        return tuple(column for column in self.columns if column.read) or self.columns
+
+
+class ReaderSection(Section):
+    """How the samples are read."""
+
+    data_loader: Annotated[LoaderName, Use(by=f"{RUNS} predict")] = "pytorch"
+    """Which loader reads: a name, or the dotted path of a module with a LOADER. `tensorflow`:
+    threads that read in tf.data's order and as far ahead."""
+    batch_size: Annotated[Positive, Use(by=f"{PLANS} steptime")] = 1
+    """Samples of one accelerator and step (DLIO: 1)."""
+    read_threads: Annotated[
+        Annotated[int, Whole, Field(ge=0, le=1024)], Use(by=f"{RUNS} predict steptime", closed=True)
+    ] = 1
+    """Workers of each accelerator; 0 reads in the rank itself."""
+    prefetch_size: Annotated[
+        Annotated[int, Whole, Field(ge=0, le=10_000)],
+        Use(when=lambda job: job.by_tf_data or job.reader.read_threads > 0, closed=True),
+    ] = 2
+    """Batches read ahead by each accelerator (MLPerf Storage: 2)."""
+    file_shuffle: Shuffle = "off"
+    """Order of the files. `seed` and `random`: another in each epoch, drawn by train.seed."""
+    sample_shuffle: Shuffle = "off"
+    """Order of the samples, in the same way."""
+    shuffle_size: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=10**9)],
+        Use(
+            when=lambda job: (job.by_tf_data or job.streamed) and job.reader.sample_shuffle != "off"
+        ),
+    ] = 2
+    """Samples in the shuffle buffer of a stream, where files hold many (MLPerf's CosmoFlow: 2)."""
+    transfer_size: Annotated[
+        ReadBytes,
+        Use(when=lambda job: job.parses and job.has_many and not job.in_bucket, closed=True),
+    ] = 262_144
+    """Bytes of one read of a file of several samples (DLIO: 262144)."""
+    piece_bytes: Annotated[
+        ReadBytes, Use(when=lambda job: job.parses and not job.has_many and not job.in_bucket)
+    ] = 1_048_576
+    """Bytes of one read of a file of one sample."""
+    access: Annotated[Literal["stream", "random"] | None, Use(when=lambda job: job.has_many)] = None
+    """How files of several samples are read. `stream`: from end to end. `random`: each sample
+    alone, in the plan's order. null: `random` for hdf5, `stream` for the others."""
+    coalesce_gap: Annotated[
+        Annotated[Size, Field(ge=0, le=2**30)], Use(when=lambda job: job.has_rows and job.parses)
+    ] = 8192
+    """parquet: ranges of columns are joined to one read where at most so many bytes lie between
+    (PyArrow: 8192)."""
+    io_depth: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=1024)],
+        Use(when=lambda job: job.parses and not job.in_bucket),
+    ] = 1
+    """Reads that a worker keeps outstanding."""
+    gets_in_flight: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=1024)], Use(when=lambda job: job.in_bucket)
+    ] = 8
+    """Requests that a worker keeps outstanding where the data folder is a bucket."""
+    range_bytes: Annotated[ReadBytes | None, Use(when=lambda job: job.in_bucket)] = None
+    """Bytes of one request where the data folder is a bucket; a smaller object is read by one
+    request. null: objects up to 16 MiB whole, larger ones by ranges of 8 MiB."""
+    odirect: Annotated[
+        bool | Literal["auto"],
+        Use(by=f"{RUNS} predict", when=lambda job: job.parses and not job.in_bucket),
+    ] = False
+    """Bypass the page cache; `auto` falls back to buffered reads with a note."""
+    preprocess_time: Duration = Distribution(mean=0.0)
+    """Seconds that a worker takes for each sample after it has read it: to decode, to augment."""
+    preprocess: Annotated[
+        Literal["cpu", "sleep"], Use(when=lambda job: job.reader.preprocess_time.mean > 0)
+    ] = "cpu"
+    """`cpu`: a worker computes, for preprocess_time where all workers compute at once, and longer
+    where others need the cores: as decoding does. `sleep`: it sleeps for preprocess_time."""
+    decode: Literal["raw", "library"] = "raw"
+    """How samples are parsed. `raw`: dlemu reads the bytes of a sample by its place in the file.
+    `library`: np.load, h5py, or TFRecord with CRC, as frameworks do."""
+    check_crc: bool = False
+    """Check the checksums in the files with `raw` too."""
+    multiprocessing_context: Annotated[
+        Literal["fork", "forkserver", "spawn"],
+        Use(when=lambda job: job.reader.data_loader == "pytorch" and job.reader.read_threads > 0),
+    ] = "fork"
+    """How PyTorch starts its workers."""
+    gds: Annotated[
+        Annotated[Literal["require", "prefer", "off"], BeforeValidator(_shuffle)],
+        Use(when=lambda job: job.on_gpu),
+    ] = "off"
+    """GPUDirect Storage with DALI on a GPU. `require`: reads must bypass the host's memory.
+    `prefer`: they bypass it where they can. `off`: cuFile is not used."""
+    hand_over: Literal["none", "batch"] | None = None
+    """What a run does with the bytes it has read. `batch`: put each batch into one array, as the
+    workers of a DataLoader do. `none`: drop them. None: `batch` for the pytorch loader, which every
+    DataLoader job pays; `none` for the others."""
+
+    @model_validator(mode="after")
+    def _buffers(self) -> Self:
+        for key in ("piece_bytes", "transfer_size"):
+            num_bytes = self.io_depth * int(getattr(self, key))
+            if num_bytes > _MOST_BUFFERED:
+                raise ValueError(
+                    f"reader.io_depth x reader.{key}, a worker's buffers, must be at most "
+                    f"{_MOST_BUFFERED:,} bytes, got {num_bytes:,}"
+                )
+        return self
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether a run puts each batch into one array."""
+        return (self.hand_over or ("batch" if self.data_loader == "pytorch" else "none")) == "batch"
+
+    @property
+    def num_streams(self) -> int:
+        """Workers that read for an accelerator; without workers, the rank itself is one."""
+        return max(1, self.read_threads)
+
+    @property
+    def prefetch_factor(self) -> int:
+        """Batches that each worker may read ahead, as DLIO sets it for PyTorch."""
+        return max(1, ceil_div(self.prefetch_size, self.num_streams))
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches of an accelerator that may be read ahead of the one that training has taken.
+
+        PyTorch's DataLoader: read_threads x prefetch_factor, none without workers. tf.data:
+        prefetch_size batches, and behind them two samples of each stream, which matter only where
+        batches are that small (docs/rules.md, "How far each loader reads ahead").
+        """
+        if self.data_loader == "tensorflow":
+            return self.prefetch_size + 2 * self.num_streams // self.batch_size
+        return self.read_threads * self.prefetch_factor
+
+
+def _steps(value: int) -> int:
+    if value < 2 and value != -1:
+        raise ValueError(f"must be -1 (all) or at least 2, got {value}")
+    return value
+
+
+class TrainSection(Section):
+    """The emulated training."""
+
+    epochs: Positive = 1
+    """Times that all samples are read."""
+    computation_time: Annotated[Duration, Use(by=f"{RUNS} predict")] = Distribution(mean=0.0)
+    """Seconds that an accelerator computes on a batch."""
+    total_training_steps: Annotated[
+        Annotated[int, Whole, Field(le=10**9), AfterValidator(_steps)], Use(by=f"{RUNS} predict")
+    ] = -1
+    """At most this many steps per epoch; -1: as many as the dataset gives."""
+    seed: Annotated[Seed, Use(when=lambda job: job.is_drawn, closed=True)] = 123
+    """Seed of the reading order and of drawn times (DLIO: 123)."""
+    loop: Annotated[Literal["rule", "pipelined"], Use(by=f"{RUNS} steptime")] = "rule"
+    """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
+    a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
+    launch_time: Seconds = 0.0
+    """Seconds of a core at the begin of each step, spent by the rank in short calls which take
+    Python's lock, as a job queues the step's kernels. They are a part of computation_time, and the
+    step's whole time where they take longer. A rank with several accelerators spends them once."""
+    compute: Literal["sleep", "gpu"] = "sleep"
+    """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
+
+
+def _share(value: object) -> object:
+    """Take "90%" as 0.9."""
+    if isinstance(value, str) and value.endswith("%"):
+        with suppress(ValueError):
+            return float(value[:-1]) / 100
+    if isinstance(value, (int, float)) and 10 <= value <= 100:
+        raise ValueError(f"must be at most 1, got {value:g}; write {value / 100:g} or {value:g}%")
+    return value
+
+
+Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
+
+
+class MetricSection(Section):
+    """Which metrics are computed, and when a run passes."""
+
+    au: Annotated[Share, Use(by=f"{RUNS} predict report")] = 0.9
+    """Least accelerator utilisation that passes, 0 to 1, or as 90%."""
+    edition: Annotated[Literal["v1.0", "v2.0", "v3.0"], Use(closed=True)] = "v1.0"
+    """Edition of MLPerf Storage whose formulas apply (docs/rules.md). v3.0 has v2.0's formulas,
+    and rules of its own in `division=closed`."""
+    exclude_start_steps: Annotated[Natural, Use(when=lambda job: job.metric.edition != "v1.0")] = 1
+    """Steps left out at an epoch's start (edition v2.0)."""
+    exclude_end_steps: Annotated[Natural, Use(when=lambda job: job.metric.edition != "v1.0")] = 0
+    """Steps left out at an epoch's end (edition v2.0)."""
+    max_cached_share: Annotated[Annotated[float, Field(ge=0, le=1)] | None, Use(closed=True)] = None
+    """Largest share of bytes that may come from memory; above it, or if it is unknown, a run gets
+    no verdict. None: 0.2, where it is known. 1: any share."""
+
+
+def _one_or_many(value: object) -> object:
+    """Take one text as a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+def _secret(value: object) -> object:
+    """Take what YAML reads as a number, too: an error would show the value."""
+    if value is None or isinstance(value, SecretStr):
+        return value
+    return SecretStr(str(value))
+
+
+Secret = Annotated[SecretStr, BeforeValidator(_secret)]
+"""Text that no output shows."""
+
+
+class StorageSection(Section):
+    """Where the data folder lies: below a folder, or in a bucket of an S3 server."""
+
+    storage_type: Annotated[Literal["local_fs", "parallel_fs", "s3"], Use(closed=True)] = "local_fs"
+    """DLIO's key. `s3`: storage_root is a bucket; s3://... in dataset.data_folder says the same."""
+    storage_root: Annotated[
+        str, Use(by=f"{WRITES} verify", when=lambda job: job.below_root, closed=True)
+    ] = "./"
+    """Folder that a relative data_folder starts from; of `s3`, the bucket."""
+    endpoint_url: Annotated[
+        tuple[str, ...], Field(strict=False, max_length=1024), BeforeValidator(_one_or_many)
+    ] = ()
+    """URLs of the S3 servers, dealt to the workers in turn. []: AWS_ENDPOINT_URL, else AWS."""
+    region: str | None = None
+    """Region of the bucket. null: AWS_REGION, else us-east-1."""
+    access_key_id: Secret | None = None
+    """Credentials of the bucket. null: AWS_ACCESS_KEY_ID in the environment of rank 0; without
+    both, requests are not signed."""
+    secret_access_key: Secret | None = None
+    """Its other half. null: AWS_SECRET_ACCESS_KEY in the environment of rank 0, which other
+    processes of the host cannot read, as they can a command line."""
+    get_seconds: Annotated[float, DURATION, Field(gt=0, le=3600)] = 60.0
+    """A request to a bucket that takes longer is given up, and tried again."""
+    retries: Annotated[int, Whole, Field(ge=0, le=100)] = 8
+    """Times that a request is tried again: after a refusal (503), a time-out, a lost connection."""
+
+
+class OutputSection(Section):
+    """Where results go."""
+
+    folder: Annotated[str | None, Use(by=f"{RUNS} predict steptime checkpoint")] = None
+    """The run's folder; None: a new one, outputs/<workload>/<date>-<time>."""
+    log: Annotated[str | None, Use(by=f"{PLANS} verify steptime checkpoint")] = None
+    """File that gets a copy of what is printed, each line with its time; None: no copy."""
+    stall_seconds: Annotated[
+        Annotated[float, DURATION, Field(gt=0, le=1_000_000)], Use(by=f"{RUNS} checkpoint")
+    ] = 300.0
+    """A run that makes no progress for this time is ended; computing is progress."""
+    drop_caches: Annotated[
+        bool,
+        Use(
+            by=f"{RUNS} checkpoint",
+            when=lambda job: not (job.output.drop_all_caches or job.in_bucket),
+        ),
+    ] = True
+    """Before a run, drop the dataset's pages from the page cache if some are there. With O_DIRECT,
+    only if the command line asks for it."""
+    drop_all_caches: Annotated[
+        bool, Use(by=f"{RUNS} checkpoint", when=lambda job: not job.in_bucket)
+    ] = False
+    """Drop the host's whole page cache instead (root only)."""
+
+
+class SizeSection(Section):
+    """The search for the most accelerators (`dlemu size`)."""
+
+    confirm: Annotated[int, Whole, Field(ge=0, le=1000)] = 5
+    """Consecutive passing runs that confirm the answer; 0 skips them."""
+    start: Positive | None = None
+    """Accelerators of the first run; None: a number that should fail, predicted or probed."""
+    max_accelerators: Positive = 512
+    """Most accelerators that are tried."""
+    quick: bool = False
+    """Use a smaller dataset than the rule asks for; the result says so."""
+    targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Data folders to size, one after the other; empty: dataset.data_folder."""
+    names: Annotated[tuple[FileName, ...], Field(strict=False)] = ()
+    """Names of the targets in the table, and of their files."""
+    drives: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
+    """Drive counts of the targets; empty: found from the device."""
+    workloads: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Workloads of the table; empty: the one chosen."""
+
+
+class PredictSection(Section):
+    """The prediction (`dlemu predict`)."""
+
+    accelerators: Positive | None = None
+    """Predict AU and rate at this number; None: the largest number that passes, or, with
+    predict.minutes, 8."""
+    minutes: bool = False
+    """Predict the minutes that one pass over the dataset takes as well: time to train."""
+    calibration: Annotated[str | None, Use(by="predict size calibrate")] = None
+    """File that `dlemu calibrate` wrote; None: predict from the datasheet alone."""
+    tool: Literal["dlemu", "dlio"] = "dlemu"
+    """Tool that reads. `dlio` needs more CPU time; for comparison with published figures."""
+    host_cpus: Annotated[int, Whole, Field(ge=1, le=4096)] | None = None
+    """CPU cores of one host, which limit `predict.tool=dlio`."""
+
+
+class ClientSection(Section):
+    """The hosts that train, as the storage sees them."""
+
+    nic_gbps: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Gb/s that a host's network carries in each direction, all its links together; null: by the
+    kernel, which does not know it in most virtual machines and containers."""
+
+
+class ServerSection(Section):
+    """The storage's servers, for a prediction."""
+
+    read_bandwidth: Bandwidth | None = None
+    """Bytes per second that all of them give together; null: no limit but the drives."""
+
+
+class DaliSection(Section):
+    """NVIDIA DALI's settings (`reader.data_loader=dali`)."""
+
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Where DALI's pipeline ends: in the host's memory or in the GPU's."""
+    gpus_per_host: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=1024)] | None,
+        Use(when=lambda job: job.on_gpu or job.train.compute == "gpu"),
+    ] = None
+    """GPUs that the accelerators are dealt to in turn; None: all of the host."""
+
+
+def _user_batches(value: object) -> object:
+    return value if value == "auto" else tuple(value) if isinstance(value, list) else value
+
+
+class SteptimeSection(Section):
+    """The measurement of real training steps (`dlemu steptime`)."""
+
+    model: str | None = None
+    """`unet3d`, `resnet50`, `cosmoflow`, or PACKAGE.MODULE:FUNCTION of your own, which is called
+    with the batch size and the device and returns a function that does one step. None: the network
+    that the workload's name begins with."""
+    preprocess: str | None = None
+    """PACKAGE.MODULE:FUNCTION of your own, which returns a function that prepares one sample, given
+    its number, as a worker does it. It is timed in one process, then in as many at once as the job
+    has workers, and becomes reader.preprocess_time. None: it is not timed."""
+    batches: Annotated[
+        Literal["auto"]
+        | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1, max_length=100)],
+        BeforeValidator(_user_batches),
+    ] = "auto"
+    """Batch sizes. `auto`: a quarter, half, one and two times reader.batch_size."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
+    precision: Literal["bf16", "fp16", "tf32", "fp32"] = "bf16"
+    """Of dlemu's networks on a GPU. `bf16`, `fp16`: by autocast, over float32 weights. `tf32`:
+    float32, whose products the tensor cores round. `fp32`: float32 throughout."""
+    graph: bool = False
+    """Replay the step of a dlemu network as one CUDA graph, which takes a single launch."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """`cpu` tries the command on a host without a GPU."""
+    layout: Literal["auto", "channels_last", "contiguous"] = "auto"
+    """Order of a tensor's axes in memory. `auto`: the faster one."""
+    steps: Annotated[int, Whole, Field(ge=2, le=1_000_000)] = 100
+    """Least steps of each batch size; a fifth more come before, to warm up."""
+    seconds: Annotated[float, DURATION, Field(ge=0, le=86_400)] = 20.0
+    """Least seconds of each batch size; a quarter more come before, to warm up."""
+    side: Annotated[int, Whole, Field(ge=32, le=1024, multiple_of=32)] | None = None
+    """Voxels or pixels along each axis of the input. None: the benchmark's, 128 or 224."""
+
+
+CachePolicy = Literal["none", "lru", "keep"]
+
+
+def _capacity(value: object) -> object:
+    """Take "500GiB" as bytes; a number up to 1 is a share of the dataset."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return float(parse_bytes(value))
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 < value < 2**20:
+        raise ValueError(
+            "must be a share of the dataset up to 1, or bytes with a unit such as 500GiB, "
+            f"got {value}"
+        )
+    return value
+
+
+class CacheSection(Section):
+    """A cache between the data folder, its origin, and training."""
+
+    folder: str | None = None
+    """Folder of a read-through cache of dlemu's own, on the cache's drive; null: no such cache.
+    Each host has its own, which all its ranks share."""
+    capacity: Annotated[
+        Annotated[float, BeforeValidator(_capacity), Field(gt=0, le=2**60)],
+        Use(by="run size predict", when=lambda job: job.cache.folder is not None),
+    ] = 1.0
+    """Bytes with a unit such as 500GiB, or a share of the dataset up to 1. It is never exceeded."""
+    policy: Annotated[
+        CachePolicy, Use(by="run size predict", when=lambda job: job.cache.folder is not None)
+    ] = "lru"
+    """What is given up for a new file: the least recently read one (`lru`), or nothing (`keep`:
+    what came first stays). `none`: nothing is cached."""
+    fill: Annotated[
+        Annotated[Literal["sync", "async", "off"], BeforeValidator(_shuffle)],
+        Use(by="run size predict", when=lambda job: job.cache.folder is not None),
+    ] = "async"
+    """When a missed file is written to the cache. `sync`: before training gets it. `async`: by a
+    thread of the reader, meanwhile. `off`: never."""
+    warm: Annotated[bool | Literal["found"], Use(when=lambda job: job.cache.folder is not None)] = (
+        False
+    )
+    """What the cache holds when the epochs begin. `false`: nothing. `true`: as many files as it can
+    hold, which are copied and timed before. `found`: what an earlier run has left."""
+    origin: Annotated[str | None, Use(by="run")] = None
+    """Folder whose drive or mount is watched as the origin of a cache that is mounted already."""
+    devices: Annotated[Annotated[tuple[str, ...], Field(strict=False)], Use(by="run")] = ()
+    """Folders whose drives are watched as the cache of what is mounted."""
+
+
+class OriginSection(Section):
+    """An emulated slow origin: a what-if, labelled so wherever its figures are shown."""
+
+    read_bandwidth: Annotated[Bandwidth | None, Use(by="run size predict")] = None
+    """Most bytes per second that each host reads from the data folder; null: as it gives. For
+    `dlemu predict` it is the rate of the origin."""
+    latency: Annotated[float, DURATION, Field(ge=0, le=3600)] = 0.0
+    """Seconds that are added to each file that is read from the data folder."""

@@ -1,0 +1,162 @@
+"""Output folders: made late, held by one command at a time, never left empty."""
+
+import errno
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from dlemu.config.model import Workload
+from dlemu.errors import DlemuError, WorkloadError
+from dlemu.judge.records import CONFIG, SUMMARY, UNFINISHED, read_summary
+from dlemu.storage.owned import held, made
+
+_EMPTY_RUN = re.compile(
+    r"(summary\.json|config\.yaml|host\.\d+\.jsonl)(\.partial)?|steps\.\d+\.npy\.partial"
+)
+_RECORDS = re.compile(r"steps\.\d+\.npy|series\.csv|(run|warmup)\.\d+(\.attempt-\d+)?")
+
+
+@contextmanager
+def make(folder: Path) -> Iterator[Path]:
+    """Yield a folder that is there; what was made for it and is empty in the end is removed.
+
+    Raises:
+        WorkloadError: it cannot be made.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(made(folder))
+        except OSError as error:
+            raise _refusal(folder, "output.folder", error) from None
+        yield folder
+
+
+@contextmanager
+def hold(given: str | Path | None, name: str, *, key: str = "output.folder") -> Iterator[Path]:
+    """Yield the folder given, else a new one outputs/`name`/<time>, as `make` does, and held.
+
+    Raises:
+        WorkloadError: it cannot be made, or another command holds it.
+    """
+    folder = Path("outputs") / name if given is None else Path(given)
+    with ExitStack() as stack:
+        try:
+            if given is None:
+                folder = _hold_new(stack, folder, key)
+            else:
+                stack.enter_context(held(folder, key=key))
+        except OSError as error:
+            raise _refusal(folder, key, error) from None
+        yield folder
+
+
+@contextmanager
+def hold_for_runs(workload: Workload, say: Callable[[str], None]) -> Iterator[Path]:
+    """Yield, as `hold` does, the folder for a run or for several, in which there is none yet.
+
+    A run that did not end is kept beside it, in <folder>.attempt-<n>. Where a run is refused before
+    its first step, nothing stays.
+
+    Raises:
+        WorkloadError: it cannot be made, another command holds it, or a run that ended is in it.
+    """
+    given = workload.output.folder
+    if given is not None and (Path(given) / SUMMARY).exists():
+        say(f"{given} holds a run that did not end; it is kept as {_set_aside(Path(given))}")
+    with hold(given, workload.name) as folder:
+        if (folder / SUMMARY).exists():  # of a command that was faster
+            raise _taken(folder)
+        try:
+            yield folder
+        except DlemuError as error:
+            entries = list(folder.iterdir())
+            begun = len(entries) > 1  # a run has its summary.json and config.yaml, several run.1
+            refused = isinstance(error, WorkloadError) or not begun
+            if refused and all(_EMPTY_RUN.fullmatch(entry.name) for entry in entries):
+                for entry in entries:
+                    entry.unlink()
+            raise
+
+
+def check_free(workload: Workload) -> None:
+    """Raise what `hold_for_runs` would, as far as it can be told without making anything."""
+    given = workload.output.folder
+    folder = Path(given or "outputs")
+    if given is not None and (folder / SUMMARY).exists():
+        if _has_ended(folder):
+            raise _taken(folder)
+        return
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        number = errno.EEXIST if there == folder else errno.ENOTDIR
+        raise _refusal(folder, "output.folder", OSError(number, os.strerror(number)))
+    if not os.access(there, os.W_OK):
+        raise _refusal(folder, "output.folder", OSError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def _has_ended(folder: Path) -> bool:
+    return read_summary(folder).get("status") not in UNFINISHED
+
+
+def keep_leftovers(folder: Path) -> None:
+    """Rename a folder with an earlier run's records, on a host that does not share rank 0's.
+
+    There is no config.yaml there: rank 0 has written its own before it names the folder.
+    """
+    if not (folder / CONFIG).exists() and any(folder.glob("host.*.jsonl")):
+        _rename(folder)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename the folder of a run that did not end; return its new name."""
+    with hold(folder, ""):
+        if _has_ended(folder):
+            raise _taken(folder)
+        names = sorted(entry.name for entry in folder.iterdir())
+        others = [n for n in names if not _EMPTY_RUN.fullmatch(n) and not _RECORDS.fullmatch(n)]
+        reason = f"and other files ({', '.join(others[:3])})" if others else ""
+        if Path.cwd().is_relative_to(folder.resolve()):
+            reason = "and is the working directory"
+        if not reason:
+            try:
+                return _rename(folder)
+            except OSError as error:
+                reason = f"and cannot be renamed ({error.strerror})"
+        raise WorkloadError(
+            f"output.folder {folder} holds a run that did not end, {reason}; name another"
+        )
+
+
+def _rename(folder: Path) -> Path:
+    """Rename a folder to the next <folder>.attempt-<n>, and put an empty one in its place."""
+    folder = folder.resolve()  # a link goes on to lead there
+    names = (folder.with_name(f"{folder.name}.attempt-{n}") for n in itertools.count(1))
+    attempt = folder.rename(next(name for name in names if not name.exists()))
+    folder.mkdir()
+    return attempt
+
+
+def _taken(folder: Path) -> WorkloadError:
+    return WorkloadError(f"output.folder {folder} holds a run already; name another, or remove it")
+
+
+def _refusal(folder: Path, key: str, error: OSError) -> WorkloadError:
+    return WorkloadError(f"{key} {folder} cannot be written ({error.strerror}); set {key}")
+
+
+def _hold_new(stack: ExitStack, parent: Path, key: str) -> Path:
+    """Hold a folder named by the time, which no other command makes; return it. Raises OSError."""
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for number in itertools.count(1):
+        folder = parent / (now if number == 1 else f"{now}-{number}")
+        try:
+            stack.enter_context(held(folder, key=key, new=True))
+            return folder
+        except FileExistsError:
+            if not os.path.lexists(folder):  # a file has the name of one above
+                raise
+    raise AssertionError("there is always a next number")

@@ -1,0 +1,276 @@
+"""Steps of all accelerators to accelerator utilisation and samples/s; definitions and sources.
+
+Source: MLPerf Storage rules and DLIO's statistics code, v1.0 and v2.0; v3.0 has v2.0's formulas.
+docs/rules.md has them in full, and what is wrong in them. In both, an epoch's AU is the mean over
+accelerators and its samples/s the sum; the job's value is the mean over epochs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.config.model import Workload
+from dlemu.errors import RunError, WorkloadError
+from dlemu.judge.checkpoints import CheckpointCost, checkpoint_cost
+from dlemu.judge.losses import Parts, find_parts
+from dlemu.judge.records import Steps
+from dlemu.judge.sums import Edition, EpochSums, Rule, Sums, is_long_enough, sum_all
+
+_Values = NDArray[np.float64]
+_PARTS = 10
+"""Of an epoch's steps. Longer parts are nearly independent of each other."""
+_FEWEST_PARTS = 5
+"""Parts below which a spread says nothing."""
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def passes(au_percentage: float, threshold: float) -> bool:
+    """Return whether an AU meets a threshold, both in percent.
+
+    Every command uses this rule: both are rounded to two decimals, as in published results.
+    """
+    return round(au_percentage, 2) >= round(threshold, 2)
+
+
+def t95(freedom: float) -> float:
+    """Return Student's two-sided 95 % quantile, for whole degrees of freedom below."""
+    return _T95[max(1, int(min(freedom, len(_T95)))) - 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochMetrics:
+    """One epoch over all accelerators. Percentages are 0 to 100."""
+
+    epoch: int
+    num_steps: int
+    au_percentage: float
+    """By the edition's rule."""
+    samples_per_second: float
+    """By the edition's rule."""
+    whole_epoch_au_percentage: float
+    """Nominal compute over all steps, the first included, without stalls for checkpoints."""
+    true_samples_per_second: float
+    """Samples over the whole epoch's time."""
+    first_step_seconds: float
+    """Mean over accelerators; it is outside the rule's window."""
+    num_blocks: int
+    """Parts that checkpoints cut the epoch into; 1 without."""
+    num_counted: int
+    """Steps inside the rule's window."""
+    seconds: float
+    """Longest time of an accelerator, with its stalls."""
+    num_samples: int
+    read_bytes: int
+    """Really read by the loaders."""
+    num_reads: int
+    """Calls that read them; 0 where they are not counted."""
+    wait_mean_seconds: float
+    """Mean wait for a batch, first steps left out."""
+    wait_p50_seconds: float
+    """Over the window's steps, of the wait of each step's latest accelerator; p99 likewise."""
+    wait_p99_seconds: float
+    lost: Parts
+    """Shares of the window that were lost, by cause."""
+    wait_share: float
+    """Share of the window, 0 to 1, in which accelerators waited for batches."""
+    overhead_share: float
+    """Share of the window in which a real loop worked on its batch while its device was idle."""
+    barrier_share: float
+    """Share of the window in which they waited for other accelerators."""
+    au_parts: Sequence[float]
+    """AU of parts of the counted steps, about ten of the epoch: how far it varies."""
+    accelerator_au: _Values
+    """(accelerators,) AU of each by the edition's rule."""
+
+    @property
+    def read_bytes_per_second(self) -> float:
+        """Bytes really read over the epoch's time."""
+        return self.read_bytes / self.seconds
+
+    @property
+    def reads_per_second(self) -> float:
+        """Read calls over the epoch's time."""
+        return self.num_reads / self.seconds
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """A run."""
+
+    edition: Edition
+    num_accelerators: int
+    epochs: tuple[EpochMetrics, ...]
+    left_out: int
+    """Steps of each epoch outside the edition's window, without checkpoints."""
+    checkpoints: CheckpointCost | None = None
+    """What they cost; None without any."""
+
+    def mean(self, name: str) -> float:
+        """Return the mean over epochs of a field of EpochMetrics."""
+        return float(np.mean([getattr(epoch, name) for epoch in self.epochs]))
+
+    @property
+    def au_percentage(self) -> float:
+        """The job's AU: mean over epochs."""
+        return self.mean("au_percentage")
+
+    @property
+    def au_interval(self) -> list[float] | None:
+        """The 95 % interval of the AU by parts of its steps; None of fewer than five parts.
+
+        It knows the noise within the run alone: another run may differ by more.
+        """
+        parts = [part for epoch in self.epochs for part in epoch.au_parts]
+        if len(parts) < _FEWEST_PARTS:
+            return None
+        half = t95(len(parts) - 1) * float(np.std(parts, ddof=1)) / len(parts) ** 0.5
+        return [max(0.0, self.au_percentage - half), min(100.0, self.au_percentage + half)]
+
+    @property
+    def samples_per_second(self) -> float:
+        """The job's samples/s: mean over epochs."""
+        return self.mean("samples_per_second")
+
+    @property
+    def whole_epoch_au_percentage(self) -> float:
+        """Mean over epochs of the AU with the first step left in."""
+        return self.mean("whole_epoch_au_percentage")
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes really read by the loaders, all epochs."""
+        return sum(epoch.read_bytes for epoch in self.epochs)
+
+    @property
+    def read_bytes_per_second(self) -> float:
+        """Bytes really read over the time of all epochs."""
+        return self.read_bytes / sum(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def delivered_au_percentage(self) -> float:
+        """AU of the whole time: with the first steps, and with the stalls for checkpoints."""
+        if self.checkpoints is None:
+            return self.whole_epoch_au_percentage
+        return self.checkpoints["au_with_stalls_percentage"]
+
+
+def measure(
+    steps: Steps | Sequence[Steps],
+    *,
+    edition: Edition = "v1.0",
+    exclude_start_steps: int = 1,
+    exclude_end_steps: int = 0,
+) -> Metrics:
+    """Return the metrics of a run from the records of all its accelerators.
+
+    Of several arrays each has whole accelerators. The `exclude_` numbers count in edition v2.0
+    only; v1.0 always leaves out the first step.
+
+    Raises:
+        RunError: a step of an accelerator is missing or there twice.
+        WorkloadError: an epoch has too few steps for the window.
+    """
+    if edition == "v1.0":
+        exclude_start_steps, exclude_end_steps = 1, 0
+    rule = Rule(edition=edition, start=exclude_start_steps, end=exclude_end_steps)
+    return _measure_steps(steps, rule)
+
+
+def measure_sums(sums: Sums) -> Metrics:
+    """Return the metrics of a run from the sums over all its accelerators; raises as `measure`."""
+    if not sums.epochs:
+        raise WorkloadError(
+            "no step was run, so there is nothing to measure; raise train.epochs or "
+            "dataset.num_files_train"
+        )
+    numbers = [each.accelerators["accelerator"] for each in sums.epochs]
+    num_accelerators = max((int(each.max()) + 1 for each in numbers if len(each)), default=0)
+    for each, found in zip(sums.epochs, numbers, strict=True):
+        if not each.whole or not np.array_equal(np.sort(found), np.arange(num_accelerators)):
+            raise RunError(
+                f"epoch {each.epoch}: not every accelerator has the steps 0 to "
+                f"{each.num_steps - 1}, each once; the run did not end, or a steps.<rank>.npy is "
+                "missing"
+            )
+        if not np.isfinite(each.accelerators["seconds"]).all():
+            raise RunError(
+                f"epoch {each.epoch}: a step's time is no number; a steps.<rank>.npy is damaged"
+            )
+    epochs = tuple(_measure_epoch(each, sums.rule) for each in sums.epochs)
+    num_out = sums.rule.start + sums.rule.end
+    cost = checkpoint_cost(sums.epochs)
+    return Metrics(sums.rule.edition, num_accelerators, epochs, num_out, cost)
+
+
+def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
+    """Return a run's metrics by the edition that its workload asks for; raises as `measure`."""
+    return _measure_steps(steps, Rule.of(workload))
+
+
+def _measure_steps(steps: Steps | Sequence[Steps], rule: Rule) -> Metrics:
+    parts = [steps] if isinstance(steps, np.ndarray) else steps
+    return measure_sums(sum_all((("", part) for part in parts), rule))
+
+
+def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
+    blocks, window = sums.blocks, sums.window
+    if not any(is_long_enough(window[block], rule.edition) for block in blocks):
+        raise _too_short(sums, rule.edition)
+    rows = sums.accelerators[np.argsort(sums.accelerators["accelerator"])]
+    seconds, num_samples = rows["seconds"], rows["num_samples"]
+    stall = float(sums.steps["stall"].sum())
+    num_counted = int(window.sum())
+    half, most = np.quantile(sums.steps["wait"][window], (0.5, 0.99))
+
+    def share(name: str) -> float:
+        return float(rows[name].sum() / rows["inside"].sum())
+
+    return EpochMetrics(
+        epoch=sums.epoch,
+        num_steps=sums.num_steps,
+        num_blocks=len(blocks),
+        num_counted=num_counted,
+        au_percentage=float(rows["au"].mean()),
+        samples_per_second=float(rows["samples_per_second"].sum()),
+        whole_epoch_au_percentage=float((100 * rows["asked"] / seconds).mean()),
+        true_samples_per_second=float((num_samples / (seconds + stall)).sum()),
+        first_step_seconds=float(rows["first_step"].mean()),
+        seconds=float(seconds.max()) + stall,
+        num_samples=int(num_samples.sum()),
+        read_bytes=int(rows["num_bytes"].sum()),
+        num_reads=int(rows["num_reads"].sum()),
+        wait_mean_seconds=float(rows["wait"].mean() / num_counted),
+        wait_p50_seconds=float(half),
+        wait_p99_seconds=float(most),
+        lost=find_parts([sums], rule.preprocess_seconds),
+        wait_share=share("wait"),
+        overhead_share=share("overhead"),
+        barrier_share=share("barrier"),
+        au_parts=_au_parts(sums),
+        accelerator_au=rows["au"],
+    )
+
+
+def _au_parts(sums: EpochSums) -> list[float]:
+    """Return the AU of parts of an epoch's counted steps, each of two steps or more."""
+    inside = sums.steps[sums.window]
+    parts = np.array_split(inside, max(1, min(_PARTS, len(inside) // 2)))
+    return [float(100 * part["credited"].sum() / part["seconds"].sum()) for part in parts]
+
+
+def _too_short(sums: EpochSums, edition: Edition) -> WorkloadError:
+    has, remedy = f"{sums.num_steps} steps", "dataset.num_files_train"
+    if len(sums.blocks) > 1:
+        has += f" in {len(sums.blocks)} blocks between checkpoints"
+        remedy = "checkpoint.steps_between_checkpoints"
+    return WorkloadError(
+        f"epoch {sums.epoch} has {has}, too few for edition {edition}, which leaves out "
+        f"{(~sums.window).sum()}; raise {remedy}"
+    )

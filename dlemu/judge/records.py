@@ -1,0 +1,343 @@
+"""One record per step and accelerator, and the files that a run leaves behind.
+
+The steps are stored as they were measured, and all metrics are computed from them. So a definition
+can be corrected later, and `dlemu report` can apply another edition.
+
+    summary.json       the outcome; `status` tells whether the run ended (dlemu/judge/summary.py)
+    steps.<rank>.npy   the records, one structured array a rank
+    config.yaml        the workload as it was run
+    host.<rank>.jsonl  the counters of each host's devices and CPUs
+
+Whatever writes here raises RunError if the disk is full or read-only.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tokenize import TokenError
+from typing import IO, Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from dlemu.config.compose import read_yaml, set_key
+from dlemu.config.model import Workload, check_workload
+from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
+from dlemu.storage.atomic import append_whole, create, partial_path, replacing, write_atomically
+from dlemu.storage.regular import check_regular, read_regular
+
+SUMMARY = "summary.json"
+CONFIG = "config.yaml"
+UNFINISHED = ("incomplete", "failed")
+"""Values of `status` for a run that did not end well: interrupted or killed, or failed."""
+_CONDITIONS = (
+    *("start", "end", "hostname", "num_hosts", "place", "versions", "data_loader", "dataset"),
+)
+"""Fields of a run's summary that say where and when a search was measured."""
+_ROOM = 1 << 14
+"""Bytes that results other than steps take, about."""
+
+STEP = np.dtype(
+    [
+        ("epoch", np.int32),
+        ("step", np.int32),
+        ("accelerator", np.int32),
+        ("num_samples", np.int32),
+        ("num_bytes", np.int64),  # really read for the batch
+        ("num_reads", np.int64),  # calls that read them; 0 where they are not counted
+        ("start", np.float64),  # seconds on the rank's own clock
+        ("wait", np.float64),  # for the batch
+        ("overhead", np.float64),  # of a real loop: the device idle or copying, batch at hand
+        ("compute", np.float64),  # measured
+        ("barrier", np.float64),  # for the other accelerators
+        ("computation_time", np.float64),  # asked for
+        ("read", np.float64),  # seconds of the workers in read calls, summed
+        ("decode", np.float64),  # in parsing, checking, cutting
+        ("hand_over", np.float64),  # in giving the batch to training
+        ("stall", np.float64),  # after the step, until a checkpoint let the accelerators go on
+        ("writing", np.bool_),  # this rank wrote a checkpoint during most of the step
+    ]
+)
+
+Steps = NDArray[np.void]
+"""A structured array of STEP, any shape."""
+
+
+def write_config(folder: Path, workload: Workload) -> None:
+    """Write config.yaml, the workload as it is run."""
+    write_text(folder / CONFIG, dump_workload(workload))
+
+
+def read_config(folder: Path, keys: Mapping[str, object]) -> Workload:
+    """Return the workload of a stored run, with other values of dotted keys.
+
+    config.yaml is read as it stands: a path may hold a literal `${`, and nothing is interpolated.
+
+    Raises:
+        WorkloadError: the file is damaged, or a key or value is refused.
+    """
+    tree = read_yaml(folder / CONFIG)
+    for key, value in keys.items():
+        set_key(tree, key, value)
+    return check_workload({**tree, "given": tuple(keys)})
+
+
+def dump_workload(workload: Workload) -> str:
+    """Return a workload as YAML that read_config reads back."""
+    tree = plain(workload.model_dump(mode="json"))
+    for key in ("given", "ignored", "made_from"):
+        tree.pop(key, None)
+    for key in ("access_key_id", "secret_access_key"):
+        tree["storage"].pop(key, None)
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
+def steps_file(folder: Path, rank: int) -> Path:
+    """Return the file with a rank's records."""
+    return folder / f"steps.{rank}.npy"
+
+
+def host_file(folder: Path, rank: int) -> Path:
+    """Return the file in which the first rank of a host keeps the host's counters."""
+    return folder / f"host.{rank}.jsonl"
+
+
+def write_steps(folder: Path, rank: int, steps: Steps) -> None:
+    """Write a rank's records, of any shape; whole or not at all."""
+    path = steps_file(folder, rank)
+    # NumPy's own writing to a file hides an error's cause.
+    with named(path), replacing(path) as partial, open(partial, "wb", opener=create) as file:
+        _write_header(file, steps.size)
+        file.write(_bytes_of(steps))
+
+
+def append_steps(folder: Path, rank: int, steps: Steps) -> None:
+    """Append records to those that `write_steps` wrote; all or none of them."""
+    path = steps_file(folder, rank)
+    with named(path), path.open("r+b", buffering=0) as file:
+        np.lib.format.read_magic(file)
+        (before,), _, _ = np.lib.format.read_array_header_1_0(file)
+        append_whole(file, _bytes_of(steps), sync=False)
+        # Last, so that the header never tells of more records than there are. It has room for any
+        # number, so its length stays the same.
+        file.seek(0)
+        _write_header(file, before + steps.size)
+
+
+def _write_header(file: IO[bytes], num: int) -> None:
+    header = {"descr": STEP.descr, "fortran_order": False, "shape": (num,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _bytes_of(steps: Steps) -> memoryview:
+    data: NDArray[np.uint8] = np.ascontiguousarray(steps).reshape(-1).view(np.uint8)
+    return data.data
+
+
+def read_steps(folder: Path) -> Steps:
+    """Return the records of all ranks of a run, one row a step and accelerator.
+
+    Raises:
+        RunError: the folder holds none, or a damaged file.
+    """
+    return np.concatenate([steps for _, steps in map_steps(folder)])
+
+
+def map_steps(folder: Path) -> list[tuple[int, Steps]]:
+    """Return each rank's number and records, mapped from its file: they take no memory.
+
+    Raises:
+        RunError: the folder holds none, or a damaged file.
+    """
+    paths = sorted(folder.glob("steps.*.npy"), key=lambda path: (len(path.name), path.name))
+    if not paths:
+        raise RunError(f"{folder} holds no steps.<rank>.npy; is it a run's folder?")
+    for path in paths:
+        if not path.name.split(".")[1].isdecimal():
+            raise RunError(f"{path} is no steps.<rank>.npy; remove it")
+    return [(int(path.name.split(".")[1]), _map(path)) for path in paths]
+
+
+def map_rank(folder: Path, rank: int) -> Steps | None:
+    """Return one rank's records, mapped from its file; None if it has none.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = steps_file(folder, rank)
+    return _map(path) if path.exists() else None
+
+
+def _map(path: Path) -> Steps:
+    try:
+        check_regular(path, error=RunError)
+        # Mapped: a damaged header with a large shape then takes no memory.
+        part: Steps = np.lib.format.open_memmap(path, mode="r")
+    except (*DAMAGE, TokenError) as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+    if part.dtype != STEP:
+        raise RunError(
+            f"{path} holds {part.dtype.names}, not steps of this version of dlemu; take the one "
+            "that wrote it, or run it again"
+        )
+    return part.ravel()
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any], *, room: int = 0) -> None:
+    """Write summary.json, whole or not at all; with so many spaces for `overwrite_summary`."""
+    text = _json_text(dict(summary))  # a last act may add its error meanwhile
+    write_text(folder / SUMMARY, text + " " * room)
+
+
+def overwrite_summary(folder: Path, summary: Mapping[str, Any]) -> bool:
+    """Write summary.json over itself, as a full disk still allows; return whether it had room."""
+    data = _json_text(dict(summary)).encode()
+    try:
+        with (folder / SUMMARY).open("r+b", buffering=0) as file:
+            room = file.seek(0, os.SEEK_END)
+            if len(data) > room:
+                return False
+            file.seek(0)
+            return file.write(data.ljust(room)) == room
+    except OSError:
+        return False
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return a run's summary.
+
+    Raises:
+        RunError: there is none, it is no JSON, or `folder` is no folder.
+    """
+    path = folder / SUMMARY
+    try:
+        data = read_regular(path, error=RunError)
+        summary = json.loads(data, parse_float=_finite, parse_constant=_finite)
+    except FileNotFoundError:
+        if folder.exists():
+            raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
+        raise RunError(f"{folder} is not there; name the folder of a run") from None
+    except NotADirectoryError:
+        raise RunError(f"{folder} is no folder; name the folder of a run") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+    if not isinstance(summary, dict):
+        raise RunError(f"{path} is damaged: it holds no object")
+    return summary
+
+
+def conditions_of(folder: Path, search: str) -> dict[str, Any]:
+    """Return where and when the runs of a search were made, as far as their summaries say.
+
+    `search` is "<target>.<workload>", `folder` the one that holds runs/. What is returned has the
+    names of a run's summary; runs whose summary cannot be read are left out.
+    """
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.glob(f"runs/*/{SUMMARY}")):
+        if path.parent.name.startswith(f"{search}."):
+            with suppress(DlemuError):
+                found.append(read_summary(path.parent))
+    found.sort(key=lambda each: str(each.get("start") or ""))
+    if not found:
+        return {}
+    last = {**found[-1], "start": found[0].get("start")}
+    return {name: last[name] for name in _CONDITIONS if last.get(name)}
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not np.isfinite(number):  # none is ever written
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all."""
+    write_text(path, _json_text(value))
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all, and to the drive."""
+    with named(path):
+        write_atomically(path, text.encode())
+
+
+def check_writable(path: Path) -> None:
+    """Check that a file can be written, before hours are spent on its content."""
+    part = partial_path(path)
+    with named(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        try:
+            with open(part, "wb", opener=create) as file:
+                file.write(bytes(_ROOM))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            part.unlink(missing_ok=True)
+
+
+class JsonLines:
+    """A file of JSON values, one a line, to which values are appended.
+
+    A last line that a kill or a full disk has cut short is removed; other lines never change.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the lines.
+
+        Raises:
+            RunError: it cannot be read, or a line is no JSON.
+        """
+        self.path = path
+        self.values: list[Any] = []
+        with named(path):
+            content = read_regular(path, error=RunError) if path.exists() else b""
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                os.truncate(path, whole)
+        try:
+            self.values = [json.loads(line) for line in content[:whole].splitlines()]
+        except DAMAGE as error:
+            raise RunError(f"{path} is damaged ({in_short(error)}); remove it") from None
+
+    def append(self, *values: Any) -> None:
+        """Append values, all or none of them."""
+        lines = "".join(json.dumps(value) + "\n" for value in values).encode()
+        with named(self.path), self.path.open("ab", buffering=0) as file:
+            append_whole(file, lines)
+        self.values += values
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Turn an OSError into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}); free space or name another output folder"
+        ) from None
+
+
+def plain(value: Any) -> Any:
+    """Return plain values that JSON and YAML take; what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value

@@ -1,0 +1,253 @@
+"""What each host of a run did over time, in intervals of about a second; and series.csv of it.
+
+It is made from the records that a run leaves anyway: host.<rank>.jsonl and steps.<rank>.npy.
+"""
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.host.intervals import (
+    IntervalSummary,
+    Observation,
+    apart,
+    read_observations,
+    summarize_interval,
+)
+from dlemu.judge.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
+from dlemu.judge.sums import epoch_spans
+from dlemu.storage.atomic import create, replacing
+
+SERIES = "series.csv"
+COLUMNS = (
+    "seconds",
+    "host",
+    "epoch",
+    "drive_read_MB_per_s",
+    "drive_reads_per_s",
+    "drive_util_percent",
+    "drive_queue",
+    "network_read_MB_per_s",
+    "read_calls_MB_per_s",
+    "page_cache_bytes",
+    "host_cpu_percent",
+    "process_cpu_percent",
+    "au_percent",
+    "network_received_MB_per_s",
+    "network_sent_MB_per_s",
+)
+"""New columns come last. docs/usage.md says what each one is."""
+
+_LEAST_SECONDS = 0.5
+"""Between the observations of a second lie those at the borders of epochs, too close for rates."""
+_FIRST = "epoch 0 start"
+"""Label of the observation at which all hosts begin."""
+_WRAP = 1 << 32
+"""The kernel's times of drives wrap around at so many milliseconds."""
+
+
+class Interval(NamedTuple):
+    """What a host did between two observations; times are seconds on the first host's clock."""
+
+    begin: float
+    end: float
+    seen: IntervalSummary
+
+
+@dataclass(frozen=True)
+class HostSeries:
+    """What one host did over time."""
+
+    rank: int
+    """Its first."""
+    host: str
+    epochs: Sequence[tuple[float, float]]
+    """Begin and end of each, on the clock of the first host; empty if its steps are missing."""
+    intervals: Sequence[Interval]
+    observations: Sequence[Observation]
+    """Those that begin and end the intervals, one more than these, on the host's own clock."""
+    steps: Steps | None
+    """Of its first rank, on the same clock."""
+
+
+def series_of(
+    folder: Path, *, least: float = _LEAST_SECONDS, most: int | None = None
+) -> Iterator[HostSeries]:
+    """Yield the series of each host of a run: intervals of `least` seconds or more, `most` of them.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    files = (file.name.split(".")[1] for file in folder.glob("host.*.jsonl"))
+    ranks = sorted(int(number) for number in files if number.isdecimal())
+    first: _Clock | None = None
+    for rank, name in zip(ranks, _names(folder, ranks), strict=True):
+        steps, path = map_rank(folder, rank), host_file(folder, rank)
+        try:
+            clock, seen = _read(path)
+            first = first or (clock if seen else None)
+            offset = 0.0 if first is None else clock.behind(first)
+            fewer = (seen[-1].time - seen[0].time) / most if most and seen else 0.0
+            kept = apart(seen, max(least, fewer))
+            spans = {} if steps is None or not steps.size else epoch_spans(steps)
+            parts = [
+                Interval(a.time + offset, b.time + offset, summarize_interval((a, b)))
+                for a, b in pairwise(kept)
+            ]
+            epochs = [(begin + offset, end + offset) for begin, end in spans.values()]
+            yield HostSeries(rank, name, epochs, parts, kept, steps)
+        except DAMAGE as error:
+            raise RunError(f"{path} is damaged: {in_short(error)}") from None
+
+
+def write_series(folder: Path, path: Path) -> None:
+    """Write the series of a run's folder.
+
+    Raises:
+        RunError: the folder has no host.<rank>.jsonl, a file is damaged, or `path` cannot be
+            written.
+    """
+    hosts = list(series_of(folder))
+    if not hosts:
+        raise RunError(f"{folder} holds no host.<rank>.jsonl; is it a run's folder?")
+    began = next((host.intervals[0].begin for host in hosts if host.intervals), 0.0)
+    with (
+        named(path),
+        replacing(path) as partial,
+        open(partial, "w", encoding="utf-8", newline="", opener=create) as file,
+    ):
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for host in hosts:
+            writer.writerows(_rows(host, began))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _names(folder: Path, ranks: Sequence[int]) -> list[str]:
+    """Return the name of the host of each of these ranks."""
+    try:
+        names = [str(host["host"]) for host in read_summary(folder).get("system", ())]
+    except DAMAGE as error:
+        raise RunError(f"{folder / SUMMARY} is damaged: {in_short(error)}") from None
+    return names if len(names) == len(ranks) else [f"of rank {rank}" for rank in ranks]
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """A host's clock of time.perf_counter."""
+
+    to_unix: float
+    """What makes its time a Unix time, if the host's time of day is right."""
+    started: float | None
+    """Its time when the first epoch started; None in a run that did not come so far."""
+
+    def behind(self, other: "_Clock") -> float:
+        """Return the seconds that make a time of this clock one of another host's.
+
+        All hosts leave the barrier before the first epoch at once: their time of day may be wrong.
+        """
+        if self.started is not None and other.started is not None:
+            return other.started - self.started
+        return self.to_unix - other.to_unix
+
+
+def _read(path: Path) -> tuple[_Clock, list[Observation]]:
+    """Return a host's clock, and its observations."""
+    with path.open("rb") as file:
+        head = json.loads(file.readline())
+    seen = read_observations(path)
+    started = next((each.time for each in seen if each.label == _FIRST), None)
+    return _Clock(head["unix_time"] - head["time"], started), seen
+
+
+def _drives(first: Observation, last: Observation) -> tuple[float | None, float | None]:
+    """Return requests per second and mean requests in flight, over all drives."""
+    pairs = [
+        (first.devices[name], now) for name, now in last.devices.items() if name in first.devices
+    ]
+    if not pairs:
+        return None, None
+    seconds = last.time - first.time
+    queued = sum((now.queue_ms - begun.queue_ms) % _WRAP for begun, now in pairs)
+    return sum(now.reads - begun.reads for begun, now in pairs) / seconds, queued / 1000 / seconds
+
+
+def _rows(host: HostSeries, began: float) -> Iterator[dict[str, Any]]:
+    """Yield the rows of series.csv; `began` is the time of its first one.
+
+    An interval belongs to the epoch in which its middle lies. AU is that of the host's first rank,
+    first steps included.
+    """
+    ends = pairwise(host.observations)
+    au = _au_percentages(np.array([each.time for each in host.observations]), host.steps)
+    for (begin, end, seen), (first, last), percentage in zip(host.intervals, ends, au, strict=True):
+        middle, took = (begin + end) / 2, seen.seconds
+        within = (n for n, (low, high) in enumerate(host.epochs, 1) if low <= middle <= high)
+        reads, queue = _drives(first, last)
+        received, sent = None, None
+        if seen.network is not None:
+            received, sent = seen.network.received_bytes, seen.network.sent_bytes
+        yield {
+            "seconds": f"{round(begin - began, 3) + 0.0:.3f}",
+            "host": host.host,
+            "epoch": next(within, None),
+            "drive_read_MB_per_s": _number(seen.device_read_bytes, ".3f", 1e6 * took),
+            "drive_reads_per_s": _number(reads, ".1f"),
+            "drive_util_percent": _number(max(seen.devices.values(), default=None), ".2f", 0.01),
+            "drive_queue": _number(queue, ".2f"),
+            "network_read_MB_per_s": _number(seen.network_read_bytes, ".3f", 1e6 * took),
+            "read_calls_MB_per_s": _number(seen.process_rchar, ".3f", 1e6 * took),
+            "page_cache_bytes": last.page_cache_bytes,
+            "host_cpu_percent": _number(seen.host_cpu_share, ".2f", 0.01),
+            "process_cpu_percent": _number(seen.process_cpu_share, ".2f", 0.01),
+            "au_percent": _number(percentage, ".2f"),
+            "network_received_MB_per_s": _number(received, ".3f", 1e6 * took),
+            "network_sent_MB_per_s": _number(sent, ".3f", 1e6 * took),
+        }
+
+
+def _number(value: float | None, form: str, unit: float = 1.0) -> str:
+    return "" if value is None else format(value / unit, form)
+
+
+def _au_percentages(times: NDArray[np.float64], steps: Steps | None) -> list[float | None]:
+    """Return the AU between each two times, None where no step ran.
+
+    The emulated compute counts over the time that its compute took, first steps included.
+    """
+    credited = np.zeros(len(times))
+    elapsed = np.zeros(len(times))
+    if steps is not None and steps.size:
+        flat = steps.ravel()
+        for accelerator in np.unique(flat["accelerator"]):
+            own = flat[flat["accelerator"] == accelerator]
+            own = own[np.argsort(own["start"])]
+            begin = own["start"] + own["wait"] + own["overhead"]
+            done = begin + own["compute"]
+            credited += _grown(times, begin, done, own["computation_time"])
+            end = done + own["barrier"]
+            elapsed += _grown(times, own["start"], end, end - own["start"])
+    shares = zip(np.diff(credited), np.diff(elapsed), strict=True)
+    return [float(100 * part / whole) if whole > 1e-9 else None for part, whole in shares]
+
+
+def _grown(
+    times: NDArray[np.float64],
+    begin: NDArray[np.float64],
+    end: NDArray[np.float64],
+    amount: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return at each time what has grown: evenly by `amount` from each begin to its end."""
+    after = np.cumsum(amount)
+    points = np.maximum.accumulate(np.stack([begin, end], axis=1).ravel())
+    return np.interp(times, points, np.stack([after - amount, after], axis=1).ravel())

@@ -1,0 +1,356 @@
+"""The fields of summary.json: of one run (Summary), and of several runs (RunsSummary).
+
+They are the file's own objects, so fields of other versions and the order of all are kept. A file
+of another version may lack fields.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal, TypedDict
+
+from dlemu.errors import DlemuError
+from dlemu.host.wear import WearFields
+from dlemu.judge.checkpoints import CheckpointFields, CheckpointMetric
+from dlemu.judge.header import DatasetFields, PlaceFields
+
+Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
+
+
+def time_of_day() -> str:
+    """Return the time as summaries have it: UTC, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def how_it_ended(error: BaseException) -> tuple[str, str]:
+    """Return `status` and `error` of a summary, from what ended the job."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return "incomplete", "interrupted"
+    return "failed", str(error) if isinstance(error, DlemuError) else repr(error)
+
+
+def limit_name(summary: Mapping[str, Any], field: str = "limit") -> str:
+    """Return the name of a limit; "" where the run did not end."""
+    return str((summary.get(field) or {}).get("name", ""))
+
+
+class Metric(CheckpointMetric, total=False):
+    """AU and throughput of a run, by DLIO's names; means and standard deviations over epochs."""
+
+    edition: str
+    """MLPerf Storage's edition whose rules apply, "v1.0", "v2.0" or "v3.0"."""
+    train_au_percentage: Sequence[float]
+    """AU of each epoch, 0 to 100."""
+    train_au_mean_percentage: float
+    train_au_stdev_percentage: float
+    train_au_interval_percentage: Sequence[float] | None
+    """The mean's 95 % interval, 0 to 100, by parts of this run's steps; None of too few."""
+    train_au_min_accelerator_percentage: float
+    """Of the accelerator with the least, mean over epochs."""
+    train_au_meet_expectation: str
+    """"success", "fail" or "no verdict"."""
+    train_hidden_share: float
+    """The largest share (0-1) of the counted steps that the steps left out can read for."""
+    train_throughput_samples_per_second: Sequence[float]
+    """Of each epoch, over all accelerators."""
+    train_throughput_mean_samples_per_second: float
+    train_throughput_stdev_samples_per_second: float
+    train_io_mean_MB_per_second: float
+    """Nominal bytes, in MiB/s: the name is DLIO's."""
+    train_io_stdev_MB_per_second: float
+
+
+class CacheMeasured(TypedDict):
+    """A read-through cache, over all hosts. Lists have a value for each epoch."""
+
+    policy: str
+    """cache.policy and cache.fill."""
+    fill: str
+    emulated_origin: str
+    """How the origin was emulated, as "at 2 GB/s and 5 ms a file"; "" if it was not."""
+    capacity_bytes: int
+    """Sum over the hosts, each at most the dataset; 0: no cache, only an emulated origin."""
+    dataset_bytes: int
+    """Of the files of the whole dataset."""
+    hit_share_per_epoch: Sequence[float | None]
+    """Share (0-1) of the files' bytes that caches served; None where no file was read."""
+    planned_hit_share_per_epoch: Sequence[float | None]
+    """The same by the plan; it is the measured one, unless somebody removes files."""
+    hit_bytes_per_epoch: Sequence[int]
+    planned_hit_bytes_per_epoch: Sequence[int]
+    origin_bytes_per_epoch: Sequence[int]
+    """Really read from the origin."""
+    cache_read_bytes_per_epoch: Sequence[int]
+    cache_write_bytes_per_epoch: Sequence[int]
+    seconds_per_epoch: Sequence[float]
+    settle_seconds_per_epoch: Sequence[float]
+    """From an epoch's end until its last file was in the cache; outside the epoch's time."""
+    preload: Mapping[str, Any] | None
+    """num_files, num_bytes, seconds and read_share; None: cache.warm was not true."""
+    pays_from_epoch: int | None
+    """The first epoch, from 1, by whose end the cache has saved time; None: it does not."""
+    can_save: bool
+    """Whether a cache can save time here at all, by what was measured."""
+    one_drive: bool
+    """Whether the origin is on the cache's drive, and not emulated."""
+    endurance_bytes: int | None
+    """What the cache's drives may be written in their lives (drive.endurance x drives)."""
+    hosts: Sequence[Mapping[str, Any]]
+    """Of each host: host, capacity_bytes, and its own hit_share_per_epoch, hit_bytes_per_epoch and
+    planned_hit_bytes_per_epoch. Empty without a cache."""
+
+
+class CacheWatched(TypedDict):
+    """A mounted cache, by the places behind it, over all hosts. Lists have a value for each epoch;
+    None where nobody counts."""
+
+    hit_share_per_epoch: Sequence[float | None]
+    """Share (0-1) of the bytes that training read and the origin did not give."""
+    read_bytes_per_epoch: Sequence[int]
+    """Read by training."""
+    origin_bytes_per_epoch: Sequence[int | None]
+    """Read from the origin's drive or server, by any process, as the cache's drives' below."""
+    cache_read_bytes_per_epoch: Sequence[int | None]
+    cache_write_bytes_per_epoch: Sequence[int | None]
+    """With what was flushed after the epoch's end, outside its time."""
+    fill_ratio_per_epoch: Sequence[float | None]
+    """Written to the cache / read from the origin; None where the origin gave hardly anything."""
+    daemon_cpu_seconds_per_epoch: Sequence[float | None]
+    """CPU time of the FUSE mount's process."""
+    seconds_per_epoch: Sequence[float]
+
+
+class ObjectsMeasured(TypedDict):
+    """Requests for bytes (GET) of all ranks, over all epochs."""
+
+    gets: int
+    """Requests that were answered. A server has seen `retries` more."""
+    p50_seconds: float | None
+    """Latency that half of them did not exceed, from the request to its last byte."""
+    p99_seconds: float | None
+    retries: int
+    """Requests that were sent again."""
+    slow_downs: int
+    """Answers 503 and 429."""
+    received_bytes: int
+    needed_bytes: int
+    """Asked for by training, headers of files included."""
+    cpu_seconds_per_GB: float | None
+    """CPU time of ranks and workers for each 10^9 bytes that were received."""
+
+
+class NetworkFields(TypedDict):
+    """What the hosts' network interfaces and TCP counted; segments are None where nobody counts."""
+
+    received_bytes: int
+    """By any process, with the headers of Ethernet; the next one likewise."""
+    sent_bytes: int
+    sent_segments: int | None
+    """Of TCP, as the next three."""
+    resent_segments: int | None
+    received_segments: int | None
+    unordered_segments: int | None
+    """Received before one that was sent earlier: at a reader, a sign of lost segments."""
+
+
+class Measured(TypedDict, total=False):
+    """What was counted during the epochs. A value is None where nobody can tell."""
+
+    storage_read_bytes: int | None
+    """Delivered by storage: not from the page cache."""
+    read_amplification: float
+    """Bytes of the storage / bytes of the samples; of the loaders' reads where no counter tells."""
+    path: str
+    """PathBytes.mode: the path that the bytes took to memory, "host" or cuFile's."""
+    path_bytes: Mapping[str, Any]
+    """The fields of PathBytes."""
+    device_read_bytes: int | None
+    """Of all drives under the data folder, whoever read; a drive that hosts share counts once."""
+    network: NetworkFields | None
+    """Over all hosts; interfaces that they share count once. None where a host has none."""
+    page_cache_share: float | None
+    """Share (0-1) of the bytes that came from memory, added up over the epochs."""
+    page_cache_share_per_epoch: Sequence[float | None]
+    resident_share_before: float | None
+    """Share (0-1) of the dataset's pages that were in memory before the first epoch."""
+    hosts: Sequence[Mapping[str, Any]]
+    """The fields of HostEvidence, of each host."""
+    wear: WearFields
+    """What was written to the drives under the data folder from the start to the end of the run."""
+    read_seconds: float
+    """In read calls, sum over all workers."""
+    worker_seconds: float
+    """Seconds of the epochs x workers."""
+    read_bytes: int
+    """Really read by the loaders, all epochs. This and the next come from the steps alone."""
+    read_bytes_per_second: float
+    objects: ObjectsMeasured
+    """Only where the data folder is a bucket."""
+    cache: CacheMeasured | CacheWatched
+    """Only with a cache of dlemu's own, an emulated origin, or places that are watched."""
+
+
+class ReaderFields(TypedDict):
+    """How the data was read: keys of `reader`."""
+
+    batch_size: int
+    read_threads: int
+    odirect: bool | str
+    gets_in_flight: int
+    scattered: bool
+    """Whether files are read by ranges or by records, so that reads/s say something."""
+
+
+EpochRow = Mapping[str, Any]
+"""One epoch of a run: `epoch` from 1, fields of EpochMetrics by their names, and two more.
+
+What is not known is None: samples/s, or bytes and reads that the loader does not count.
+
+    nominal_bytes_per_second    samples/s x the mean size of a sample
+    lost                        shares (0-1) of the time that were lost, by cause: the fields of
+                                losses.Parts; empty for a loader not dlemu's
+"""
+
+
+class Summary(TypedDict, total=False):
+    """summary.json of one run."""
+
+    kind: Literal["run"]
+    status: str
+    """"complete", or one of UNFINISHED."""
+    workload: str
+    """Its name."""
+    data_loader: str
+    """reader.data_loader, and reader.decode."""
+    decode: str
+    loop: str
+    """train.loop."""
+    hand_over: str
+    """"batch" or "none"."""
+    num_accelerators: int
+    num_ranks: int
+    num_hosts: int
+    hostname: str
+    """Of rank 0."""
+    place: PlaceFields
+    """The storage and the host."""
+    dataset: DatasetFields
+    system: Sequence[Mapping[str, Any]]
+    """The fields of System, of each host."""
+    num_files_train: int
+    """This and the next seven by DLIO's names and types."""
+    num_files_eval: int
+    """Always 0."""
+    num_samples_per_file: int
+    data_size_per_host_GB: float
+    """Nominal bytes that each host reads in an epoch, in GiB: the name is DLIO's."""
+    host_memory_GB: Sequence[float]
+    """GiB of each host."""
+    host_cpu_count: Sequence[int]
+    """Of each host."""
+    potential_caching: Sequence[int]
+    """1 for each host with more memory than it reads, else 0."""
+    epochs: int
+    """Of which `metric` has values."""
+    start: str
+    """By `time_of_day`, as `end`."""
+    metric: Metric
+    """Without fields where the run did not end, as `measured`."""
+    measured: Measured
+    checkpoints: CheckpointFields
+    """Only there if the run wrote any."""
+    limit: Any
+    """The fields of Limit; None where the run did not end."""
+    ignored: Sequence[str]
+    """Keys of the workload that have no effect."""
+    notes: Sequence[str]
+    versions: Mapping[str, str]
+    """Of dlemu, Python, the kernel and the libraries that read."""
+    error: str
+    """Why the run did not end."""
+    verdict: Verdict
+    reasons: Sequence[str]
+    """Why there is no verdict."""
+    remarks: Sequence[str]
+    """What the verdict's line says as well."""
+    read_ahead: str
+    """How much may be read in the steps left out; "" where that does not matter."""
+    unlike: str
+    """The keys that differ from the published workload, with both values; "" if none does."""
+    threshold_percentage: float
+    """metric.au in percent."""
+    real_accelerators: float | None
+    """That this storage feeds; None where it was not the limit, or there is no verdict."""
+    reader: ReaderFields
+    per_epoch: Sequence[EpochRow]
+    accelerator: str
+    """What computed in a training loop of the user's own, whose time the next two divide."""
+    time_shares: Mapping[str, float]
+    timed_by: Sequence[str]
+    end: str
+
+
+class RunRow(TypedDict, total=False):
+    """One run of several."""
+
+    name: str
+    """Its folder within theirs, "run.1" or "warmup.1"."""
+    status: str
+    """As in the run's Summary, and the next three too."""
+    verdict: Verdict
+    start: str
+    end: str
+    gap_seconds: float | None
+    """Since the end of the run before; None for the first one."""
+    au_percentage: float
+    whole_epoch_au_percentage: float
+    samples_per_second: float
+    nominal_MiB_per_second: float
+    page_cache_share: float | None
+    limit: str
+    epochs_under: str
+    """The epochs under the threshold, as text; "" if there is none."""
+
+
+class Spread(TypedDict):
+    """Mean, standard deviation (n - 1) and 95 % interval of the mean; None for one value."""
+
+    mean: float
+    sd: float | None
+    interval: Sequence[float] | None
+
+
+class RunsSummary(TypedDict, total=False):
+    """summary.json of several runs; each run's own lies in its folder."""
+
+    kind: Literal["runs"]
+    status: str
+    """As a run's."""
+    label: str
+    division: str
+    """"closed" or "open"."""
+    workload: str
+    place: PlaceFields
+    """As in the last run's Summary, and the next five too."""
+    dataset: DatasetFields
+    hostname: str
+    data_loader: str
+    reader: ReaderFields
+    versions: Mapping[str, str]
+    start: str
+    runs: Sequence[RunRow]
+    notes: Sequence[str]
+    """Rules of the division that hold only under a condition."""
+    error: str
+    verdict: Verdict
+    passed: bool
+    """Not there if they did not end."""
+    reasons: Sequence[str]
+    remarks: Sequence[str]
+    """Those of the runs, each once."""
+    threshold_percentage: float
+    """As in the runs' Summary."""
+    repeatability_percentage: float
+    """The largest distance of a run's samples/s from their mean."""
+    au_percentage: Spread
+    samples_per_second: Spread
+    end: str

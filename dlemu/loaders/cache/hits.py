@@ -1,0 +1,176 @@
+"""What a cache of whole files holds, and which reads hit it: a function of the order of reads.
+
+The order of a host's reads is known before an epoch begins, so its hits are computed, not found.
+Nothing here reads or writes a file. `tier.folder` executes what is planned here.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.config.sections import CachePolicy
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EpochHits:
+    """What each read of a host's epoch finds and changes; reads are numbered from 0.
+
+    A generation is the number of an admission: a file that is evicted and admitted again has
+    another one, so that old and new copy are never mixed up.
+    """
+
+    held: Numbers
+    """(reads,): the generation that is read from the cache; -1: the origin is read."""
+    after: Numbers
+    """(reads,): the read of this epoch that brings this generation; -1: it was there before."""
+    admitted: Numbers
+    """(reads,): the generation as which the file is stored; -1: it is not stored."""
+    first_gone: Numbers
+    """(reads + 1,): where in `gone` an admission's rows begin."""
+    gone: Numbers
+    """(rows, 3): file, generation and read. Before a read is admitted, these generations must be
+    removed; and before that, this read must have ended. -1: no read must have."""
+
+    @property
+    def hits(self) -> NDArray[np.bool_]:
+        """(reads,): whether each read is served by the cache."""
+        return self.held >= 0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A file in the cache."""
+
+    file: int
+    generation: int
+    reads: list[int] = field(default_factory=list)
+    """Reads of this epoch that bring or hit it."""
+
+
+@dataclass(slots=True)
+class _Room:
+    """Free bytes, and the entry that must be removed before they are free; None: they are."""
+
+    num_bytes: int
+    entry: _Entry | None
+
+
+class PlannedCache:
+    """The content of one host's cache, read after read.
+
+    Each admission gets its bytes from entries that are named with it. So the capacity is kept in
+    whatever order several readers execute the admissions.
+    """
+
+    def __init__(
+        self,
+        policy: CachePolicy,
+        capacity: int,
+        sizes: Sequence[int] | Numbers,
+        *,
+        content: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """`sizes`: bytes of each file. `content`: file and generation of what is there, in order.
+
+        Content beyond the capacity is left out.
+        """
+        self._policy, self._sizes = policy, [int(size) for size in sizes]
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._capacity, self._used = capacity, 0
+        self.next_generation = 0
+        for file, generation in content:
+            if self._used + self._sizes[file] <= capacity and file not in self._entries:
+                self._insert(_Entry(file, generation))
+            self.next_generation = max(self.next_generation, generation + 1)
+        self._rooms: deque[_Room] = deque()
+
+    @property
+    def content(self) -> list[tuple[int, int]]:
+        """File and generation of what is there, the next one to be evicted first."""
+        return [(entry.file, entry.generation) for entry in self._entries.values()]
+
+    def epoch(self, files: Iterable[int], *, fills: bool = True) -> EpochHits:
+        """Return the hits of an epoch that reads these files in this order.
+
+        All reads of the epoch before must have ended. `fills`: whether a miss may be admitted.
+        """
+        for known in self._entries.values():
+            known.reads.clear()
+        free = self._capacity - self._used
+        self._rooms = deque([_Room(free, None)] if free else [])
+        held: list[int] = []
+        after: list[int] = []
+        admitted: list[int] = []
+        first, gone = [0], list[tuple[int, int, int]]()
+        entries = self._entries
+        for number, file in enumerate(files):
+            entry = entries.get(file)
+            found, brought, stored = -1, -1, -1
+            if entry is not None:
+                found, reads = entry.generation, entry.reads
+                if reads and admitted[reads[0]] == found:
+                    brought = reads[0]
+                reads.append(number)
+                entries.move_to_end(file)
+            elif fills and self._admits(file):
+                self._make_room(self._sizes[file], gone)
+                stored = self.next_generation
+                self.next_generation += 1
+                self._insert(_Entry(file, stored, [number]))
+            held.append(found)
+            after.append(brought)
+            admitted.append(stored)
+            first.append(len(gone))
+        return EpochHits(
+            held=np.array(held, np.int64),
+            after=np.array(after, np.int64),
+            admitted=np.array(admitted, np.int64),
+            first_gone=np.array(first, np.int64),
+            gone=np.array(gone, np.int64).reshape(-1, 3),
+        )
+
+    def fill_up(self) -> list[tuple[int, int]]:
+        """Admit the first files that are not there while there is room; return what is new.
+
+        In the order of the files' numbers, as file and generation.
+        """
+        new = []
+        for file, size in enumerate(self._sizes):
+            if file not in self._entries and size <= self._capacity - self._used:
+                new.append((file, self.next_generation))
+                self._insert(_Entry(file, self.next_generation))
+                self.next_generation += 1
+        return new
+
+    def _admits(self, file: int) -> bool:
+        size = self._sizes[file]
+        if self._policy == "none":
+            return False
+        return size <= self._capacity - (self._used if self._policy == "keep" else 0)
+
+    def _insert(self, entry: _Entry) -> None:
+        self._used += self._sizes[entry.file]
+        self._entries[entry.file] = entry
+
+    def _make_room(self, num_bytes: int, gone: list[tuple[int, int, int]]) -> None:
+        """Evict until so many bytes are free; append the rows of `EpochHits.gone` for it."""
+        while num_bytes:
+            if not self._rooms:
+                _, victim = self._entries.popitem(last=False)
+                size = self._sizes[victim.file]
+                self._used -= size
+                self._rooms.append(_Room(size, victim))
+            room = self._rooms[0]
+            taken = min(room.num_bytes, num_bytes)
+            room.num_bytes -= taken
+            num_bytes -= taken
+            if room.num_bytes == 0:
+                self._rooms.popleft()
+            if room.entry is not None:
+                old = room.entry
+                gone += [(old.file, old.generation, read) for read in old.reads or (-1,)]

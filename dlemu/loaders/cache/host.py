@@ -1,0 +1,420 @@
+"""The cache of a run on this rank's host: made before the epochs, planned and counted in each.
+
+All ranks call it. The first rank of each host holds the folder, plans, and counts.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from dlemu.config.model import Workload
+from dlemu.dataset.layout import Dataset, Layout, Samples
+from dlemu.dataset.plan import EpochPlan
+from dlemu.dataset.rule import num_accelerators
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.host.place import find_place
+from dlemu.loaders.cache import shared_memory as columns
+from dlemu.loaders.cache.folder import CacheFolder, entry_path, write_entry
+from dlemu.loaders.cache.hits import PlannedCache
+from dlemu.loaders.cache.reader import Origin
+from dlemu.loaders.cache.shared_memory import State
+from dlemu.loaders.cache.visits import Visits, find_visits
+from dlemu.ranks.world import World
+from dlemu.storage.extents import settle_direct
+from dlemu.storage.pagecache import OnFile, drop
+from dlemu.storage.s3.location import in_bucket
+from dlemu.units import format_rate, format_seconds, round_up
+
+_MOST_COPYING = 64
+
+
+@dataclass(frozen=True)
+class EpochCounts:
+    """What one host's readers did in an epoch, and what was planned; in bytes."""
+
+    asked: int
+    """Of the files that training read, whole."""
+    hit: int
+    """Of these, served by the cache."""
+    planned_hit: int
+    origin: int
+    """Really read from the origin; the next two likewise."""
+    cache_read: int
+    cache_written: int
+    settle_seconds: float
+    """From the epoch's end until all that was written is in the cache, and on its drive."""
+
+
+@dataclass(frozen=True)
+class Preload:
+    """What one host copied from the origin to the cache before the epochs."""
+
+    num_files: int
+    num_bytes: int
+    seconds: float
+    read_share: float
+    """Share (0-1) of the copying threads' time in which they read the origin."""
+
+
+@dataclass(frozen=True)
+class HostCounts:
+    """The cache of one host, and all that its readers did."""
+
+    host: str
+    capacity_bytes: int
+    """0: there is no cache, only an emulated origin."""
+    dataset_bytes: int
+    preload: Preload | None
+    epochs: list[EpochCounts]
+    one_drive: bool
+    """Whether the origin is on the cache's drive."""
+
+
+def emulates(workload: Workload) -> str:
+    """Return how the origin is emulated: "at 2 GB/s and 5 ms a file"; "" if it is not."""
+    rate, latency = workload.origin.read_bandwidth, workload.origin.latency
+    parts = [] if rate is None else [format_rate(rate)]
+    parts += [f"{format_seconds(latency)} a file"] if latency else []
+    return f"at {' and '.join(parts)}" if parts else ""
+
+
+def has_tier(workload: Workload) -> bool:
+    """Return whether files are opened through a cache, or from an emulated origin."""
+    return workload.cache.folder is not None or bool(emulates(workload))
+
+
+def check_tier(workload: Workload) -> None:
+    """Refuse keys that contradict each other, before anything is written.
+
+    Raises:
+        WorkloadError: the loader opens its files itself, nothing can be preloaded, or the cache
+            lies in the data folder.
+    """
+    cache = workload.cache
+    if not has_tier(workload):
+        return
+    key = "origin.*" if cache.folder is None else "cache.folder"
+    if workload.dataset.data_folder and in_bucket(workload.data_folder):
+        raise WorkloadError(
+            f"{key} reads files, and {workload.data_folder} is a bucket; leave one of them out"
+        )
+    dataset, by_record = workload.dataset, workload.reader.access == "random"
+    files = dataset.file_format
+    if files.in_columns or (by_record and "stream" in files.ways):
+        how = "by record" if by_record else "by parts"
+        raise WorkloadError(
+            f"{key} has no effect with dataset.format={dataset.format} read {how}: files go "
+            "through it whole; remove it, or watch a mounted cache with cache.origin"
+        )
+    if workload.reader.data_loader in ("dali", "native_dali"):
+        raise WorkloadError(
+            f"{key} has no effect with reader.data_loader=dali, which opens the files itself; set "
+            "reader.data_loader=pytorch or threads"
+        )
+    if cache.folder is not None and Path(cache.folder).resolve().is_relative_to(
+        workload.data_folder.resolve()
+    ):
+        raise WorkloadError(
+            f"cache.folder {cache.folder} lies in the data folder {workload.data_folder}; name a "
+            "folder on the cache's drive"
+        )
+    if cache.folder is not None and cache.policy == "none" and cache.warm is True:
+        raise WorkloadError("cache.warm=true needs a cache.policy that caches, got none")
+
+
+class HostTier:
+    """The cache of this rank's host."""
+
+    def __init__(self, dataset: Dataset, world: World, own: range) -> None:
+        """`own`: the accelerators of this rank. The ranks of a host wait for its first one.
+
+        Raises:
+            WorkloadError: cache.folder or cache.capacity is refused.
+            DatasetError: a file of the dataset is missing.
+            RunError: the folder cannot be written.
+        """
+        self._world = world
+        self._folder: CacheFolder | None = None
+        self._copies: list[tuple[int, int]] = []
+        self.notes: list[str] = []
+        self._sizes = file_sizes(dataset)
+        self._state: State | None = None
+        try:
+            if world.local_rank == 0:
+                self._prepare(dataset)
+            path = "" if self._state is None else self._state.path
+            everyone = world.all_gather((world.host_index, own, path, self._copies))
+        except BaseException:
+            self.close()
+            raise
+        here = [each for each in everyone if each[0] == world.host_index]
+        self._accelerators = [number for _, owned, *_ in here for number in owned]
+        [(path, self._copies)] = [(path, copies) for *_, path, copies in here if path]
+        self.dataset = replace(dataset, cache_state=path)
+        self._begun: Samples = np.zeros(8, np.int64)
+        self._planned = 0
+        self._copied = 0.0, 0.0
+        self._is_settled = False
+        """Whether all entries of the folder are noted as being on the drive."""
+        self._first_new = 0
+        """The first generation whose entries may still have pages in the page cache."""
+        self.epochs: list[EpochCounts] = []
+        self.preload: Preload | None = None
+        self._one_drive = False
+
+    def _prepare(self, dataset: Dataset) -> None:
+        """Claim and clean the folder, decide what is copied before the epochs, make the memory."""
+        workload = dataset.workload
+        cache, found, capacity = workload.cache, list[tuple[int, int]](), 0
+        if cache.folder is not None:
+            self._folder = CacheFolder(workload, dataset.layout, self._sizes)
+            capacity = self._folder.capacity
+            found = self._folder.clean()
+            shared = one_device(workload.data_folder, self._folder.path)
+            self.notes += shared
+            self._one_drive = bool(shared)
+            if self._folder.is_lost and cache.warm is not False:
+                self.notes.append(
+                    f"cache.folder {self._folder.path} was emptied: the host was started anew "
+                    "before all of its files were on the drive"
+                )
+        self._cache = planned_cache(workload, self._sizes, capacity, found)
+        if self._folder is not None:
+            kept = set(self._cache.content)
+            for entry in found:
+                if entry not in kept:
+                    self._folder.remove(*entry)
+        if cache.warm is True:
+            self._copies = self._cache.fill_up()
+        self._fills = cache.fill != "off"
+        num_rows = num_accelerators(workload, self._world) * workload.reader.num_streams
+        self._state = State.make(num_rows)
+
+    def copy(self, at: OnFile) -> None:
+        """Copy this rank's share of what is to be there before the epochs (cache.warm=true).
+
+        `at` is called with each file before it is read.
+        """
+        mine = self._copies[self._world.local_rank :: self._world.num_local_ranks]
+        self._copied = _copy(self.dataset, mine, at)
+
+    def copied(self, seconds: float, at: OnFile) -> None:
+        """Note that all ranks have copied their shares, in so many seconds."""
+        self._settle(at)
+        world = self._world
+        told = world.all_gather((world.host_index, *self._copied))
+        reading = sum(read for host, read, _ in told if host == world.host_index)
+        writing = sum(write for host, _, write in told if host == world.host_index)
+        if world.local_rank == 0:
+            self.preload = Preload(
+                num_files=len(self._copies),
+                num_bytes=sum(int(self._sizes[file]) for file, _ in self._copies),
+                seconds=seconds,
+                read_share=reading / max(reading + writing, 1e-9),
+            )
+
+    def begin(self, plan: EpochPlan) -> EpochPlan:
+        """Plan an epoch; return its plan with the visits. A barrier must follow."""
+        dataset = self.dataset
+        visits = find_visits(
+            plan,
+            dataset.layout,
+            self._accelerators,
+            num_streams=dataset.workload.reader.num_streams,
+        )
+        if self._state is not None:
+            hits = self._cache.epoch(visits.files.tolist(), fills=self._fills)
+            self._planned = int(asked_bytes(visits, dataset.layout, self._sizes)[hits.hits].sum())
+            if self._folder is not None and self._is_settled and (hits.admitted >= 0).any():
+                self._folder.unsettle()
+                self._is_settled = False
+            self._begun = self._state.counters.sum(axis=0)
+            self._state.begin(hits, visits.num_samples)
+        return visits.plan
+
+    def end(self, at: OnFile) -> None:
+        """Wait until all files are in the cache, and count the epoch.
+
+        `at` is called each time another file is there.
+
+        Raises:
+            RunError: a file could not be written.
+        """
+        if self._state is None:
+            return
+        begin = perf_counter()
+        self._state.wait_for_fills(at)
+        self._settle(at)
+        settled = perf_counter() - begin
+        counts = (self._state.counters.sum(axis=0) - self._begun).tolist()
+        self.epochs.append(
+            EpochCounts(
+                asked=counts[columns.ASKED_BYTES],
+                hit=counts[columns.HIT_BYTES],
+                planned_hit=self._planned,
+                origin=counts[columns.ORIGIN_BYTES],
+                cache_read=counts[columns.CACHE_BYTES],
+                cache_written=counts[columns.WRITTEN_BYTES],
+                settle_seconds=settled,
+            )
+        )
+
+    def _settle(self, at: OnFile) -> None:
+        """Bring what was written to the drive, and none of it stays in the page cache.
+
+        A file is written past it, but cut to its size there: so its last page is in memory.
+        """
+        if self._folder is None or self._is_settled:
+            return
+        self._folder.settle()
+        folder, first = str(self._folder.path), self._first_new
+        new = [entry for entry in self._cache.content if entry[1] >= first]
+        drop([entry_path(folder, *entry) for entry in new], at=at)
+        self._is_settled, self._first_new = True, self._cache.next_generation
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that were written to this host's cache during the epochs; 0 on its other ranks."""
+        return sum(epoch.cache_written for epoch in self.epochs)
+
+    def gather(self) -> list[HostCounts] | None:
+        """Return on rank 0 what the readers of all hosts did, None on the others."""
+        capacity = 0 if self._folder is None else self._folder.capacity
+        dataset_bytes = int(self._sizes.sum())
+        counts = HostCounts(
+            self._world.host, capacity, dataset_bytes, self.preload, self.epochs, self._one_drive
+        )
+        hosts = self._world.gather(None if self._state is None else counts)
+        return None if hosts is None else [host for host in hosts if host is not None]
+
+    def describe(self) -> str:
+        """Return a line on the cache; "" on all but the first rank of a host."""
+        workload, cache = self.dataset.workload, self.dataset.workload.cache
+        slow = emulates(workload)
+        origin = f"origin emulated {slow}" if slow else ""
+        if self._folder is None:
+            return origin
+        there = len(self._cache.content) - len(self._copies)
+        text = (
+            f"cache: {self._folder.path}, {self._folder.describe()}, cache.policy={cache.policy}, "
+            f"cache.fill={cache.fill}; {there:,} files are there"
+        )
+        return f"{text}; {origin}" if origin else text
+
+    def close(self) -> None:
+        """Give the folder and the memory back."""
+        if self._folder is not None:
+            self._folder.close()
+        if self._state is not None:
+            self._state.close()
+
+
+def planned_cache(
+    workload: Workload,
+    sizes: Samples,
+    capacity: int,
+    found: Sequence[tuple[int, int]],
+) -> PlannedCache:
+    """Return the cache of a host as a run begins with it; `found`: what the folder holds."""
+    cache = workload.cache
+    return PlannedCache(
+        cache.policy if cache.folder is not None else "none",
+        capacity,
+        round_up(sizes),  # capacity is counted in blocks of a drive
+        content=[] if cache.warm is False else found,
+    )
+
+
+def asked_bytes(visits: Visits, layout: Layout, sizes: Samples) -> Samples:
+    """Return the bytes that training asks for in each visit: its samples' share of the file."""
+    return sizes[visits.files] * visits.num_samples // layout.samples_per_file
+
+
+def file_sizes(dataset: Dataset) -> Samples:
+    """Return the bytes of each file, int64 (files,).
+
+    Raises:
+        DatasetError: dlemu did not write the files, and one is missing.
+    """
+    layout = dataset.layout
+    if not dataset.known_places:
+        try:
+            found = [
+                os.stat(dataset.folder / layout.path(file)).st_size
+                for file in range(layout.num_files)
+            ]
+        except OSError as error:
+            raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
+        return np.array(found, np.int64)
+    sizes: Samples = layout.all_sizes()[0]
+    return sizes
+
+
+def one_device(origin: Path, cache: Path) -> list[str]:
+    """Return a note if the origin and the cache are on the same drive."""
+    drives = [{drive.name for drive in find_place(each).drives} for each in (origin, cache)]
+    both = sorted(drives[0] & drives[1])
+    if not both:
+        return []
+    return [
+        f"the data folder and cache.folder are on one drive ({', '.join(both)}): a hit is no "
+        "faster than a miss, and fills slow the reads"
+    ]
+
+
+def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> tuple[float, float]:
+    """Copy files into the cache; return the seconds that threads spent reading and writing."""
+    workload, folder = dataset.workload, dataset.workload.cache.folder
+    assert folder is not None
+    odirect = False if workload.reader.decode == "library" else workload.reader.odirect
+    direct = settle_direct(dataset.folder / dataset.layout.path(0), odirect)
+    left, lock, errors = iter(entries), threading.Lock(), list[Exception]()
+    stopped, seconds = threading.Event(), [0.0, 0.0]
+
+    def work() -> None:
+        state = State(dataset.cache_state)
+        origin = Origin(workload, state, direct=direct)
+        try:
+            while not stopped.is_set():
+                with lock:
+                    entry = next(left, None)
+                if entry is None:
+                    return
+                path = f"{dataset.folder}/{dataset.layout.path(entry[0])}"
+                at(path)
+                begin = perf_counter()
+                fetched = origin.fetch(path)
+                middle = perf_counter()
+                try:
+                    write_entry(entry_path(folder, *entry), fetched.memory, fetched.num_bytes)
+                finally:
+                    fetched.close()
+                written = perf_counter()
+                with lock:
+                    seconds[0] += middle - begin
+                    seconds[1] += written - middle
+        except Exception as error:
+            errors.append(error)
+            stopped.set()
+        finally:
+            at("")
+            origin.close()
+            state.close()
+
+    num = min(_MOST_COPYING, len(entries), 8 * workload.reader.num_streams)
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(num)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        stopped.set()  # after an interrupt nobody holds the folder
+    if errors:
+        raise errors[0]
+    return seconds[0], seconds[1]

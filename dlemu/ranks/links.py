@@ -1,0 +1,262 @@
+"""The connections of a rank to its parent and children: sockets, or MPI where there is no TCP."""
+
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dlemu.ranks import admission
+from dlemu.ranks.messages import Stream, Word
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_HOST_SECONDS = 60.0
+"""Time for the ranks of a host to connect."""
+_LAUNCHER_SECONDS = 0.2
+"""Time for a launcher to notice that a process has ended."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One rank's place in the tree, in which each rank talks to its parent and its children.
+
+        rank 0 ─┬─ rank 1, rank 2, rank 3             host a
+                ├─ rank 4 ─── rank 5, rank 6, rank 7  host b
+                └─ rank 8 ─── rank 9                  host c
+
+    The first rank of a host is its leader: the parent of the host's other ranks. Rank 0 is the
+    parent of the next FAN_OUT leaders, each of them of FAN_OUT more, and so on. So no rank has
+    more than FAN_OUT neighbours on other hosts below it, whatever the number of hosts.
+    """
+
+    FAN_OUT: ClassVar[int] = 16
+    """Few levels, each of few messages: docs/performance.md has other numbers."""
+
+    leaders: list[int]
+    """The first rank of each host, in the order of host_index; the first is rank 0."""
+    local: list[int]
+    """The ranks of this rank's host; the first is its leader."""
+    parent: int | None
+    """None for rank 0."""
+    below: list[int]
+    """The leaders of other hosts whose parent this rank is."""
+    children: list[int]
+    """All ranks whose parent it is; other hosts first: they have ranks of their own to release."""
+
+    @classmethod
+    def of(cls, rank: int, hosts: Sequence[str]) -> "Tree":
+        """Return the place of a rank, given the name of each rank's host."""
+        by_host: dict[str, list[int]] = {}
+        for other, host in enumerate(hosts):
+            by_host.setdefault(host, []).append(other)
+        leaders = [ranks[0] for ranks in by_host.values()]
+        local = by_host[hosts[rank]]
+        if rank != local[0]:
+            return cls(leaders, local, local[0], [], [])
+        first = cls.FAN_OUT * leaders.index(rank) + 1
+        below = leaders[first : first + cls.FAN_OUT]
+        return cls(leaders, local, cls.above(leaders, rank), below, below + local[1:])
+
+    @classmethod
+    def above(cls, leaders: Sequence[int], rank: int) -> int | None:
+        """Return the parent of a leader; None for rank 0."""
+        number = leaders.index(rank)
+        return leaders[(number - 1) // cls.FAN_OUT] if number else None
+
+
+class Links:
+    """Carries messages between a rank and its neighbours: by socket, or else by MPI.
+
+    A rank sleeps until a socket has a message. MPI has no such wait: it must be polled.
+    """
+
+    # Between two polls of MPI, sleep for this share of the time waited so far; a message is seen
+    # that much later. A poll costs 15 to 100 µs of CPU, so in long waits sleep so long that polling
+    # takes no more than _CPU_SHARE of a core.
+    _PAUSE_SHARE = 0.05
+    _SHORTEST_PAUSE = 1e-4
+    _CPU_SHARE = 0.01
+    # While only neighbours with a socket are awaited, MPI can bring nothing but a failure.
+    _SOCKET_PAUSE = 0.05
+
+    def __init__(self, comm: "MPI.Intracomm") -> None:
+        self.polled: list[int] = []
+        """Neighbours without a socket: their hosts cannot be reached over TCP."""
+        self.unreached: list[int] = []
+        """The leaders, of all hosts, that cannot reach their parents over TCP."""
+        self._comm = comm
+        self._carriers: dict[int, Stream] = {}
+        self._ranks: dict[int, int] = {}  # by file descriptor
+        self._poll = select.epoll()
+        self._test_seconds = 0.0  # CPU time of the last poll of MPI
+        self._sent: list[MPI.Request] = []
+
+    def connect(self, tree: Tree) -> None:
+        """Connect this rank to its parent and children; all ranks must call it.
+
+        Raises:
+            OSError: the ranks of this host cannot reach each other.
+        """
+        # Any process can see the socket's name, but only ranks get the secret.
+        name, secret = self._comm.bcast((os.urandom(16).hex(), os.urandom(32)))
+        self._connect_host(f"\0dlemu-{name}-{tree.local[0]}", tree.local, secret)
+        is_leader = self._comm.rank == tree.local[0]
+        group = self._comm.Split(0 if is_leader else 1)
+        if is_leader and len(tree.leaders) > 1:
+            self._connect_leaders(group, tree, secret)
+        group.Free()
+
+    def _connect_host(self, name: str, local: list[int], secret: bytes) -> None:
+        """Connect the ranks of a host to its leader."""
+        # The name begins with a zero byte, so the socket has no file.
+        with socket.socket(socket.AF_UNIX) as server:
+            if self._comm.rank == local[0]:
+                server.bind(name)
+                server.listen(len(local))
+            self._comm.Barrier()
+            if self._comm.rank == local[0]:
+                self._add(admission.admit(server, set(local[1:]), secret, _HOST_SECONDS))
+                if missing := set(local[1:]) - self._carriers.keys():
+                    raise TimeoutError(f"ranks {sorted(missing)} did not connect")
+                return
+        leader = socket.socket(socket.AF_UNIX)
+        leader.settimeout(_HOST_SECONDS)
+        leader.connect(name)
+        if not admission.introduce(leader, self._comm.rank, secret):
+            leader.close()
+            raise ConnectionRefusedError("what answers is no rank of this job")
+        self._add({local[0]: leader})
+
+    def _connect_leaders(self, group: "MPI.Comm", tree: Tree, secret: bytes) -> None:
+        """Connect the leaders of the hosts along the tree; poll MPI where they cannot connect."""
+        self._connect_parent(group, tree, secret)
+        is_there = group.allgather(tree.parent is None or tree.parent in self._carriers)
+        self.unreached = [
+            leader for leader, there in zip(tree.leaders, is_there, strict=True) if not there
+        ]
+        self.polled = [rank for rank in tree.below if rank in self.unreached]
+        for rank in set(self.polled) & self._carriers.keys():
+            self._carriers.pop(rank).peer.close()
+        # MPI connects two ranks at their first message, and only while both are in an MPI call. So
+        # they say something here, else the first message would wait for a later call.
+        for rank in self.polled:
+            self._comm.recv(source=rank)
+        if tree.parent is not None and self._comm.rank in self.unreached:
+            self._comm.send(None, tree.parent)
+            self.polled.append(tree.parent)
+
+    def _connect_parent(self, group: "MPI.Comm", tree: Tree, secret: bytes) -> None:
+        """Connect the leaders that can reach their parents over TCP."""
+        admitted: dict[int, socket.socket] = {}
+        with ExitStack() as stack:
+            address: tuple[list[str], int] | None = None
+            if tree.below:
+                server = stack.enter_context(_serve(len(tree.below)))
+                address = admission.own_addresses(), server.getsockname()[1]
+            known = group.allgather(address)
+
+            def admit() -> None:
+                # At the same time as our own connection: a firewall above us delays nobody below.
+                below, seconds = set(tree.below), admission.NETWORK_SECONDS
+                admitted.update(admission.admit(server, below, secret, seconds))
+
+            if tree.below:
+                thread = threading.Thread(target=admit)
+                thread.start()
+                stack.callback(thread.join)
+            if tree.parent is not None:
+                addresses, port = known[tree.leaders.index(tree.parent)]
+                reached = admission.reach(addresses, port, self._comm.rank, secret)
+                self._add({} if reached is None else {tree.parent: reached})
+        self._add(admitted)
+
+    def send(self, rank: int, message: bytes) -> None:
+        """Send to a neighbour; if its process has ended, drop the message: `receive` tells GONE."""
+        if rank in self._carriers:
+            with suppress(OSError):
+                self._carriers[rank].send(message)
+        elif rank in self.polled:
+            self._sent = [request for request in self._sent if not request.test()[0]]
+            self._sent.append(self._comm.isend((self._comm.rank, message), rank))
+
+    def receive(self, pending: set[int], since: float, deadline: float) -> list[tuple[int, bytes]]:
+        """Sleep until a neighbour sends something; return the messages, each with its rank.
+
+        May return an empty list at any time, at the latest at the deadline: where MPI is polled,
+        the pause depends on which ranks are awaited (`pending`) and since when.
+        """
+        pause = max(deadline - time.perf_counter(), 0.0)
+        if not self.polled:
+            return self._read_sockets(pause)
+        cpu = time.thread_time()
+        pause = min(pause, self._longest_pause(pending, since))
+        if pause < self._SOCKET_PAUSE:  # too short for epoll, which rounds up to milliseconds
+            time.sleep(pause)
+            pause = 0.0
+        messages = self._read_sockets(pause)
+        # Probe twice: Open MPI's first probe takes messages in, only its second one finds them.
+        while found := self._comm.improbe() or self._comm.improbe():
+            messages.append(found.recv())
+        self._test_seconds = time.thread_time() - cpu
+        return messages
+
+    def _longest_pause(self, pending: set[int], since: float) -> float:
+        """Return the seconds to sleep before the next poll of MPI."""
+        if pending.isdisjoint(self.polled):
+            return self._SOCKET_PAUSE
+        grown = max(self._PAUSE_SHARE * (time.perf_counter() - since), self._SHORTEST_PAUSE)
+        return min(grown, self._test_seconds / self._CPU_SHARE or grown)
+
+    def _read_sockets(self, seconds: float) -> list[tuple[int, bytes]]:
+        """Wait so long for a message on any socket; return what has come."""
+        messages = []
+        for file, _ in self._poll.poll(None if seconds == math.inf else seconds):
+            rank = self._ranks[file]
+            messages += [(rank, message) for message in self._carriers[rank].read()]
+            if messages[-1:] == [(rank, Word.GONE.value)]:
+                self._carriers.pop(rank).peer.close()
+        return messages
+
+    def outlast(self, ranks: Iterable[int], seconds: float) -> None:
+        """Wait until the processes of these neighbours have ended and their launcher knows.
+
+        Waits at most so many seconds, and not for neighbours without a socket. Leaves the sockets
+        to the kernel, which closes them only after this process has ended.
+        """
+        self.polled = []  # MPI has been finalised
+        deadline = time.perf_counter() + seconds
+        pending = set(ranks) & self._carriers.keys()
+        while pending and time.perf_counter() < deadline:
+            for rank, message in self.receive(pending, deadline - seconds, deadline):
+                if message == Word.GONE.value:
+                    pending.discard(rank)
+        time.sleep(_LAUNCHER_SECONDS)
+        for carrier in self._carriers.values():
+            carrier.peer.detach()
+
+    def close(self) -> None:
+        self._poll.close()
+        for carrier in self._carriers.values():
+            carrier.peer.close()
+        self._carriers.clear()
+        self.polled = []
+
+    def _add(self, peers: dict[int, socket.socket]) -> None:
+        for rank, peer in peers.items():
+            self._carriers[rank] = Stream(peer)
+            self._ranks[peer.fileno()] = rank
+            self._poll.register(peer, select.EPOLLIN)
+
+
+def _serve(num: int) -> socket.socket:
+    """Return a socket on which so many leaders may call."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=num, dualstack_ipv6=both)

@@ -1,0 +1,278 @@
+"""Reads from storage into GPU memory through NVIDIA's cuFile, and proves which path the bytes took.
+
+A call of cuFile looks the same whichever path it took: PCI peer-to-peer DMA; the nvidia-fs kernel
+module; or "compatibility mode", a POSIX read into host memory and a copy. Only cuFile's counters
+tell them apart, and `Driver.path_bytes` reads those.
+
+A thin layer over `libcufile.so.0` with ctypes, which releases the interpreter's lock during a call.
+Names, layouts and error numbers are those of cufile.h, versions 1.15 and 1.20.
+"""
+
+import ctypes
+import functools
+import json
+import os
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from dlemu.errors import RunError
+from dlemu.storage.gpu.availability import (
+    INSTALL,
+    CufileError,
+    Gds,
+    availability,
+    config,
+    describe,
+    find_library,
+    library_version,
+)
+from dlemu.storage.gpu.cuda import Closable
+from dlemu.storage.path_bytes import PathBytes
+from dlemu.units import PAGE_BYTES
+
+_VARIABLE = "CUFILE_ENV_PATH_JSON"
+
+
+class _Descriptor(ctypes.Structure):
+    """CUfileDescr_t for a Linux file descriptor; its union has the size of a pointer."""
+
+    _fields_ = (("type", ctypes.c_int), ("fd", ctypes.c_longlong), ("fs_ops", ctypes.c_void_p))
+
+
+_OPAQUE_FD = 1
+
+_TRANSFER: tuple[type, list[type]] = (
+    ctypes.c_ssize_t,
+    [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong, ctypes.c_longlong],
+)
+_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+    "cuFileDriverOpen": (CufileError, []),
+    "cuFileDriverClose_v2": (CufileError, []),
+    "cuFileSetStatsLevel": (CufileError, [ctypes.c_int]),
+    "cuFileStatsStart": (CufileError, []),
+    "cuFileStatsReset": (CufileError, []),
+    "cuFileGetStatsL3": (CufileError, [ctypes.c_void_p]),
+    "cuFileHandleRegister": (CufileError, [ctypes.c_void_p, ctypes.c_void_p]),
+    "cuFileHandleDeregister": (None, [ctypes.c_void_p]),
+    "cuFileBufRegister": (CufileError, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]),
+    "cuFileBufDeregister": (CufileError, [ctypes.c_void_p]),
+    "cuFileRead": _TRANSFER,
+    "cuFileWrite": _TRANSFER,
+}
+
+
+@functools.cache
+def _load(path: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(path, use_errno=True)
+    for name, (result, arguments) in _FUNCTIONS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            # 1.15 introduced the counters that prove the path.
+            raise RunError(
+                f"{path} has no {name}: it is older than cuFile 1.15; {INSTALL}"
+            ) from None
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+STATS_BYTES = 16 * 1024
+"""More than any version's CUfileStatsLevel3_t: 5000 bytes up to 1.18, 5112 since 1.19."""
+
+_TOTALS = 96  # bytes read and written, in CUfileStatsLevel1_t, with which the structure begins
+_MAX_GPUS, _GPU_NUMBERS = 16, 31  # of 64 bits each
+_GPU_READS, _GPU_WRITES = 7, 20  # n_p2p_*, n_nvfs_*, n_posix_*, one after another
+
+
+def decode_stats(stats: bytes, version: int) -> PathBytes:
+    """Return the bytes of all reads and writes by path.
+
+    cuFile counts bytes in total, but operations by path. If several paths were taken, the bytes are
+    divided in proportion to the operations. `stats` is a CUfileStatsLevel3_t of that version.
+
+    Raises:
+        RunError: bytes were moved and no path was counted, so the layout is unknown.
+    """
+    # 1.19 added 112 bytes, about readv and writev, before the GPUs.
+    start = 1144 if version >= 1190 else 1032
+    (num_gpus,) = struct.unpack_from("=I", stats, start - 8)
+    gpus = np.frombuffer(stats, np.uint64, _MAX_GPUS * _GPU_NUMBERS, start)
+    gpus = gpus.reshape(_MAX_GPUS, _GPU_NUMBERS)[:num_gpus]
+    shares = [0.0, 0.0, 0.0]  # P2PDMA, nvidia-fs, POSIX: the counters' order
+    estimated = False
+    totals = struct.unpack_from("=QQ", stats, _TOTALS)
+    for total, place in zip(totals, (_GPU_READS, _GPU_WRITES), strict=True):
+        counts: list[int] = gpus[:, place : place + 3].sum(axis=0).tolist()
+        if total and not any(counts):
+            raise RunError(
+                f"cuFile {version} moved {total} bytes and counted no path; its statistics have a "
+                "layout unknown to dlemu"
+            )
+        if total:
+            shares = [s + total * c / sum(counts) for s, c in zip(shares, counts, strict=True)]
+            estimated = estimated or sum(count > 0 for count in counts) > 1
+    p2pdma, nvidia_fs, compat = map(round, shares)
+    return PathBytes(p2pdma, nvidia_fs, compat, estimated=estimated)
+
+
+class Driver(Closable):
+    """cuFile's driver, open in this process with our own settings.
+
+    Open at most one at a time, before anything else opens cuFile, and do not fork afterwards.
+
+    First checks whether it can read files of the folder. gds="require" forbids compatibility mode.
+
+    Raises:
+        RunError: cuFile cannot work here; the message has the reason and the remedy.
+    """
+
+    def __init__(self, folder: str | Path, gds: Gds = "prefer") -> None:
+        found = availability(folder, gds=gds)
+        if not found.usable:
+            raise RunError(f"cuFile cannot read {folder}: {found.why}")
+        path = find_library()
+        assert path is not None, "availability has just found it"
+        self._gds = gds
+        self._version = library_version(path)
+        self._folder = Path(tempfile.mkdtemp(prefix="dlemu-cufile-"))
+        settings = self._folder / "cufile.json"
+        settings.write_text(json.dumps(config(gds, self._folder)), encoding="utf-8")
+        # cuFile reads this variable when the driver opens; there is no other way to set options.
+        self._settings, self._users = str(settings), os.environ.get(_VARIABLE)
+        os.environ[_VARIABLE] = self._settings
+        try:
+            self.library = _load(path)
+            self.call("cuFileDriverOpen")
+            self.call("cuFileSetStatsLevel", 3)
+            self.call("cuFileStatsStart")
+            self.call("cuFileStatsReset")  # a driver that was open before leaves its counts
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """Restore the user's own settings, unless somebody changed them meanwhile."""
+        if os.environ.get(_VARIABLE) == self._settings:
+            if self._users is None:
+                del os.environ[_VARIABLE]
+            else:
+                os.environ[_VARIABLE] = self._users
+        shutil.rmtree(self._folder)
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function that returns a CUfileError_t; raise RunError if it failed."""
+        error = getattr(self.library, name)(*arguments)
+        if error.err:
+            raise RunError(f"{name} failed: {describe(error.err, error.cu_err)}")
+
+    def path_bytes(self) -> PathBytes:
+        """Return all bytes read and written since the driver was opened, by path.
+
+        Raises:
+            RunError: bytes went through host memory although `gds` is "require".
+        """
+        stats = ctypes.create_string_buffer(STATS_BYTES)
+        self.call("cuFileGetStatsL3", stats)
+        found = decode_stats(stats.raw, self._version)
+        if self._gds == "require" and found.compat:
+            raise RunError(
+                f"reader.gds=require, but cuFile moved {found.compat} bytes through host memory; "
+                "see `dlemu doctor`, or set reader.gds=prefer"
+            )
+        return found
+
+    def close(self) -> None:
+        try:
+            self.call("cuFileDriverClose_v2")
+        finally:
+            self._leave()
+
+
+class DeviceBuffer(Closable):
+    """GPU memory that is registered with cuFile, to be read into many times.
+
+    Address and size must be multiples of 4096, else cuFile would silently use the page cache.
+    """
+
+    def __init__(self, driver: Driver, address: int, num_bytes: int) -> None:
+        if address % PAGE_BYTES or num_bytes % PAGE_BYTES:
+            raise RunError(
+                f"a buffer for cuFile must be aligned to {PAGE_BYTES} bytes, got {num_bytes} bytes "
+                f"at {address:#x}"
+            )
+        self._driver, self.address, self.num_bytes = driver, address, num_bytes
+        driver.call("cuFileBufRegister", address, num_bytes, 0)
+
+    def close(self) -> None:
+        self._driver.call("cuFileBufDeregister", self.address)
+
+
+class DeviceFile(Closable):
+    """A file that cuFile reads into GPU memory, or writes from it; opened with O_DIRECT.
+
+    Several threads may use it at once.
+
+    Raises:
+        OSError: the file cannot be opened.
+        RunError: cuFile does not accept it.
+    """
+
+    def __init__(self, driver: Driver, path: str | Path, *, writable: bool = False) -> None:
+        self._driver, self._path = driver, path
+        self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_DIRECT)
+        self._handle = ctypes.c_void_p()
+        descriptor = _Descriptor(_OPAQUE_FD, self._fd, None)
+        try:
+            driver.call(
+                "cuFileHandleRegister", ctypes.byref(self._handle), ctypes.byref(descriptor)
+            )
+        except RunError as error:
+            os.close(self._fd)
+            raise RunError(f"{path}: {error}") from None
+
+    def read(
+        self, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int = 0
+    ) -> int:
+        """Read into the buffer; return the bytes read, fewer than asked only at the file's end.
+
+        All numbers are bytes and must be multiples of 4096.
+        """
+        return self._move("cuFileRead", buffer, num_bytes, file_offset, buffer_offset)
+
+    def write(
+        self, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int = 0
+    ) -> int:
+        """Write from the buffer, like `read`; return the bytes written."""
+        return self._move("cuFileWrite", buffer, num_bytes, file_offset, buffer_offset)
+
+    def _move(
+        self, name: str, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int
+    ) -> int:
+        # In compatibility mode cuFile would read unaligned bytes through the page cache.
+        if (num_bytes | file_offset | buffer_offset) % PAGE_BYTES:
+            raise RunError(
+                f"{self._path}: cuFile wants multiples of {PAGE_BYTES}, got {num_bytes} bytes at "
+                f"{file_offset} into the buffer's {buffer_offset}"
+            )
+        if buffer_offset + num_bytes > buffer.num_bytes:
+            raise RunError(
+                f"{self._path}: {num_bytes} bytes at {buffer_offset} overrun a buffer of "
+                f"{buffer.num_bytes}"
+            )
+        done: int = getattr(self._driver.library, name)(
+            self._handle, buffer.address, num_bytes, file_offset, buffer_offset
+        )
+        if done == -1:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{name}: {os.strerror(number)}")
+        if done < 0:
+            raise RunError(f"{name} failed: {describe(-done)}")
+        return done
+
+    def close(self) -> None:
+        self._driver.library.cuFileHandleDeregister(self._handle)
+        os.close(self._fd)

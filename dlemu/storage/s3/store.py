@@ -1,0 +1,273 @@
+"""One bucket at one server, by obstore: requests with a time limit and bounded retries.
+
+obstore's own retries are off where requests are counted: it tells nobody of them.
+"""
+
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.storage.s3.location import SCHEME, Access
+from dlemu.units import ceil_div
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
+
+T = TypeVar("T")
+
+_CONNECT_SECONDS = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+_PART_BYTES = 16 << 20
+"""Bytes of a part of a large object that is written; S3 wants 5 MiB to 5 GiB."""
+_MOST_PARTS = 10_000
+_PARTS_AT_ONCE = 4
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,80})</Code>")
+_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+_SLOW_DOWN = {429, 503}
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """Bytes of an object, and what they cost."""
+
+    memory: memoryview
+    object_bytes: int
+    """Of the whole object."""
+    seconds: float
+    """Of the request that was answered."""
+    retries: int
+    slow_downs: int
+
+
+class MissingError(DatasetError):
+    """There is no object of that name."""
+
+
+class Store:
+    """A bucket at one endpoint. Threads may share it; a forked child may not use it."""
+
+    def __init__(self, access: Access, endpoint: str, bucket: str) -> None:
+        self._library, self._errors = _import_obstore()
+        from obstore.store import S3Store
+
+        self.endpoint, self._bucket = endpoint, bucket
+        self._retries, self._seconds = access.retries, access.get_seconds
+        config: S3Config = {
+            "endpoint": endpoint,
+            "region": access.region,
+            "virtual_hosted_style_request": False,
+            "skip_signature": not access.key_id,
+        }
+        if access.key_id:
+            config["access_key_id"] = access.key_id
+            config["secret_access_key"] = access.secret
+        if access.token:
+            config["session_token"] = access.token
+        self._store = S3Store(
+            bucket,
+            config=config,
+            client_options={
+                "allow_http": True,
+                "timeout": timedelta(seconds=access.get_seconds),
+                "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, access.get_seconds)),
+            },
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=access.get_seconds)},
+        )
+
+    def get(
+        self, key: str, start: int, stop: int | None, *, given_up: threading.Event | None = None
+    ) -> Got:
+        """Return the bytes from `start` to `stop` of an object; None: the whole object.
+
+        When nobody wants the answer any more (`given_up`), it is not tried again.
+
+        Raises:
+            DatasetError: there is no such object.
+            RunError: the server refuses, or has not answered in any of the tries.
+        """
+        options = {} if stop is None else {"options": {"range": (start, stop)}}
+
+        def ask() -> tuple[memoryview, int, float]:
+            begin = perf_counter()
+            answer = self._library.get(self._store, key, **options)
+            data = memoryview(answer.bytes())
+            return data, answer.meta["size"], perf_counter() - begin
+
+        (data, size, seconds), retries, slow = self._tried(ask, "read", key, given_up)
+        return Got(data, size, seconds, retries, slow)
+
+    def get_whole(self, key: str) -> bytes:
+        """Return a small object. Raises MissingError if there is none, and as `get` does."""
+        return bytes(self.get(key, 0, None).memory)
+
+    def put(self, key: str, data: memoryview) -> None:
+        """Write an object; a large one in parts, several at a time. Raises as `get` does."""
+        part = max(_PART_BYTES, ceil_div(len(data), _MOST_PARTS))
+
+        def ask() -> None:
+            self._library.put(
+                self._store,
+                key,
+                data,
+                use_multipart=len(data) > part,
+                chunk_size=part,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+
+        self._tried(ask, "written", key)
+
+    def delete(self, key: str) -> None:
+        """Remove an object; it may be missing."""
+        self._tried(lambda: self._library.delete(self._store, key), "removed", key)
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Yield the key and the bytes of each object below a prefix, by listing the bucket."""
+
+        def ask() -> list[tuple[str, int]]:
+            pages = self._library.list(self._store, prefix=prefix or None, chunk_size=1000)
+            return [(each["path"], each["size"]) for page in pages for each in page]
+
+        yield from self._tried(ask, "listed", prefix)[0]
+
+    def _tried(
+        self, ask: Callable[[], T], verb: str, key: str, given_up: threading.Event | None = None
+    ) -> tuple[T, int, int]:
+        """Return what `ask` returns, how often it was tried again, and the answers 503 and 429."""
+        given_up, slow = given_up or threading.Event(), 0
+        for tries in range(self._retries + 1):
+            try:
+                return ask(), tries, slow
+            except (self._errors.BaseError, OSError, NotImplementedError) as error:
+                status, line = _told(error)
+                slow += status in _SLOW_DOWN
+                if status not in _AGAIN and status != 0:
+                    raise self._refusal(status, line, verb, key) from None
+                last = tries == self._retries or given_up.is_set()
+                if last:
+                    raise self._no_answer(status, line, verb, key, tries + 1) from None
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**tries)
+            given_up.wait(pause * random.uniform(0.5, 1.0))
+        raise AssertionError
+
+    def _refusal(self, status: int, line: str, verb: str, key: str) -> Exception:
+        """Return the error for an answer that another try would not change."""
+        name = f"{SCHEME}{self._bucket}/{key}"
+        code = _CODE.search(line)
+        if "NoSuchBucket" in line:
+            return RunError(
+                f"{self.endpoint} has no bucket {self._bucket}; make it, or name another in "
+                "dataset.data_folder"
+            )
+        if status == 404:
+            return MissingError(f"{name} is missing; dlemu verify lists what is damaged")
+        if status in (401, 403):
+            return RunError(
+                f"{self.endpoint} refuses {name} ({status}{f' {code[1]}' if code else ''}); check "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of rank 0, or "
+                "storage.access_key_id and storage.secret_access_key"
+            )
+        if status == 416:
+            return DatasetError(f"{name} is shorter than it should be; dlemu verify tells of it")
+        return RunError(
+            f"{name} cannot be {verb} at {self.endpoint}: {status}{f' {code[1]}' if code else ''}"
+        )
+
+    def _no_answer(self, status: int, line: str, verb: str, key: str, tries: int) -> RunError:
+        what = f"answers {status}" if status else f"does not answer ({_cause(line)})"
+        return RunError(
+            f"{SCHEME}{self._bucket}/{key} cannot be {verb}: {self.endpoint} {what}, in each of "
+            f"{tries} tries; is the server up (storage.endpoint_url, storage.get_seconds="
+            f"{self._seconds:g}, storage.retries={self._retries})?"
+        )
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    """Return the status that an error tells of, 0 without an answer, and all that it says."""
+    text = str(error)
+    found = _STATUS.search(text)
+    if found:
+        return int(found[1]), text
+    # A server that ignores ranges, or a request that cannot be built: another try changes nothing.
+    return (400 if "NotPartial" in text or "NotSupported" in text else 0), text
+
+
+def _cause(text: str) -> str:
+    """Return why there was no answer, in a few words."""
+    for mark, words in (
+        ("ConnectionRefused", "connection refused"),
+        ("dns error", "no such host"),
+        ("kind: Timeout", "time-out"),
+        ("TimedOut", "time-out"),
+        ("IncompleteBody", "the connection was closed before the last byte"),
+        ("ConnectionReset", "connection reset"),
+    ):
+        if mark in text:
+            return words
+    return text.partition("\n")[0].rpartition(": ")[2][:80] or "no reason is given"
+
+
+def _import_obstore() -> tuple[Any, Any]:
+    try:
+        import obstore
+        from obstore import exceptions
+    except ModuleNotFoundError as error:
+        raise WorkloadError(
+            f"a data folder in a bucket needs {error.name}: pip install 'dlemu[s3]'"
+        ) from None
+    return obstore, exceptions
+
+
+def store_of(access: Access, number: int, bucket: str) -> Store:
+    """Return this process's store for worker `number`: the endpoints are dealt out in turn."""
+    return _store_at(access, access.endpoints[number % len(access.endpoints)], bucket)
+
+
+@lru_cache(maxsize=256)
+def _store_at(access: Access, endpoint: str, bucket: str) -> Store:
+    return Store(access, endpoint, bucket)
+
+
+class Helpers:
+    """Threads that send requests for one reader; they end with the process."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._num, self._idle = most, 0, 0
+        self._lock = threading.Lock()
+        self._work: SimpleQueue[tuple[Future[Got], Callable[[], Got]] | None] = SimpleQueue()
+
+    def submit(self, ask: Callable[[], Got]) -> Future[Got]:
+        """Have a thread call `ask`."""
+        future: Future[Got] = Future()
+        self._work.put((future, ask))
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            elif self._num < self._most:
+                self._num += 1
+                threading.Thread(target=self._run, daemon=True, name="dlemu GET").start()
+        return future
+
+    def close(self) -> None:
+        """Let the threads end when they have their answers."""
+        for _ in range(self._num):
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            future, ask = work
+            try:
+                future.set_result(ask())
+            except BaseException as error:
+                future.set_exception(error)
+            with self._lock:
+                self._idle += 1

@@ -1,0 +1,353 @@
+"""A model's files are there or are written, and are read once for each cell of a table."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from dlemu.config.compose import datasheet, named, read_yaml
+from dlemu.config.model import Drive
+from dlemu.config.sections import LISTED, Arguments, Names, Switch
+from dlemu.errors import RunError, WorkloadError, did_you_mean
+from dlemu.host.devices import lies_in_memory
+from dlemu.storage.atomic import PARTIAL
+from dlemu.storage.extents import settle_direct
+from dlemu.storage.gpu.availability import lists_gpu
+from dlemu.storage.owned import disk_bytes, room, scratch
+from dlemu.storage.pagecache import Pages, drop
+from dlemu.storage.probe import probe_rate
+from dlemu.tools.model_load.reading import WAYS, Way, read_once
+from dlemu.tools.paths.random_files import write_random_files
+from dlemu.tools.paths.sweep import path_problem
+from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
+
+_PROBE_READERS, _PROBE_SECONDS = 32, 1.5
+_MORE_THAN_ASKED = 1.1
+"""A small file is read as a page: the share of the model may be this much above `scale`."""
+OnEvent = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The files of a model's weights: a row of workloads/weights/."""
+
+    name: str
+    files: tuple[int, ...]
+    """Bytes of each file, as they are published.
+
+    Those of the Llama 3 models follow from the shapes of their tensors, by the rule of Hugging
+    Face's `save_pretrained`: a file takes tensors in their order until the next one would exceed
+    the limit. For Llama 2 70B this gives the 15 published files, and `total_size` of its
+    model.safetensors.index.json, to the byte.
+    """
+    datatype: str
+    source: str
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.files)
+
+
+def known_models() -> list[str]:
+    """Return the names of the models in workloads/weights/."""
+    return list(named("weights"))
+
+
+def find_model(name: str) -> Model:
+    """Return a model by its name.
+
+    Raises:
+        WorkloadError: there is none of that name.
+    """
+    known = named("weights")
+    if name not in known:
+        hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+        raise WorkloadError(f"model {name} is not known{hint}; or name files: files=FILE,FILE")
+    row = read_yaml(known[name])
+    return Model(name, tuple(row["files"]), row["datatype"], row["source"])
+
+
+def find_drive(name: str) -> Drive:
+    """Return a drive by the name of its datasheet. Raises ValueError: there is none."""
+    return Drive.model_validate(datasheet(name))
+
+
+def known_drives() -> list[str]:
+    """Return the names of the datasheets, the fastest drive first."""
+    return sorted(named("drive"), key=lambda name: -find_drive(name).read_rate)
+
+
+def _by(find: Callable[[str], object]) -> Callable[[object], object]:
+    """Return what takes a name as the thing that is found by it."""
+    return lambda value: find(value) if isinstance(value, str) else value
+
+
+def _found(value: object) -> object:
+    """Return the files of "A,B", names and patterns, in the order of their names."""
+    if not isinstance(value, str):
+        return value
+    found: list[Path] = []
+    for name in filter(None, value.split(",")):
+        path = Path(name)
+        matching = sorted(path.parent.glob(path.name)) if {*"*?["} & {*path.name} else [path]
+        if not matching:
+            raise ValueError(f"files: {name} matches no file; name the model's files")
+        found += matching
+    return tuple(found)
+
+
+class Load(Arguments):
+    """What to read, and how."""
+
+    model: Annotated[Model, BeforeValidator(_by(find_model)), Names(known_models)] | None = None
+    """A model whose files are read."""
+    target: Path | None = None
+    """Folder on the drive; the files are written to dlemu_load.<model> there and removed again.
+    None: by arithmetic, from the datasheets of drives."""
+    files: Annotated[tuple[Path, ...], BeforeValidator(_found)] = ()
+    """Files that are there, instead of a model; * and ? as in a shell."""
+    scale: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of each file that is written and read, on a small disk; the answer says so."""
+    keep: bool = False
+    """Leave the files; the next command finds them."""
+    readers: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=1024)], ...], LISTED, Field(min_length=1)
+    ] = (1, 4, 16)
+    """Threads that read at once."""
+    ways: Annotated[tuple[Way, ...], LISTED, Field(min_length=1)] | None = None
+    """How files are read. None: all that work here. One that is named and does not work is an
+    error."""
+    drive: Annotated[Drive, BeforeValidator(_by(find_drive)), Names(known_drives)] | None = None
+    """Datasheet of the drive to compare with; None: the files are probed."""
+    drives: Annotated[int, Field(ge=1)] = 1
+    """Number of such drives."""
+    progress: Switch = "on"
+    """Show on stderr what is being read."""
+
+    @model_validator(mode="after")
+    def _places(self) -> Self:
+        if self.target is not None and not self.target.is_dir():
+            raise ValueError(f"target {self.target} is not a folder; create or mount it")
+        for path in self.files:
+            if not path.is_file():
+                raise ValueError(f"files: {path} is not a file; name the model's files")
+        if self.files and not any(path.stat().st_size for path in self.files):
+            raise ValueError("files: they hold no bytes; name the model's files")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """All files read once."""
+
+    way: Way
+    readers: int
+    num_bytes: int
+    seconds: float
+    cpu_seconds: float
+    pages_before: int | None
+    """Pages of the files in the page cache when reading began: 0 is cold; None: the kernel does
+    not say."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.num_bytes / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was read, and the drive's rate to compare it with."""
+
+    num_files: int
+    num_bytes: int
+    num_pages: int
+    cells: tuple[Cell, ...]
+    drive_bytes_per_second: float
+    drive_source: str
+
+
+def document_of(load: Load, answer: Answer | None = None) -> dict[str, Any]:
+    """Return the document of a model load; without an answer only the arithmetic by datasheets."""
+    model = load.model
+    whole = model.num_bytes if model is not None else answer.num_bytes if answer else 0
+    drives = [find_drive(name) for name in known_drives()] if load.drive is None else [load.drive]
+    document: dict[str, Any] = {
+        "kind": "load",
+        "model": None if model is None else model.name,
+        "datatype": None if model is None else model.datatype,
+        "source": None if model is None else model.source,
+        "model_bytes": whole,
+        "num_files": len(model.files) if model is not None else 0,
+        "by_datasheet": [
+            {
+                "drive": drive.name,
+                "drives": load.drives,
+                "read_bytes_per_second": load.drives * drive.read_rate,
+                "seconds": whole / (load.drives * drive.read_rate),
+            }
+            for drive in drives
+        ],
+    }
+    if answer is None:
+        return document
+    return document | {
+        "scale": load.scale,
+        **asdict(answer),
+        "cells": [
+            {
+                **asdict(cell),
+                "bytes_per_second": cell.bytes_per_second,
+                "share_of_drive": cell.bytes_per_second / answer.drive_bytes_per_second,
+                "whole_model_seconds": whole / cell.bytes_per_second,
+            }
+            for cell in answer.cells
+        ],
+    }
+
+
+def measure(
+    load: Load,
+    on_event: OnEvent,
+    on_begin: OnEvent = lambda text: None,
+    at: Callable[[int], object] = lambda num_bytes: None,
+) -> Answer:
+    """Read the files once for each way and number of readers.
+
+    `on_event` gets lines of text, `on_begin` what is done next, `at` the bytes of each read.
+
+    Raises:
+        RunError: space is missing, a file cannot be read, or stays in the page cache.
+    """
+    folder = load.target or load.files[0].parent
+    if lies_in_memory(folder):
+        raise RunError(f"{folder} lies in memory: no drive is read; name a folder on a drive")
+    with _files(load, on_event, on_begin) as files:
+        ways = list(_usable(load, files[0], on_event))
+        rate, source = _drive_rate(load, files, on_begin)
+        cells, num_pages = [], 0
+        for way in ways:
+            for readers in load.readers:
+                on_begin(f"{way}, {counted(readers, 'reader')}")
+                pages = _drop(files)
+                num_pages = pages.pages
+                if pages.resident:
+                    raise RunError(
+                        f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
+                        "read would be cold; another process maps or locks these files: end it"
+                    )
+                once = read_once(files, way=way, num_readers=readers, at=at)
+                num_bytes, seconds, cpu_seconds = once
+                cell = Cell(
+                    way=way,
+                    readers=readers,
+                    num_bytes=num_bytes,
+                    seconds=seconds,
+                    cpu_seconds=cpu_seconds,
+                    pages_before=None if pages.unknown else pages.resident,
+                )
+                cells.append(cell)
+                on_event(
+                    f"{way} x {readers}: {format_seconds(cell.seconds)}, "
+                    f"{format_rate(cell.bytes_per_second)}"
+                )
+        return Answer(
+            num_files=len(files),
+            num_bytes=sum(path.stat().st_size for path in files),
+            num_pages=num_pages,
+            cells=tuple(cells),
+            drive_bytes_per_second=rate,
+            drive_source=source,
+        )
+
+
+def _drop(files: Sequence[Path]) -> Pages:
+    """Drop files from the page cache; again if pages stay, which may just have been read ahead."""
+    pages = drop(files)
+    return drop(files) if pages.resident else pages
+
+
+def _usable(load: Load, file: Path, on_event: OnEvent) -> Iterator[Way]:
+    for way in load.ways or WAYS:
+        problem = None
+        if way == "odirect":
+            problem = None if settle_direct(file, "auto") else "its file system has no O_DIRECT"
+        elif way == "cufile":
+            problem = path_problem("cufile", file.parent) if lists_gpu() else "no GPU on this host"
+        if problem is None:
+            yield way
+        elif load.ways is None:
+            on_event(f"left out: {way}: {problem}")
+        else:
+            raise RunError(f"ways={way} does not work on {file.parent}: {problem}")
+
+
+def _drive_rate(load: Load, files: Sequence[Path], on_begin: OnEvent) -> tuple[float, str]:
+    """Return the drive's bytes per second, and where the figure comes from."""
+    if load.drive is not None:
+        rate = load.drives * load.drive.read_rate
+        return rate, f"{load.drives} x {load.drive.name} by its datasheet"
+    on_begin("probing the drive")
+    drop(files)
+    probed = probe_rate(files, num_readers=_PROBE_READERS, seconds=_PROBE_SECONDS)
+    if probed is None:
+        raise RunError(f"{files[0]} cannot be read to probe the drive; name it: drive=d7_ps1010")
+    return probed, f"probed: {_PROBE_READERS} readers of random pieces of 1 MiB"
+
+
+@contextmanager
+def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[Path, ...]]:
+    """Yield the files; those that were written for this are removed, unless they are to stay."""
+    if load.files:
+        # A second reading of one file would come from memory: names and links are no more files.
+        by_file = {(path.stat().st_dev, path.stat().st_ino): path for path in load.files}
+        if len(by_file) < len(load.files):
+            on_event(f"{len(load.files)} names of {counted(len(by_file), 'file')}: read once")
+        yield tuple(by_file.values())
+        return
+    assert load.model is not None and load.target is not None
+    folder = load.target / f"dlemu_load.{load.model.name}"
+    num = len(load.model.files)
+    sizes = [max(PAGE_BYTES, round(size * load.scale)) for size in load.model.files]
+    share = sum(sizes) / load.model.num_bytes
+    if share > _MORE_THAN_ASKED * load.scale:
+        raise WorkloadError(
+            f"scale={load.scale:g} is too small: files of {PAGE_BYTES} bytes, the least that is "
+            f"read, are {share:.2g} of {load.model.name}; take scale={10 * share:.2g}"
+        )
+    names = [f"model-{index + 1:05}-of-{num:05}.safetensors" for index in range(num)]
+    files = tuple(folder / name for name in names)
+    left = []
+    for path, size in zip(files, sizes, strict=True):
+        if not path.exists():
+            left.append((path, size))
+        elif path.stat().st_size != size:
+            raise RunError(
+                f"{path} has {format_bytes(path.stat().st_size)}, not {format_bytes(size)}: it was "
+                f"kept with another scale, or not written to its end; give its scale, or remove "
+                f"{folder}"
+            )
+    if not left:
+        on_event(f"{folder} has the files already; they stay")
+        yield files
+        return
+    size = sum(round_up(size) for _, size in left)
+    fitting = 0.8 * load.scale * disk_bytes(load.target)[1] / size
+    remedy = f"read a share of the model: scale={fitting:.2g}" if fitting else "name another target"
+    room(load.target, size, f"free some, or {remedy}", what=counted(len(left), "file"))
+    # Files that are to stay get their names once they are whole.
+    suffix = PARTIAL if load.keep else ""
+    try:
+        with scratch(folder, [f"{path.name}{suffix}" for path, _ in left]):
+            text = f"writing {counted(len(left), 'file')}, {format_bytes(size)}, into {folder}"
+            on_event(text)
+            on_begin(text)
+            write_random_files([(f"{path}{suffix}", size) for path, size in left])
+            for path, _ in left:
+                os.rename(f"{path}{suffix}", path)
+            yield files
+    except OSError as error:
+        raise RunError(f"{folder}: {error.strerror}") from error

@@ -1,0 +1,335 @@
+"""One measurement of one data path: workers that read or write blocks of files for some seconds.
+
+Each worker has its own file, with `depth` blocks of it in flight. The paths with blocking calls
+need a reader for each of these, with a buffer of its own; io_uring needs one. The data paths:
+
+    host_buffered           page cache
+    host_direct             O_DIRECT
+    host_io_uring           O_DIRECT through io_uring: one process for each file, `depth` in flight
+    host_direct_gpu_copy    O_DIRECT, then a copy from pinned memory to the GPU
+    cufile                  cuFile, by whichever path it chooses: see `Done.path_bytes`
+"""
+
+import functools
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from multiprocessing.connection import Connection, wait
+from typing import Literal, get_args
+
+import numpy as np
+
+from dlemu.errors import DlemuError, RunError
+from dlemu.storage.gpu.cuda import DeviceMemory, Gpu, HostMemory
+from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
+from dlemu.storage.path_bytes import PathBytes
+from dlemu.tools.paths.latency import Latencies
+from dlemu.tools.paths.uring import Ring
+from dlemu.units import PAGE_BYTES
+
+DataPath = Literal[
+    "host_buffered",
+    "host_direct",
+    "host_io_uring",
+    "host_direct_gpu_copy",
+    "cufile",
+]
+Pattern = Literal["seq_read", "random_read", "seq_write", "random_write"]
+DATA_PATHS: tuple[DataPath, ...] = get_args(DataPath)
+PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
+
+PROCESSES_BELOW = 128 * 1024
+"""Smaller blocks into host memory need several processes: Python threads do not scale with them. At
+4 KiB, 4 threads reach 171,000 IOPS, fio 365,000."""
+
+_CHUNK = 8192
+"""Blocks whose latencies are added to the histogram at once."""
+
+_Transfer = Callable[[int], int]
+"""Reads or writes the block at an offset; returns the number of bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What the workers of one measurement do."""
+
+    path: DataPath
+    pattern: Pattern
+    io_size: int
+    files: tuple[str, ...]
+    """One per worker."""
+    file_bytes: int
+    """Bytes of each file that are used."""
+    seconds: float
+    depth: int = 1
+    """Blocks of each file that are in flight at once."""
+
+    @property
+    def writes(self) -> bool:
+        return self.pattern.endswith("write")
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.path in ("host_direct_gpu_copy", "cufile")
+
+    @property
+    def num_readers(self) -> int:
+        """Number of those that read or write blocks; with blocking calls, `depth` of each file."""
+        return len(self.files) * (1 if self.path == "host_io_uring" else self.depth)
+
+    @property
+    def num_processes(self) -> int:
+        """One per reader for small blocks into host memory, otherwise one for all."""
+        # Several CUDA contexts would take turns on the GPU, and that would be measured.
+        if self.on_gpu:
+            return 1
+        small = self.io_size < PROCESSES_BELOW or self.path == "host_io_uring"
+        return self.num_readers if small else 1
+
+
+@dataclass
+class Done:
+    """What one or more workers did."""
+
+    latencies: Latencies
+    end: float
+    """When the last worker ended, on the clock of time.perf_counter."""
+    user_seconds: float = 0.0
+    system_seconds: float = 0.0
+    path_bytes: PathBytes = field(default_factory=PathBytes)
+
+    def merge(self, other: "Done") -> None:
+        self.latencies.merge(other.latencies)
+        self.end = max(self.end, other.end)
+        self.user_seconds += other.user_seconds
+        self.system_seconds += other.system_seconds
+        self.path_bytes += other.path_bytes
+
+
+def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
+    """Run the workers, `on_start` when all of them start; return what they did and the seconds."""
+    context = multiprocessing.get_context("forkserver")
+    # The forkserver has imported this module, so its forks start fast. They do not have this
+    # process's threads and CUDA context, which must not be forked.
+    context.set_forkserver_preload([__name__])
+    groups = []
+    try:
+        for place in range(work.num_processes):
+            ours, theirs = context.Pipe()
+            members = tuple(range(place, work.num_readers, work.num_processes))
+            process = context.Process(target=_run_group, args=(theirs, work, members), daemon=True)
+            process.start()
+            theirs.close()
+            groups.append((process, ours))
+        pipes = [pipe for _, pipe in groups]
+        list(_receive_all(pipes))  # each says that it is ready
+        start = time.perf_counter() + 0.02  # time for the message to reach all of them
+        for pipe in pipes:
+            with suppress(BrokenPipeError):  # that worker has ended; reading its pipe says so
+                pipe.send(start)
+        time.sleep(max(0.0, start - time.perf_counter()))
+        on_start()
+        done = Done(Latencies(), start)
+        for result in _receive_all(pipes):
+            assert isinstance(result, Done)
+            done.merge(result)
+        return done, done.end - start
+    finally:
+        for process, pipe in groups:
+            process.terminate()
+            process.join()
+            pipe.close()
+
+
+def _receive_all(pipes: "list[Connection[float, Done | str | None]]") -> "Iterator[Done | None]":
+    """Yield one message per pipe as they come, so that a failure is seen at once."""
+    awaited = list(pipes)
+    while awaited:
+        for pipe in wait(awaited):
+            assert isinstance(pipe, Connection)
+            awaited.remove(pipe)
+            try:
+                message = pipe.recv()
+            except (EOFError, ConnectionResetError):  # a reset: with our message unread
+                raise RunError("a worker ended without a word; killed, or out of memory?") from None
+            if isinstance(message, str):
+                raise RunError(message)
+            yield message
+
+
+def _run_group(
+    pipe: "Connection[Done | str | None, float]", work: Work, members: tuple[int, ...]
+) -> None:
+    """Run the workers with the numbers `members`, as one process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # at Ctrl-C the parent ends this process
+    try:
+        with ExitStack() as stack:
+            gpu = stack.enter_context(Gpu()) if work.on_gpu else None
+            driver = None
+            if work.path == "cufile":
+                driver = stack.enter_context(Driver(os.path.dirname(work.files[0])))
+            workers = [_Worker(work, member, gpu, driver, stack) for member in members]
+            pipe.send(None)
+            start = pipe.recv()
+            time.sleep(max(0.0, start - time.perf_counter()))
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            done = _run_threads(workers, start + work.seconds)
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            done.user_seconds = after.ru_utime - before.ru_utime
+            done.system_seconds = after.ru_stime - before.ru_stime
+            done.path_bytes = (
+                driver.path_bytes() if driver else PathBytes(host=done.latencies.num * work.io_size)
+            )
+        pipe.send(done)
+    except (DlemuError, OSError) as error:
+        pipe.send(f"{work.path}, {work.pattern}, {work.io_size} bytes: {error}")
+
+
+def _run_threads(workers: "list[_Worker]", deadline: float) -> Done:
+    if len(workers) == 1:
+        return workers[0].run(deadline)
+    with ThreadPoolExecutor(len(workers)) as threads:
+        first, *others = threads.map(_Worker.run, workers, repeat(deadline))
+    for other in others:
+        first.merge(other)
+    return first
+
+
+class _Worker:
+    """Reads or writes blocks of one file, or a share of them, through buffers of its own."""
+
+    def __init__(
+        self, work: Work, index: int, gpu: Gpu | None, driver: Driver | None, stack: ExitStack
+    ) -> None:
+        self._work = work
+        self._gpu = gpu
+        self._random = np.random.default_rng(index)
+        # Readers of one file go through it in one order, and take every n-th block of it.
+        self._share, number = divmod(index, len(work.files))
+        self._order = np.random.default_rng((number, len(work.files)))
+        file = work.files[number]
+        flags = os.O_RDWR if work.writes else os.O_RDONLY
+        if work.path.startswith("host") and work.path != "host_buffered":
+            flags |= os.O_DIRECT
+        self._fd = os.open(file, flags)
+        stack.callback(os.close, self._fd)
+        # Start with a cold page cache.
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        depth = work.depth if work.path == "host_io_uring" else 1
+        self._buffer = stack.enter_context(HostMemory(max(depth * work.io_size, PAGE_BYTES)))
+        self._view = self._buffer.view[: depth * work.io_size]
+        self._view[:] = self._random.bytes(depth * work.io_size)
+        blocks = np.frombuffer(self._view, np.uint64).reshape(depth, work.io_size // 8)
+        self._stamps = blocks[:, :: PAGE_BYTES // 8]
+        self._first_stamps = self._stamps.copy()
+        self._num_written = 0
+        if work.path == "host_io_uring":
+            self._lists = self._offsets()
+            self._first_list = next(self._lists)  # shuffled before the measurement begins
+            address = self._buffer.address
+            self._ring = Ring(
+                self._fd, depth=depth, size=work.io_size, address=address, writes=work.writes
+            )
+            stack.callback(self._ring.close)
+        elif driver is not None:
+            self._read, self._write = self._cufile(driver, file, stack)
+        elif work.on_gpu:
+            self._read, self._write = self._host_and_copy(stack)
+        else:
+            self._read = functools.partial(os.preadv, self._fd, [self._view])
+            self._write = self._write_host
+
+    def run(self, deadline: float) -> Done:
+        if self._work.path == "host_io_uring":
+            return self._run_ring(deadline)
+        if self._gpu is not None:
+            self._gpu.use()
+        latencies = Latencies()
+        size = self._work.io_size
+        clock = time.perf_counter_ns
+        end = int(deadline * 1e9)
+        transfer = self._write if self._work.writes else self._read
+        for offsets in self._offsets():
+            stamps = [clock()]
+            for offset in offsets:
+                if transfer(offset) != size:
+                    raise RunError(f"{self._work.files[0]}: short transfer at byte {offset}")
+                now = clock()
+                stamps.append(now)
+                if now >= end:
+                    break
+            times = np.array(stamps, np.int64)
+            latencies.add(times[1:] - times[:-1])
+            if stamps[-1] >= end:
+                break
+        if self._work.writes and self._work.path == "host_buffered":
+            os.fdatasync(self._fd)  # otherwise only memory was measured
+        return Done(latencies, time.perf_counter())
+
+    def _run_ring(self, deadline: float) -> Done:
+        next_offset = chain(self._first_list, chain.from_iterable(self._lists)).__next__
+        prepare = self._stamp if self._work.writes else None
+        latencies = self._ring.run(next_offset, int(deadline * 1e9), prepare)
+        return Done(latencies, time.perf_counter())
+
+    def _offsets(self) -> Iterator[list[int]]:
+        """Yield offsets, for ever: in each round every block of the file, or of the share, once."""
+        num_blocks = self._work.file_bytes // self._work.io_size
+        num_shares = self._work.num_readers // len(self._work.files)
+        while True:
+            order = np.arange(num_blocks)
+            if self._work.pattern.startswith("random"):
+                self._order.shuffle(order)
+            own = order[self._share :: num_shares]
+            for start in range(0, len(own), _CHUNK):
+                yield (own[start : start + _CHUNK] * self._work.io_size).tolist()
+            if self._work.path == "host_buffered":
+                # The next round must not find its blocks in the page cache.
+                if self._work.writes:
+                    os.fdatasync(self._fd)
+                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _stamp(self, place: int) -> None:
+        """Make every 4 KiB of a buffer unique: storage that deduplicates would look too fast."""
+        self._num_written += 1
+        # Multiples of an odd number repeat only after 2^64 of them.
+        step = np.uint64(self._num_written * 0x9E3779B97F4A7C15 % (1 << 64))
+        np.add(self._first_stamps[place], step, out=self._stamps[place])
+
+    def _write_host(self, offset: int) -> int:
+        self._stamp(0)
+        return os.pwritev(self._fd, [self._view], offset)
+
+    def _host_and_copy(self, stack: ExitStack) -> tuple[_Transfer, _Transfer]:
+        memory = stack.enter_context(DeviceMemory(self._work.io_size))
+        self._buffer.pin()
+        size, address = self._work.io_size, self._buffer.address
+
+        def read(offset: int) -> int:
+            done = os.preadv(self._fd, [self._view], offset)
+            memory.fill(address, size)
+            return done
+
+        def write(offset: int) -> int:
+            memory.drain(address, size)
+            return self._write_host(offset)
+
+        return read, write
+
+    def _cufile(self, driver: Driver, path: str, stack: ExitStack) -> tuple[_Transfer, _Transfer]:
+        size = self._work.io_size
+        memory = stack.enter_context(DeviceMemory(size))
+        memory.fill(self._buffer.address, size)
+        buffer = stack.enter_context(DeviceBuffer(driver, memory.address, size))
+        file = stack.enter_context(DeviceFile(driver, path, writable=self._work.writes))
+        return (
+            lambda offset: file.read(buffer, size, offset),
+            lambda offset: file.write(buffer, size, offset),
+        )

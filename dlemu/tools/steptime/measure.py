@@ -1,0 +1,199 @@
+"""Times steps: on a GPU by CUDA events, on a CPU by the host's clock.
+
+An event is queued behind each step, and the host runs as far ahead as in the loop that is emulated:
+a few steps, or none. So the time between two events is a step's whole time, gaps between its
+kernels included, and where each step is waited for the time to launch the next one's first kernels.
+"""
+
+import gc
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.tools.steptime.gpu_state import Gpu, State
+from dlemu.tools.steptime.steps import Job, Step, make_step, out_of_memory
+
+_STEPS_AHEAD = 4
+"""Steps that the host may queue ahead of the device, unless it waits for each."""
+_NUM_LAUNCHES = 5
+"""Steps whose launching is timed alone."""
+_LAUNCH_BOUND = 0.9
+"""From this share of a step's time on, launching it takes as long as the step."""
+_NUM_TRIED = 5
+"""Steps that decide between two layouts in memory."""
+WARM_UP = {"steps": 0.2, "seconds": 0.25}
+"""Shares of the measured steps and seconds that come before: 20 steps and 5 s of 100 and 20 s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long a batch size is measured: at least so many steps, and so many seconds."""
+
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """The steps of one batch size."""
+
+    batch: int
+    layout: str
+    seconds: NDArray[np.float64]
+    """Of each step."""
+    launch: float
+    """Seconds that the host needs to queue a step; on a CPU the step itself."""
+    flops: float
+    """Floating point operations of a step, as torch counts them; 0: not counted."""
+    memory: int
+    """Most bytes of the GPU that PyTorch held; 0 on a CPU."""
+    on_gpu: bool
+    states: Sequence[State] = ()
+    """Of the GPU, each second."""
+
+    @property
+    def mean(self) -> float:
+        """Mean seconds of a step: what a job of many steps takes for one."""
+        return float(self.seconds.mean())
+
+    @property
+    def median(self) -> float:
+        """Median seconds of a step."""
+        return float(np.median(self.seconds))
+
+    @property
+    def launch_bound(self) -> bool:
+        """Whether the host needs as long to launch a step as the device to compute it."""
+        return self.on_gpu and self.launch >= _LAUNCH_BOUND * self.median
+
+
+def measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None) -> Timed | str:
+    """Time the steps of a batch size; where the memory does not suffice, return that in words.
+
+    Raises:
+        WorkloadError: the user's function raised.
+    """
+    try:
+        with _clean(job.device):
+            return _measure(job, batch, layout, length, gpu)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        return (str(error) if type(error) is MemoryError else "") or "out of memory"
+
+
+def faster_layout(job: Job, batch: int) -> str:
+    """Return which layout in memory makes a step faster: some cuDNN have slow paths in each."""
+    found = {}
+    for layout in ("channels_last", "contiguous"):
+        try:
+            with _clean(job.device):
+                step = make_step(job, batch, layout)
+                times = _times(step, job, Length(steps=_NUM_TRIED, seconds=0.0))
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            continue
+        found[layout] = float(np.median(times))
+        del step
+    return min(found, key=found.__getitem__, default="channels_last")
+
+
+def _measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None) -> Timed:
+    import torch
+
+    step, on_gpu = make_step(job, batch, layout), job.device == "cuda"
+    flops = 0.0 if job.compiled else _count_flops(step)
+    warm_up = Length(
+        steps=max(2, int(WARM_UP["steps"] * length.steps)),
+        seconds=WARM_UP["seconds"] * length.seconds,
+    )
+    _times(step, job, warm_up)
+    launch = _launch_seconds(step, job.device)
+    with gpu.sampled() if gpu else nullcontext(list[State]()) as states:
+        seconds = _times(step, job, length)
+    return Timed(
+        batch=batch,
+        layout=layout,
+        seconds=seconds,
+        launch=launch,
+        flops=flops,
+        memory=torch.cuda.max_memory_reserved() if on_gpu else 0,
+        on_gpu=on_gpu,
+        states=states,
+    )
+
+
+def _times(step: Step, job: Job, length: Length) -> NDArray[np.float64]:
+    """Return the seconds of steps, one after the other."""
+    if job.device != "cuda":
+        marks = [time.perf_counter()]
+        while len(marks) <= length.steps or marks[-1] - marks[0] < length.seconds:
+            step()
+            marks.append(time.perf_counter())
+        return np.diff(marks)
+    import torch
+
+    def mark() -> Any:
+        # blocking: the host sleeps while it waits; spinning would take a core.
+        event: Any = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call, unused-ignore]
+        event.record()
+        return event
+
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    marks_on_gpu, ahead = [mark()], deque[Any]()
+    while len(marks_on_gpu) <= length.steps or time.perf_counter() - begin < length.seconds:
+        step()
+        marks_on_gpu.append(mark())
+        ahead.append(marks_on_gpu[-1])
+        if len(ahead) > (0 if job.waits else _STEPS_AHEAD):
+            ahead.popleft().synchronize()
+    torch.cuda.synchronize()
+    first = marks_on_gpu[0]
+    return np.diff([first.elapsed_time(each) / 1000 for each in marks_on_gpu])
+
+
+def _launch_seconds(step: Step, device: str) -> float:
+    """Return the host's seconds to queue a step while the device has nothing to do."""
+    import torch
+
+    found = []
+    for _ in range(_NUM_LAUNCHES):
+        begin = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - begin)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    return float(np.median(found))
+
+
+def _count_flops(step: Step) -> float:
+    """Return the operations of a step, forward and backward; 0 if torch cannot count them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+@contextmanager
+def _clean(device: str) -> Iterator[None]:
+    """Give back what the block has held of the GPU."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,229 @@
+"""dlemu in a training loop of one's own: its loader, the meter, the public names, their types."""
+
+import re
+import subprocess
+import sys
+import threading
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+import dlemu
+from dlemu.datagen import Content
+from dlemu.dataset.layout import layout_of
+from dlemu.judge.records import dump_workload
+
+ROOT = Path(__file__).parents[2]
+SMALL: dict[str, object] = {
+    "dataset.num_files_train": 42,
+    "dataset.record_length_bytes": 20_000,
+    "dataset.record_length_bytes_stdev": 5_000,
+    "dataset.record_length_bytes_resize": 30_000,
+    "reader.data_loader": "threads",
+    "train.computation_time": 0.002,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small dataset's data folder."""
+    folder = tmp_path_factory.mktemp("training") / "data"
+    dlemu.generate(load(folder), world=dlemu.Alone())
+    return folder
+
+
+def load(folder: Path | str, **keys: object) -> dlemu.Workload:
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    return dlemu.load_workload("unet3d_h100", SMALL | {"dataset.data_folder": str(folder)} | given)
+
+
+def test_the_readmes_loop_runs_as_it_stands(folder: Path) -> None:
+    """Only the workload is another: a small one, whose dataset is there."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1 and "meter.compute(batch)" in blocks[0]
+    own = folder.parent / "own.yaml"
+    # In 6 steps the first weighs more than the rule's 10 %.
+    own.write_text(dump_workload(load(folder, metric__au=0.01)))
+    program = (
+        blocks[0]
+        .replace('"unet3d_h100"', repr(str(own)))
+        .replace('"/mnt/nvme/unet3d"', repr(str(folder)))
+    )
+    assert program.count(str(folder.parent)) == 2
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("PASS: AU ")
+    assert lines[1] == "unet3d_h100: 1 emulated accelerator, 2 epochs of 6 steps, batches of 7"
+
+
+def test_ranks_get_disjoint_samples_and_their_bytes(folder: Path) -> None:
+    """The loaders' contract holds the bytes of each loader; here they are cut or padded."""
+    workload = load(folder, reader__batch_size=5)
+    content, layout = Content(0), layout_of(workload)
+    seen: list[int] = []
+    for rank in range(2):
+        with dlemu.make_loader(workload, rank=rank, num_ranks=2) as loading:
+            assert len(loading) == 4
+            for batch in loading:
+                assert batch.arrays is not None and len(batch.arrays) == 5
+                for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
+                    size = int(layout.sizes(np.array([sample]))[0])
+                    wanted = np.zeros(30_000, np.uint8)
+                    content.fill(wanted[: min(size, 30_000)], sample)
+                    assert np.array_equal(array, wanted)
+                seen += batch.samples.tolist()
+    assert len(seen) == len(set(seen)) == 40
+
+
+@pytest.mark.parametrize("loader", ["threads", "pytorch", "tensorflow"])
+def test_a_batch_is_one_array_and_lives_while_the_next_is_taken(loader: str, folder: Path) -> None:
+    """A pipelined loop of one's own still copies batch n when it has batch n + 1."""
+    workload = load(folder, reader__data_loader=loader, train__loop="pipelined")
+    with dlemu.make_loader(workload) as loading:
+        assert loading.workload.train.loop == "rule", "the loop that takes decides when"
+        held: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
+        for batch in loading:
+            assert batch.data is not None and batch.data.shape == (7, 30_000)
+            for data, copy in held[-1:]:
+                assert np.array_equal(data, copy)
+                assert not np.shares_memory(data, batch.data)
+            held.append((batch.data, batch.data.copy()))
+        assert len(held) == 6
+
+
+def test_pinning_says_what_it_lacks(folder: Path) -> None:
+    from dlemu.storage.gpu import cuda
+
+    try:
+        cuda.num_gpus()
+    except dlemu.RunError:
+        with pytest.raises(dlemu.RunError, match=r"^no GPU: .*; install NVIDIA's driver"):
+            dlemu.make_loader(load(folder), pin=True)
+    pytest.importorskip("nvidia.dali")
+    with pytest.raises(dlemu.WorkloadError, match=r"^pin needs .*, got dali$"):
+        dlemu.make_loader(load(folder, reader__data_loader="dali"), pin=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loader", ["threads", "pytorch"])
+def test_pinned_batches_are_pinned(loader: str, folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    torch.cuda.init()  # before it, torch calls nothing pinned
+    with dlemu.make_loader(load(folder, reader__data_loader=loader), pin=True) as loading:
+        for batch in loading:
+            on_host = torch.from_numpy(batch.data)
+            assert on_host.is_pinned()
+            copied = on_host.to("cuda", non_blocking=True)
+            torch.cuda.synchronize()
+            assert torch.equal(copied.cpu(), on_host)
+
+
+def test_every_pass_is_another_epoch_and_set_epoch_chooses_it(folder: Path) -> None:
+    with dlemu.make_loader(load(folder)) as loading:
+        passes = [[b.samples.tolist() for b in loading] for _ in range(2)]
+        assert passes[0] != passes[1]
+        assert [sorted(chain(*one)) for one in passes] == [list(range(42))] * 2
+        loading.set_epoch(0)
+        assert [b.samples.tolist() for b in loading] == passes[0]
+    loading.close()
+
+
+def pass_in_a_thread(loading: dlemu.TrainingLoader) -> list[int]:
+    """Return the samples of a pass that was made by a thread of its own."""
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.extend(chain(*(b.samples for b in loading))))
+    thread.start()
+    thread.join(60)
+    return seen
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_outlive_the_thread_that_iterates(folder: Path, method: str) -> None:
+    """The kernel tells a worker of its parent's death when the thread ends that started it."""
+    num_workers = 2 if method == "fork" else 1  # others import torch anew
+    keys: dict[str, object] = {"reader__data_loader": "pytorch"}
+    keys |= {"reader__read_threads": num_workers, "reader__multiprocessing_context": method}
+    with dlemu.make_loader(load(folder, **keys)) as loading:
+        pids: list[list[int]] = []
+        for _ in range(3):
+            assert sorted(pass_in_a_thread(loading)) == list(range(42))
+            pids.append(loading._loader.pids())
+        assert pids[0] == pids[1] == pids[2] and len(pids[0]) == num_workers
+        assert all(map(psutil.pid_exists, pids[0]))
+    assert not any(map(psutil.pid_exists, pids[0]))
+    for thread in threading.enumerate():
+        if thread.name == "dlemu starter":
+            thread.join(60)
+            assert not thread.is_alive(), "it ends with the loader"
+
+
+ABANDONED = """
+import sys, threading, time
+from tests.api.test_loader import load, pass_in_a_thread
+import dlemu
+loading = dlemu.make_loader(load({folder!r}, reader__data_loader="pytorch"))
+pass_in_a_thread(loading)
+print(*loading._loader.pids(), flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["time.sleep(600)", "", "del loading; time.sleep(600)"])
+def test_no_worker_is_left_of_a_loader_that_nobody_closes(folder: Path, then: str) -> None:
+    """Whether its program is killed, comes to its end, or goes on without it."""
+    program = ABANDONED.format(folder=str(folder), then=then)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+            assert len(workers) == 4
+            if not then.startswith("del"):
+                if then:
+                    process.kill()
+                process.wait(60)
+            gone, alive = psutil.wait_procs(workers, timeout=60)
+            assert not alive and len(gone) == 4
+        finally:
+            process.kill()
+        assert process.stderr.read() == b""
+
+
+def test_a_folder_says_its_own_job_and_a_name_is_a_workload(folder: Path) -> None:
+    with dlemu.make_loader(folder) as loading:
+        assert loading.workload.data_folder == folder
+    with pytest.raises(dlemu.WorkloadError, match=r"^dataset\.data_folder is not set"):
+        dlemu.make_loader("unet3d_h100")
+
+
+def test_what_a_loader_cannot_do_is_named(folder: Path) -> None:
+    with pytest.raises(dlemu.WorkloadError, match="below num_ranks 2, got 2"):
+        dlemu.make_loader(load(folder), rank=2, num_ranks=2)
+    with pytest.raises(dlemu.WorkloadError, match=r"^cache\.folder and origin\..* work in"):
+        dlemu.make_loader(load(folder, cache__folder="cache"))
+    with pytest.raises(dlemu.DatasetError, match="is not there; generate it: dlemu datagen"):
+        dlemu.make_loader(load(folder / "none"))
+    with (
+        dlemu.make_loader(load(folder, reader__batch_size=43)) as loading,
+        pytest.raises(dlemu.WorkloadError, match="42 samples are too few"),
+    ):
+        len(loading)
+
+
+def test_the_public_names_are_what_is_listed() -> None:
+    assert dlemu.__all__ == sorted(dlemu.__all__) == dir(dlemu)
+    for name in dlemu.__all__:
+        value = getattr(dlemu, name)
+        assert value.__doc__ and value.__module__.startswith("dlemu"), name
+    with pytest.raises(AttributeError, match="module 'dlemu' has no attribute 'nothing'"):
+        _ = dlemu.nothing

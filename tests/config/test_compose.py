@@ -1,0 +1,140 @@
+"""The library and the command line read one file as one workload."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from dlemu.config import compose
+from dlemu.config.compose import compose_words
+from dlemu.config.model import Workload, check_workload, load_workload
+from dlemu.errors import WorkloadError
+
+DATA = Path(__file__).parents[1] / "data"
+BASED = """
+defaults: [unet3d_h100, _self_]
+name: ours
+reader: {batch_size: 2, preprocess_time: {mean: 0.1, stdev: 0.01}}
+"""
+OWN = """
+dataset: {format: npz, num_files_train: 4, data_folder: "/mnt/${name}"}
+train: {epochs: 3, seed: "${train.epochs}"}
+"""
+SHARED = """
+dataset: {format: npz, num_files_train: 4}
+reader: {preprocess_time: &time {mean: 0.1, stdev: 0.01}}
+train: {computation_time: *time}
+"""
+NUMBERS = "dataset: {format: npz, num_files_train: 1e2}\nmetric: {au: 9e-1}\n"
+
+
+def by_library(name: str, keys: dict[str, object]) -> Workload | str:
+    try:
+        return load_workload(name, keys)
+    except WorkloadError as error:
+        return str(error)
+
+
+def by_words(name: str, keys: dict[str, object]) -> Workload | str:
+    texts = (f"{key}={str(value).replace(chr(39), '')}" for key, value in keys.items())
+    try:
+        return check_workload(compose_words([f"workload={name}", *texts]))
+    except WorkloadError as error:
+        return str(error)
+
+
+KEYS: list[dict[str, object]] = [
+    {"reader.batch_size": 3, "train.epochs": 2},
+    {"name": "other", "dataset.data_folder": "/a b"},
+    {"dataset.data_folder": "/mnt/${train.seed}"},
+    {"reader": {"batch_size": 3}},
+    {"reader.preprocess_time": {"mean": 0.2}},
+    {"reader.preprocess_time.stdev": 0.2},
+    {"drive": "d7_ps1010", "reader.read_threads": 2},
+    {"reader.batchsize": 3},
+    {"reader.batch_size": -1},
+]
+
+
+def test_a_file_means_the_same_to_both(tmp_path: Path) -> None:
+    texts = {"based": BASED, "own": OWN, "numbers": NUMBERS, "no_base": "defaults: [nosuch]\n"}
+    texts["shared"] = SHARED
+    texts |= {"no_key": 'name: "${nosuch}"\n', "dated": "name: 2001-01-01\n", "none": "a: {1: 2}"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    files = [*tmp_path.glob("*.yaml"), *DATA.glob("*.yaml"), tmp_path / "missing.yaml"]
+    for name in ("unet3d_h100", "nosuch", *map(str, files)):
+        assert by_library(name, {}) == by_words(name, {}), name
+    own = str(tmp_path / "own.yaml")
+    for keys in KEYS:
+        for file in (own, str(tmp_path / "shared.yaml")):
+            assert by_library(file, keys) == by_words(file, keys), (file, keys)
+
+
+def test_references_and_groups_are_resolved(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(f"name: ours{OWN}")
+    own = load_workload(tmp_path / "own.yaml")
+    assert (own.dataset.data_folder, own.train.seed) == ("/mnt/ours", 3)
+    reader = load_workload("unet3d_h100", {"reader": {"batch_size": 3}}).reader
+    assert (reader.batch_size, reader.read_threads) == (3, 4), "the group is joined"
+
+
+def test_what_a_file_refers_to_twice_is_changed_in_one_place(tmp_path: Path) -> None:
+    (tmp_path / "shared.yaml").write_text(SHARED)
+    changed = load_workload(tmp_path / "shared.yaml", {"reader.preprocess_time.stdev": 0.2})
+    assert changed.reader.preprocess_time.stdev == 0.2
+    assert changed.train.computation_time.stdev == 0.01
+
+
+def test_the_rest_of_a_program_keeps_its_hydra(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(BASED)
+    theirs = object()
+    GlobalHydra.instance().hydra = theirs  # type: ignore[assignment]
+    try:
+        load_workload(own)
+        assert GlobalHydra.instance().hydra is theirs
+    finally:
+        GlobalHydra.instance().clear()
+
+
+NUMBERS_AS_TYPED = "1 -1 0 -0 123456789012345678901234567890 1.5 -0.0 1e6 1E6 1e-6 1.5e3 -1e5 1e999"
+NEARLY_NUMBERS = "00 01 -01 00.5 1. .5 1e05 05e1 1_000 1a 5e 0x7f 1e+5 +5 2001-01-01 -5x --x 10:30"
+NAMES = "inf -inf nan INF Infinity infx nanny true TRUE false False null NULL None nullx truer a/b"
+TEXTS = (
+    "5% 90% 256GiB 1.5GiB 10MB 1K threads a.b a-b unet3d_h100 a b.c.d e5 E5 a_b _a yes no on off"
+)
+VALUES = f"{NUMBERS_AS_TYPED} {NEARLY_NUMBERS} {NAMES} {TEXTS}".split()
+
+
+def test_words_without_hydra_mean_what_they_mean_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"x.k{number}={value}" for number, value in enumerate(VALUES)]
+    words += ["train.epochs=1", "train.epochs=2", "reader=5", "reader.batch_size=3"]
+    plain = [word for word in words if compose._plain_word(word) is not None]
+    assert 40 < len(plain) < len(words) - 20
+    ours = compose_words(["workload=unet3d_h100", *plain])
+    monkeypatch.setattr(compose, "_plain_word", lambda _: None)
+    theirs = compose_words(["workload=unet3d_h100", *plain])
+    assert {*ours.pop("given")} == {*theirs.pop("given")}
+    assert repr(ours) == repr(theirs), "1.0 is not 1"
+
+
+def test_a_published_workload_needs_no_hydra() -> None:
+    code = "import sys, dlemu; dlemu.load_workload('unet3d_h100', {'train.epochs': 2}); "
+    code += "from dlemu.config.compose import compose_words; compose_words(['workload="
+    code += "unet3d_h100', 'train.epochs=2', 'dataset.data_folder=/a b', 'metric.au=90%']); "
+    code += "print({'hydra', 'omegaconf'} & set(sys.modules))"
+    root = Path(__file__).parents[2]
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "set()\n"
+
+
+@pytest.mark.parametrize("name", [*compose.known_models(), "d7_ps1010"])
+def test_a_model_or_a_drive_is_no_workload(name: str) -> None:
+    """mlpstorage calls its workload unet3d, which is a model here: a default job would be run."""
+    group = "model" if name in compose.known_models() else "drive"
+    with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):
+        compose_words([f"workload={name}"])
+    with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):
+        load_workload(name)

@@ -1,0 +1,125 @@
+"""Keys that have no effect on a job are named, and no others."""
+
+from pathlib import Path
+
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.config.idle import Job, idle_keys
+from dlemu.config.keys import all_keys
+from dlemu.config.model import load_workload, use_of
+from tests.lab.commands import QUICK, generate
+
+MANY = {"dataset.num_samples_per_file": 4, "dataset.record_length_bytes_stdev": 0}
+STREAM = {**MANY, "dataset.format": "tfrecord"}
+LIBRARY = {"reader.decode": "library"}
+DALI = {"reader.data_loader": "dali"}
+TF = {"reader.data_loader": "tensorflow"}
+GPU = {**DALI, "dali.device": "gpu"}
+PARQUET = {"dataset.format": "parquet"}
+COLUMNS = {"dataset.parquet.columns": [{"name": "a"}]}
+OFF = {"reader.file_shuffle": "off", "reader.sample_shuffle": "off"}
+
+
+def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run") -> list[str]:
+    return list(idle_keys(Job(load_workload(name, keys), command)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "without", "effective"),
+    [
+        ("reader.transfer_size", 1 << 20, {}, MANY),
+        ("reader.transfer_size", 1 << 20, {**MANY, **LIBRARY}, MANY),
+        ("reader.piece_bytes", 1 << 22, MANY, {}),
+        ("reader.shuffle_size", 16, {}, STREAM),
+        ("reader.shuffle_size", 16, {**STREAM, **OFF}, STREAM),
+        ("reader.shuffle_size", 16, {}, TF),
+        ("reader.prefetch_size", 4, {"reader.read_threads": 0}, TF),
+        ("dataset.record_length_bytes_resize", 9, {"reader.hand_over": "none"}, {}),
+        ("dataset.record_length_bytes_resize", 9, {"reader.data_loader": "threads"}, DALI),
+        ("reader.io_depth", 8, LIBRARY, {}),
+        ("reader.multiprocessing_context", "spawn", {"reader.read_threads": 0}, {}),
+        ("reader.gds", "prefer", DALI, GPU),
+        ("dali.gpus_per_host", 2, {}, GPU),
+        ("dali.gpus_per_host", 2, DALI, {"train.compute": "gpu"}),
+        ("train.seed", 7, OFF, {}),
+        ("train.seed", 7, OFF, {**OFF, "reader.preprocess_time": {"mean": 1, "stdev": 0.1}}),
+        ("metric.exclude_start_steps", 3, {}, {"metric.edition": "v2.0"}),
+        ("storage.storage_root", "/mnt", {"dataset.data_folder": "/data"}, {}),
+        ("dataset.record_length_bytes", 5, {"dataset.record_dims": [4, 4]}, {}),
+        ("dataset.record_dims", [4, 4], {**PARQUET, **COLUMNS}, PARQUET),
+        ("output.drop_caches", True, {"output.drop_all_caches": True}, {}),
+        ("accelerators_per_rank", 2, {"num_accelerators": 4}, {}),
+        ("host_memory", "1GiB", {}, {"dataset.num_files_train": "auto"}),
+        ("host_memory", "1GiB", {}, {"division": "closed"}),
+        ("num_hosts", 2, {}, {"dataset.num_files_train": "auto"}),
+    ],
+)
+def test_a_key_is_named_where_it_has_no_effect_and_only_there(
+    key: str, value: object, without: dict[str, object], effective: dict[str, object]
+) -> None:
+    assert key in idle({**without, key: value})
+    assert key not in idle({**effective, key: value})
+    assert key not in idle(without), "nobody gave it"
+
+
+def test_several_hosts_are_counted_and_not_told() -> None:
+    keys = {"num_hosts": 2, "dataset.num_files_train": "auto"}
+    assert idle_keys(Job(load_workload("unet3d_h100", keys), hosts=2)) == ("num_hosts",)
+    keys["host_memory"] = "64GiB"
+    assert idle_keys(Job(load_workload("unet3d_h100", keys), hosts=2)) == ()
+
+
+def test_each_command_has_keys_of_its_own() -> None:
+    keys: dict[str, object] = {
+        "size.confirm": 3,
+        "predict.calibration": "file",
+        "predict.accelerators": 3,
+        "drive": {"read_bandwidth": 14e9},
+        "runs": 2,
+    }
+    assert idle(keys) == ["size.confirm", "predict.calibration", "predict.accelerators", "drive"]
+    assert idle(keys, command="size") == ["predict.accelerators", "runs"]
+    memory: dict[str, object] = {"host_memory": "64GiB", "dataset.num_files_train": 9}
+    assert idle(memory) == ["host_memory"], "the dataset is as large as was asked"
+    assert idle(memory, command="size") == []
+    assert idle({**memory, "size.quick": True}, command="size") == ["host_memory"]
+
+
+def test_a_file_of_ones_own_is_looked_at_too(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        "framework: tensorflow\n"
+        "dataset: {format: npz, num_files_train: 4}\n"
+        "reader: {transfer_size: 1048576, io_depth: 4, shuffle_size: 2}\n"
+    )
+    assert idle_keys(Job(load_workload(own))) == ("framework", "reader.transfer_size"), (
+        "not defaults"
+    )
+
+
+@pytest.mark.parametrize("name", ["unet3d_h100", "resnet50_h100"])
+def test_the_published_workloads_have_none(name: str) -> None:
+    assert idle({"name": "mine"}, name) == []
+
+
+def test_every_condition_can_be_asked() -> None:
+    job = Job(load_workload("unet3d_h100"))
+    conditions = {key: use_of(key).when for key in all_keys()}
+    assert all(when is None or when(job) in (True, False) for when in conditions.values())
+
+
+def test_they_are_said_once_and_stand_in_the_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*QUICK, generate(tmp_path), f"output.folder={tmp_path / 'run'}"]
+    capsys.readouterr()
+    words += ["reader.transfer_size=1MiB", "reader.read_type=on_demand", "train.epochs=1"]
+    assert run(["run", *words]) == 0
+    said = capsys.readouterr()
+    line = "ignored: reader.read_type, reader.transfer_size"
+    assert said.out.splitlines()[0] == line and said.out.count("ignored") == 1
+    told = (tmp_path / "run" / "summary.json").read_text()
+    assert '"reader.transfer_size"' in told
+    assert run(["datagen", *words]) == 0
+    assert "transfer_size" not in capsys.readouterr().out, "it reads nothing"

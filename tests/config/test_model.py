@@ -1,0 +1,370 @@
+"""What users may write, and the one line they get for what they may not."""
+
+import copy
+import math
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dlemu.config.compose import read_yaml
+from dlemu.config.model import Workload, check_workload, load_workload
+from dlemu.config.sections import Distribution, Section
+from dlemu.errors import WorkloadError
+from dlemu.judge.records import dump_workload, read_config, write_config
+
+DATA = Path(__file__).parents[1] / "data"
+LEAST: dict[str, Any] = {"dataset": {"format": "npz", "num_files_train": 4}}
+
+
+def with_key(key: str, value: object) -> dict[str, Any]:
+    """Return the least workload with one dotted key more."""
+    tree = copy.deepcopy(LEAST)
+    *sections, leaf = key.split(".")
+    inner = tree
+    for section in sections:
+        inner = inner.setdefault(section, {})
+    inner[leaf] = value
+    return tree
+
+
+def refusal(tree: dict[str, Any]) -> str:
+    with pytest.raises(WorkloadError) as error:
+        check_workload(tree)
+    return str(error.value)
+
+
+def numeric_keys(model: type[BaseModel] = Workload, above: str = "") -> Iterator[str]:
+    """Return every key that takes a number, a distribution's own ones included."""
+    for name, field in model.model_fields.items():
+        if name == "columns":  # a list, whose entries have no dotted keys
+            continue
+        # A Distribution may stand behind a validator, and a Drive or a number beside None.
+        inner = [each for each in (field.annotation, *get_args(field.annotation))]
+        inner += [each for outer in inner for each in get_args(outer)]
+        groups = [i for i in inner if isinstance(i, type) and issubclass(i, Section)]
+        for group in groups:
+            yield from numeric_keys(group, f"{above}{name}.")
+        if {int, float} & set(inner):
+            yield f"{above}{name}"
+
+
+def test_every_number_has_a_bound_and_the_line_says_it() -> None:
+    """A slip of the keyboard is refused before memory is taken for it."""
+    keys = set(numeric_keys())
+    assert len(keys) > 45
+    assert {"reader.prefetch_size", "train.computation_time.mean", "drive.read_bandwidth"} <= keys
+    for key in keys:
+        tree = with_key(key, [10**30] if key in LISTS else 10**30)
+        if key.startswith("drive."):
+            tree["drive"].setdefault("read_bandwidth", 10**9)
+        if ".stdev" in key or ".quantiles" in key:
+            tree[key.split(".")[0]][key.split(".")[1]]["mean"] = 1
+        if ".quantiles" in key:
+            tree[key.split(".")[0]][key.split(".")[1]]["type"] = "quantiles"
+        line = refusal(tree)
+        place = f"{key}[0]" if key in LISTS else key
+        assert re.match(rf"{re.escape(place)} must be (at most [\d,]+|-1)", line), line
+        assert line.endswith((f"got {10**30:,}", f"got {1e30}")), line
+
+
+LISTS = (
+    "dataset.record_dims",
+    "size.drives",
+    "reader.preprocess_time.quantiles",
+    "train.computation_time.quantiles",
+)
+
+
+ALIASES = "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+MERGES = "".join(
+    f"{b}: &{b} {{<<: [{','.join([f'*{a}'] * 9)}]}}\n" for a, b in pairwise("abcdefghij")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("a: &a [x,x,x,x,x,x,x,x,x]\n" + ALIASES, "is not YAML: it has more than 10,000 values"),
+        ("a: &a {k: 1, l: 2}\n" + MERGES, "is not YAML: it has a group of more than 1,000 keys"),
+        ("a: &a {b: *a}", "is nested too deeply for a workload"),
+        ("a: " + "[" * 30_000, "is nested too deeply for a workload"),
+        ("a: " + "[" * 60 + "]" * 60, "is nested too deeply for a workload"),
+        ("a: " + "x" * 100_000, "has more than 100,000 bytes; is it a workload?"),
+        ("a: [1\nb: 2", "is not YAML: "),
+        ("a: 2001-99-99", "is not YAML: month must be in 1..12"),
+        ("a: !!timestamp x", "is not YAML: "),
+        ("a: !!bool x", "is not YAML: "),
+        ("a: !!python/object/apply:os.getpid []", "is not YAML: could not determine"),
+    ],
+)
+def test_a_file_that_grows_when_it_is_read_is_refused(tmp_path: Path, text: str, end: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(WorkloadError) as error:
+        read_yaml(path)
+    assert str(error.value).startswith(f"{path} {end}")
+
+
+def test_a_file_may_refer_to_itself_where_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}\n")
+    assert read_yaml(path) == {"a": {"x": 1}, "b": {"x": 1, "y": [{"x": 1}, {"x": 1}]}}
+
+
+def test_numbers_are_read_as_they_are_meant(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("a: 1e6\nb: 2E-3\nc: 1.5e+2\nd: 12\ne: off\nf: 1e6x\n")
+    assert read_yaml(path) == {"a": 1e6, "b": 0.002, "c": 150.0, "d": 12, "e": False, "f": "1e6x"}
+
+
+def test_a_changed_copy_keeps_the_rest() -> None:
+    workload = load_workload(DATA / "dlio_hdf5.yaml")
+    changed = workload.with_keys({"reader.batch_size": 9})
+    assert changed.reader.batch_size == 9
+    assert changed.with_keys({"reader.batch_size": workload.reader.batch_size}) == workload
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored"),
+    [
+        (
+            "mlperf_unet3d_h100",
+            "model.type",
+        ),
+        ("mlperf_unet3d_datagen", "model.type"),
+        ("mlperf_resnet50_h100", "model.type reader.computation_threads"),
+        ("mlperf_cosmoflow_a100", ""),
+        (
+            "dlio_bert",
+            "reader.computation_threads train.seed_change_epoch workflow.debug",
+        ),
+        (
+            "dlio_hdf5",
+            "dataset.compression_level dataset.generation_buffer_size dataset.keep_files "
+            "dataset.num_files_eval dataset.num_subfolders_eval evaluation.eval_time "
+            "evaluation.epochs_between_evals output.log_file profiling.profiler "
+            "profiling.iostat_devices reader.batch_size_eval reader.computation_threads "
+            "reader.dont_use_mmap reader.pin_memory workflow.evaluation workflow.profiling",
+        ),
+    ],
+)
+def test_the_peers_files_run_unchanged(name: str, ignored: str) -> None:
+    assert list(load_workload(DATA / f"{name}.yaml").ignored) == ignored.split()
+
+
+def test_the_peers_names_mean_what_they_mean_there() -> None:
+    bert = load_workload(DATA / "dlio_bert.yaml")
+    assert bert.reader.batch_size == 48
+    assert bert.train.total_training_steps == 1000
+
+    cosmoflow = load_workload(DATA / "mlperf_cosmoflow_a100.yaml")
+    assert cosmoflow.dataset.record_length_bytes == 2_828_486
+    assert cosmoflow.reader.data_loader == "tensorflow"
+
+    datagen = load_workload(DATA / "mlperf_unet3d_datagen.yaml")
+    assert (datagen.workflow.generate_data, datagen.workflow.train) == (True, False)
+
+    volumes = load_workload(DATA / "dlio_hdf5.yaml")
+    assert volumes.dataset.mean_bytes == 128 * 64 * 2 * 4, "the shape decides"
+    assert volumes.reader.preprocess_time == Distribution(mean=0.001, stdev=0.0002)
+    assert volumes.metric.exclude_start_steps == 2
+    assert volumes.data_folder == Path("/mnt/lustre/data/volumes")
+
+
+@pytest.mark.parametrize("model", ["bert", {"name": "bert", "type": "transformer"}])
+def test_a_model_names_a_workload_that_has_no_file(model: object) -> None:
+    assert check_workload({**LEAST, "model": model}).name == "bert"
+    sized = check_workload({**LEAST, "model": {"name": "bert"}, "checkpoint": {"model_size": 7e6}})
+    assert sized.model.model_size_bytes == 7e6, "as MLPerf Storage v1.0 has it"
+
+
+TIMES: dict[str, tuple[Any, float, float]] = {
+    "plain": (0.3, 0.3, 0.0),
+    "normal": ({"mean": 0.3, "stdev": 0.03}, 0.3, 0.03),
+    "uniform": ({"min": 0.1, "max": 0.5, "type": "uniform"}, 0.3, 0.4 / math.sqrt(12)),
+    "gamma": ({"shape": 9, "scale": 0.1, "type": "gamma"}, 0.9, 0.3),
+    "exponential": ({"scale": 0.3, "type": "exponential"}, 0.3, 0.3),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_times_are_drawn_from_what_was_asked(name: str) -> None:
+    asked, mean, stdev = TIMES[name]
+    time = check_workload(with_key("train.computation_time", asked)).train.computation_time
+    generator = np.random.default_rng(1)
+    drawn = np.array([time.draw(generator) for _ in range(20_000)])
+    assert drawn.min() >= 0
+    assert drawn.mean() == pytest.approx(mean, rel=0.03)
+    assert drawn.std() == pytest.approx(stdev, rel=0.03, abs=1e-12)
+
+
+def test_the_older_pair_of_keys_is_a_normal_time() -> None:
+    tree = {**LEAST, "train": {"computation_time": 0.3, "computation_time_stdev": 0.03}}
+    assert check_workload(tree).train.computation_time == Distribution(mean=0.3, stdev=0.03)
+
+
+def test_an_unknown_key_is_taken_for_one_that_the_command_reads() -> None:
+    for command in ("run", "checkpoint"):
+        meant = "reader" if command == "run" else command
+        with pytest.raises(WorkloadError, match=rf"did you mean {meant}\.odirect\?"):
+            check_workload(with_key("odirect", True), command)
+
+
+def test_a_workload_that_is_made_by_hand_is_refused_in_one_line() -> None:
+    with pytest.raises(WorkloadError, match=r"^dataset is not set$"):
+        Workload(name="x")
+
+
+def test_a_changed_group_is_checked_with_the_others() -> None:
+    workload = load_workload("unet3d_h100")
+    with pytest.raises(WorkloadError, match=r"^reader\.gds=require has no effect without"):
+        workload.with_keys({"reader.gds": "require"})
+    with pytest.raises(WorkloadError, match=r"^unknown key reader\.batchsize; did you mean"):
+        workload.with_keys({"reader.batchsize": 3})
+
+
+def test_units_are_those_that_people_write() -> None:
+    keys: dict[str, object] = {
+        "train.computation_time": "5ms",
+        "output.stall_seconds": "3min",
+        "metric.au": "90%",
+        "drive": "d7_ps1010",
+        "drive.read_bandwidth": "7GB/s",
+        "drive.endurance": "1DWPD",
+    }
+    workload = load_workload("unet3d_h100", keys)
+    assert workload.train.computation_time == Distribution(mean=0.005)
+    assert (workload.output.stall_seconds, workload.metric.au) == (180, 0.9)
+    drive = workload.drive
+    assert drive is not None and drive.capacity is not None
+    assert (drive.read_bandwidth, drive.endurance) == (7 * 10**9, 5 * 365 * drive.capacity)
+    for memory, size in (("512GiB", 512 << 30), (5e11, 5 * 10**11), (1 << 39, 1 << 39)):
+        assert workload.with_keys({"host_memory": memory}).host_memory == size
+    with pytest.raises(WorkloadError, match=r"^runs must be a whole number, got 5.5$"):
+        workload.with_keys({"runs": 5.5})
+    assert isinstance(workload.with_keys({"runs": 5.0}).runs, int)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("host_memory", "1MB"),
+        ("host_memory", "4096B"),
+        ("origin.read_bandwidth", "500kB"),
+        ("drive.endurance", "5MB"),
+    ],
+)
+def test_a_small_size_with_its_unit_is_taken_again(key: str, value: str, tmp_path: Path) -> None:
+    workload = load_workload("unet3d_h100", {key: value})
+    assert workload.with_keys({"train.epochs": 3}).host_memory == workload.host_memory
+    write_config(tmp_path, workload)
+    stored = read_config(tmp_path, {})
+    assert (stored.host_memory, stored.origin, stored.drive) == (
+        workload.host_memory,
+        workload.origin,
+        workload.drive,
+    )
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["", "auto", "off", "seed", "object", "i4,", "1e400", "9" * 400, "12KiB"])
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+SECTIONS = {
+    name: list(getattr(field.annotation, "model_fields", ()))
+    for name, field in Workload.model_fields.items()
+}
+keys = st.sampled_from(
+    [f"{name}.{leaf}" for name, leaves in SECTIONS.items() for leaf in leaves]
+    + [f"train.computation_time.{leaf}" for leaf in ("type", "mean", "stdev", "min", "shape")]
+    + ["model", "model.name", "output.metric", "data_reader", "train.computation_time_stdev"]
+    + [*SECTIONS]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(keys, plain, min_size=1, max_size=3))
+def test_any_tree_is_a_workload_or_one_line(values: dict[str, Any]) -> None:
+    tree = copy.deepcopy(LEAST)
+    for key, value in values.items():
+        *sections, leaf = key.split(".")
+        inner = tree
+        for section in sections:
+            if not isinstance(inner.get(section), dict):
+                inner[section] = {}
+            inner = inner[section]
+        inner[leaf] = value
+    try:
+        assert isinstance(check_workload(tree), Workload)
+    except WorkloadError as error:
+        assert "\n" not in str(error)
+
+
+@given(
+    st.integers(1, 10**6) | st.just("auto"),
+    st.floats(1, 1e11),
+    st.sampled_from(["off", "seed", "random"]),
+    st.lists(st.integers(1, 99), max_size=3),
+    st.sampled_from([0.1, {"mean": 0.1, "stdev": 0.2, "type": "gamma"}]),
+)
+@settings(max_examples=50, deadline=None)
+def test_what_is_written_down_is_read_back(
+    num_files: int | str, length: float, shuffle: str, dims: list[int], time: object
+) -> None:
+    keys = {
+        "dataset.num_files_train": num_files,
+        "dataset.record_length_bytes": length,
+        "dataset.record_dims": dims,
+        "reader.file_shuffle": shuffle,
+        "train.computation_time": time,
+        "output.folder": "off",
+    }
+    workload = load_workload("cosmoflow_h100", keys)
+    tree = yaml.safe_load(dump_workload(workload))
+    assert check_workload(tree) == workload.model_copy(update={"given": (), "made_from": ""})
+
+
+@pytest.mark.parametrize(
+    ("loader", "workers", "prefetch", "batch_size", "ahead"),
+    [
+        # PyTorch: each worker makes as many batches ahead as DLIO gives it, rounded up.
+        ("pytorch", 4, 2, 7, 4),
+        ("pytorch", 4, 4, 7, 4),
+        ("pytorch", 4, 5, 7, 8),
+        ("pytorch", 4, 0, 7, 4),
+        ("pytorch", 0, 2, 7, 0),
+        ("threads", 3, 7, 1, 9),
+        # tf.data: these, and two samples of each stream.
+        ("tensorflow", 4, 2, 7, 3),
+        ("tensorflow", 4, 2, 1, 10),
+        ("tensorflow", 0, 0, 1, 2),
+    ],
+)
+def test_as_many_batches_are_read_ahead_as_frameworks_do(
+    loader: str, workers: int, prefetch: int, batch_size: int, ahead: int
+) -> None:
+    keys = {
+        "reader.data_loader": loader,
+        "reader.read_threads": workers,
+        "reader.prefetch_size": prefetch,
+        "reader.batch_size": batch_size,
+    }
+    for loop, early in (("rule", 0), ("pipelined", 1)):
+        workload = load_workload("unet3d_h100", {**keys, "train.loop": loop})
+        assert workload.reader.batches_ahead == ahead
+        assert workload.batches_in_flight == 1 + early + ahead

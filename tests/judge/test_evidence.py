@@ -1,0 +1,255 @@
+"""What the hosts counted, put together by hand: bytes from memory, busiest drives, doubts."""
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlemu.config.model import load_workload
+from dlemu.host.drive_counters import DriveWear
+from dlemu.host.intervals import IntervalSummary
+from dlemu.host.network import NetworkCounters, NicCounters
+from dlemu.host.wear import sum_up
+from dlemu.judge.bottleneck import HostEvidence, find_limit
+from dlemu.judge.delivered import stored_bytes, vouched_bytes
+from dlemu.judge.evidence import Gathered, HostReport, combine
+from dlemu.judge.records import STEP
+from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.probe import Probe
+from tests.lab.summed import sums_of
+
+READ = 1000
+"""Bytes that an epoch's steps have read, over all hosts."""
+KINDS_THAT_COUNT_SOME = ["lustre", "ceph", "beegfs", "fuse.sshfs", "virtiofs", "cifs", "overlay"]
+
+
+def epoch_of(seconds: float = 100.0, **seen: Any) -> IntervalSummary:
+    """Return what a host counted in an epoch; what is not given is not known."""
+    unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(IntervalSummary))
+    least = {"seconds": seconds, "devices": {}, "usable_cpus": 4.0}
+    if "device_read_bytes" in seen:
+        least["device_reads"] = {"sda": seen["device_read_bytes"]}
+    return IntervalSummary(**(unknown | least | seen))
+
+
+def busy(**shares: float) -> dict[str, float]:
+    """Return drives that were busy for these shares of the time."""
+    return shares
+
+
+def report(*epochs: IntervalSummary, **changes: Any) -> HostReport:
+    known: dict[str, Any] = {"resident_before": 0.0, "direct": False, "file_system": "ext4"}
+    known |= {"host": "a", "probe": None, "num_workers": 4}
+    return HostReport(epochs=list(epochs), **(known | changes))
+
+
+def gather(*hosts: HostReport, wait: float = 0.0) -> Gathered:
+    """Return what hosts with an accelerator each saw of epochs with 3 steps."""
+    steps = np.zeros((len(hosts[0].epochs), len(hosts), 3), STEP)
+    steps["epoch"] = np.arange(steps.shape[0])[:, None, None]
+    steps["accelerator"] = np.arange(steps.shape[1])[:, None]
+    steps["step"] = np.arange(3)
+    steps["num_bytes"][:, :, 0] = READ // len(hosts)
+    steps["compute"], steps["num_samples"] = 1.0, 7
+    steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
+    steps["wait"], steps["computation_time"] = wait, 1.0
+    names = [f"rank {number}" for number in range(len(hosts))]
+    workload = load_workload("unet3d_h100")
+    return combine(workload, list(hosts), sums_of(steps, names), PathBytes())
+
+
+def hosts_of(gathered: Gathered) -> list[HostEvidence]:
+    return list(gathered.evidence.hosts)
+
+
+def test_the_share_from_memory_is_what_the_least_witness_leaves() -> None:
+    """Others read from the drive as well; a cold epoch's read-ahead does not hide a cached one."""
+    counts = ((900, 700), (3040, 3040), (10, 10))
+    found = gather(
+        report(
+            *(
+                epoch_of(devices=busy(sda=0.5), device_read_bytes=drive, process_read_bytes=own)
+                for drive, own in counts
+            )
+        )
+    )
+    assert found.measured["page_cache_share_per_epoch"] == [pytest.approx(0.3), 0.0, 0.99]
+    assert found.measured["page_cache_share"] == pytest.approx((300 + 990) / 3000)
+    assert found.measured["storage_read_bytes"] == 3750
+    assert found.measured["device_read_bytes"] == 3950
+
+
+def test_the_read_amplification_is_bytes_of_the_storage_for_bytes_of_samples() -> None:
+    sample = load_workload("unet3d_h100").dataset.mean_bytes
+    seen = epoch_of(devices=busy(sda=0.5), device_read_bytes=15_400, process_read_bytes=15_400)
+    found = gather(report(seen))
+    assert found.measured["read_amplification"] == pytest.approx(15_400 / (3 * 7 * sample))
+    assert found.evidence.amplification == found.measured["read_amplification"]
+    unseen = gather(report(epoch_of()))
+    assert unseen.measured["read_amplification"] == pytest.approx(READ / (3 * 7 * sample))
+
+
+def test_bytes_from_memory_are_added_up_over_hosts() -> None:
+    found = gather(
+        report(epoch_of(process_read_bytes=500), resident_before=0.0),
+        report(epoch_of(process_read_bytes=300), resident_before=0.5),
+    )
+    assert found.measured["page_cache_share"] == pytest.approx(0.2)
+    assert found.measured["resident_share_before"] == 0.25
+    unknown = gather(report(epoch_of(process_read_bytes=500)), report(epoch_of()))
+    assert unknown.measured["page_cache_share"] is None
+
+
+@pytest.mark.parametrize(
+    ("resident", "direct", "noted"),
+    [(0.0, False, True), (0.5, False, True), (0.25, False, False), (0.0, True, False)],
+)
+def test_counters_that_contradict_what_was_in_memory_are_noted(
+    resident: float, direct: bool, noted: bool
+) -> None:
+    """30 % came from memory; O_DIRECT passes by what is there."""
+    seen = epoch_of(devices=busy(sda=0.5), device_read_bytes=700, process_read_bytes=700)
+    found = gather(report(seen, resident_before=resident, direct=direct))
+    note = (
+        "the drives' counters say that 30% of the first epoch came from memory, but "
+        f"{100 * resident:.0f}% of the pages were in memory before: something else reads these "
+        "drives, or memory was short"
+    )
+    assert found.notes == ((note,) if noted else ())
+
+
+def test_a_hosts_counters_are_those_of_all_epochs_by_their_time() -> None:
+    eth0 = NetworkCounters({"eth0": NicCounters(5 * 10**9, 0)}, 30, 20, 1, 3)
+    seen: dict[str, Any] = {"process_cpu_seconds": 60.0, "runqueue_seconds": 3.0}
+    seen |= {"throttled_seconds": 1.5, "network": eth0, "process_read_bytes": 600}
+    one = epoch_of(300.0, devices=busy(sda=0.9, sdb=0.1), host_cpu_share=0.2, **seen)
+    two = epoch_of(100.0, devices=busy(sda=0.1, sdb=0.8), host_cpu_share=0.6, **seen)
+    (host,) = hosts_of(gather(report(one, two, links={"eth0": 10**9})))
+    assert host.seconds == 400 and host.num_workers == 4
+    assert host.device == "sda"
+    assert host.device_busy_share == pytest.approx((300 * 0.9 + 100 * 0.1) / 400)
+    assert host.read_bytes_per_second == pytest.approx(1200 / 400)
+    assert host.cpu_share == pytest.approx(120 / (4 * 400))
+    assert host.host_cpu_share == pytest.approx((300 * 0.2 + 100 * 0.6) / 400)
+    assert (host.runqueue_seconds, host.throttled_seconds) == (6.0, 3.0)
+    assert host.network is not None
+    assert host.network.received_bytes_per_second == 10**10 / 400
+    assert host.network.received_share == pytest.approx(0.2)
+    (unknown,) = hosts_of(gather(report(one, epoch_of())))
+    assert unknown.network is None and unknown.cpu_share is None
+
+
+def test_where_storage_is_not_seen_a_hosts_rate_is_its_part_of_what_loaders_took() -> None:
+    hosts = hosts_of(gather(report(epoch_of()), report(epoch_of(), host="b")))
+    assert [host.read_bytes_per_second for host in hosts] == [READ / 2 / 100] * 2
+
+
+def test_what_hosts_of_one_machine_share_counts_once() -> None:
+    """Containers may share a drive, and the network interfaces; both see what both have read."""
+
+    def of(name: str, machine: str, network: str, read: int, received: int) -> HostReport:
+        counted = NetworkCounters({"eth0": NicCounters(received, 2)}, 30, 20, 1, 3)
+        drive = DriveWear(
+            host=name, name="sda", model="", capacity_bytes=10**12, block_bytes_written=read,
+            host_bytes_written=None, media_bytes_written=None, media_source="",
+            percentage_used=None, missing={},
+        )  # fmt: skip
+        return report(
+            epoch_of(devices=busy(sda=0.5), device_read_bytes=read, network=counted),
+            host=name, machine=machine, network_name=network, links={"eth0": 10**9},
+            wear=sum_up([drive], 1.0),
+        )  # fmt: skip
+
+    apart = gather(of("a", "x", "x/1", 700, 50), of("b", "y", "y/1", 700, 50)).measured
+    assert apart["device_read_bytes"] == 1400 and apart["wear"]["block_bytes_written"] == 1400
+    assert apart["network"] == {
+        "received_bytes": 100,
+        "sent_bytes": 4,
+        "sent_segments": 40,
+        "resent_segments": 2,
+        "received_segments": 60,
+        "unordered_segments": 6,
+    }
+    shared = gather(of("a", "x", "x/1", 700, 50), of("b", "x", "x/1", 690, 50)).measured
+    assert shared["device_read_bytes"] == 700 and shared["wear"]["block_bytes_written"] == 700
+    assert shared["network"] is not None and shared["network"]["received_bytes"] == 50
+    own_links = gather(of("a", "x", "x/1", 700, 50), of("b", "x", "x/2", 690, 50)).measured
+    assert own_links["network"] is not None and own_links["network"]["received_bytes"] == 100
+    unknown = gather(of("a", "", "", 700, 50), of("b", "", "", 700, 50)).measured
+    assert unknown["device_read_bytes"] == 1400
+
+
+def test_workers_time_is_that_of_all_hosts() -> None:
+    found = gather(report(epoch_of(), num_workers=4), report(epoch_of(), num_workers=8))
+    assert found.measured["worker_seconds"] == 12 * 100.0
+    assert found.measured["read_seconds"] == 6 * 0.5
+
+
+def test_what_hosts_counted_reaches_the_verdict() -> None:
+    """Other guests took the CPUs that workers waited for."""
+    seen: dict[str, Any] = {"process_cpu_seconds": 40.0, "runqueue_seconds": 1.0}
+    seen |= {"host_cpu_share": 0.3, "host_steal_share": 0.6}
+    found = gather(report(epoch_of(**seen), probe=Probe(2, 1e9, 16, 9e9), num_workers=2), wait=0.5)
+    (host,) = hosts_of(found)
+    assert host.lacked_seconds == pytest.approx(1 + 40 * 0.6 / 0.3)
+    assert found.measured["hosts"][0]["probe"]["many"] == 9e9
+    limit = find_limit(found.evidence)
+    assert limit.name == "host cpu"
+    assert "total CPU 30%, other guests took 60%" in limit.evidence
+    quiet = report(epoch_of(**seen | {"host_steal_share": 0.0}), num_workers=2)
+    assert find_limit(gather(quiet, wait=0.5).evidence).name == "storage"
+
+
+# --- the bytes that storage delivered -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "kind", "stored"),
+    [
+        (
+            {"devices": busy(sda=0.5), "device_read_bytes": 800, "process_read_bytes": 700},
+            "ext4",
+            700,
+        ),
+        ({"devices": busy(sda=0.5), "device_read_bytes": 800, "process_read_bytes": 0}, "ext4", 0),
+        ({"devices": busy(sda=0.5), "device_read_bytes": 800}, "ext4", 800),
+        ({"network_read_bytes": 600, "process_read_bytes": 500}, "nfs4", 500),
+        ({"network_read_bytes": 600, "process_read_bytes": 0}, "nfs4", 600),
+        ({"process_read_bytes": 500}, "tmpfs", 0),
+        ({"process_read_bytes": 500}, "xfs", 500),
+        ({}, "xfs", None),
+        ({"process_read_bytes": 500}, "lustre", None),
+        ({"process_read_bytes": 1000}, "zfs", None),
+    ],
+)
+def test_the_best_witness_tells(counts: dict[str, Any], kind: str, stored: int | None) -> None:
+    assert stored_bytes(epoch_of(**counts), kind) == stored
+
+
+@pytest.mark.parametrize("kind", KINDS_THAT_COUNT_SOME)
+@pytest.mark.parametrize(("counted", "vouched"), [(0, None), (940, None), (960, 960), (None, None)])
+def test_a_count_that_may_not_be_all_tells_only_if_it_is_nearly_all(
+    kind: str, counted: int | None, vouched: int | None
+) -> None:
+    assert vouched_bytes(epoch_of(process_read_bytes=counted), kind, read=READ) == vouched
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted", "share", "note"),
+    [
+        ("tmpfs", [0, 0], 1.0, "the data folder lies in memory (tmpfs): no storage was read"),
+        ("lustre", [980, 1000], 0.01, "which sees no cache but the page cache"),
+        ("lustre", [980, 300], None, "how many bytes came from memory is not known; 25% of the"),
+        ("fuse", [0, 0], None, "(fuse), and the processes' own count (read_bytes) does not tell"),
+        ("gpfs", [1000, 1000], None, "does not tell"),
+        ("xfs", [1000, 400], 0.3, "which sees no cache but the page cache"),
+    ],
+)
+def test_a_share_is_known_or_it_is_said_why_not(
+    kind: str, counted: list[int], share: float | None, note: str
+) -> None:
+    epochs = (epoch_of(process_read_bytes=num) for num in counted)
+    found = gather(report(*epochs, file_system=kind, resident_before=0.25))
+    assert found.measured["page_cache_share"] == (None if share is None else pytest.approx(share))
+    assert note in "; ".join(found.notes)

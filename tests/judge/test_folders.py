@@ -1,0 +1,345 @@
+"""Output folders: nobody else's, no run that is lost, none that is left empty."""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+
+from dlemu.cli.main import run
+from dlemu.config.model import Workload, load_workload
+from dlemu.errors import RunError, WorkloadError
+from dlemu.judge import folders
+from dlemu.judge.folders import hold, hold_for_runs, make
+from dlemu.judge.judgement import EXIT_STATUS
+from dlemu.judge.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
+from tests.lab import warm
+from tests.lab.commands import QUICK, dlemu
+from tests.lab.mpirun import mpirun
+from tests.lab.stored import store_run, store_runs
+
+ROOT = Path(__file__).parents[2]
+
+
+def job(folder: Path) -> Workload:
+    return load_workload("unet3d_h100", {"output.folder": str(folder)})
+
+
+def attempt(folder: Path, status: str = "failed") -> None:
+    """Leave in a folder what a run leaves that did not end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_summary(folder, {"status": status, "error": "the disk is full"})
+    (folder / CONFIG).touch()
+    write_steps(folder, 0, np.zeros(2, STEP))
+    (folder / "host.0.jsonl").touch()
+
+
+def test_what_was_made_and_is_empty_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
+    with make(tmp_path / "before"), make(tmp_path / "before" / "a" / "b") as folder:
+        assert folder.is_dir()
+    assert [path.name for path in tmp_path.rglob("*")] == ["before"]
+    with make(tmp_path / "kept" / "a"), make(tmp_path / "kept" / "b") as folder:
+        (folder / "result").touch()
+    assert (tmp_path / "kept" / "b" / "result").exists() and not (tmp_path / "kept" / "a").exists()
+
+
+def test_commands_of_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    now = SimpleNamespace(now=lambda: datetime(2026, 1, 2, 3, 4, 5))
+    monkeypatch.setattr(folders, "datetime", now)
+    with ExitStack() as stack:
+        made = [stack.enter_context(hold(None, "job")) for _ in range(3)]
+        names = ["20260102-030405", "20260102-030405-2", "20260102-030405-3"]
+        assert made == [Path("outputs/job") / name for name in names]
+
+
+def test_a_worker_that_lives_on_does_not_hold_it(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ended = context.Event()
+    try:
+        with hold(tmp_path, ""):
+            worker = context.Process(target=ended.wait, daemon=True)
+            worker.start()
+        with hold(tmp_path, ""):
+            pass
+    finally:
+        ended.set()
+        worker.join()
+
+
+@pytest.mark.parametrize("moment", ["open", "flock"])
+@pytest.mark.parametrize("given", ["out/run", None])
+def test_a_folder_that_vanishes_meanwhile_is_made_again(
+    moment: str, given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that was refused removes the empty folders it made; another renames one."""
+    monkeypatch.chdir(tmp_path)
+    module = {"open": os, "flock": fcntl}[moment]
+    call = getattr(module, moment)
+    vanished: list[Path] = []
+
+    def vanish(*words: object) -> object:
+        if not vanished:
+            (folder,) = [path for path in Path().glob("out*/**/*") if not any(path.iterdir())]
+            vanished.append(folder)
+            folder.rename("elsewhere")
+        return call(*words)
+
+    monkeypatch.setattr(module, moment, vanish)
+    with hold(given, "job") as folder:
+        assert vanished and folder.is_dir()
+        with pytest.raises(WorkloadError, match="in use"), hold(folder, ""):
+            pass
+
+
+def test_a_run_that_did_not_end_is_kept_beside(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    said: list[str] = []
+    for number, status in ((1, "failed"), (2, "incomplete")):
+        attempt(folder, status)
+        before = sorted((path.name, path.read_bytes()) for path in folder.iterdir())
+        with hold_for_runs(job(folder), said.append) as made:
+            assert made == folder and not any(folder.iterdir())
+        kept = tmp_path / f"a run.attempt-{number}"
+        assert sorted((path.name, path.read_bytes()) for path in kept.iterdir()) == before
+        assert said[-1] == f"{folder} holds a run that did not end; it is kept as {kept}"
+
+
+def test_a_link_leads_to_the_new_folder(tmp_path: Path) -> None:
+    attempt(tmp_path / "disk" / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
+    with hold_for_runs(job(tmp_path / "link"), lambda text: None) as folder:
+        (folder / "new").touch()
+    assert (tmp_path / "disk" / "run" / "new").exists()
+    assert (tmp_path / "disk" / "run.attempt-1" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda folder: attempt(folder, "complete"), "holds a run already; name another, or "),
+        (lambda folder: write_summary(folder, {"epoch": 1}), "holds a run already; name another"),
+        (
+            lambda folder: (folder / "data").mkdir(),
+            "holds a run that did not end, and other files (data); name another",
+        ),
+        (os.chdir, "holds a run that did not end, and is the working directory; name another"),
+    ],
+)
+def test_what_is_no_failed_run_alone_is_never_moved(
+    change: Callable[[Path], None], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    attempt(folder)
+    change(folder)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(WorkloadError) as error, hold_for_runs(job(folder), print):
+        pass
+    assert str(error.value).startswith(f"output.folder {folder} {line}")
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_damaged_summary_is_never_moved(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{")
+    with (
+        pytest.raises(RunError, match=r"summary\.json is damaged"),
+        hold_for_runs(job(tmp_path), print),
+    ):
+        pass
+    assert (tmp_path / "summary.json").read_text() == "{"
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def long_run(data: str, folder: Path, until: str) -> Iterator[subprocess.Popen[str]]:
+    """Start an endless run in folder/run; yield it once it has printed this."""
+    command = [*warm.COMMAND, "run", *QUICK, data, "train.epochs=100000", "output.folder=run"]
+    process: subprocess.Popen[str] = warm.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
+    )
+    try:
+        assert process.stdout is not None
+        while until not in process.stdout.readline():
+            assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_that_goes_on_is_never_moved(data: str, tmp_path: Path) -> None:
+    words = ["run", *QUICK, data, "train.epochs=1", "output.folder=run"]
+    with long_run(data, tmp_path, "epoch 1 of") as process:
+        again = dlemu(*words, cwd=tmp_path)
+        assert (again.returncode, again.stderr) == (
+            1,
+            "dlemu: output.folder run is in use by another dlemu; wait for its end, or name "
+            "another\n",
+        )
+        assert process.poll() is None and not (tmp_path / "run.attempt-1").exists()
+    done = dlemu(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_summary(tmp_path / "run.attempt-1")["status"] == "incomplete", "it was killed"
+
+
+def keys_of(data: str, **more: object) -> dict[str, object]:
+    words = dict(word.split("=", 1) for word in [*QUICK[1:], data])
+    return {key: yaml.safe_load(value) for key, value in words.items()} | {
+        key.replace("__", "."): value for key, value in more.items()
+    }
+
+
+@pytest.mark.mpi
+def test_hosts_that_share_no_folder_have_one_report(data: str, tmp_path: Path) -> None:
+    name = "host.2.jsonl"  # the first rank on host b
+    here, there = tmp_path / "a" / "run", tmp_path / "b" / "run"
+    there.mkdir(parents=True)
+    (there / name).touch()  # of an earlier run
+    # Long enough for a plot.
+    times = {"train__computation_time": 0.2, "train__epochs": 3}
+    keys = keys_of(data, output__folder="run", num_accelerators=4, **times)
+    command = [sys.executable, "-m", "tests.lab.apart", str(tmp_path), "a,a,b,b", json.dumps(keys)]
+    done = subprocess.run(mpirun(4, *command), capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in here.iterdir()} == {
+        "config.yaml",
+        "summary.json",
+        "series.csv",
+        "host.0.jsonl",
+        name,
+        *(f"steps.{rank}.npy" for rank in range(4)),
+    }
+    assert (here / name).read_bytes() == (there / name).read_bytes() != b""
+    assert set(read_steps(here)["accelerator"].tolist()) == {0, 1, 2, 3}
+    assert (tmp_path / "b" / "run.attempt-1" / name).read_bytes() == b""
+    page = tmp_path / "page.html"
+    assert run(["report", str(here), "--html", str(page)]) in EXIT_STATUS.values()
+    assert "CPUs over time, host of rank 2" in page.read_text()
+
+
+@pytest.mark.mpi
+def test_a_shared_folder_is_written_once(data: str, tmp_path: Path) -> None:
+    """Two hosts, one folder: rank 0 leaves alone what the others have written."""
+    keys = keys_of(data, output__folder=str(tmp_path / "run"), num_accelerators=2)
+    program = (
+        "import sys, dlemu.run.job as job\n"
+        "from dlemu.ranks.mpi import Mpi\n"
+        "write = job.write_steps\n"
+        "def one(folder, rank, *parts):\n"
+        "    assert rank == MPI.COMM_WORLD.rank, 'of another rank'\n"
+        "    write(folder, rank, *parts)\n"
+        "from mpi4py import MPI\n"
+        "job.write_steps = one\n"
+        "from tests.lab.apart import main\n"
+        "from pathlib import Path\n"
+        f"sys.exit(main(Path({str(tmp_path)!r}), ['a', 'b'], {keys!r}))\n"
+    )
+    done = subprocess.run(
+        mpirun(2, sys.executable, "-c", program), capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((tmp_path / "run").glob("steps.*.npy"))) == 2
+    assert len(list((tmp_path / "run").glob("host.*.jsonl"))) == 2
+
+
+# --- what an interrupted run has measured ---------------------------------------------------------
+
+
+def test_an_interrupted_runs_whole_epochs_are_reported(data: str, tmp_path: Path) -> None:
+    with long_run(data, tmp_path, "epoch 3 of") as process:
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "dlemu: interrupted\n")
+    num = len(np.unique(read_steps(tmp_path / "run")["epoch"]))
+    verdict = (
+        f"NO VERDICT: interrupted after {num} of 100,000 epochs; what limited it, and how much "
+        "came from memory, is not known"
+    )
+    assert num >= 3 and f"{num} epochs of 8 steps" in out
+    (told,) = [line for line in out.splitlines() if line.startswith("NO VERDICT")]
+    assert told.startswith(verdict)
+    assert "results: run" in out.splitlines()
+    again = "interrupted; its records are in run; this runs it again: dlemu run "
+    assert out.splitlines()[-1].startswith(again)
+
+
+def cut_short(folder: Path, *epochs: int, status: str = "incomplete", **keys: str) -> Path:
+    """Store a run of as many accelerators, of which each has ended so many epochs."""
+    store_run(folder, wait=0.1)
+    steps = np.load(folder / "steps.0.npy")
+    steps = steps[steps["accelerator"] == 0]
+    for rank, num in enumerate(epochs):
+        steps["accelerator"] = rank
+        write_steps(folder, rank, steps[steps["epoch"] < num])
+    unknown: dict[str, object] = {
+        "metric": {},
+        "measured": {},
+        "limit": None,
+        "num_accelerators": len(epochs),
+    }
+    write_summary(folder, read_summary(folder) | unknown | {"status": status} | keys)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("epochs", "keys", "line"),
+    [
+        ((1,), {}, "not ended after 1 of 2 epochs; what limited"),
+        ((2, 1), {"error": "interrupted"}, "interrupted after 1 of 2 epochs; what limited"),
+        ((1, 2), {"status": "failed", "error": "X"}, "failed after 1 of 2 epochs: X; what limited"),
+    ],
+)
+def test_only_epochs_that_all_ranks_have_ended_count(
+    epochs: tuple[int, ...],
+    keys: dict[str, str],
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["report", str(cut_short(tmp_path / "run", *epochs, **keys))]) == 1
+    out = capsys.readouterr().out
+    (verdict,) = [text for text in out.splitlines() if text.startswith("NO VERDICT")]
+    assert verdict.startswith(f"NO VERDICT: {line}")
+    assert f"{len(epochs)} emulated accelerator" in out
+    assert f", {min(epochs)} epoch" in out
+
+
+def test_of_several_runs_those_that_ended_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    store_runs(out)
+    summary = read_summary(out)
+    cut = {key: summary[key] for key in ("kind", "label", "division", "workload", "start")}
+    cut |= {"status": "incomplete", "error": "interrupted"}
+    write_summary(out, cut | {"runs": summary["runs"][:3]})
+    assert run(["report", str(out)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "NO VERDICT: interrupted after 2 of 3 runs"
+    assert f"run.3 did not end: dlemu report {out}/run.3" in lines
+    assert [line for line in lines if line.startswith("run.2 ")]
+    write_summary(out, cut | {"runs": []})
+    assert run(["report", str(out)]) == 1
+    names = " ".join(f"{out}/{name}" for name in ("run.1", "run.2", "run.3", "warmup.1"))
+    assert capsys.readouterr().err == (
+        f"dlemu: {out}: no verdict (incomplete), no whole run that counts: interrupted; "
+        f"dlemu report {names} shows what is there\n"
+    )

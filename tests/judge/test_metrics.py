@@ -1,0 +1,188 @@
+"""Utilisation and rates of both editions, worked by hand; all times in seconds."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.judge.metrics import measure
+from dlemu.judge.records import STEP, Steps
+from dlemu.judge.several import counting_rows, spread_of
+from dlemu.judge.summary import RunRow, Spread
+from dlemu.judge.sums import Edition
+
+EDITIONS: list[Edition] = ["v1.0", "v2.0"]
+
+
+def steps(
+    *waits: float,
+    asked: float = 1.0,
+    compute: float | None = None,
+    barriers: tuple[float, ...] = (),
+    accelerator: int = 0,
+    epoch: int = 0,
+    num_samples: int = 7,
+) -> Steps:
+    """Return the records of one accelerator's epoch."""
+    rows = np.zeros(len(waits), STEP)
+    rows["epoch"], rows["accelerator"], rows["step"] = epoch, accelerator, np.arange(len(waits))
+    rows["wait"], rows["computation_time"] = waits, asked
+    rows["compute"] = asked if compute is None else compute
+    rows["barrier"] = barriers or 0.0
+    rows["num_samples"], rows["num_bytes"] = num_samples, 1000
+    return rows
+
+
+def test_edition_1_by_hand() -> None:
+    """5 steps of 1 s, waits of 8, 0.25, 0, 0.5 and 0.25 s: 14 s, of which the first takes 9."""
+    epoch = measure(steps(8, 0.25, 0, 0.5, 0.25)).epochs[0]
+    assert epoch.au_percentage == pytest.approx(100 * 4 * 1.0 / (14 - 9))
+    assert epoch.samples_per_second == pytest.approx(5 * 7 / 14), "the first step counts"
+    assert epoch.true_samples_per_second == pytest.approx(5 * 7 / 14)
+    assert epoch.whole_epoch_au_percentage == pytest.approx(100 * 5 / 14)
+    assert epoch.first_step_seconds == 9
+    assert epoch.seconds == 14
+    assert (epoch.num_steps, epoch.num_samples, epoch.read_bytes) == (5, 35, 5000)
+    assert epoch.read_bytes_per_second == pytest.approx(5000 / 14)
+    assert epoch.wait_mean_seconds == pytest.approx(0.25)
+    assert epoch.wait_share == pytest.approx(1 / 5)
+
+
+def test_edition_2_by_hand() -> None:
+    """The same; samples/s lose two steps over a window that lost one: the published defect."""
+    epoch = measure(steps(8, 0.25, 0, 0.5, 0.25), edition="v2.0").epochs[0]
+    assert epoch.au_percentage == pytest.approx(100 * 4 * 1.0 / 5)
+    assert epoch.samples_per_second == pytest.approx((5 - 2) * 7 / 5)
+    assert epoch.true_samples_per_second == pytest.approx(5 * 7 / 14), "and ours is right"
+    assert epoch.whole_epoch_au_percentage == pytest.approx(100 * 5 / 14)
+
+
+def test_edition_2_has_a_window() -> None:
+    epoch = measure(
+        steps(8, 3, 0, 0.5, 4), edition="v2.0", exclude_start_steps=2, exclude_end_steps=1
+    ).epochs[0]
+    assert epoch.au_percentage == pytest.approx(100 * 2 / 2.5)
+    assert epoch.samples_per_second == pytest.approx((5 - 2) * 7 / 2.5)
+    assert epoch.wait_mean_seconds == pytest.approx(0.25)
+
+
+def test_oversleep_is_credited_in_edition_2_only() -> None:
+    """Asked for 1 s, the host computed for 1.25 s: nothing was waited for, and yet."""
+    rows = steps(0, 0, 0, 0, 0, compute=1.25)
+    assert measure(rows).au_percentage == pytest.approx(100 / 1.25)
+    assert measure(rows, edition="v2.0").au_percentage == pytest.approx(100)
+    (epoch,) = measure(rows).epochs
+    assert epoch.wait_share == epoch.barrier_share == 0
+    assert epoch.lost.oversleep == pytest.approx(0.2)
+
+
+def test_the_jobs_value_is_a_mean_of_accelerators_then_of_epochs() -> None:
+    rows = [
+        steps(0, 0, 0, accelerator=0, epoch=0),  # AU 100, 7 samples/s
+        steps(0, 1, 1, accelerator=1, epoch=0),  # AU 50, 21 in 5 s
+        steps(1, 3, 3, accelerator=0, epoch=1),  # AU 25, 21 in 10 s
+        steps(1, 3, 3, accelerator=1, epoch=1),
+    ]
+    metrics = measure(rows)
+    assert [epoch.au_percentage for epoch in metrics.epochs] == [75, 25]
+    assert metrics.au_percentage == 50
+    rates = [epoch.samples_per_second for epoch in metrics.epochs]
+    assert rates == pytest.approx([21 / 3 + 21 / 5, 2 * 21 / 10]), "summed over accelerators"
+    assert metrics.samples_per_second == pytest.approx(np.mean(rates))
+    assert metrics.whole_epoch_au_percentage == pytest.approx(np.mean([80, 30]))
+    assert metrics.read_bytes == 12_000
+    assert metrics.read_bytes_per_second == pytest.approx(12_000 / (5 + 10))
+
+
+def test_drawn_times_are_credited_as_drawn() -> None:
+    rows = steps(0, 1, 0, 1)
+    rows["computation_time"] = rows["compute"] = [9, 1, 2, 3]
+    assert measure(rows).au_percentage == pytest.approx(100 * 6 / 8)
+
+
+@pytest.mark.parametrize(
+    ("edition", "num_steps"), [("v1.0", 1), ("v2.0", 0), ("v2.0", 1), ("v2.0", 2), ("v1.0", 0)]
+)
+def test_too_few_steps_are_an_error_and_no_number(edition: Edition, num_steps: int) -> None:
+    """Two steps make a rate of 0 samples/s in edition v2.0."""
+    with pytest.raises(WorkloadError) as error:
+        measure(steps(*[0.0] * num_steps), edition=edition)
+    assert str(error.value) == (
+        "no step was run, so there is nothing to measure; raise train.epochs or "
+        "dataset.num_files_train"
+        if num_steps == 0
+        else f"epoch 0 has {num_steps} steps, too few for edition {edition}, which leaves out 1; "
+        "raise dataset.num_files_train"
+    )
+
+
+@pytest.mark.parametrize("damaged", [float("nan"), float("inf")])
+def test_a_time_that_is_no_number_is_refused(damaged: float) -> None:
+    with pytest.raises(RunError, match=r"^epoch 0: a step's time is no number; "):
+        measure(steps(0, damaged, 0))
+
+
+seconds = st.floats(1e-6, 1e3)
+
+
+@given(st.data(), st.sampled_from(EDITIONS), st.integers(1, 4), st.integers(3, 9))
+@settings(deadline=None)
+def test_what_holds_for_any_steps(
+    data: st.DataObject, edition: Edition, accelerators: int, num_steps: int
+) -> None:
+    rows = np.zeros((accelerators, num_steps), STEP)
+    rows["accelerator"] = np.arange(accelerators)[:, None]
+    rows["step"] = np.arange(num_steps)
+    rows["num_samples"] = 7
+    for name in ("wait", "compute", "barrier"):
+        drawn = st.lists(seconds, min_size=rows.size, max_size=rows.size)
+        rows[name] = np.reshape(data.draw(drawn), rows.shape)
+    rows["computation_time"] = rows["compute"]
+    epoch = measure(rows, edition=edition).epochs[0]
+    assert 0 < epoch.au_percentage <= 100 + 1e-9
+    assert epoch.accelerator_au.min() <= epoch.au_percentage <= epoch.accelerator_au.max() + 1e-9
+    shares = epoch.wait_share + epoch.barrier_share
+    compute = rows["compute"][:, 1:].sum() / sum(
+        rows[name][:, 1:].sum() for name in ("wait", "compute", "barrier")
+    )
+    assert shares + compute == pytest.approx(1)
+
+    order = np.random.default_rng(0).permutation(rows.size)
+    shuffled = measure(rows.ravel()[order], edition=edition)
+    assert shuffled.epochs[0].au_percentage == epoch.au_percentage, "the rows' order is no matter"
+    assert (shuffled.epochs[0].accelerator_au == epoch.accelerator_au).all()
+
+    slower = rows.copy()
+    slower["wait"][0, 2] += 1
+    assert measure(slower, edition=edition).au_percentage < epoch.au_percentage
+    first = rows.copy()
+    first["wait"][:, 0] += 1
+    late = measure(first, edition=edition).epochs[0]
+    assert late.au_percentage == pytest.approx(epoch.au_percentage), "the loophole"
+    assert late.whole_epoch_au_percentage < epoch.whole_epoch_au_percentage
+    assert late.true_samples_per_second < epoch.true_samples_per_second
+
+
+def test_mean_sd_and_interval_are_students() -> None:
+    # By R: t.test(c(9, 10, 11, 10, 12))
+    values = spread_of([9, 10, 11, 10, 12])
+    assert values["mean"] == pytest.approx(10.4)
+    assert values["sd"] == pytest.approx(1.140175)
+    assert values["interval"] == pytest.approx([8.984287, 11.815713], abs=1e-3)
+    assert spread_of([9]) == Spread(mean=9.0, sd=None, interval=None)
+
+
+def test_warm_ups_do_not_count() -> None:
+    rows = [RunRow(name=name) for name in ("warmup.1", "run.1", "run.2")]
+    assert counting_rows(rows) == rows[1:]
+
+
+def test_an_interval_ends_where_the_quantity_does() -> None:
+    au = spread_of([60.0, 99.0, 98.0], most=100.0)
+    assert au["interval"] is not None and au["sd"] is not None
+    assert au["mean"] + 4.303 * au["sd"] / 3**0.5 > 140
+    assert au["interval"][1] == 100.0
+    assert spread_of([1.0, 99.0], most=100.0)["interval"] == [0.0, 100.0]
+    rates = spread_of([1.0, 99.0])["interval"]
+    assert rates is not None and rates[0] == 0.0 and rates[1] > 600

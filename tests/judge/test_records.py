@@ -1,0 +1,207 @@
+"""A run's folder: what is written is read back, and damage is one line."""
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.lib.recfunctions
+import pytest
+
+from dlemu.errors import RunError
+from dlemu.judge import records
+from dlemu.judge.records import (
+    STEP,
+    JsonLines,
+    Steps,
+    append_steps,
+    check_writable,
+    read_steps,
+    read_summary,
+    write_json,
+    write_steps,
+    write_summary,
+)
+
+
+def some_steps(rank: int = 0, number: int = 3) -> Steps:
+    steps = np.zeros(number, STEP)
+    steps["step"] = np.arange(number)
+    steps["accelerator"] = rank
+    steps["wait"] = 0.1 + rank
+    return steps
+
+
+def test_the_ranks_records_are_read_in_their_order(tmp_path: Path) -> None:
+    for rank in (10, 2, 0):
+        write_steps(tmp_path, rank, some_steps(rank))
+    steps = read_steps(tmp_path)
+    assert steps.tobytes() == np.concatenate([some_steps(r) for r in (0, 2, 10)]).tobytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "steps.0.npy",
+        "steps.10.npy",
+        "steps.2.npy",
+    ], "no temporary file is left"
+
+
+def test_the_epochs_of_a_run_are_one_array(tmp_path: Path) -> None:
+    epochs = [some_steps(number=number) for number in (3, 9_999, 0, 2)]
+    write_steps(tmp_path, 0, epochs[0])
+    path = tmp_path / "steps.0.npy"
+    for number, epoch in enumerate(epochs[1:], 2):
+        before = path.stat()
+        append_steps(tmp_path, 0, epoch.reshape(-1, 1))
+        assert read_steps(tmp_path).tobytes() == np.concatenate(epochs[:number]).tobytes()
+        assert path.stat().st_ino == before.st_ino, "it is not written anew"
+        assert path.stat().st_size == before.st_size + epoch.nbytes
+    assert len(np.load(path, allow_pickle=False)) == 10_004
+
+
+def test_a_kill_while_records_are_appended_leaves_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_steps(tmp_path, 0, some_steps())
+    monkeypatch.setattr(records, "_write_header", lambda *_: None)  # killed before it
+
+    append_steps(tmp_path, 0, some_steps(number=2))
+
+    assert read_steps(tmp_path).tobytes() == some_steps().tobytes()
+
+
+def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path) -> None:
+    write_steps(tmp_path, 0, some_steps())
+    path = tmp_path / "steps.0.npy"
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(RunError, match="is damaged"):
+            read_steps(tmp_path)
+
+
+def test_another_arrays_file_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "steps.1.npy", np.zeros(3, [("wait", float)]))
+    with pytest.raises(RunError) as error:
+        read_steps(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / 'steps.1.npy'} holds ('wait',), not steps of this version of dlemu; take "
+        "the one that wrote it, or run it again"
+    )
+    (tmp_path / "steps.1.npy").rename(tmp_path / "steps.x.npy")
+    with pytest.raises(RunError, match=r"steps\.x\.npy is no steps\.<rank>\.npy; remove it"):
+        read_steps(tmp_path)
+
+
+def test_objects_are_never_unpickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "steps.0.npy", np.array([print], dtype=object), allow_pickle=True)
+    with pytest.raises(RunError, match=r"is damaged: Array can.t be memory-mapped: Python objects"):
+        read_steps(tmp_path)
+
+
+def test_a_summary_comes_back(tmp_path: Path) -> None:
+    write_summary(
+        tmp_path,
+        {
+            "au": np.float64(92.5),
+            "per_accelerator": np.array([1, 2]),
+            "nothing": float("nan"),
+            "much": float("inf"),
+            "folder": Path("/data"),
+            "list": (True, None, "µ"),
+        },
+    )
+    assert read_summary(tmp_path) == {
+        "au": 92.5,
+        "per_accelerator": [1, 2],
+        "nothing": None,
+        "much": None,
+        "folder": "/data",
+        "list": [True, None, "µ"],
+    }
+    text = (tmp_path / "summary.json").read_text()
+    assert json.loads(text) and text.endswith("}\n") and text.startswith('{\n  "au"')
+
+
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [
+        ("", "is damaged: "),
+        ("{", "is damaged: "),
+        ("[1]", "it holds no object"),
+        ('{"a": NaN}', "NaN is no finite number"),
+        ('{"a": -1e999}', "-1e999 is no finite number"),
+    ],
+)
+def test_a_damaged_summary_is_one_line(tmp_path: Path, content: str, end: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(RunError) as error:
+        read_summary(tmp_path)
+    assert end in str(error.value)
+
+
+def test_what_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("kept")
+    check_writable(path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["kept"]
+    for bad, reason in ((tmp_path, "Is a directory"), (path / "below", "Not a directory")):
+        with pytest.raises(RunError) as error:
+            check_writable(bad)
+        assert str(error.value) == (
+            f"{bad} cannot be written ({reason}); free space or name another output folder"
+        )
+
+
+@contextmanager
+def little_space(num_bytes: int) -> Iterator[None]:
+    """Let files grow to so many bytes only, as if the disk were full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("room", [-1000, 0, 50])
+def test_a_full_disk_takes_no_line_that_was_kept(room: int, tmp_path: Path) -> None:
+    """Neither a command that goes on there, nor a line of which a part has room."""
+    path = tmp_path / "log.jsonl"
+    JsonLines(path).append(*({"number": number, "text": "x" * 80} for number in range(20)))
+    kept = path.read_bytes()
+    path.write_bytes(kept + b'{"number": 20, "te')  # what a kill has cut short
+    lines = JsonLines(path)
+    refused = r"^.*log\.jsonl cannot be written \(File too large\); free space or name another"
+    with little_space(len(kept) + room), pytest.raises(RunError, match=refused):
+        lines.append({"number": 20, "text": "y" * 200})
+    assert len(lines.values) == 20 and path.read_bytes() == kept
+
+
+def test_lines_are_appended_to_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    JsonLines(path).append(1, "µ")
+    inode = path.stat().st_ino
+    JsonLines(path).append([None])
+    assert JsonLines(path).values == [1, "µ", [None]]
+    assert path.stat().st_ino == inode
+    path.write_text("1\n{\n2\n")
+    with pytest.raises(RunError, match=r"log.jsonl is damaged \(.*\); remove it"):
+        JsonLines(path)
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path: Path) -> None:
+    write_steps(tmp_path, 0, some_steps())
+    refused = "cannot be written (File too large); free space or name another output folder"
+    for name, write in (
+        ("steps.0.npy", partial(write_steps, tmp_path, 0, some_steps(number=2000))),
+        ("steps.0.npy", partial(append_steps, tmp_path, 0, some_steps(number=2000))),
+        ("big.json", partial(write_json, tmp_path / "big.json", "x" * 100_000)),
+    ):
+        with little_space(1 << 15), pytest.raises(RunError) as error:
+            write()
+        assert str(error.value) == f"{tmp_path}/{name} {refused}"
+        assert len(read_steps(tmp_path)) == 3, "the older file is whole"
+    write_summary(tmp_path, {"status": "failed"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.0.npy", "summary.json"]

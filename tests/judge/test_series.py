@@ -1,0 +1,93 @@
+"""series.csv: a row per host and interval, from records whose meaning is known."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from dlemu.host.intervals import Observation
+from dlemu.judge.records import STEP, write_steps
+from dlemu.judge.series import COLUMNS, write_series
+from tests.lab.stored import GIB, observation, write_host
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_column_is_what_the_counters_say(tmp_path: Path) -> None:
+    wrap = (1 << 32) - 1000
+    seen = [
+        observation(100.0, 10, wrap),
+        observation(100.2, 999, wrap),  # at an epoch's border: too close for a rate
+        observation(101.0, 30, 1000),  # the queue's counter has wrapped around
+        observation(103.0, 30, 1000),
+    ]
+    write_host(tmp_path, 0, seen, 5000.0)
+    write_host(tmp_path, 3, [observation(7.0, 0, 0), observation(8.0, 1, 0)], 5094.5)
+    (tmp_path / "summary.json").write_text(json.dumps({"system": [{"host": "a"}, {"host": "b"}]}))
+    steps = np.zeros((4, 2), STEP)  # two accelerators, four steps of 0.5 s, from 100.5 to 102.5
+    steps["step"], steps["accelerator"] = np.arange(4)[:, None], [0, 1]
+    steps["start"] = 100.5 + 0.5 * steps["step"]
+    steps["wait"], steps["compute"], steps["computation_time"] = 0.1, 0.3, 0.25
+    steps["barrier"] = 0.1
+
+    write_steps(tmp_path, 0, steps)
+    write_series(tmp_path, tmp_path / "series.csv")
+
+    first, second, other = rows_of(tmp_path / "series.csv")
+    assert tuple(first) == COLUMNS
+    assert first == {
+        "seconds": "0.000",
+        "host": "a",
+        "epoch": "1",
+        "drive_read_MB_per_s": "20.000",
+        "drive_reads_per_s": "20.0",
+        "drive_util_percent": "50.00",
+        "drive_queue": "2.00",
+        "network_read_MB_per_s": "",
+        "read_calls_MB_per_s": "5.000",
+        "page_cache_bytes": str(GIB),
+        "host_cpu_percent": "25.00",
+        "process_cpu_percent": "50.00",
+        "au_percent": "50.00",
+        "network_received_MB_per_s": "3.000",
+        "network_sent_MB_per_s": "0.500",
+    }
+    # Half a second without a step belongs to no AU.
+    assert (second["seconds"], second["epoch"], second["au_percent"]) == ("1.000", "1", "50.00")
+    # The other host's clock shows 7 when the first shows 101.5.
+    assert (other["host"], other["seconds"], other["au_percent"]) == ("b", "1.500", "")
+
+
+def test_a_host_whose_time_of_day_is_wrong_has_the_runs_seconds(tmp_path: Path) -> None:
+    """Its clock says an hour later; the first epoch starts on all hosts at once."""
+
+    def starting(time: float) -> Observation:
+        return replace(observation(time, 0, 0), label="epoch 0 start")
+
+    write_host(tmp_path, 0, [starting(100.0), observation(102.0, 0, 0)], 5000.0)
+    seen = [observation(7.0, 0, 0), starting(8.0), observation(9.0, 0, 0)]
+    write_host(tmp_path, 1, seen, 5000.0 + 92.0 + 3600.0)
+    (tmp_path / "summary.json").write_text("{}")
+    write_series(tmp_path, tmp_path / "s.csv")
+    seconds = [row["seconds"] for row in rows_of(tmp_path / "s.csv")]
+    assert seconds == ["0.000", "-1.000", "0.000"]
+
+
+def test_the_au_of_an_interval_is_its_own(tmp_path: Path) -> None:
+    """A step that spans two intervals counts in each for the part that lies there."""
+    write_host(tmp_path, 0, [observation(float(t), 0, 0) for t in range(4)], 0.0)
+    (tmp_path / "summary.json").write_text("{}")
+    steps = np.zeros(2, STEP)
+    steps["step"], steps["start"] = [0, 1], [0.0, 1.5]
+    steps["wait"], steps["compute"] = [0.5, 0.25], [1.0, 1.25]
+    steps["computation_time"] = steps["compute"]
+    write_steps(tmp_path, 0, steps)
+    write_series(tmp_path, tmp_path / "s.csv")
+    rows = rows_of(tmp_path / "s.csv")
+    assert [row["au_percent"] for row in rows] == ["50.00", "75.00", "100.00"]
+    assert {row["host"] for row in rows} == {"of rank 0"}, "the summary names no host"

@@ -1,0 +1,317 @@
+"""Sums of ranks that are joined are the sums of all records."""
+
+import pickle
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.judge.checkpoints import checkpoint_cost
+from dlemu.judge.losses import Losses, find_losses, name_losses
+from dlemu.judge.metrics import measure, measure_sums
+from dlemu.judge.records import STEP, Steps
+from dlemu.judge.sums import Edition, Rule, Sums, both_ends, ends_of, sum_all, sum_up
+from dlemu.run.replay import new_steps
+from tests.lab.shared import Shared, rows
+from tests.lab.summed import sums_of
+
+NUM_STEPS = 12
+
+
+def records(draw: np.random.Generator, num_accelerators: int, num_epochs: int) -> Steps:
+    """Return (epochs, accelerators, steps) records, with a checkpoint in the middle."""
+    steps = np.zeros((num_epochs, num_accelerators, NUM_STEPS), STEP)
+    steps["epoch"] = np.arange(num_epochs)[:, None, None]
+    steps["accelerator"] = np.arange(num_accelerators)[:, None]
+    steps["step"] = np.arange(NUM_STEPS)
+    for name in ("wait", "overhead", "compute", "barrier", "computation_time"):
+        steps[name] = draw.random(steps.shape)
+    for name in ("read", "decode", "hand_over"):
+        steps[name] = draw.random(steps.shape) / 4
+    steps["stall"][:, draw.integers(num_accelerators), NUM_STEPS // 2] = draw.random()
+    steps["writing"] = draw.random(steps.shape) < 0.1
+    steps["num_samples"] = draw.integers(1, 9, steps.shape)
+    steps["num_bytes"] = draw.integers(1, 1 << 40, steps.shape)
+    return steps
+
+
+def told(value: Any) -> Any:
+    """Return a result as plain lists of its numbers and texts."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [each for one in value for each in told(one)]
+    fields = getattr(value, "__dataclass_fields__", None)
+    return told([getattr(value, name) for name in fields]) if fields else [value]
+
+
+def in_pairs(sums: list[Sums]) -> Sums:
+    """Join neighbours, as a tree of ranks does."""
+    while len(sums) > 1:
+        pairs = [sums[at : at + 2] for at in range(0, len(sums), 2)]
+        sums = [pair[0].joined(pair[-1]) if len(pair) == 2 else pair[0] for pair in pairs]
+    return sums[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 7),
+    st.integers(1, 3),
+    st.sampled_from(["v1.0", "v2.0"]),
+)
+def test_ranks_together_have_the_metrics_of_all_records(
+    seed: int, num_ranks: int, each: int, edition: Edition
+) -> None:
+    steps = records(np.random.default_rng(seed), num_ranks * each, 2)
+    rule = Rule(edition=edition, preprocess_seconds=0.01)
+    parts = [steps[:, rank * each : (rank + 1) * each] for rank in range(num_ranks)]
+    ends = reduce(both_ends, map(ends_of, parts))
+
+    together = in_pairs(
+        [sum_up(part, rule, ends, f"rank {rank}") for rank, part in enumerate(parts)]
+    )
+
+    whole = measure_sums(sum_all([("all", steps)], rule))
+    assert told(measure_sums(together)) == pytest.approx(told(whole))
+    losses = find_losses(together)
+    ready = (steps["wait"] + steps["compute"]).reshape(2, num_ranks, each, NUM_STEPS).max(axis=2)
+    window = together.epochs[0].window
+    seconds = (steps["wait"] + steps["compute"] + steps["barrier"]).mean(axis=1)[:, window].sum()
+    for rank, found in enumerate(losses.ranks):
+        others = np.delete(ready, rank, axis=1).max(axis=1) if num_ranks > 1 else ready[:, 0]
+        sooner = np.maximum(ready[:, rank] - others, 0)[:, window].sum()
+        assert found.name == f"rank {rank}"
+        assert found.saved == pytest.approx(sooner / seconds)
+    latest = (steps["wait"] + steps["compute"]).argmax(axis=1)[:, None]
+    waited = np.take_along_axis(steps["wait"], latest, axis=1)[:, 0][:, window].sum()
+    assert losses.parts.waited == pytest.approx(waited / seconds)
+
+
+@pytest.mark.parametrize(
+    ("what", "bad"),
+    [
+        ("a rank has fewer steps", lambda part: part[part["step"] < 5]),
+        ("a step is missing", lambda part: part[part["step"] != 5]),
+        ("a step is there twice", lambda part: np.append(part, part[:1])),
+        ("its steps end later", lambda part: part[part["step"] != 0]),
+        ("an accelerator is missing", lambda part: part[:0]),
+        ("an accelerator is there twice", lambda part: np.append(part, part)),
+    ],
+)
+def test_what_is_not_whole_is_refused(what: str, bad: Callable[[Steps], Steps]) -> None:
+    one, two = records(np.random.default_rng(1), 2, 1).reshape(2, -1)
+    for parts in ((bad(one), two), (one[:0], bad(one), two)):
+        sums = sum_all([("a", part) for part in parts], Rule())
+        with pytest.raises(RunError, match="epoch 0: not every accelerator has the steps 0 to 11"):
+            measure_sums(sums)
+    assert sum_all([("a", bad(one)), ("b", two)], Rule()).of_all(2).epochs == ()
+
+
+def test_rank_0_holds_a_row_a_step_and_a_row_an_accelerator() -> None:
+    """So a job's sums grow with its accelerators and with its steps, not with their product."""
+
+    def num_bytes(sums: Sums) -> int:
+        return sum(len(pickle.dumps(each, 5)) for each in sums.epochs)
+
+    steps = records(np.random.default_rng(1), 64, 1)[0]
+    one, all_ = (sum_all([("a", steps[:num])], Rule()) for num in (1, 64))
+    grown = num_bytes(all_) - num_bytes(one)
+    assert grown < 63 * 128 < steps.nbytes / 8
+
+
+def losses_of(steps: Steps, names: list[str], preprocess_seconds: float = 0.0) -> Losses:
+    return find_losses(sums_of(steps, names, Rule(preprocess_seconds=preprocess_seconds)))
+
+
+def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:
+    steps = rows(
+        2,
+        4,
+        # The first step is left out. Then: 0 waits, 1 oversleeps, and both stay at the barrier.
+        wait=[[9, 3, 0, 0], [9, 1, 0, 0]],
+        compute=[[1, 1, 1, 1], [1, 1, 2.5, 1]],
+        computation_time=1.0,
+        barrier=[[0, 0, 0, 0.5], [0, 0, 0, 0.5]],
+        # Of 0's batch: half of the time in reads, a sixth each in decoding and the hand-over, and
+        # a sixth in nothing that is known. Workers of 1 count for nothing: it was not waited for.
+        read=[[9, 1.5, 0, 0], [9, 1, 0, 0]],
+        decode=[[0, 0.5, 0, 0], [0, 9, 0, 0]],
+        hand_over=[[0, 0.5, 0, 0], [0, 9, 0, 0]],
+    )
+    losses = losses_of(steps, ["a", "b"])
+    seconds = 4 + 2.5 + 1.5
+    parts = losses.parts
+    assert (parts.read, parts.decode, parts.hand_over) == pytest.approx(
+        (1.5 / seconds, 0.5 / seconds, 0.5 / seconds)
+    )
+    assert parts.elsewhere == pytest.approx(0.5 / seconds)
+    assert (parts.oversleep, parts.meeting) == pytest.approx((1.5 / seconds, 0.5 / seconds))
+    assert (parts.preprocess, parts.uneven) == (0, 0)
+    assert parts.total == pytest.approx(5 / seconds)
+    one, two = losses.ranks
+    assert (one.name, two.name) == ("a", "b")
+    assert (one.saved, two.saved) == pytest.approx((2 / seconds, 1.5 / seconds))
+    assert (one.wait_seconds, two.late_seconds) == pytest.approx((1, 0.5))
+    assert two.making_seconds == pytest.approx((1 + 9 + 9) / 3)
+    # First steps count here: workers had to have CPUs in them, too.
+    assert losses.making_seconds == pytest.approx(9 + 9 + 3 + 19)
+    assert name_losses(parts) == (
+        "18.8% waiting for reads, 18.8% compute overran its target, 6.2% waiting for decoding, "
+        "6.2% waiting for the hand-over, 6.2% batches waiting in a queue, 6.2% barrier"
+    )
+
+
+def test_what_was_done_before_the_wait_stands_for_the_wait() -> None:
+    steps = rows(1, 2, wait=0.5, compute=1.0, computation_time=1.0, read=1.0, decode=1.0)
+    parts = losses_of(steps, ["a"], preprocess_seconds=1.0).parts
+    assert (parts.read, parts.decode) == pytest.approx((0.125 / 1.5, 0.125 / 1.5))
+    assert parts.preprocess == pytest.approx(0.25 / 1.5), "a second for each of two samples"
+    assert parts.elsewhere == pytest.approx(0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(2, 9), st.integers(1, 3))
+def test_what_is_lost_is_what_the_rules_au_lacks(
+    seed: int, num_accelerators: int, num_steps: int, num_epochs: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    shape = num_accelerators, num_steps
+    epochs = []
+    for epoch in range(num_epochs):
+        asked = draw.random(shape) + 0.1
+        steps = rows(
+            *shape,
+            epoch=epoch,
+            wait=draw.random(shape),
+            compute=asked + draw.random(shape),
+            computation_time=asked,
+            barrier=np.full(shape, draw.random()),
+            read=draw.random(shape),
+            decode=draw.random(shape),
+        )
+        epochs.append(steps.ravel())
+    everything = np.concatenate(epochs)
+    draw.shuffle(everything)
+    names = [f"rank {number}" for number in range(num_accelerators)]
+    losses = losses_of(everything, names)
+    counted = everything[everything["step"] > 0]
+    seconds = counted["wait"] + counted["compute"] + counted["barrier"]
+    au = counted["computation_time"].sum() / seconds.sum()
+    assert losses.parts.total == pytest.approx(1 - au)
+    if num_epochs == 1:
+        assert 100 * au == pytest.approx(measure(everything).au_percentage)
+    assert sum(rank.saved for rank in losses.ranks) <= losses.parts.total + 1e-9
+
+
+@pytest.mark.parametrize("is_pipelined", [True, False])
+@pytest.mark.parametrize("favour", [1.0, 9.0])
+@pytest.mark.parametrize("num_workers", [1, 4, 8])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_on_a_shared_storage_the_wait_is_for_reads(
+    share: float, num_workers: int, favour: float, is_pipelined: bool
+) -> None:
+    shared = Shared(num_workers, num_workers + 1, share, 1.0, is_pipelined, favour)
+    steps = shared.steps(100)
+    parts = losses_of(steps, ["rank 0"]).parts
+    in_reads = float(steps["read"].sum()) / (num_workers * shared.now)
+    # Where streams are not served evenly, most workers wait for those that are behind.
+    assert in_reads < 0.75 if favour > 1 and num_workers > 1 else in_reads > 0.8
+    assert parts.total > 0.1
+    assert parts.read == pytest.approx(parts.total, abs=1e-6)
+
+
+def steps_with(stalls: dict[int, float], waits: list[float], accelerators: int = 1) -> Steps:
+    """Return (steps, accelerators) records of 1 s of compute, with stalls after some steps."""
+    steps = new_steps(0, np.ones((len(waits), accelerators)))
+    steps["accelerator"] = np.arange(accelerators)
+    steps["num_samples"], steps["compute"] = 2, 1.0
+    steps["wait"] = np.array(waits)[:, None]
+    for step, seconds in stalls.items():
+        steps["stall"][step] = seconds
+    seconds = steps["wait"] + steps["compute"] + steps["stall"]
+    steps["start"] = 100 + seconds.cumsum(axis=0) - seconds
+    return steps
+
+
+def test_each_block_loses_its_first_step_and_no_stall_counts() -> None:
+    """Blocks of 4 and 2 steps: AU is 3/6 and 1/1; by steps, as DLIO weighs them."""
+    steps = steps_with({3: 50.0}, [9, 1, 1, 1, 7, 0])
+    (sums,) = sums_of(steps, ["rank 0"]).epochs
+    assert sums.blocks == (slice(0, 4), slice(4, 6))
+    assert sums.window.tolist() == [False, True, True, True, False, True]
+
+    metrics = measure(steps)
+
+    assert metrics.au_percentage == pytest.approx((4 * 50 + 2 * 100) / 6)
+    assert metrics.samples_per_second == pytest.approx((4 * 8 / 16 + 2 * 4 / 9) / 6)
+    (epoch,) = metrics.epochs
+    assert (epoch.num_blocks, epoch.num_counted, epoch.seconds) == (2, 4, 75)
+    assert epoch.whole_epoch_au_percentage == pytest.approx(100 * 6 / 25)
+    assert metrics.delivered_au_percentage == pytest.approx(100 * 6 / 75)
+    assert metrics.checkpoints is not None
+    assert (metrics.checkpoints["number"], metrics.checkpoints["total_stall_seconds"]) == (1, 50)
+
+
+def test_a_checkpoint_after_the_last_step_cuts_nothing() -> None:
+    steps = steps_with({2: 4.0}, [9, 1, 1])
+    metrics, plain = measure(steps), measure(steps_with({}, [9, 1, 1]))
+    assert metrics.au_percentage == plain.au_percentage
+    assert metrics.epochs[0].num_blocks == 1
+    assert metrics.epochs[0].seconds == plain.epochs[0].seconds + 4
+
+
+def test_a_block_too_short_for_the_rule_does_not_count() -> None:
+    """DLIO gives a last block of one step an AU of 0."""
+    metrics = measure(steps_with({3: 1.0}, [9, 1, 1, 1, 7]))
+    assert metrics.au_percentage == pytest.approx(50)
+    with pytest.raises(WorkloadError, match=r"in 3 blocks .* raise checkpoint\.steps_between"):
+        measure(steps_with({0: 1.0, 1: 1.0}, [9, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "au"),
+    [
+        ({}, (4 * 100 * 3 / 6 + 3 * 100 * 2 / 2) / 7),
+        ({"exclude_start_steps": 2}, (4 * 100 * 2 / 4 + 3 * 100) / 7),
+        ({"exclude_end_steps": 1}, (4 * 100 * 3 / 6 + 3 * 100) / 7),
+    ],
+)
+def test_edition_2_leaves_out_the_start_of_blocks_and_the_end_of_epochs(
+    keys: dict[str, Any], au: float
+) -> None:
+    steps = steps_with({3: 5.0}, [9, 1, 1, 1, 7, 0, 0])
+    assert measure(steps, edition="v2.0", **keys).au_percentage == pytest.approx(au)
+
+
+def test_steps_during_writes_are_told_from_the_others() -> None:
+    steps = steps_with({3: 0.5}, [9, 0, 0, 0, 1, 1, 0, 0])
+    steps["writing"][4:6] = True
+    cost = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
+    assert cost is not None
+    assert cost["steps_while_writing"] == 2
+    assert cost["au_while_writing_percentage"] == pytest.approx(50)
+    assert cost["au_otherwise_percentage"] == pytest.approx(100)
+    assert cost["lost_share"] == pytest.approx(1)
+    assert cost["au_with_stalls_percentage"] == pytest.approx(100 * 8 / 19.5)
+
+
+def test_what_the_others_lose_as_well_is_not_the_checkpoint_s_fault() -> None:
+    steps = steps_with({3: 0.5}, [9, 1, 1, 1, 1, 1, 1, 1])
+    steps["writing"][4:6] = True
+    cost = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
+    assert cost is not None and cost["lost_share"] == pytest.approx(0)
+
+
+def test_a_rank_that_writes_marks_the_step_for_all() -> None:
+    steps = steps_with({1: 0.5}, [0, 0, 3, 0], accelerators=2)
+    steps["writing"][2, 1] = True
+    cost = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
+    assert cost is not None and cost["au_while_writing_percentage"] == pytest.approx(25)

@@ -1,0 +1,136 @@
+"""The plan of hits, against the table of the literature, closed forms, and its own promises."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlemu.config.sections import CachePolicy
+from dlemu.loaders.cache.hits import EpochHits, PlannedCache
+from dlemu.sizing.cached import profile
+
+TABLE = {
+    0.1: (0.005, 0.1),
+    0.2: (0.021, 0.2),
+    0.5: (0.153, 0.5),
+    0.8: (0.478, 0.8),
+    0.9: (0.670, 0.9),
+}
+"""Hit shares of an epoch, each epoch reshuffled: lru, keep; 20 000 items."""
+POLICIES: tuple[CachePolicy, ...] = ("lru", "keep")
+POINT = 0.01
+
+
+def simulate(
+    policy: CachePolicy, capacity: float, *, num_files: int, num_epochs: int
+) -> list[float]:
+    """Return the hit share (0-1) of each epoch, from an empty cache on, reshuffled each epoch."""
+    order = np.random.default_rng(0)
+    cache = PlannedCache(policy, round(capacity * num_files), [1] * num_files)
+    epochs = (cache.epoch(order.permutation(num_files).tolist()) for _ in range(num_epochs))
+    return [float(epoch.hits.mean()) for epoch in epochs]
+
+
+@pytest.mark.parametrize("capacity", TABLE)
+def test_a_plan_has_the_shares_of_the_table(capacity: float) -> None:
+    for policy, share in zip(POLICIES, TABLE[capacity], strict=True):
+        planned = simulate(policy, capacity, num_files=20_000, num_epochs=3)
+        assert planned[0] == 0
+        assert planned[1] == pytest.approx(share, abs=POINT)
+        assert planned[2] == pytest.approx(share, abs=POINT)
+        assert profile(policy, capacity).mean() == pytest.approx(share, abs=0.001)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_profile_holds_at_any_capacity(policy: CachePolicy) -> None:
+    for tenth in (3, 4, 6, 7):
+        planned = simulate(policy, tenth / 10, num_files=3000, num_epochs=6)
+        assert np.mean(planned[2:]) == pytest.approx(profile(policy, tenth / 10).mean(), abs=POINT)
+    assert profile(policy, 1.0).mean() == profile(policy, 2.0).mean() == 1.0
+    assert profile(policy, 0.001).mean() <= 0.0011
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("capacity", [0.3, 0.8])
+def test_one_order_for_all_epochs(policy: CachePolicy, capacity: float) -> None:
+    cache = PlannedCache(policy, round(2000 * capacity), [1] * 2000)
+    shares = [cache.epoch(range(2000)).hits.mean() for _ in range(12)]
+    wanted = profile(policy, capacity, shuffled=False).mean()
+    assert np.mean(shares[-6:]) == pytest.approx(wanted, abs=0.015)
+    assert (wanted == 0) == (policy == "lru")
+
+
+def test_nothing_is_cached_without_a_policy_or_fills() -> None:
+    assert simulate("none", 0.5, num_files=10, num_epochs=3) == [0, 0, 0]
+    assert not profile("none", 1.0).any()
+    cache = PlannedCache("lru", 2, [1, 1, 1], content=[(1, 7), (2, 9)])
+    assert cache.epoch([0, 1, 2], fills=False).held.tolist() == [-1, 7, 9]
+    assert cache.next_generation == 10
+
+
+def test_a_file_that_never_fits_is_not_admitted() -> None:
+    cache = PlannedCache("lru", 5, [6, 3, 2, 1])
+    assert cache.epoch([0, 1, 2, 0, 3]).admitted.tolist() == [-1, 0, 1, -1, 2]
+    assert [file for file, _ in cache.content] == [2, 3]
+    keeps = PlannedCache("keep", 5, [6, 3, 3, 2])
+    assert keeps.epoch([0, 1, 2, 3]).admitted.tolist() == [-1, 0, -1, 1]
+
+
+def test_content_beyond_the_capacity_is_left_out() -> None:
+    cache = PlannedCache("lru", 3, [2, 2, 1], content=[(0, 4), (1, 5), (2, 6)])
+    assert cache.content == [(0, 4), (2, 6)]
+
+
+@given(
+    policy=st.sampled_from(POLICIES),
+    capacity=st.integers(1, 40),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=12),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_order_of_execution_keeps_the_capacity(
+    policy: CachePolicy, capacity: int, sizes: list[int], seed: int
+) -> None:
+    """Readers that are late or early, as far as the plan lets them, never hold too many bytes."""
+    random = np.random.default_rng(seed)
+    cache = PlannedCache(policy, capacity, sizes)
+    there: set[tuple[int, int]] = set()
+    for _ in range(4):
+        files = random.integers(0, len(sizes), 3 * len(sizes)).tolist()
+        there = execute(cache.epoch(files), files, there, sizes, capacity, random)
+        assert there == set(cache.content)
+
+
+def execute(
+    hits: EpochHits,
+    files: Sequence[int],
+    there: set[tuple[int, int]],
+    sizes: Sequence[int],
+    capacity: int,
+    random: np.random.Generator,
+) -> set[tuple[int, int]]:
+    """Do the reads in a random order that the plan allows; return what is in the cache then."""
+    left, ended, there = set(range(len(files))), set[int](), set(there)
+    while left:
+        ready = [read for read in sorted(left) if _may(hits, read, ended)]
+        assert ready, "no read may go on: readers would wait for each other for ever"
+        assert min(left) in ready, "the first read never waits for a later one"
+        read = int(random.choice(ready))
+        for file, generation, _ in hits.gone[hits.first_gone[read] : hits.first_gone[read + 1]]:
+            there.discard((int(file), int(generation)))
+        if hits.admitted[read] >= 0:
+            there.add((files[read], int(hits.admitted[read])))
+            assert sum(sizes[file] for file, _ in there) <= capacity
+        if hits.held[read] >= 0:
+            assert (files[read], int(hits.held[read])) in there
+        ended.add(read)
+        left.remove(read)
+    return there
+
+
+def _may(hits: EpochHits, read: int, ended: set[int]) -> bool:
+    rows = hits.gone[hits.first_gone[read] : hits.first_gone[read + 1]]
+    needed = {int(row[2]) for row in rows} | {int(hits.after[read])}
+    return needed - {-1} <= ended

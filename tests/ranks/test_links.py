@@ -1,0 +1,257 @@
+"""Whom a rank talks to, who may connect to it, and what becomes of what is said."""
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dlemu.ranks import admission, links
+from dlemu.ranks.admission import admit, introduce, own_addresses, reach
+from dlemu.ranks.links import Links, Tree
+from dlemu.ranks.messages import MAX_BYTES, Stream, Word, decode, encode
+
+SECRET = bytes(32)
+LONG = 60.0
+"""Seconds that no test waits for, unless something hangs."""
+
+
+def test_many_hosts_make_a_tree_of_few_levels() -> None:
+    hosts = [f"h{rank // 2}" for rank in range(2 * 1250)]
+    places = {rank: Tree.of(rank, hosts) for rank in range(0, len(hosts), 2)}
+    above = {child: rank for rank, place in places.items() for child in place.below}
+    assert sorted(above) == list(places)[1:], "each leader but rank 0 has one parent"
+    assert all(places[child].parent == rank for child, rank in above.items())
+    assert max(len(place.below) for place in places.values()) == Tree.FAN_OUT
+
+    def depth(rank: int) -> int:
+        return 1 + depth(above[rank]) if rank else 0
+
+    assert max(map(depth, places)) == 3
+    assert Tree.of(0, hosts[: 2 * 17]).below == list(range(2, 34, 2)), "few hosts: one level"
+
+
+@contextmanager
+def host_server() -> Iterator[tuple[socket.socket, str]]:
+    """Yield a server as a host's first rank has it, and its name."""
+    name = f"\0dlemu-test-{os.urandom(8).hex()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name)
+        server.listen()
+        yield server, name
+
+
+def call(name: str) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(LONG)
+    peer.connect(name)
+    return peer
+
+
+def introduced(
+    peer: socket.socket, rank: int, secret: bytes
+) -> tuple[threading.Thread, list[bool]]:
+    """Introduce a rank from a thread; return that, and where the outcome will be."""
+    outcome: list[bool] = []
+    thread = threading.Thread(target=lambda: outcome.append(introduce(peer, rank, secret)))
+    thread.start()
+    return thread, outcome
+
+
+@pytest.mark.parametrize(
+    ("said", "rank", "secret"),
+    [
+        ("another secret", 1, b"\1" * 32),
+        ("another rank", 2, SECRET),
+        ("no rank at all", 2**63, SECRET),
+    ],
+)
+def test_only_who_knows_the_secret_is_admitted(said: str, rank: int, secret: bytes) -> None:
+    with host_server() as (server, name), call(name) as stranger, call(name) as peer:
+        refused, refusal = introduced(stranger, rank, secret)
+        right, welcome = introduced(peer, 1, SECRET)
+        admitted = admit(server, {1}, SECRET, LONG)
+        refused.join(LONG)
+        right.join(LONG)
+        assert (refusal, welcome) == ([False], [True])
+        assert admitted.keys() == {1}
+        peer.send(b"a")
+        assert admitted[1].recv(10) == b"a"
+        admitted[1].close()
+
+
+@pytest.mark.parametrize("said", [b"", b"x", bytes(40), bytes(4000)])
+def test_who_stays_silent_or_talks_rubbish_keeps_nobody_waiting(said: bytes) -> None:
+    with host_server() as (server, name), call(name) as stranger, call(name) as peer:
+        if said:
+            stranger.send(said)
+        right, welcome = introduced(peer, 1, SECRET)
+        admitted = admit(server, {1}, SECRET, LONG)
+        right.join(LONG)
+        assert admitted.keys() == {1} and welcome == [True]
+        with suppress(ConnectionResetError):  # what it said was not read to the end
+            assert stranger.recv(10) == b"", "the stranger is hung up on"
+        admitted[1].close()
+
+
+def test_who_does_not_come_in_time_is_not_admitted() -> None:
+    with host_server() as (server, name), call(name):
+        assert admit(server, {1}, SECRET, 0.05) == {}
+
+
+def test_another_user_is_refused_even_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever connects, and whoever listens."""
+    own = os.geteuid()
+    with host_server() as (server, name), call(name) as peer, call(name) as again:
+        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+        assert not introduce(peer, 1, SECRET)
+        again.send(admission._PROOF.pack(1, admission._prove(SECRET, admission._UP, 1)))
+        assert admit(server, {1}, SECRET, 0.05) == {}
+        monkeypatch.undo()
+        right, welcome = introduced(call(name), 1, SECRET)
+        admit(server, {1}, SECRET, LONG)[1].close()
+        right.join(LONG)
+        assert welcome == [True]
+
+
+def test_a_rank_tries_all_addresses_of_rank_0() -> None:
+    """Of several networks only one may lead there; on another a stranger may listen."""
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_server(("127.0.0.1", port)) as stranger:
+            hang_up = threading.Thread(target=lambda: stranger.accept()[0].close())
+            hang_up.start()
+            found: list[socket.socket | None] = []
+            addresses = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
+            rank = threading.Thread(target=lambda: found.append(reach(addresses, port, 1, SECRET)))
+            rank.start()
+            admitted = admit(server, {1}, SECRET, LONG)
+            rank.join(LONG)
+            hang_up.join(LONG)
+    assert found[0] is not None and admitted.keys() == {1}
+    Stream(found[0]).send(b"a")
+    assert Stream(admitted[1]).read() == [b"a"]
+    assert admitted[1].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert admitted[1].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    found[0].close()
+    assert Stream(admitted[1]).read() == [Word.GONE.value]
+    admitted[1].close()
+
+
+def test_a_host_that_cannot_be_reached_is_no_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert reach(["127.0.0.1"], port, 1, SECRET) is None
+    assert reach([], port, 1, SECRET) is None
+
+
+def test_loopback_addresses_are_tried_last() -> None:
+    addresses = own_addresses()
+    is_loopback = [address in ("::1",) or address.startswith("127.") for address in addresses]
+    assert is_loopback == sorted(is_loopback) and any(is_loopback)
+
+
+class Bytes:
+    """A socket from which these pieces come."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = [piece for piece in pieces if piece]
+
+    def recv(self, size: int) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
+
+
+def read_all(pieces: list[bytes]) -> list[bytes]:
+    stream = Stream(Bytes(pieces))  # type: ignore[arg-type]
+    messages: list[bytes] = []
+    while messages[-1:] != [Word.GONE.value]:
+        messages += stream.read()
+    return messages[:-1]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=50)), st.integers(1, 9))
+def test_messages_come_whole_however_they_are_cut(messages: list[bytes], size: int) -> None:
+    sent = b"".join(struct.pack("<I", len(message)) + message for message in messages)
+    assert read_all([sent[at : at + size] for at in range(0, len(sent), size)]) == messages
+
+
+@given(st.lists(st.binary(max_size=200)))
+def test_any_bytes_are_messages_of_bounded_length(pieces: list[bytes]) -> None:
+    for message in read_all(pieces):
+        assert 0 < len(message) <= MAX_BYTES
+        decode(message)
+
+
+@pytest.mark.parametrize("size", [0, MAX_BYTES + 1, 2**32 - 1])
+def test_a_size_that_no_rank_sends_is_not_waited_for(size: int) -> None:
+    sent = struct.pack("<I", size) + b"x"
+    assert read_all([sent]) == [sent]
+
+
+@example("img_\udcff.npz")
+@given(st.text(st.characters(), max_size=300))
+def test_any_text_can_be_sent(text: str) -> None:
+    """File names that are not UTF-8 hold lone surrogates."""
+    word, received = decode(encode(Word.FAILED, text))
+    assert word is Word.FAILED
+    if text.isprintable():
+        assert received == text
+    assert len(encode(Word.FAILED, text * 10_000)) <= MAX_BYTES
+
+
+@pytest.mark.parametrize("message", [b"\xffnoise", b"a?", b"rr", b"hello"])
+def test_what_no_rank_sends_is_no_word(message: bytes) -> None:
+    assert decode(message)[0] is None
+
+
+class Polled:
+    """MPI, a test of which takes 50 µs of CPU, and a clock that goes on when nobody works."""
+
+    TEST_SECONDS = 50e-6
+
+    def __init__(self, comes_at: float) -> None:
+        self.now = self.cpu = 0.0
+        self._comes_at = comes_at
+
+    def improbe(self) -> Any:
+        self.now += self.TEST_SECONDS / 2
+        self.cpu += self.TEST_SECONDS / 2
+        if self.now < self._comes_at:
+            return None
+        self._comes_at = float("inf")
+        return self
+
+    def recv(self) -> tuple[int, bytes]:
+        return 1, Word.ARRIVED.value
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return self.cpu
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("wait", "share"), [(0.02, 0.2), (1.0, 0.02), (10.0, 0.0115)])
+def test_without_a_socket_a_wait_costs_one_percent_of_a_core_and_ends_soon(
+    wait: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for comes_at in (wait * (1 + part / 10) for part in range(10)):
+        world = Polled(comes_at)
+        monkeypatch.setattr(links, "time", world)
+        waiting = Links(world)  # type: ignore[arg-type]
+        waiting.polled = [1]
+        while not (messages := waiting.receive({1}, 0.0, float("inf"))):
+            pass
+        assert messages == [(1, Word.ARRIVED.value)]
+        assert world.cpu <= share * world.now
+        assert world.now - comes_at <= min(0.05 * comes_at, world.TEST_SECONDS / 0.01) + 2e-4
+        waiting.close()

@@ -1,0 +1,131 @@
+"""Hosts by the thousand, between which messages are simulated: see tests/lab/many_hosts.py."""
+
+import pytest
+
+from dlemu.config.model import load_workload
+from dlemu.errors import RunError
+from dlemu.judge.losses import find_losses
+from dlemu.judge.metrics import measure_sums
+from dlemu.judge.records import Steps
+from dlemu.judge.sums import Rule, Sums, sum_all
+from dlemu.ranks.links import Tree
+from dlemu.ranks.world import PeerError
+from dlemu.run.gathering import gather_sums
+from tests.lab.many_hosts import ManyHosts, SimulatedRank, replay_on
+
+NUM_HOSTS = 1250
+WORKLOAD = load_workload("unet3d_h100")
+
+
+def test_no_rank_of_1250_hosts_passes_before_the_last_arrives() -> None:
+    def meet(world: SimulatedRank) -> list[tuple[float, float]]:
+        times = []
+        for turn in range(3):
+            world.hosts.sleep_until(world.hosts.now() + (world.rank * 7919 + turn) % 97 * 1e-5)
+            arrived = world.hosts.now()
+            world.barrier(timeout=30)
+            times.append((arrived, world.hosts.now()))
+        return times
+
+    hosts = ManyHosts(NUM_HOSTS)
+    for times in zip(*hosts.run(meet), strict=True):
+        arrived, released = zip(*times, strict=True)
+        assert max(arrived) <= min(released)
+        assert max(released) - max(arrived) < 2e-3, "few levels: rank 0 alone would take 20 ms"
+
+
+def test_a_barriers_messages_are_few_on_every_rank() -> None:
+    def count(world: SimulatedRank) -> tuple[int, int]:
+        before = world.traffic.sent, world.traffic.received
+        world.barrier()
+        return world.traffic.sent - before[0], world.traffic.received - before[1]
+
+    for num_hosts in (4, 17, 300):
+        found = ManyHosts(num_hosts, 2).run(count)
+        most = min(num_hosts, Tree.FAN_OUT + 1) + 1  # its parent, and the other rank of its host
+        assert max(sent for sent, _ in found) <= most
+        assert sum(sent for sent, _ in found) == 2 * (2 * num_hosts - 1)
+        assert sum(received for _, received in found) == 2 * (2 * num_hosts - 1)
+
+
+@pytest.mark.parametrize("missing", [0, 1, 777])
+def test_a_host_that_does_not_come_is_named_from_afar(missing: int) -> None:
+    def wait(world: SimulatedRank) -> str:
+        if world.rank == missing:
+            world.hosts.pause(world.rank, 100.0)
+            while world.hosts.now() < 100:
+                world.hosts.pause(world.rank)
+            return ""
+        with pytest.raises(RunError) as caught:
+            world.barrier(timeout=30)
+        return str(caught.value)
+
+    told = ManyHosts(NUM_HOSTS).run(wait)
+
+    named = f"at a barrier for rank {missing} on host h{missing}"
+    assert sum(named in line for line in told) == NUM_HOSTS - 1
+    assert {line[:11] for line in told if line} == {"waited 31 s"}
+
+
+def test_an_error_reaches_all() -> None:
+    def fail(world: SimulatedRank) -> str:
+        if world.rank == 700:
+            world.fail("/data/img_1.npz: is gone")
+            return ""
+        with pytest.raises(PeerError) as caught:
+            world.barrier()
+        return str(caught.value)
+
+    told = ManyHosts(NUM_HOSTS).run(fail)
+    assert set(told) == {"", "rank 700 on host h700: /data/img_1.npz: is gone"}
+
+
+def test_what_no_rank_says_is_an_error() -> None:
+    def listen(world: SimulatedRank) -> str:
+        if world.rank == 3:
+            world._links.send(0, b"\xffnoise")
+            return ""
+        with pytest.raises(RunError) as caught:
+            world.barrier()
+        return str(caught.value)
+
+    line = "rank 3 on host h3 sent what no rank sends at a barrier: b'\\xffnoise'"
+    assert ManyHosts(4).run(listen) == [line, line, line, ""]
+
+
+def test_a_start_takes_rank_0_few_messages() -> None:
+    """Ten times the ranks: a few messages more, and no conversation with each of them."""
+    starts = []
+    for num_hosts in (17, 170):
+        hosts = ManyHosts(num_hosts, 8)
+        hosts.run(lambda world: world.all_gather((world.host_index, 4242)))
+        starts.append(hosts.nodes[0].traffic.received)
+        most = max(node.traffic.received for node in hosts.nodes)
+        assert most == starts[-1], "and nobody else has more"
+    assert starts[1] - starts[0] < 40 < 170
+
+
+def test_10000_accelerators_have_the_metrics_of_all_their_records() -> None:
+    """Replay, barrier and gathering are those of a run."""
+    steps: dict[int, Steps] = {}
+
+    def run(world: SimulatedRank) -> Sums | None:
+        steps[world.rank] = replay_on(world, accelerators=8, num_steps=10)
+        return gather_sums(WORKLOAD, world, [steps[world.rank]])
+
+    hosts = ManyHosts(NUM_HOSTS)
+    found = hosts.run(run)
+
+    sums = found[0]
+    assert sums is not None and found[1:] == [None] * (NUM_HOSTS - 1)
+    names = (f"rank {rank} on host h{rank}" for rank in range(NUM_HOSTS))
+    parts = [(name, steps[rank]) for rank, name in enumerate(names)]
+    whole = sum_all(parts, Rule.of(WORKLOAD))
+    metrics, expected = measure_sums(sums), measure_sums(whole)
+    assert metrics.num_accelerators == 10_000
+    assert metrics.au_percentage == expected.au_percentage
+    assert metrics.samples_per_second == expected.samples_per_second
+    assert find_losses(sums).parts.total == pytest.approx(find_losses(whole).parts.total)
+    # All wait for the slowest of 10,000, whose compute takes 2 % longer; then for the barrier.
+    assert metrics.au_percentage == pytest.approx(100 * 1.01 / 1.02, abs=0.1)
+    assert hosts.nodes[0].traffic.received_bytes < sum(each.nbytes for each in steps.values()) / 5

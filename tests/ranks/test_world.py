@@ -1,0 +1,220 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlemu.errors import LostRankError, RunError
+from dlemu.ranks.mpi import make_world
+from dlemu.ranks.world import Alone, PeerError
+from tests.lab.many_hosts import ManyHosts
+from tests.lab.mpirun import mpirun
+from tests.lab.ranks import values_of
+from tests.lab.waiting import LONG
+
+# mpirun outlives a rank's process here, so that the ranks have to notice its death themselves.
+HIDE_DEATH = ["sh", "-c", '"$@" || sleep 40', "sh"]
+PLACES = {
+    "a,a,a,b": [[0, 2, 0, 3], [0, 2, 1, 3], [0, 2, 2, 3], [1, 2, 0, 1]],
+    "a,b,a,b": [[0, 2, 0, 2], [1, 2, 0, 2], [0, 2, 1, 2], [1, 2, 1, 2]],
+    "a,b,c,d": [[0, 4, 0, 1], [1, 4, 0, 1], [2, 4, 0, 1], [3, 4, 0, 1]],
+}
+
+
+def ranks_command(folder: Path, hosts: str, case: str, culprit: int = 0) -> list[str]:
+    return [sys.executable, "-m", "tests.lab.ranks", str(folder), hosts, case, str(culprit)]
+
+
+def run_ranks(
+    folder: Path, hosts: str, case: str, culprit: int = 0, wrapper: list[str] | None = None
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return mpirun's exit status and what each rank kept; fail if it hangs."""
+    command = [*(wrapper or []), *ranks_command(folder, hosts, case, culprit)]
+    num_ranks = len(hosts.split(","))
+    environment = {key: os.environ[key] for key in os.environ if key != "OMPI_MCA_btl"}
+    done = subprocess.run(
+        mpirun(num_ranks, *command), timeout=LONG, capture_output=True, env=environment
+    )
+    print(done.stdout.decode(), done.stderr.decode())
+    files = [folder / f"{rank}.json" for rank in range(num_ranks)]
+    return done.returncode, [json.loads(file.read_text()) for file in files if file.exists()]
+
+
+def check_values(found: list[dict[str, Any]], hosts: list[str], places: list[list[int]]) -> None:
+    """Check what ranks got from each other: the contract of every World."""
+    num = len(hosts)
+    for rank, (values, place) in enumerate(zip(found, places, strict=True)):
+        assert values == {
+            "place": place,
+            "gathered": [10 * each for each in range(num)] if rank == 0 else None,
+            "reduced": "".join(map(str, range(num))) if rank == 0 else None,
+            "all_gathered": hosts,
+            "broadcast": {"from": 0},
+            "on_first": 0,
+        }
+
+
+def test_alone_is_a_world_of_one() -> None:
+    with Alone() as world:
+        world.barrier(timeout=0.0)
+        check_values([values_of(world)], [socket.gethostname()], [[0, 1, 0, 1]])
+
+
+def test_simulated_ranks_are_a_world() -> None:
+    places = [[host, 3, rank, 2] for host in range(3) for rank in range(2)]
+    hosts = [f"h{host}" for host, *_ in places]
+    check_values(ManyHosts(3, 2).run(values_of), hosts, places)
+
+
+UNREACHED = {
+    "a,b,a,b!": "rank 1 on host b cannot be reached over TCP: there and on rank 0",
+    "a,b,c,d!>": "rank 1 on host b and rank 2 on host c and rank 3 on host d cannot be reached "
+    "over TCP: there and on ranks 0, 1, 2",
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("hosts", ["a,a,a,b", "a,b,c,d>", *UNREACHED])
+def test_no_rank_passes_before_the_last_arrives(tmp_path: Path, hosts: str) -> None:
+    """One host below another (">"), and ranks that cannot reach each other ("!"), too."""
+    status, ranks = run_ranks(tmp_path, hosts, "meet")
+
+    assert status == 0
+    for times in zip(*(rank["times"] for rank in ranks), strict=True):
+        arrived, released = zip(*times, strict=True)
+        assert max(arrived) <= min(released)
+    names = hosts.rstrip("!>")
+    check_values([rank["values"] for rank in ranks], names.split(","), PLACES[names])
+    waits = " the barrier tests for messages of MPI, and may end a few ms late"
+    told = [UNREACHED[hosts] + waits] if hosts in UNREACHED else []
+    assert [rank["notes"] for rank in ranks] == [told, [], [], []]
+    # It would leave its file where a rank is killed.
+    assert not any(rank["maps_shared_memory"] for rank in ranks)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("hosts", ["a,a,a,a", "a,b,b,c"])
+def test_a_waiting_rank_leaves_the_core_to_others(tmp_path: Path, hosts: str) -> None:
+    """It looks once a message."""
+    _, ranks = run_ranks(tmp_path, hosts, "wait")
+    for rank in ranks:
+        assert rank["looks"] <= 4, ranks
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("hosts", "culprit", "witnesses"),
+    [
+        ("a,a,b,b", 3, [0, 1, 2]),
+        ("a,a,b,b", 0, [1, 2, 3]),
+        # Where hosts cannot reach each other, only its own host hears of a first rank, and ends.
+        ("a,a,b,b!", 2, [3]),
+    ],
+)
+def test_a_killed_rank_is_noticed_and_named(
+    tmp_path: Path, hosts: str, culprit: int, witnesses: list[int]
+) -> None:
+    status, _ = run_ranks(tmp_path, hosts, "kill", culprit, wrapper=HIDE_DEATH)
+
+    assert status != 0
+    for rank in witnesses:
+        error = json.loads((tmp_path / f"{rank}.json").read_text())["error"]
+        assert f": rank {culprit} on host {hosts[2 * culprit]} ended without a word" in error
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_rank_0_is_the_last_to_leave(tmp_path: Path, culprit: int) -> None:
+    """Else the launcher complains at length that it had to end the others."""
+    command = mpirun(3, *ranks_command(tmp_path, "a,a,b", "slow", culprit))
+    done = subprocess.run(command, timeout=LONG, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+@pytest.mark.mpi
+def test_a_rank_that_is_stuck_may_end_from_another_thread(tmp_path: Path) -> None:
+    """As the watchdog does; the launcher has nothing to complain of."""
+    command = mpirun(3, *ranks_command(tmp_path, "a,a,b", "watchdog", 1))
+    done = subprocess.run(command, timeout=LONG, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    told = {"error": "PeerError: rank 1 on host a: no step has finished"}
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 2)] == [told] * 2
+
+
+def test_an_unforeseen_exception_is_told_too() -> None:
+    said: list[str] = []
+
+    class Told(Alone):
+        def fail(self, error: str) -> None:
+            said.append(error)
+
+    with pytest.raises(ZeroDivisionError), Told():
+        raise ZeroDivisionError("1/0")
+    assert said == ["ZeroDivisionError('1/0')"]
+
+
+@pytest.mark.parametrize(
+    ("met", "raised"),
+    [
+        (None, KeyboardInterrupt),
+        (LostRankError("rank 1 on host a ended without a word"), LostRankError),
+        (PeerError("rank 1 on host a: /data/img_1.npz: is gone"), PeerError),
+        (PeerError("rank 1 on host a: interrupted"), KeyboardInterrupt),
+        (RunError("waited 0 s at a barrier for rank 1 on host a"), KeyboardInterrupt),
+    ],
+)
+def test_an_interrupt_because_of_another_rank_names_that_rank(
+    met: RunError | None, raised: type[BaseException]
+) -> None:
+    said: list[str] = []
+
+    class Interrupted(Alone):
+        def barrier(self, timeout: float | None = None) -> None:
+            assert timeout == 0
+            if met is not None:
+                raise met
+
+        def fail(self, error: str) -> None:
+            said.append(error)
+
+    with pytest.raises((KeyboardInterrupt, RunError)) as ended, Interrupted():
+        raise KeyboardInterrupt
+    assert ended.type is raised
+    assert said == [str(met) if raised is not KeyboardInterrupt else "interrupted"]
+
+
+def test_one_process_needs_no_mpi() -> None:
+    assert isinstance(make_world({"PMI_SIZE": "1"}), Alone)
+    assert "mpi4py.MPI" not in sys.modules
+
+
+def make_world_apart(num_ranks: int, *options: str) -> str:
+    """Return what a process that no mpirun started says when told of so many ranks."""
+    code = (
+        "from dlemu.errors import RunError\n"
+        "from dlemu.ranks.mpi import make_world\n"
+        f"try: make_world({{'OMPI_COMM_WORLD_SIZE': '{num_ranks}'}})\n"
+        "except RunError as error: print(error)\n"
+    )
+    return subprocess.check_output([sys.executable, *options, "-c", code], text=True, timeout=LONG)
+
+
+def test_a_launcher_without_mpi_is_told_what_to_install() -> None:
+    error = make_world_apart(4, "-S")  # no site-packages, so no mpi4py
+    assert error == (
+        "started as one of several ranks, but MPI cannot be loaded (No module named 'mpi4py'); "
+        "pip install 'dlemu[mpi]'\n"
+    )
+
+
+@pytest.mark.mpi
+def test_a_launcher_of_another_mpi_is_refused() -> None:
+    pytest.importorskip("mpi4py")
+    error = make_world_apart(4)
+    assert error.startswith(
+        "mpirun of Open MPI started 4 ranks, but mpi4py's Open MPI finds 1: use the mpirun of "
+    )

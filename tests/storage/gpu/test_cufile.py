@@ -1,0 +1,299 @@
+"""The proof of the path is decoded for each layout, and bytes reach the GPU whole."""
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlemu.errors import RunError
+from dlemu.storage.gpu import cuda, cufile
+from dlemu.storage.gpu.availability import Availability, CufileError, availability
+from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
+from dlemu.storage.gpu.cufile import (
+    STATS_BYTES,
+    DeviceBuffer,
+    DeviceFile,
+    Driver,
+    decode_stats,
+)
+from dlemu.storage.path_bytes import PathBytes
+
+Paths = tuple[int, int, int]
+"""Operations by PCI P2PDMA, nvidia-fs and POSIX."""
+
+
+def stats(
+    version: int, *, read_bytes: int, write_bytes: int = 0, gpus: list[tuple[Paths, Paths]]
+) -> bytes:
+    """Lay out a CUfileStatsLevel3_t member by member, as cufile.h of that version has it."""
+    level_1 = [0] * 12 + [read_bytes, write_bytes] + [0] * 8
+    level_1 += [0] * 14 if version >= 1190 else []  # readv and writev
+    level_1 += [0] * 30 + [0] * 12  # batches: 15 pairs, 12 numbers
+    level_2 = level_1 + [0] * 64  # two histograms
+    text = struct.pack(f"={len(level_2)}QI4x", *level_2, len(gpus))
+    for reads, writes in gpus:
+        text += b"\x11" * 16 + struct.pack(
+            "=29Q", *[7] * 5, *reads, *[0] * 5, *[9] * 5, *writes, *[0] * 3, *[0] * 5
+        )
+    return text.ljust(STATS_BYTES, b"\0")
+
+
+@pytest.mark.parametrize(("version", "size"), [(1150, 5000), (1190, 5112), (1200, 5112)])
+def test_the_layouts_have_the_sizes_that_the_headers_give(version: int, size: int) -> None:
+    gpus = 1024 + 112 * (version >= 1190) + 8
+
+    assert gpus + 16 * 248 == size
+    found = stats(version, read_bytes=5, gpus=[((0, 0, 3), (0, 0, 0))])
+    assert found[gpus - 8 : gpus - 4] == struct.pack("=I", 1)
+    assert found[gpus : gpus + 16] == b"\x11" * 16
+
+
+NONE = (0, 0, 0)
+
+
+@pytest.mark.parametrize("version", [1150, 1190, 1200])
+@pytest.mark.parametrize(
+    ("read_bytes", "write_bytes", "gpus", "found"),
+    [
+        (12345, 0, [(NONE, NONE), ((5, 0, 0), NONE)], PathBytes(p2pdma=12345)),
+        (12345, 0, [(NONE, NONE), ((0, 5, 0), NONE)], PathBytes(nvidia_fs=12345)),
+        (12345, 0, [(NONE, NONE), ((0, 0, 5), NONE)], PathBytes(compat=12345)),
+        # Reads and writes by one path each are exact; mixed ones are dealt out by operations.
+        (1000, 90, [((3, 0, 0), (0, 0, 2))], PathBytes(p2pdma=1000, compat=90)),
+        (1000, 90, [((3, 0, 1), (0, 0, 2))], PathBytes(p2pdma=750, compat=340, estimated=True)),
+        (0, 0, [], PathBytes()),
+    ],
+)
+def test_each_path_is_counted_apart(
+    version: int,
+    read_bytes: int,
+    write_bytes: int,
+    gpus: list[tuple[Paths, Paths]],
+    found: PathBytes,
+) -> None:
+    raw = stats(version, read_bytes=read_bytes, write_bytes=write_bytes, gpus=gpus)
+    assert decode_stats(raw, version) == found
+
+
+def test_a_layout_that_counts_no_path_is_an_error_and_not_a_direct_read() -> None:
+    with pytest.raises(RunError, match="layout unknown"):
+        decode_stats(stats(1150, read_bytes=4096, gpus=[]), 1150)
+
+
+def test_the_mode_names_every_path_taken() -> None:
+    assert PathBytes().mode == "none"
+    assert (PathBytes(p2pdma=1) + PathBytes(host=2)).mode == "p2pdma+host"
+    assert (PathBytes(compat=1, estimated=True) + PathBytes(compat=2)) == PathBytes(
+        compat=3, estimated=True
+    )
+
+
+def test_without_cufile_the_driver_says_why_in_one_line() -> None:
+    if availability("/dev/shm").usable:
+        pytest.skip("/dev/shm is no tmpfs")
+
+    with pytest.raises(RunError, match=r"^cuFile cannot read /dev/shm: [^\n]*tmpfs[^\n]*$"):
+        Driver("/dev/shm")
+
+
+class _FakeLibrary:
+    """Answers every call alike, and keeps which settings each one met."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing, self.met = failing, dict[str, str | None]()
+
+    def __getattr__(self, name: str) -> Callable[..., CufileError]:
+        def call(*arguments: object) -> CufileError:
+            self.met[name] = os.environ.get(VARIABLE)
+            return CufileError(5001 if name == self.failing else 0, 0)
+
+        return call
+
+
+VARIABLE = "CUFILE_ENV_PATH_JSON"
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, failing: str = "") -> _FakeLibrary:
+    library = _FakeLibrary(failing)
+    monkeypatch.setattr(cufile, "availability", lambda *_, **__: Availability("compat", ()))
+    monkeypatch.setattr(cufile, "find_library", lambda: "libcufile.so.0")
+    monkeypatch.setattr(cufile, "library_version", lambda path: 1200)
+    monkeypatch.setattr(cufile, "_load", lambda path: library)
+    return library
+
+
+@pytest.mark.parametrize("users", ["/etc/mine.json", None])
+@pytest.mark.parametrize("failing", ["", "cuFileDriverOpen", "cuFileDriverClose_v2"])
+def test_the_users_own_settings_are_left_alone(
+    users: str | None, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, users or "")
+    if users is None:
+        monkeypatch.delenv(VARIABLE)
+    library = fake(monkeypatch, failing)
+    with suppress(RunError):
+        Driver("/").close()
+    ours = library.met["cuFileDriverOpen"]
+    assert ours is not None and ours != users, "dlemu's own hold while cuFile is open"
+    assert not Path(ours).parent.exists(), "nothing is left"
+    assert os.environ.get(VARIABLE) == users
+
+
+def test_settings_that_changed_meanwhile_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "/etc/mine.json")
+    fake(monkeypatch)
+    with Driver("/"):
+        monkeypatch.setenv(VARIABLE, "/etc/another.json")
+    assert os.environ[VARIABLE] == "/etc/another.json"
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+NUM_BYTES = 9 * 1024 * 1024 + 4321  # more than cuFile's bounce buffer, and not aligned
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Gpu]:
+    try:
+        found = Gpu()
+    except RunError as error:
+        pytest.skip(str(error))
+    with found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def data_file(gpu: Gpu) -> Iterator[Path]:
+    """A file of random bytes on the drive of the checkout: pytest's own folder may be tmpfs."""
+    folder = Path(__file__).parents[2] / "build"
+    folder.mkdir(exist_ok=True)
+    path = folder / "test_cufile.data"
+    path.write_bytes(np.random.default_rng(7).bytes(NUM_BYTES))
+    yield path
+    path.unlink()
+
+
+def content_of(memory: DeviceMemory, num_bytes: int | None = None) -> bytes:
+    """Return the first bytes of GPU memory; None means all of it."""
+    host = np.empty(memory.num_bytes if num_bytes is None else num_bytes, np.uint8)
+    memory.drain(host.ctypes.data, len(host))
+    return host.tobytes()
+
+
+@pytest.fixture
+def driver(gpu: Gpu, data_file: Path) -> Iterator[Driver]:
+    found = availability(data_file.parent)
+    if not found.usable:
+        pytest.skip(found.why)
+    with Driver(data_file.parent) as opened:
+        yield opened
+
+
+@pytest.mark.gpu
+def test_a_whole_file_arrives_and_the_path_is_told(driver: Driver, data_file: Path) -> None:
+    size = -(-NUM_BYTES // 4096) * 4096
+    with DeviceMemory(size) as memory, DeviceBuffer(driver, memory.address, size) as buffer:
+        before = driver.path_bytes()
+        with DeviceFile(driver, data_file) as file:
+            assert file.read(buffer, size, 0) == NUM_BYTES, "the file's end cuts the read short"
+        assert content_of(memory, NUM_BYTES) == data_file.read_bytes()
+
+        after = driver.path_bytes()
+        expected = availability(data_file.parent).mode
+        print(f"expected {expected}, taken {after}")
+        assert before.mode == "none"
+        assert after.mode == expected
+        # cuFile counts what was asked of it, the file's last block whole.
+        assert sum((after.p2pdma, after.nvidia_fs, after.compat)) == size
+
+
+@pytest.mark.gpu
+def test_threads_read_at_once_each_into_its_own_buffer(
+    gpu: Gpu, driver: Driver, data_file: Path
+) -> None:
+    content = data_file.read_bytes()
+    size = 1 << 20
+
+    def read_parts(worker: int) -> int:
+        gpu.use()
+        num_right = 0
+        with (
+            DeviceMemory(size) as memory,
+            DeviceBuffer(driver, memory.address, size) as buffer,
+            DeviceFile(driver, data_file) as file,
+        ):
+            for start in range(worker * 4096, 8 << 20, size + 4096):
+                file.read(buffer, size, start)
+                num_right += content_of(memory) == content[start : start + size]
+        return num_right
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(read_parts, range(8))) == [8] * 8
+
+
+@pytest.mark.gpu
+def test_what_was_written_from_the_gpu_stands_in_the_file(driver: Driver, data_file: Path) -> None:
+    path = data_file.with_suffix(".written")
+    content = data_file.read_bytes()[: 2 << 20]
+    try:
+        path.write_bytes(bytes(len(content)))
+        with (
+            DeviceMemory(len(content)) as memory,
+            DeviceBuffer(driver, memory.address, len(content)) as buffer,
+            DeviceFile(driver, path, writable=True) as file,
+        ):
+            host = np.frombuffer(content, np.uint8)
+            memory.fill(host.ctypes.data, len(content))
+            assert file.write(buffer, len(content), 0) == len(content)
+        assert path.read_bytes() == content
+    finally:
+        path.unlink()
+
+
+@pytest.mark.gpu
+def test_unaligned_numbers_and_overruns_are_refused(driver: Driver, data_file: Path) -> None:
+    with (
+        DeviceMemory(8192) as memory,
+        DeviceBuffer(driver, memory.address, 8192) as buffer,
+        DeviceFile(driver, data_file) as file,
+    ):
+        with pytest.raises(RunError, match="multiples of 4096"):
+            file.read(buffer, 4096, 183)
+        with pytest.raises(RunError, match="overrun"):
+            file.read(buffer, 8192, 0, 4096)
+        with pytest.raises(RunError, match="aligned to 4096"):
+            DeviceBuffer(driver, memory.address + 512, 4096)
+
+
+@pytest.mark.gpu
+def test_require_never_takes_the_host_path(gpu: Gpu, data_file: Path) -> None:
+    """Either the driver opens and the bytes go directly, or it does not open."""
+    found = availability(data_file.parent, gds="require")
+    if not found.usable:
+        with pytest.raises(RunError, match="cuFile cannot read"):
+            Driver(data_file.parent, "require")
+        return
+    with Driver(data_file.parent, "require") as driver, DeviceMemory(4096) as memory:
+        with (
+            DeviceBuffer(driver, memory.address, 4096) as buffer,
+            DeviceFile(driver, data_file) as file,
+        ):
+            file.read(buffer, 4096, 0)
+        assert driver.path_bytes().compat == 0
+
+
+@pytest.mark.gpu
+def test_copies_between_host_and_gpu_agree(gpu: Gpu) -> None:
+    assert cuda.num_gpus() >= 1
+    assert cuda.driver_version() >= (12, 0)
+    with cuda.HostMemory(1 << 20) as host, DeviceMemory(1 << 20) as memory:
+        host.pin()
+        content = os.urandom(1 << 20)
+        host.view[:] = content
+        memory.fill(host.address, len(content))
+        assert content_of(memory) == content

@@ -1,0 +1,310 @@
+"""From nothing to a verdict on an S3 server: datagen, verify, run, and what may be wrong there."""
+
+import json
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.store import S3Store
+
+from dlemu.cli.main import run
+from dlemu.config.compose import compose_words
+from dlemu.config.model import check_workload
+from dlemu.datagen import generate
+from dlemu.datagen.target import Bucket
+from dlemu.ranks.world import Alone
+from dlemu.storage.s3 import store as store_module
+from tests.lab.commands import QUICK, SMALL, dlemu
+from tests.lab.mpirun import mpirun
+from tests.lab.object_server import Moto, RangeServer, moto_server
+
+Printed = Callable[..., str]
+SECRET, KEY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "AKIAIOSFODNN7EXAMPLE"
+
+
+@pytest.fixture(scope="module")
+def _started() -> Iterator[Moto]:
+    with moto_server() as moto:
+        yield moto
+
+
+@pytest.fixture
+def moto(_started: Moto, monkeypatch: pytest.MonkeyPatch) -> Moto:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", _started.url)
+    _started.faults.refuse = 0
+    _started.seen.clear()
+    return _started
+
+
+@pytest.fixture
+def outside(moto: Moto, request: pytest.FixtureRequest) -> S3Store:
+    """A bucket of the test's own, by a client that is not dlemu's."""
+    name = f"b{abs(hash(request.node.name))}"
+    urllib.request.urlopen(urllib.request.Request(f"{moto.url}/{name}", method="PUT")).close()
+    return S3Store(
+        name,
+        config={
+            "endpoint": moto.url,
+            "access_key_id": KEY,
+            "secret_access_key": SECRET,
+            "region": "us-east-1",
+        },
+        client_options={"allow_http": True},
+    )
+
+
+@pytest.fixture
+def data(outside: S3Store) -> str:
+    return f"dataset.data_folder=s3://{outside.config['bucket']}/some/where"
+
+
+def names(outside: S3Store) -> list[str]:
+    return sorted(each["path"] for page in obstore.list(outside) for each in page)
+
+
+def test_from_nothing_to_a_verdict(
+    outside: S3Store, data: str, moto: Moto, tmp_path: Path, printed: Printed
+) -> None:
+    assert "56 npz files of 1 sample" in printed("datagen", *SMALL, data)
+    assert len(names(outside)) == 56 + 2, "objects and the two of the manifest, and no plan"
+    assert "nothing was written" in printed("datagen", *SMALL, data)
+    assert "no bad files; sizes and content were checked" in printed(
+        "verify", *SMALL, data, "--full"
+    )
+    assert "would be accepted" in printed("run", "--dry-run", *QUICK, data)
+
+    moto.seen.clear()
+    told = printed("run", *QUICK, data, f"output.folder={tmp_path / 'out'}")
+    # Two epochs of 56 objects, and the manifest: no LIST, no HEAD, to the unit.
+    assert moto.seen.methods == {"GET": 2 * 56 + 1}
+    assert "objects: 112 GETs, p50 " in told
+    assert "page cache" not in told
+    assert "no drive is seen" not in told
+    assert f"storage:  s3 at s3://{outside.config['bucket']}/some/where, from {moto.url}" in told
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    found = summary["measured"]["objects"]
+    assert found["gets"] == 112
+    assert found["received_bytes"] == summary["measured"]["read_bytes"]
+    assert found["needed_bytes"] <= found["received_bytes"]
+    assert found["p50_seconds"] <= found["p99_seconds"]
+    assert summary["place"]["file_system"] == "s3"
+    assert summary["place"]["device"] == ""
+    assert summary["measured"]["page_cache_share"] is None
+    assert summary["measured"]["wear"]["drives"] == [], "this host's drives have no part in it"
+    assert summary["limit"]["name"] in ("storage", "none", "host cpu", "unclear", "loader")
+
+
+@pytest.mark.parametrize("form", ["jpeg", "tfrecord"])
+def test_formats_and_indexes(outside: S3Store, data: str, form: str, tmp_path: Path) -> None:
+    more = [f"dataset.format={form}", f"output.folder={tmp_path / 'out'}"]
+    assert run(["datagen", *SMALL, data, more[0]]) == 0
+    assert len(names(outside)) == (2 if form == "tfrecord" else 1) * 56 + 2
+    assert run(["verify", *SMALL, data, more[0], "--full"]) == 0
+    assert run(["run", *QUICK, data, *more]) == 0
+
+
+def test_large_objects_are_put_in_parts(
+    data: str, moto: Moto, monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    monkeypatch.setattr(store_module, "_PART_BYTES", 5 << 20)
+    monkeypatch.setattr("dlemu.judge.wear.LEAST_BYTES", 1)
+    words = ["workload=unet3d_h100", "dataset.num_files_train=1", data]
+    words += ["dataset.record_length_bytes=11000000", "dataset.record_length_bytes_stdev=0"]
+    assert "wear: " not in printed("datagen", *words), "its drives are another host's"
+    # One begins the upload, one ends it, one removes the plan.
+    assert moto.seen.methods["POST"] == 3
+    # The bucket, the plan, 3 parts, and the two objects of the manifest.
+    assert moto.seen.methods["PUT"] == 1 + 1 + 3 + 2
+    assert run(["verify", *words, "--full"]) == 0
+
+
+def test_an_interrupted_datagen_goes_on(
+    outside: S3Store, data: str, moto: Moto, printed: Printed
+) -> None:
+    written = 0
+    original = Bucket.put
+
+    def put(self: Bucket, name: str, part: memoryview) -> None:
+        nonlocal written
+        written += 1
+        if written > 1 + 20:  # the plan is the first
+            raise KeyboardInterrupt
+        original(self, name, part)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Bucket, "put", put)
+        with pytest.raises(KeyboardInterrupt):
+            generate(check_workload(compose_words([*SMALL, data])), world=Alone())
+    assert "some/where/dlemu.json" not in names(outside)
+    assert "has no dlemu.json" in printed("run", *QUICK, data, status=1)
+    assert "unfinished dataset" in printed("datagen", *SMALL, data, "dataset.seed=7", status=1)
+    moto.seen.clear()
+    assert "36 written now, the others were there" in printed("datagen", *SMALL, data)
+    assert moto.seen.methods["PUT"] == 36 + 2
+    assert run(["verify", *SMALL, data, "--full"]) == 0
+    larger = printed("datagen", *SMALL, data, "dataset.num_files_train=57", status=1)
+    assert "a dataset in a bucket is not extended" in larger
+
+
+def test_damage_is_found_and_repaired(
+    outside: S3Store, data: str, printed: Printed, tmp_path: Path
+) -> None:
+    assert run(["datagen", *SMALL, data]) == 0
+    objects = [name for name in names(outside) if "/train/" in name]
+    missing, cut, other = objects[3], objects[7], objects[11]
+    good = bytes(obstore.get(outside, other).bytes())
+    obstore.delete(outside, missing)
+    obstore.put(outside, cut, bytes(obstore.get(outside, cut).bytes())[:-1])
+    obstore.put(outside, other, good[:6000] + bytes([good[6000] ^ 1]) + good[6001:])
+    obstore.put(outside, f"{missing}.copy", b"x")
+    told = printed("run", *QUICK, data, f"output.folder={tmp_path / 'out'}", status=1)
+    assert told.endswith("dlemu verify lists what is damaged\n")
+    told = printed("verify", *SMALL, data, "--full", status=1)
+    assert f"{Path(missing).name}: is missing" in told
+    assert f"{Path(cut).name}: has " in told
+    assert f"{Path(other).name}: differs from what was written at byte 6000" in told
+    assert "3 bad files, 1 extra file" in told
+    told = printed("verify", *SMALL, data, "--full", "--repair", status=1)
+    assert "3 bad files, 3 written again, 1 extra file" in told, "the extra one stays"
+    obstore.delete(outside, f"{missing}.copy")
+    assert run(["verify", *SMALL, data, "--full"]) == 0
+
+
+def test_other_objects_are_not_touched(outside: S3Store, data: str, printed: Printed) -> None:
+    obstore.put(outside, "some/where/train/mine.npz", b"x")
+    told = printed("datagen", *SMALL, data, status=1)
+    assert "train/mine.npz is no file of this dataset; move it elsewhere" in told
+    assert names(outside) == ["some/where/train/mine.npz"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "storage.endpoint_url=http://127.0.0.1:9",
+            "does not answer (connection refused), in each of 2 tries; is the server up",
+        ),
+        ("dataset.data_folder=s3://nowhere/x", "has no bucket nowhere; make it"),
+        ("{data}/else", "has no dlemu.json, which says what lies there"),
+        (f"storage.endpoint_url=http://me:{SECRET}@a", "must not have a user or a password"),
+    ],
+)
+def test_what_is_wrong_there_gets_one_line(
+    moto: Moto, data: str, words: str, line: str, printed: Printed
+) -> None:
+    assert run(["datagen", *SMALL, data]) == 0
+    said = printed("run", *QUICK, data, "storage.retries=1", words.format(data=data), status=1)
+    assert line in said and SECRET not in said and said.count("\n") == 1
+
+
+def test_wrong_credentials_get_one_line(
+    moto: Moto, data: str, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moto import settings
+    from moto.core.authorization import ActionAuthenticatorMixin
+
+    monkeypatch.setattr(ActionAuthenticatorMixin, "request_count", 0)
+    monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0.0)
+    told = printed("run", *QUICK, data, status=1)
+    assert "(403 InvalidAccessKeyId); check AWS_ACCESS_KEY_ID" in told and told.count("\n") == 1
+
+
+def test_secrets_are_in_no_output(
+    moto: Moto,
+    data: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    keys = [
+        f"storage.storage_options.access_key_id={KEY}",
+        f"storage.storage_options.secret_access_key={SECRET}",
+        f"output.log={tmp_path / 'log'}",
+        data,
+    ]
+    out = f"output.folder={tmp_path / 'out'}"
+    assert run(["datagen", *SMALL, *keys]) == 0
+    assert run(["run", "-v", *QUICK, *keys, out, f"--csv={tmp_path / 'rows.csv'}"]) == 0
+    assert run(["report", str(tmp_path / "out"), f"--html={tmp_path / 'page.html'}"]) == 0
+    assert run(["run", *QUICK, *keys, "--cfg=job"]) == 0
+    assert run(["run", *QUICK, *keys, "--cfg=job", "--json"]) == 0
+    searching = ["size", *QUICK, *keys, "size.confirm=0", "size.quick=true", "--json"]
+    run([*searching, "size.max_accelerators=2", f"output.folder={tmp_path / 'size'}"])
+    words = ["run", *QUICK, *keys, "storage.secret_access_key=a,b c"]
+    run([*words, "storage.storage_options.secret_access_keys=1"])
+    told = capsys.readouterr()
+    texts = {"stdout": told.out, "stderr": told.err}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    texts |= {str(path): path.read_bytes().decode("latin-1") for path in files}
+    assert {Path(name).name for name in texts} >= {
+        "stdout", "log", "config.yaml", "summary.json", "page.html", "rows.csv", "host.0.jsonl"
+    }  # fmt: skip
+    for name, text in texts.items():
+        for secret in (SECRET, KEY, "a,b c"):
+            assert secret not in text, name
+    assert "storage.storage_options.secret_access_key=..." in texts[str(tmp_path / "log")]
+
+
+def test_dlio_s_words_mean_the_same(
+    moto: Moto, outside: S3Store, data: str, tmp_path: Path, printed: Printed
+) -> None:
+    words = [
+        "++workload.storage.storage_type=s3",
+        f"++workload.storage.storage_root={outside.config['bucket']}",
+        "++workload.dataset.data_folder=some/where",
+        f"++workload.storage.storage_options.endpoint_url={moto.url}",
+    ]
+    assert run(["datagen", *SMALL, data]) == 0
+    told = printed("run", *QUICK, *words, f"output.folder={tmp_path / 'out'}")
+    assert "ignored" not in told
+
+
+def test_a_search_reads_objects(moto: Moto, data: str, tmp_path: Path, printed: Printed) -> None:
+    assert run(["datagen", *SMALL, data]) == 0
+    moto.seen.clear()
+    words = ["size.quick=true", "size.confirm=0", "size.start=1", "size.max_accelerators=1"]
+    words += ["reader.batch_size=1", "reader.read_threads=1", "reader.prefetch_size=1"]
+    told = printed("size", *QUICK, data, *words, f"output.folder={tmp_path / 'out'}")
+    assert moto.seen.methods.keys() == {"GET"}
+    assert "the server may have it in memory; up to" in told
+    assert "O_DIRECT" not in told and "x drive" not in told
+
+
+@pytest.mark.mpi
+def test_only_rank_0_needs_the_environment(moto: Moto, data: str, tmp_path: Path) -> None:
+    """Launchers do not forward AWS_* to other hosts."""
+    assert run(["datagen", *SMALL, data]) == 0
+    job = " ".join(["run", *QUICK, data, "num_accelerators=2", f"output.folder={tmp_path / 'out'}"])
+    alone = "env -u AWS_ACCESS_KEY_ID -u AWS_SECRET_ACCESS_KEY -u AWS_ENDPOINT_URL"
+    rank = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+    script = f'[ "{rank}" = 0 ] || A="{alone}"; exec $A {sys.executable} -m dlemu {job}'
+    moto.seen.clear()
+    done = subprocess.run(
+        mpirun(2, "sh", "-c", script), capture_output=True, text=True, timeout=150, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert moto.seen.methods == {"GET": 2 * 56 + 1}
+
+
+def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
+    """The watchdog ends the run, and says which worker waits for what from where."""
+    assert run(["datagen", *SMALL, f"dataset.data_folder={tmp_path / 'data'}"]) == 0
+    with RangeServer(tmp_path) as server:
+        server.faults.hang, server.faults.hang_after = threading.Event(), 1
+        words = [*QUICK, "dataset.data_folder=s3://any/data", "output.stall_seconds=2"]
+        done = dlemu("run", *words, f"storage.endpoint_url={server.url}", cwd=tmp_path)
+        server.faults.hang.set()
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert "no progress for 2" in line
+    assert "reads train/img_" in line
+    assert f" from {server.url}" in line

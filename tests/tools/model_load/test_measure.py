@@ -1,0 +1,189 @@
+"""Files are read whole, once, and cold; what was written for it is removed. The models' files."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlemu.errors import RunError, WorkloadError
+from dlemu.host.devices import lies_in_memory
+from dlemu.report.text import render_text
+from dlemu.report.tools import present_load
+from dlemu.storage.pagecache import Pages, drop, look
+from dlemu.tools.model_load import measure as module
+from dlemu.tools.model_load import reading
+from dlemu.tools.model_load.measure import (
+    Load,
+    Model,
+    document_of,
+    find_drive,
+    find_model,
+    known_models,
+    measure,
+)
+from dlemu.tools.model_load.reading import WAYS, Way, read_once
+
+SIZES = (9_000_000, 4096, 5_000_001)
+MODEL = Model("tiny", SIZES, "fp16", "here")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"{number}.bin" for number in range(len(SIZES))]
+    for path, size in zip(paths, SIZES, strict=True):
+        path.write_bytes(os.urandom(size))
+    return paths
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """A small model on a drive whose rate is known."""
+    if lies_in_memory(tmp_path):
+        pytest.skip(f"{tmp_path} lies in memory")
+    target = tmp_path / "drive"
+    target.mkdir()
+    return Load(model=MODEL, target=target, readers=(1, 3), drive=find_drive("d3_s4520"))
+
+
+@pytest.mark.parametrize("way", WAYS[:3])
+@pytest.mark.parametrize("readers", [1, 4])
+def test_every_byte_is_read_once(
+    way: Way, readers: int, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_PIECE", 1 << 20)
+    monkeypatch.setattr(reading, "_CALL", 1 << 18)
+    seen: list[int] = []
+    num_bytes, seconds, _ = read_once(files, way=way, num_readers=readers, at=seen.append)
+    assert num_bytes == sum(seen) == sum(SIZES) and seconds > 0
+
+
+def test_what_is_read_is_in_the_page_cache_afterwards_but_for_o_direct(files: list[Path]) -> None:
+    if lies_in_memory(files[0]):
+        pytest.skip("lies in memory")
+    # The kernel may already have reclaimed a few pages where other tests need memory.
+    for way, least, most in (("odirect", 0.0, 0.0), ("pread", 0.95, 1.0), ("mmap", 0.95, 1.0)):
+        assert drop(files).resident == 0
+        read_once(files, way=way, num_readers=2)  # type: ignore[arg-type]
+        share = look(files).share
+        assert share is not None and least <= share <= most, way
+
+
+def test_a_file_that_ends_early_is_an_error(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = Path.stat
+
+    def longer(path: Path, **options: bool) -> os.stat_result:
+        told = truth(path, **options)
+        return os.stat_result((*told[:6], told.st_size + 8192, *told[7:10]))
+
+    monkeypatch.setattr(Path, "stat", longer)
+    with pytest.raises(RunError, match=r"0.bin ended early, at byte 8388608"):
+        read_once(files[:1], way="pread", num_readers=2)
+
+
+def test_a_model_is_written_read_cold_and_removed(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load.target is not None
+    monkeypatch.setattr(module, "lists_gpu", lambda: False)
+    events: list[str] = []
+
+    answer = measure(load, events.append)
+
+    assert not any(load.target.iterdir())
+    assert answer.num_bytes == sum(SIZES)
+    assert [(cell.way, cell.readers) for cell in answer.cells] == [
+        (way, readers) for way in WAYS[:3] for readers in (1, 3)
+    ]
+    assert all(cell.pages_before == 0 and cell.num_bytes == sum(SIZES) for cell in answer.cells)
+    assert "left out: cufile: no GPU on this host" in events
+    told = document_of(load, answer)
+    assert "cold: 0 of 3420 pages in" in render_text(present_load(told))
+    share = sum(SIZES) / answer.cells[0].seconds / 550e6
+    assert told["cells"][0]["share_of_drive"] == pytest.approx(share)
+    assert told["by_datasheet"][0]["seconds"] == sum(SIZES) / 550e6
+
+
+def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load) -> None:
+    assert load.target is not None
+    folder = load.target / "dlemu_load.tiny"
+    load = load.model_copy(
+        update={"ways": ("odirect",), "readers": (2,), "scale": 0.1, "keep": True}
+    )
+
+    answer = measure(load, lambda _: None)
+
+    sizes = [path.stat().st_size for path in sorted(folder.iterdir())]
+    assert sizes == [900_000, 4096, 500_000]
+    text = render_text(present_load(document_of(load, answer)))
+    assert "(scale=0.1 of the model); cold: 0 of" in text and "computed from a part" in text
+    events: list[str] = []
+    measure(load.model_copy(update={"keep": False}), events.append)
+    assert events[0] == f"{folder} has the files already; they stay"
+    assert len([*folder.iterdir()]) == 3
+
+
+def test_a_share_of_less_than_a_page_a_file_is_refused(load: Load) -> None:
+    with pytest.raises(WorkloadError, match=r"^scale=1e-09 is too small: .*; take scale=0\.0\d+$"):
+        measure(load.model_copy(update={"scale": 1e-9}), lambda _: None)
+    assert load.target is not None and not any(load.target.iterdir())
+
+
+def test_kept_files_of_another_scale_stay(load: Load) -> None:
+    assert load.target is not None
+    folder = load.target / "dlemu_load.tiny"
+    load = load.model_copy(update={"ways": ("odirect",), "readers": (2,)})
+    measure(load.model_copy(update={"scale": 0.5, "keep": True}), lambda _: None)
+    kept = {path: path.read_bytes() for path in folder.iterdir()}
+
+    with pytest.raises(RunError, match=r"it was kept with another scale, .*; give its scale, or r"):
+        measure(load.model_copy(update={"scale": 0.2}), lambda _: None)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == kept
+
+    first, *others = sorted(kept)
+    first.unlink()
+    measure(load.model_copy(update={"scale": 0.5}), lambda _: None)
+    assert sorted(folder.iterdir()) == others, "it was written for this command alone"
+
+
+def test_a_file_of_several_names_is_read_once(files: list[Path], tmp_path: Path) -> None:
+    if lies_in_memory(tmp_path):
+        pytest.skip(f"{tmp_path} lies in memory")
+    (tmp_path / "link").symlink_to(files[0])
+    os.link(files[0], tmp_path / "hard")
+    names = (files[0], files[0], tmp_path / "link", tmp_path / "hard", files[1])
+    events: list[str] = []
+    plan = Load(files=names, ways=("pread",), readers=(1,), drive=find_drive("d3_s4520"))
+
+    answer = measure(plan, events.append)
+
+    assert (answer.num_files, answer.num_bytes) == (2, SIZES[0] + SIZES[1])
+    assert events[0] == "5 names of 2 files: read once"
+
+
+def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load.target is not None
+    huge = replace(MODEL, files=(1 << 50,))
+    with pytest.raises(RunError, match=r"free, too little for 1 file, 1\.0 PiB; .*: scale=\d"):
+        measure(load.model_copy(update={"model": huge}), lambda _: None)
+    monkeypatch.setattr(module, "lists_gpu", lambda: False)
+    with pytest.raises(RunError, match=r"^ways=cufile does not work on .*: no GPU on this host"):
+        measure(load.model_copy(update={"ways": ("cufile",)}), lambda _: None)
+    with pytest.raises(
+        RunError, match=r"^/dev/shm lies in memory: no drive is read; name a folder"
+    ):
+        measure(load.model_copy(update={"target": Path("/dev/shm")}), pytest.fail)
+    monkeypatch.setattr(module, "drop", lambda _: Pages(3, 7, 3420))
+    with pytest.raises(RunError, match="7 of 3420 pages stay in the page cache"):
+        measure(load, lambda _: None)
+    assert not any(load.target.iterdir())
+
+
+def test_the_files_of_models() -> None:
+    llama = find_model("llama2_70b")
+    assert llama.num_bytes == 137_953_316_864, "total_size of its model.safetensors.index.json"
+    num_files = {name: len(find_model(name).files) for name in known_models()}
+    several = {"llama2_70b": 15, "llama3_8b": 4, "llama3_70b": 30, "llama3_405b": 191}
+    assert num_files == dict.fromkeys(num_files, 1) | several

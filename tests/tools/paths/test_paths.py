@@ -1,0 +1,382 @@
+"""Cells of `dlemu paths`: what is measured, what is kept, and what it leaves behind."""
+
+import errno
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlemu.cli import paths
+from dlemu.cli.words import parse
+from dlemu.errors import RunError, WorkloadError
+from dlemu.judge.folders import hold
+from dlemu.judge.records import JsonLines
+from dlemu.storage.gpu.availability import lists_gpu
+from dlemu.storage.locks import locked
+from dlemu.tools.paths import sweep, uring
+from dlemu.tools.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
+from dlemu.tools.paths.random_files import write_random_file
+from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
+
+MIB = 1 << 20
+
+
+def work(folder: Path, **changes: object) -> Work:
+    """Two workers for a moment on files of 1 MiB, through the page cache."""
+    files = tuple(str(folder / f"f{index}") for index in range(2))
+    for seed, file in enumerate(files):
+        write_random_file(file, seed, MIB)
+    plain = Work(
+        path="host_buffered",
+        pattern="seq_read",
+        io_size=65536,
+        files=files,
+        file_bytes=MIB,
+        seconds=0.2,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+# --- one measurement ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("io_size", [4096, 256 * 1024])
+def test_every_pattern_runs_in_its_time_and_counts_what_it_did(
+    tmp_path: Path, pattern: Pattern, io_size: int
+) -> None:
+    job = work(tmp_path, pattern=pattern, io_size=io_size)
+
+    done, elapsed = perform(job, lambda: None)
+
+    assert done.latencies.num > 0
+    assert done.path_bytes.mode == "host"
+    assert done.path_bytes.host == done.latencies.num * io_size
+    assert job.seconds <= elapsed
+    # The latencies of both workers fill their time, but for what lies between two rounds.
+    assert done.latencies.total / 1e9 <= 2 * elapsed
+
+
+@pytest.mark.parametrize("path", ["host_direct", "host_io_uring"])
+def test_the_blocks_in_flight_are_all_blocks_of_the_file(tmp_path: Path, path: DataPath) -> None:
+    """With as many blocks in flight as a file has, each of them is written."""
+    problem = sweep.path_problem(path, tmp_path)
+    if problem:
+        pytest.skip(problem)
+    job = work(tmp_path, path=path, pattern="random_write", io_size=65536, depth=16, seconds=0.05)
+    job = replace(job, files=job.files[:1])
+    before = pages(Path(job.files[0]).read_bytes())
+
+    done, _ = perform(job, lambda: None)
+
+    after = pages(Path(job.files[0]).read_bytes())
+    assert all(old != new for old, new in zip(before, after, strict=True))
+    assert len({*after}) == len(after), "no page is written twice with the same content"
+    assert done.latencies.num >= 16
+
+
+def pages(*contents: bytes) -> list[bytes]:
+    return [content[i : i + 4096] for content in contents for i in range(0, len(content), 4096)]
+
+
+def test_no_two_pages_are_equal_neither_prepared_nor_written(tmp_path: Path) -> None:
+    """And reading changes none."""
+    job = work(tmp_path, pattern="seq_write", io_size=65536)
+    found = []
+    for pattern in ("seq_read", "seq_write"):
+        found.append(pages(*(Path(file).read_bytes() for file in job.files)))
+        perform(replace(job, pattern=pattern), lambda: None)
+    prepared, read = found
+    assert prepared == read and len(set(prepared)) == len(prepared) == 512
+    written = pages(*(Path(file).read_bytes() for file in job.files))
+    assert len(set(written + prepared)) == 1024
+    assert sorted(os.listdir(tmp_path)) == ["f0", "f1"]
+
+
+def test_a_file_longer_than_the_pool_repeats_nothing(tmp_path: Path) -> None:
+    write_random_file(str(tmp_path / "file"), 3, 17 * MIB)
+
+    content = np.fromfile(tmp_path / "file", np.uint8).reshape(-1, 4096)
+
+    assert len(np.unique(content[:, :16], axis=0)) == len(content) == 17 * 256
+
+
+def test_small_blocks_get_processes_large_ones_and_the_gpu_threads(tmp_path: Path) -> None:
+    """CUDA contexts take turns on a GPU: processes would wait for each other."""
+    job = replace(work(tmp_path), files=("file",) * 64)
+    assert job.num_processes == replace(job, path="host_io_uring", io_size=MIB).num_processes == 64
+    assert replace(job, path="host_direct", io_size=131072).num_processes == 1
+    assert replace(job, path="cufile", io_size=4096).num_processes == 1
+
+
+def test_a_worker_that_fails_says_what_and_where(tmp_path: Path) -> None:
+    job = work(tmp_path)
+    os.truncate(job.files[1], MIB // 2)
+
+    with pytest.raises(RunError, match=r"^host_buffered, seq_read, 65536 bytes: .*short transfer"):
+        perform(job, lambda: None)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_that_is_killed_is_noticed(worker: int, tmp_path: Path) -> None:
+    job = work(tmp_path, io_size=4096, seconds=600)
+
+    def kill_one() -> None:
+        import multiprocessing
+
+        children = sorted(multiprocessing.active_children(), key=lambda child: child.pid or 0)
+        assert len(children) == 2
+        children[worker].kill()
+
+    with pytest.raises(RunError, match="ended without a word"):
+        perform(job, kill_one)
+
+
+# --- a plan ---------------------------------------------------------------------------------------
+
+
+def plan(tmp_path: Path, **changes: object) -> Sweep:
+    target = tmp_path / "target"
+    target.mkdir(exist_ok=True)
+    plain = Sweep(
+        target=(target,),
+        output=tmp_path / "output",
+        seconds=0.1,
+        io_sizes=(4096, 131072),
+        workers=(1, 2),
+        patterns=("seq_read",),
+        paths=("host_buffered",),
+        file_size=MIB,
+    )
+    return Sweep(**dict(plain) | changes)
+
+
+def test_each_combination_is_a_cell_and_the_time_is_told_first(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    cells = run_paths(plan(tmp_path, seconds=0.2), events.append)
+
+    assert [(c.workers, c.io_size) for c in cells] == [
+        (1, 4096),
+        (1, 131072),
+        (2, 4096),
+        (2, 131072),
+    ]
+    for cell in cells:
+        assert cell.mode == "host" and cell.host_bytes == cell.num_ios * cell.io_size
+        assert cell.gib_per_second == pytest.approx(cell.iops * cell.io_size / 2**30)
+        assert 0 < cell.latency_p50 <= cell.latency_p99 <= cell.latency_p999
+        assert 0 < cell.cpu_user_percentage + cell.cpu_system_percentage <= 110
+    assert events[0] == "4 cells, 0 of them measured before; 4 x 200 ms = 800 ms"
+    assert events[1] == f"writing 2 files of 1.0 MiB into {tmp_path}/target"
+    assert events[2].endswith("; 0:01 left") and "left" not in events[-1]
+    assert list((tmp_path / "target").iterdir()) == [], "only its own files, and those removed"
+
+
+def test_what_was_written_to_the_drives_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verbose = True
+    writes = plan(tmp_path, patterns=("seq_write",), workers=(1,), io_sizes=(4096,))
+    run_paths(writes, lambda _: None)
+    assert not (tmp_path / "output/wear.jsonl").exists(), "too little to tell"
+    monkeypatch.setattr("dlemu.tools.paths.sweep.has_writes", lambda wear: True)
+    monkeypatch.setattr("dlemu.tools.paths.sweep.is_verbose", lambda: verbose)
+    events: list[str] = []
+    (cell,) = run_paths(writes.model_copy(update={"io_sizes": (131072,)}), events.append)
+    [line] = (tmp_path / "output/wear.jsonl").read_text().splitlines()
+    told = json.loads(line)
+    assert told["file_bytes_written"] == MIB + cell.num_ios * cell.io_size
+    assert events[-1].startswith("wear: ") and told["end"] and "missing" in told
+    verbose = False
+    run_paths(writes.model_copy(update={"io_sizes": (262144,)}), events.append)
+    assert sum(event.startswith("wear: ") for event in events) == 1, "it is shown by -v"
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    first = run_paths(plan(tmp_path), lambda _: None)
+    store = tmp_path / "output/cells.jsonl"
+    lines = store.read_text().splitlines(keepends=True)
+    store.write_text("".join(lines[:3]) + lines[3][:40])  # killed while writing the fourth
+    events: list[str] = []
+
+    again = run_paths(plan(tmp_path), events.append)
+
+    assert again[:3] == first[:3]
+    assert again[3] != first[3], "the fourth was measured anew"
+    assert events[0].startswith("4 cells, 3 of them measured before; 1 x")
+    assert cells_of(JsonLines(store)) == again
+    run_paths(plan(tmp_path, seconds=0.05), events.append)
+    assert any(event.startswith("4 cells, 0 of them measured before") for event in events)
+
+
+def test_what_cannot_be_written_is_said_before_a_cell_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "perform", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "output" / "paths.json").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"paths.json cannot be written \(Is a directory\)"):
+        run_paths(plan(tmp_path), lambda _: None)
+    with hold(tmp_path / "output", ""), pytest.raises(WorkloadError, match=r"output .* is in use"):
+        run_paths(plan(tmp_path), lambda _: None)
+
+
+def test_a_cell_is_shown_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may have become full meanwhile."""
+
+    def full(*_: object) -> None:
+        raise RunError("the disk is full")
+
+    events: list[str] = []
+    monkeypatch.setattr(JsonLines, "append", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        run_paths(plan(tmp_path), events.append)
+    assert re.search(r" [kMG]B/s, p99 ", events[-1])
+    assert not (tmp_path / "output").exists() and not any((tmp_path / "target").iterdir())
+
+
+def test_a_command_that_is_refused_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "target").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "path_problem", lambda *_: "no such device")
+    with pytest.raises(RunError, match="no such device"):
+        paths.main(parse(["target", "paths=cufile"]))
+    with pytest.raises(RunError, match="too little"):
+        monkeypatch.setattr(sweep, "path_problem", lambda *_: None)
+        paths.main(parse(["target", "paths=host_buffered", "file_size=1000000GiB"]))
+    assert [path.name for path in tmp_path.rglob("*")] == ["target"]
+
+
+def test_what_a_path_does_not_take_is_left_out_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "smallest_direct", lambda _: 4096)
+    monkeypatch.setattr(uring, "problem", lambda: "io_uring cannot be used (by the test)")
+    monkeypatch.setattr(sweep, "perform", lambda work, _: pytest.fail(f"{work.path} was measured"))
+    monkeypatch.setattr(sweep, "find_connection", lambda _: None)
+    events: list[str] = []
+    small = plan(tmp_path, io_sizes=(512,), paths=None, queue_depths=(1, 4))
+
+    assert run_paths(small, events.append) == []
+
+    target = tmp_path / "target"
+    assert events[:2] == [
+        f"left out on {target}: host_io_uring: io_uring cannot be used (by the test)",
+        f"left out on {target}: host_direct with blocks of 512 B: 4096 B is the least there "
+        "(the logical block of the device)",
+    ]
+
+
+def test_the_smallest_direct_block_is_found_by_trying(tmp_path: Path) -> None:
+    if sweep.path_problem("host_direct", tmp_path):
+        pytest.skip("no O_DIRECT here")
+    assert sweep.smallest_direct(tmp_path) in (512, 1024, 2048, 4096)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_has_all_blocks_that_are_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "_LARGEST_FILE", 65536)
+    deep = plan(tmp_path, file_size=None, workers=(1,), io_sizes=(4096, 65536), queue_depths=(3,))
+
+    cells = run_paths(deep.model_copy(update={"seconds": 0.02}), lambda _: None)
+
+    assert [cell.file_bytes for cell in cells] == [3 * 65536] * 2
+
+
+@pytest.mark.skipif(lists_gpu(), reason="this host has a GPU")
+def test_where_no_gpu_is_no_path_to_one_is_spoken_of(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    cells = run_paths(plan(tmp_path, paths=None, workers=(1,)), events.append)
+
+    assert {cell.path for cell in cells} <= {"host_buffered", "host_direct"}
+    assert not any("left out" in text or "cufile" in text for text in events)
+
+
+def test_a_drive_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"/file cannot be written: No space left on device;"):
+        write_random_file(str(tmp_path / "file"), 0, MIB)
+
+
+@pytest.mark.parametrize("output", ["results", "target"])
+def test_two_sweeps_of_one_folder_do_not_meet(tmp_path: Path, output: str) -> None:
+    """The second one would remove and rewrite the files that the first one reads."""
+    one = plan(tmp_path)
+    target = one.target[0]
+    mine = one.model_copy(update={"output": tmp_path / output})
+    with locked(target), pytest.raises(WorkloadError, match="is in use by another dlemu; wait"):
+        run_paths(mine, lambda _: pytest.fail("it has begun"))
+    assert not list(target.glob("dlemu_paths.*"))
+    assert run_paths(mine, lambda _: None)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def test_the_command_writes_its_reports_and_ends_with_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["seconds=0.02", "workers=1", "io_sizes=128KiB", "paths=host_buffered"]
+    assert (
+        paths.main(parse([str(tmp_path), *words, "file_size=1MiB", f"output={tmp_path}/out"])) == 0
+    )
+
+    assert "page cache" in capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"cells.jsonl", "paths.csv", "paths.json", "paths.txt"}
+    assert (tmp_path / "out/paths.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "out/paths.svg").read_text()
+
+
+def test_an_earlier_sweep_of_another_number_of_queues_joins_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = plan(tmp_path, workers=(1,), io_sizes=(4096,), seconds=0.02)
+    for queues in (1, 7):
+        monkeypatch.setattr(sweep, "find_connection", lambda _, q=queues: ("nvme0n1", q))
+        cells = run_paths(few, lambda _: None)
+    assert [cell.queues for cell in cells] == [1, 7]
+    assert len(run_paths(few.model_copy(update={"seconds": 0.03}), lambda _: None)) == 1
+
+
+# --- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_all_paths_on_a_gpu_and_the_mode_is_told(tmp_path: Path) -> None:
+    if not Path("/dev/nvidia0").exists():
+        pytest.skip("no GPU on this host")
+    target = Path(__file__).parents[2] / "build" / "paths"
+    target.mkdir(parents=True, exist_ok=True)
+    events: list[str] = []
+
+    cells = run_paths(
+        plan(
+            tmp_path,
+            target=(target,),
+            paths=None,
+            patterns=("seq_read", "random_write"),
+            seconds=1.0,
+            file_size=64 * MIB,
+        ),
+        events.append,
+    )
+
+    print("\n".join(events))
+    assert {c.path for c in cells} >= {"host_buffered", "host_direct", "host_direct_gpu_copy"}
+    for cell in cells:
+        by_path = cell.p2pdma_bytes + cell.nvidia_fs_bytes + cell.compat_bytes + cell.host_bytes
+        assert by_path == cell.num_ios * cell.io_size
+        assert (cell.mode == "host") == (cell.path != "cufile")
