@@ -38,6 +38,7 @@ def most_open(case: Case) -> int:
 
     Another epoch is looked at byte by byte: of workers that are started in any way.
     """
+    gc.collect()  # what the tests before this one have left
     workload, before = case.workload, open_files()
     forked = workload.reader.multiprocessing_context == "fork"
     keep = int(workload.reader.hand_over != "none")
@@ -52,8 +53,8 @@ def most_open(case: Case) -> int:
     most_left = before + (0 if forked else 2)  # servers
     # Threads that fill multiprocessing's queues end by themselves.
     until(lambda: (gc.collect(), open_files())[1] <= most_left, "all others to be closed")
-    assert open_files() >= before
-    return most - before
+    # What others had left was closed meanwhile, and would hide what this loader opened.
+    return most - before if open_files() >= before else most_open(case)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -43,7 +43,7 @@ def make_files(folder: Path, num: int, size: int) -> list[Path]:
 
 def test_dropped_files_are_cold_and_those_read_are_warm(folder: Path) -> None:
     paths = make_files(folder, 8, (1 << 20) - 100)
-    assert cached_share(paths) > _NEARLY, "just written"
+    assert (cached_share(paths) or 0) > _NEARLY, "just written"
 
     result = drop(paths)
 
@@ -52,7 +52,7 @@ def test_dropped_files_are_cold_and_those_read_are_warm(folder: Path) -> None:
     for path in paths[:2]:
         path.read_bytes()
     assert cached_share(paths) == approx(0.25, abs=1 - _NEARLY)
-    assert cached_share(paths, max_files=1) > _NEARLY, "the first"
+    assert (cached_share(paths, max_files=1) or 0) > _NEARLY, "the first"
     assert cached_share(paths, max_files=4) == approx(0.25, abs=1 - _NEARLY), "every other"
 
 
