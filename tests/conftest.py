@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from hypothesis import settings
 
 from dlemu.cli.main import run
 from dlemu.host.devices import lies_in_memory
+from dlemu.units import ceil_div
 from tests.lab import warm
 from tests.lab.bench import folder_in_memory
 from tests.lab.commands import generate
@@ -22,6 +24,8 @@ from tests.lab.settings import QUICK, apply
 _NOT_QUICK = {"root", "mpi", "gpu"}
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 """Audit events of a process that begins."""
+_MOST_ROWS = 4
+"""So many rows of one test are quick, at equal distances; `make test` has all."""
 _left: list[str] = []
 """What the current test was about to start, where quick tests alone are wanted."""
 
@@ -42,10 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as quick what may be: what is not bound to root, MPI or a GPU."""
-    for item in items:
-        if not any(item.get_closest_marker(mark) for mark in _NOT_QUICK):
-            item.add_marker("quick")
+    """Mark as quick what may be: some rows of each test that is not bound to root, MPI or a GPU."""
+    for _, rows in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        may = [row for row in rows if not any(row.get_closest_marker(each) for each in _NOT_QUICK)]
+        for row in may[:: ceil_div(len(may), _MOST_ROWS) or 1]:
+            row.add_marker("quick")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -233,6 +233,16 @@ class TestFilesOfOthers:
         with pytest.raises(DatasetError, match="is 60 bytes, but 64 are there"):
             locate(FORMATS["npy"], path, shape[-1])
 
+    @pytest.mark.parametrize("sides", ["-60, -1", "60.0,", f"{2**63},"])
+    def test_an_npy_with_sides_that_none_can_have(self, tmp_path: Path, sides: str) -> None:
+        path = tmp_path / "a.npy"
+        text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({sides}), }}".ljust(
+            118
+        ).encode()
+        path.write_bytes(b"\x93NUMPY\1\0" + (118).to_bytes(2, "little") + text + bytes(60))
+        with pytest.raises(DatasetError, match="damaged: it has no shape"):
+            locate(FORMATS["npy"], path, 1)
+
     def test_compressed_encrypted_or_without_x(self, tmp_path: Path) -> None:
         path = tmp_path / "a.npz"
         np.savez_compressed(path, x=np.zeros(100))
