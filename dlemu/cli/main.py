@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
                 say(Answer(text))
                 return 0
             with make_world() as world:
-                interrupts.speaks = world.rank == 0
+                interrupts.speaks, interrupts.cause = world.rank == 0, world.cause
                 status = _run_command(arguments[0], arguments[1:], world)
             sys.stdout.flush()
             return status

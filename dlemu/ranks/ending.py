@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Self
 
+from dlemu.errors import LostRankError
 from dlemu.terminal import complain
 
 LastAct = Callable[[BaseException], object]
@@ -66,6 +67,8 @@ class Interrupts:
     def __init__(self) -> None:
         self.speaks = True
         """Whether this process prints "interrupted"; of several ranks, one does."""
+        self.cause: Callable[[BaseException], BaseException] = lambda error: error
+        """Tells the end of another rank that let a launcher interrupt this one: `World.cause`."""
         self._said = False
         self._since: float | None = None
         self._main = threading.get_ident()
@@ -113,6 +116,10 @@ class Interrupts:
                 taken = now
             since = taken if self._since is None else self._since
             if since is not None and now - since > _CLEAN_SECONDS and not self._left:
+                error = self.cause(KeyboardInterrupt())
+                if isinstance(error, LostRankError):
+                    complain(str(error))
+                    end_process(error, 1)
                 end_process(KeyboardInterrupt(), self.say())
 
 

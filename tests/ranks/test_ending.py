@@ -61,6 +61,12 @@ with Interrupts() as interrupts, last_act(act):
         print("cleaned", flush=True)
         sys.exit(interrupts.say())
 """
+_LOST = _STUCK.replace(
+    "    signal.pthread",
+    """    from dlemu.errors import LostRankError
+    interrupts.cause = lambda error: LostRankError("rank 1 on host a ended without a word")
+    signal.pthread""",
+)
 _SILENT = _CLEAN.replace("    try:", "    interrupts.speaks = False\n    try:")
 _IGNORES = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -98,6 +104,7 @@ def interrupted(
 ENDS = {
     "a main thread that is stuck": (_STUCK, _INT, 130, ["act KeyboardInterrupt"]),
     "so by SIGTERM": (_STUCK, (signal.SIGTERM,), 130, ["act KeyboardInterrupt"]),
+    "so, as another rank was killed": (_LOST, (signal.SIGTERM,), 1, ["act LostRankError"]),
     "one that cleans up for ever": (
         _SLOW_TO_CLEAN,
         _INT,
@@ -121,7 +128,8 @@ ENDS = {
 @pytest.mark.parametrize("case", ENDS)
 def test_the_first_signal_ends_a_process_that_takes_it(case: str) -> None:
     program, numbers, status, lines = ENDS[case]
-    errors = "" if program in (_SILENT, _IGNORES) else "dlemu: interrupted\n"
+    said = {_SILENT: "", _IGNORES: "", _LOST: "dlemu: rank 1 on host a ended without a word\n"}
+    errors = said.get(program, "dlemu: interrupted\n")
     assert interrupted(program, *numbers, pause=0.1) == (status, lines, errors)
 
 
