@@ -132,7 +132,8 @@ def _tests_of(root: Path, file: str) -> tuple[str, ...]:
     naming = (f"from {module} import", f"import {module}", f"from {parent} import {name}")
     found = sorted((root / "tests").rglob("test_*.py"))
     importing = [each for each in found if any(word in each.read_text() for word in naming)]
-    own = [room / f"test_{path.stem}.py", room.parent / f"test_{path.stem}.py"]
+    named = (each for each in found if each.stem == f"test_{path.stem}")
+    own = sorted(named, key=lambda each: room not in each.parents)
     near = [
         *own,
         *(each for each in importing if each.parent == room),

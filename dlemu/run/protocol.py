@@ -33,7 +33,7 @@ def run_protocol(
     say: Say = say,
     on_run: OnRun | None = None,
     on_end: OnEnd | None = None,
-    live: Live | None = None,
+    live: Live,
 ) -> int:
     """Run the warm-ups and the runs that count, each with a seed of its own; return exit status.
 
@@ -55,7 +55,7 @@ def run_protocol(
         notes=[],
         runs=[],
     )
-    live, outcomes = live or Live(), []
+    outcomes = []
     with (
         begun(workload, world, summary, say, several=True) as record,
         last_act(record.fail),
