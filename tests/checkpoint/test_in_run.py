@@ -12,6 +12,7 @@ from dlemu.checkpoint.in_run import (
     Place,
     combine_checkpoints,
     due_after,
+    examine_in_run,
     mark_writing,
     open_checkpoints,
     planned_in_run,
@@ -22,6 +23,7 @@ from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, check_workload
+from dlemu.errors import WorkloadError
 from dlemu.judge.checkpoints import checkpoint_cost, dlio_names
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
@@ -121,6 +123,14 @@ def test_none_due_needs_no_folder(tmp_path: Path) -> None:
         "checkpoints: none was due, one after epoch 2 and every 1 epoch"
     ]
     assert planned_in_run(workload, 1, 4).startswith("0 checkpoints of 976.6 KiB")
+
+
+def test_what_is_in_the_way_is_known_before_a_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(WorkloadError, match="thesis.tex"):
+        examine_in_run(job(tmp_path), 1, 4)
+    examine_in_run(job(tmp_path, checkpoint_after_epoch=6), 1, 4)  # none is due
+    assert names_in(tmp_path) == []
 
 
 def test_steps_are_marked_that_lie_mostly_in_a_write() -> None:
