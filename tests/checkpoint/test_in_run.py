@@ -127,7 +127,7 @@ def test_none_due_needs_no_folder(tmp_path: Path) -> None:
 
 def test_what_is_in_the_way_is_known_before_a_run(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(WorkloadError, match="thesis.tex"):
+    with pytest.raises(WorkloadError, match=r"thesis\.tex"):
         examine_in_run(job(tmp_path), 1, 4)
     examine_in_run(job(tmp_path, checkpoint_after_epoch=6), 1, 4)  # none is due
     assert names_in(tmp_path) == []
