@@ -326,6 +326,6 @@ def present_workloads(rows: Sequence[Document]) -> list[Block]:
         Column("read by one accelerator", "bytes_per_second", format_rate),
         Column("reads/s", "reads_per_second", reads, spare=6),
         Column("threshold", "threshold", ".0%", spare=5),
-        Column("limited by storage?", "feels_the_drive", text=True),
+        Column("limited by storage?", "limited_by_storage", text=True),
     )
     return [table]

@@ -52,7 +52,7 @@ from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
 from dlemu.run.cold import make_cold
 from dlemu.run.gathering import collect_files, gather_sums
-from dlemu.run.live import Live
+from dlemu.run.live import Live, StepsSoFar
 from dlemu.run.monitor import Reports, RunMonitor, watched_places
 from dlemu.run.replay import (
     check_blocks,
@@ -481,7 +481,9 @@ def _lost_share(parts: Sequence[Steps]) -> float:
 def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     seconds = steps["wait"] + steps["compute"] + steps["barrier"]
     samples = steps["num_samples"].sum() / max(seconds.sum(axis=0).max(), 1e-9)
-    au = 100 * steps["computation_time"][1:].sum() / max(seconds[1:].sum(), 1e-9)
+    counted = StepsSoFar(steps, workload.metric)
+    counted.look()
+    au = 0.0 if counted.au_percentage is None else counted.au_percentage
     return (
         f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, AU "
         f"{au:.2f}% on rank 0, {samples:.2f} samples/s there"

@@ -54,7 +54,7 @@ class Row:
         return max(by_bytes, self.reads_per_second / (drive.random_read_iops or math.inf))
 
     @property
-    def feels(self) -> str:
+    def limited(self) -> str:
         """Whether storage matters, with the number that says so."""
         slow, fast = (Drive.model_validate(datasheet(name)) for name in (_SLOWEST, _FASTEST))
         if self.drives(slow) < _NOT_FELT:
@@ -83,7 +83,7 @@ class Row:
             "useful_bytes_per_second": workload.demand,
             "reads_per_second": self.reads_per_second,
             "threshold": workload.metric.au,
-            "feels_the_drive": self.feels,
+            "limited_by_storage": self.limited,
         }
 
 

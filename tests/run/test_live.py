@@ -62,6 +62,23 @@ def test_the_figures_are_those_of_the_records(job: Workload) -> None:
     assert live.now().doing == "starting", "the next run begins"
 
 
+@pytest.mark.parametrize("edition", ["v1.0", "v2.0"])
+def test_an_epochs_line_has_the_au_of_its_edition(job: Workload, edition: str) -> None:
+    class Oversleeping(VirtualClock):
+        def sleep_until(self, deadline: float) -> None:
+            super().sleep_until(deadline + 0.05)
+
+    said: list[str] = []
+    job = job.with_keys({"metric.edition": edition})
+    clock = Oversleeping(time.perf_counter())
+    outcome = run_job(job, world=Alone(), clock=clock, say=said.append)
+    assert outcome is not None and outcome.metrics is not None
+    wanted = [f"AU {epoch.au_percentage:.2f}% on rank 0" for epoch in outcome.metrics.epochs]
+    assert [line for line in said if line.startswith("epoch ")] != []
+    for line, au in zip((each for each in said if each.startswith("epoch ")), wanted, strict=True):
+        assert au in line
+
+
 def test_the_au_is_the_mean_over_epochs_at_the_end_of_each(job: Workload) -> None:
     live, clock = Live(), VirtualClock(time=1.0)
     ended = []
