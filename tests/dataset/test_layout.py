@@ -78,7 +78,8 @@ def test_any_stdev_that_can_be_is_reached(share: float, mean: float, seed: int) 
     files = layout(mean_bytes=mean, stdev_bytes=share * mean, seed=seed)
     sizes = files.sizes(np.arange(50_000))
     assert sizes.mean() == pytest.approx(mean, rel=0.002)
-    assert sizes.std() == pytest.approx(share * mean, rel=0.01)
+    # The outermost of 64 strata are drawn 780 times: one standard deviation is 0.3 %.
+    assert sizes.std() == pytest.approx(share * mean, rel=0.02)
     assert sizes.min() >= 0.01 * mean - 1
 
 
