@@ -15,11 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a public one
-    from dlemu.api import Shown as Shown
     from dlemu.api import TrainingLoader as TrainingLoader
     from dlemu.api import make_loader as make_loader
-    from dlemu.api import show as show
-    from dlemu.api import size as size
     from dlemu.config.model import Workload as Workload
     from dlemu.config.model import load_workload as load_workload
     from dlemu.datagen.verify import verify as verify
@@ -32,6 +29,9 @@ if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a 
     from dlemu.judge.metrics import Metrics as Metrics
     from dlemu.judge.metrics import measure as measure
     from dlemu.judge.outcome import Outcome as Outcome
+    from dlemu.library import Shown as Shown
+    from dlemu.library import show as show
+    from dlemu.library import size as size
     from dlemu.loaders import Batch as Batch
     from dlemu.ranks.mpi import make_world as make_world
     from dlemu.ranks.world import Alone as Alone
@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a 
     __version__: str
 
 _NAMES = {
-    "api": "Shown TrainingLoader make_loader show size",
+    "api": "TrainingLoader make_loader",
     "config.model": "Workload load_workload",
     "datagen.verify": "verify",
     "datagen.write": "generate",
@@ -53,6 +53,7 @@ _NAMES = {
     "errors": "DatasetError DlemuError RunError WorkloadError",
     "judge.metrics": "Metrics measure",
     "judge.outcome": "Outcome",
+    "library": "Shown show size",
     "loaders": "Batch",
     "ranks.mpi": "make_world",
     "ranks.world": "Alone World",

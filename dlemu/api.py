@@ -1,10 +1,10 @@
-"""dlemu in Python: a loader for a loop of one's own, a search, and results in a notebook."""
+"""The loader for a training loop of one's own."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Self
 
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen.find import as_it_is, find_workload
@@ -14,99 +14,6 @@ from dlemu.dataset.plan import count_steps, make_plan
 from dlemu.errors import WorkloadError
 from dlemu.loaders import Batch, SharesMemory, check_loader, open_loader
 from dlemu.ranks.world import Alone, World
-from dlemu.report.blocks import Block
-from dlemu.report.html import render_html
-from dlemu.report.predict import present_cached, present_prediction
-from dlemu.report.sizing import draw, present_sizing, write_table
-from dlemu.report.text import render_text
-from dlemu.report.tools import present_datasize
-from dlemu.run.job import Say
-from dlemu.sizing.answers import Sized, document_of
-from dlemu.sizing.measured import size_all
-from dlemu.sizing.targets import answers_twice
-from dlemu.terminal import say
-
-_PRESENT: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Block]]] = {
-    "cached prediction": present_cached,
-    "datasize": present_datasize,
-    "prediction": present_prediction,
-    "sizing": present_sizing,
-}
-"""How each kind of document becomes blocks."""
-
-
-class _Documented(Protocol):
-    @property
-    def document(self) -> Mapping[str, Any]: ...
-
-
-class Shown(str):
-    """A result as the terminal shows it; a notebook shows its page."""
-
-    blocks: Sequence[Block]
-
-    def _repr_html_(self) -> str:
-        return render_html(self.blocks)
-
-
-def show(result: _Documented) -> Shown:
-    """Return a result of `size`, `predict` or `dataset_size` to be printed or shown.
-
-        print(dlemu.show(dlemu.predict(workload)))
-
-    A notebook shows tables and plots: end a cell with `dlemu.show(result)`.
-    """
-    blocks = _PRESENT[result.document["kind"]](result.document)
-    shown = Shown(render_text(blocks))
-    shown.blocks = blocks
-    return shown
-
-
-def size(workload: Workload, *, world: World | None = None, say: Say = say) -> Sized:
-    """Find by measurement the most accelerators that the storage below the data folder feeds.
-
-        workload = dlemu.load_workload("unet3d_h100", {"dataset.data_folder": "/mnt/nvme/unet3d"})
-        print(dlemu.size(workload).num_accelerators)
-
-    All ranks of `world` call it and get the answer; without one, this process runs alone. The keys
-    size.* say how to search. The results are kept in output.folder, where an interrupted search
-    continues. Rank 0 calls `say` with each step of the search; the default prints it.
-
-    Raises:
-        WorkloadError: there are several targets or workloads, a target is no folder, or a key is
-            out of range.
-        DatasetError: the dataset is missing, or too small for a number that has to be tried.
-        RunError: a run failed, or a result cannot be written.
-    """
-    if max(len(workload.size.targets), len(workload.size.workloads)) > 1:
-        raise WorkloadError(
-            "dlemu.size answers for one target and one workload; call it for each of size.targets "
-            "and size.workloads"
-        )
-    if answers_twice(workload):
-        raise WorkloadError(
-            "dlemu.size gives one answer, and a cache has two: set cache.warm=false for the first "
-            "epoch with train.epochs=1, or cache.warm=true for warm ones"
-        )
-    (answer,) = size_all(
-        workload,
-        world or Alone(),
-        say,
-        on_answer=lambda answers: keep(answers, say),
-        go_on=lambda folder: f"dlemu.size with output.folder={folder}",
-    )
-    return answer
-
-
-def keep(answers: Sequence[Sized], say: Say) -> None:
-    """Write the tables of the answers so far, and draw them, beside sizing.json."""
-    folder, document = answers[-1].folder, document_of(answers)
-    write_table(folder, document)
-    try:
-        draw(folder, document)
-    except ModuleNotFoundError:
-        say("no plot: matplotlib is missing (pip install 'dlemu[plot]')")
-
 
 _HELD = 2
 """Batches that a loop may use at once: the one it computes on, and the next, which it copies."""

@@ -258,7 +258,8 @@ def main(names: Sequence[str]) -> int:
             with TemporaryDirectory() as folder:
                 found += [f"{name}: {fault}" for fault in faults(FORMATS[name], Path(folder))]
         except ValueError as error:
-            found.append(f"{name}: {str(error).partition('; python -m')[0]}")
+            why = str(error).removeprefix(f"={name} ").partition("; python -m")[0]
+            found.append(f"{name}: {why}")
     say("\n".join(found or [f"{name}: sound" for name in names]))
     return 1 if found or not names else 0
 

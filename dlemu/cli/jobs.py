@@ -234,7 +234,7 @@ def size_storage(
 
     `typed` are the words behind `dlemu size`, for the command that resumes.
     """
-    from dlemu.api import keep
+    from dlemu.library import keep
     from dlemu.report.sizing import present_answer, present_table
     from dlemu.report.text import answer_of
     from dlemu.sizing.measured import size_all

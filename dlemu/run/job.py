@@ -483,10 +483,9 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     samples = steps["num_samples"].sum() / max(seconds.sum(axis=0).max(), 1e-9)
     counted = StepsSoFar(steps, workload.metric)
     counted.look()
-    au = 0.0 if counted.au_percentage is None else counted.au_percentage
     return (
         f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, AU "
-        f"{au:.2f}% on rank 0, {samples:.2f} samples/s there"
+        f"{counted.au_percentage or 0.0:.2f}% on rank 0, {samples:.2f} samples/s there"
         f"{f' (origin emulated {slow})' if (slow := emulates(workload)) else ''}"
     )
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlemu.api import size
 from dlemu.config.model import Workload, check_workload
 from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.records import dump_workload
+from dlemu.library import size
 from dlemu.loaders import check_loader
 from dlemu.loaders.descriptors import OTHERS, make_room, most_accelerators, needed
 from dlemu.ranks.world import Alone

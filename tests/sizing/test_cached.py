@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.api import size
 from dlemu.config.model import load_workload
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
+from dlemu.library import size
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import file_sizes
 from dlemu.ranks.world import Alone
