@@ -10,31 +10,36 @@ from dlemu.config.compose import known_workloads, refuse_tilde
 from dlemu.errors import WorkloadError
 
 _KEYS = {
-    "--num-accelerators": "num_accelerators",
-    "--max-accelerators": "num_accelerators",
-    "--num-client-hosts": "num_hosts",
-    "--data-dir": "dataset.data_folder",
+    **dict.fromkeys(("--num-accelerators", "-na"), "num_accelerators"),
+    **dict.fromkeys(("--max-accelerators", "-ma"), "num_accelerators"),
+    **dict.fromkeys(("--num-client-hosts", "-nc"), "num_hosts"),
+    **dict.fromkeys(("--data-dir", "-dd"), "dataset.data_folder"),
 }
 """Options whose value is that of a key."""
 _GIB = "--client-host-memory-in-gb"
 _NAMES = ("--workload", "--model")
 _TYPE = "--accelerator-type"
+_LONG = {"-cm": _GIB, "-at": _TYPE}
 _PARAMS = ("--params", "--param", "-p")
 _FLAGS = {
     "--open": ["division=open"],
     "--closed": ["division=closed"],
+    "--o-direct": ["reader.odirect=true"],
     "--allow-invalid-params": [],
     "-aip": [],
 }
 _VALUED = (*_KEYS, _GIB, *_NAMES, _TYPE)
+_MODES = {"closed": ["--closed"], "open": ["--open"], "whatif": []}
+_COMMANDS = ("datasize", "datagen", "run")
 
 _REFUSED = frozenset(
     (
         *("--results-dir", "--loops", "--what-if", "--debug", "--stream-log-level"),
         *("--hosts", "--num-processes", "--num-parallel", "--ssh-username", "--exec-type"),
-        *("--mpi-bin", "--mpi-params", "--oversubscribe", "--allow-run-as-root"),
+        *("--mpi-bin", "--mpi-params", "--mpi-btl", "--oversubscribe", "--allow-run-as-root"),
+        *("--systemname", "--drop-caches-timeout-seconds", "--config-file"),
         *("training", "checkpointing", "vectordb", "kvcache", "reports", "reportgen"),
-        *("configview", "history", "closed", "open", "whatif"),
+        *("configview", "history", "closed", "open", "whatif", "object"),
     )
 )
 """Options and commands that mean nothing here; docs/from_dlio.md has a row for each."""
@@ -44,6 +49,26 @@ def refusal(word: str) -> str:
     """Return the line for an option or a command of mlpstorage; "" if it has none of that name."""
     where = "the table in docs/from_dlio.md says what to write"
     return f"{word} is a word of mlpstorage; {where}" if word in _REFUSED else ""
+
+
+def with_command_first(words: Sequence[str]) -> list[str]:
+    """Return `run --model unet3d …` for mlpstorage's `closed training unet3d run file …`.
+
+    Raises:
+        WorkloadError: the data lie in a bucket, which is named in another way here.
+    """
+    mode = [*words[:1]] if words[:1] and words[0] in _MODES else []
+    match words[len(mode) :]:
+        case ["training", command, *rest] if command in _COMMANDS:
+            model = []
+        case ["training", name, command, *rest] if command in _COMMANDS:
+            model = ["--model", name]
+        case _:
+            return [*words]
+    if rest[:1] == ["object"]:
+        raise WorkloadError(refusal("object"))
+    rest = rest[1:] if rest[:1] == ["file"] else rest
+    return [command, *model, *(_MODES[mode[0]] if mode else []), *rest]
 
 
 def translated(words: Sequence[str]) -> list[str]:
@@ -72,6 +97,7 @@ def _paired(words: Iterable[str]) -> Iterator[tuple[str, str]]:
     left = iter(words)
     for word in left:
         option, is_set, value = word.partition("=")
+        option = _LONG.get(option, option)
         if option.startswith("-") and refusal(option):
             raise WorkloadError(refusal(option))
         if option in _PARAMS:
