@@ -76,6 +76,12 @@ class Job:
         return bool(workload.dataset.data_folder) and in_bucket(workload.data_folder)
 
     @property
+    def drops_caches(self) -> bool:
+        """Whether a run begins without its dataset in the page cache."""
+        output = self.workload.output
+        return (output.drop_caches or output.drop_all_caches) and not self.in_bucket
+
+    @property
     def below_root(self) -> bool:
         """Whether the data folder is relative to storage.storage_root."""
         folder = self.workload.dataset.data_folder or ""
@@ -84,10 +90,15 @@ class Job:
     @property
     def is_drawn(self) -> bool:
         """Whether an order or a time is drawn at random."""
+        times = self.workload.train.computation_time, self.workload.reader.preprocess_time
+        drawn = any(time.stdev > 0 or time.type == "exponential" for time in times)
+        return drawn or self.is_shuffled
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether files or samples are read in a random order."""
         reader = self.workload.reader
-        times = self.workload.train.computation_time, reader.preprocess_time
-        shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
-        return shuffled or any(time.stdev > 0 or time.type == "exponential" for time in times)
+        return (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
 
 
 def idle_keys(job: Job) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ def check_closed(
     refusals = [
         *_refused_keys(workload, published),
         *_refused_values(workload),
+        *_refused_checkpoints(workload),
         *_refused_runs(workload),
         *_refused_files(workload, size),
         *_refused_hosts(workload, accelerators_per_host),
@@ -57,12 +58,13 @@ def check_closed(
 
 def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
     """Yield the keys that a submitter may not change."""
-    direct = workload.name.startswith("unet3d") and workload.metric.edition != "v1.0"
+    unet3d, edition = workload.name.startswith("unet3d"), workload.metric.edition
     was = dict(leaves(published.model_dump()))
     for key in workload.given:
         if key in workload.ignored and key not in {*was, _COMPUTATION_THREADS}:
             yield f"{key} is not allowed{_rule(workload, '3.6.2')}, leave it out"
-    allowed = ("reader.odirect",) if direct else ()
+    allowed = ["workflow.checkpoint"] if unet3d else []
+    allowed += ["reader.odirect"] if unet3d and edition != "v1.0" else []
     for key, (value, wanted) in differing(workload, published, allowed).items():
         why = f"(published: {wanted}){_rule(workload, '3.6.2')}"
         yield f"{key}={value} is not allowed {why}, leave it out"
@@ -83,6 +85,22 @@ def _refused_values(workload: Workload) -> Iterator[str]:
         )
 
 
+def _refused_checkpoints(workload: Workload) -> Iterator[str]:
+    """Yield a lack of UNet3D's checkpoint.
+
+    The benchmark's files of v1.0 and v2.0 write one; those of v3.0 do not, and v3.0 compares runs
+    with it and without it (editions.yaml of mlcommons/storage).
+    """
+    edition = workload.metric.edition
+    unet3d = workload.name.startswith("unet3d") and edition != "v3.0"
+    if unet3d and not workload.workflow.checkpoint:
+        yield (
+            f"workflow.checkpoint must be true in edition {edition}, whose UNet3D writes a "
+            "checkpoint, got false, add workflow.checkpoint=true "
+            "checkpoint.checkpoint_folder=/path/on/the/storage"
+        )
+
+
 def _refused_runs(workload: Workload) -> Iterator[str]:
     """Yield numbers of runs, and caches before them, that the rules do not take."""
     runs, warmup, edition = workload.runs, workload.warmup, workload.metric.edition
@@ -96,11 +114,15 @@ def _refused_runs(workload: Workload) -> Iterator[str]:
         yield f"runs must be at least {_RUNS}, got {runs}, add runs={_RUNS}"
     if edition == "v2.0" and warmup < 1:
         yield "warmup must be at least 1 in edition v2.0, got 0, add warmup=1"
-    output = workload.output
-    if edition == "v1.0" and not (output.drop_caches or output.drop_all_caches):
+    every, missing = {"v1.0": "run", "v3.0": "epoch"}.get(edition), ""
+    if every and not (workload.output.drop_caches or workload.output.drop_all_caches):
+        missing = "output.drop_caches"
+    elif every == "epoch" and not workload.drops_each_epoch:
+        missing = "output.drop_each_epoch"
+    if missing:
         yield (
-            "output.drop_caches must be true in edition v1.0, which wants cold caches before "
-            "every run, got false, leave it out"
+            f"{missing} must be true in edition {edition}, which wants cold caches before every "
+            f"{every}, got false, leave it out"
         )
 
 

@@ -263,9 +263,11 @@ class _Run:
             self._open_checkpoints() as self._checkpoints,
             closing(self._open_loader()) as loader,
         ):
-            layout = self._dataset.layout
-            direct = loader.direct
-            make_cold(workload, layout, world, direct=direct, watchdog=watchdog, say=self._say)
+            layout, direct = self._dataset.layout, loader.direct
+            start_cold = partial(
+                make_cold, workload, layout, world, direct=direct, watchdog=watchdog
+            )
+            start_cold(say=self._say)
             self._say(demand_line(workload, self._num_accelerators))
             with RunMonitor(
                 self._dataset, self._record.folder, world, loader, len(self._own), watchdog
@@ -280,6 +282,8 @@ class _Run:
                     prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,
                 )
                 for epoch in range(workload.train.epochs):
+                    if epoch and workload.drops_each_epoch:
+                        start_cold(say=silent)
                     steps = self._replay_epoch(epoch, loader, monitor, compute)
                     parts.append(steps)
                     with self._record.writing():
