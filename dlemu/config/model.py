@@ -105,7 +105,7 @@ _DECLINED = {
     "workflow.evaluation=false",
 }
 """What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
-_AS_HERE = (None, False, "", [], "on_demand", "multi", "posix")
+_AS_HERE: tuple[object, ...] = (None, False, "", [], "on_demand", "multi", "posix")
 
 
 _memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))

@@ -10,7 +10,7 @@ import yaml
 
 from dlemu.cli.main import run
 from dlemu.config.compose import set_key
-from dlemu.config.model import Workload, load_workload
+from dlemu.config.model import Workload, load_workload, read_by
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import make_plan
 from dlemu.dataset.rule import dataset_size
@@ -146,7 +146,7 @@ def test_no_key_without_effect_changes_what_is_read() -> None:
     idle = {key: value for key, value, outcome, _ in dlio.tried() if outcome == "no effect"}
     assert len(idle) > 30
     named, usual = dlio.with_keys(idle), dlio.with_keys({})
-    of_fields = {key for key in idle if not dlio.read_by(key) and key not in named.ignored}
+    of_fields = {key for key in idle if not read_by(key) and key not in named.ignored}
     changed = {key for key, value in dlio.plain(named).items() if dlio.plain(usual)[key] != value}
     assert changed <= of_fields, "the fields that nothing reads"
     for epoch in (0, 1):

@@ -129,7 +129,11 @@ def test_each_epoch_begins_cold_where_the_edition_says_so(
 def test_one_order_for_all_epochs_gives_a_small_lru_cache_no_hit(tmp_path: Path) -> None:
     """What is read next was given up last; a new order in each epoch hits by chance."""
     for change, hits in ((True, True), (False, False)):
-        keys = {"train.seed_change_epoch": change, "train.epochs": 3, "reader.batch_size": 1}
+        keys: dict[str, object] = {
+            "train.seed_change_epoch": change,
+            "train.epochs": 3,
+            "reader.batch_size": 1,
+        }
         keys |= {"cache.folder": str(tmp_path / "cache"), "cache.capacity": 0.5}
         job = small_job(tmp_path).with_keys(keys)
         planned = forecast_tier(find_dataset(job, Alone()), Alone(), range(1), 1)
