@@ -69,21 +69,18 @@ from dlemu.storage.s3.location import SCHEME, Access, in_bucket, object_path
 from dlemu.units import parse_bytes, unmistakable, with_unit
 
 # DLIO's keys that have no effect here (sources: `LoadConfig` of both DLIO repositories, the files
-# of MLPerf Storage). A value that would change what is read must be in _DECLINED.
+# of MLPerf Storage); a key of which some values would change what is read is in _DECLINED.
 _IGNORED_KEYS = {
     "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files compression_level "
     "generation_buffer_size data_gen_method skip_listing listing_validation_interval",
-    "reader": "batch_size_eval computation_threads pin_memory read_type file_access dont_use_mmap "
-    "data_loader_classname data_loader_sampler reader_classname write_threads",
-    "workflow": "debug evaluation profiling",
-    "model": "type layer_parameters optimization_groups",
-    "checkpoint": "randomize_tensor ksm type recovery_rank_shift checkpoint_mechanism_classname",
+    "reader": "batch_size_eval computation_threads pin_memory dont_use_mmap data_loader_sampler "
+    "write_threads",
+    "workflow": "debug profiling",
+    "model": "type",
+    "checkpoint": "randomize_tensor ksm type recovery_rank_shift",
     "output": "log_file log_level",
     "storage": "storage_library storage_options post_generation_settle_seconds",
     "metric": "exclude_end_epochs",
-}
-_IGNORED = {"evaluation", "profiling", "logging"} | {
-    f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
 }
 _CLASS = "is a class for DLIO, which dlemu cannot run; leave it out: "
 _TENSORS = (
@@ -106,7 +103,9 @@ _DECLINED = {
 }
 """What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
 _AS_HERE: tuple[object, ...] = (None, False, "", [], "on_demand", "multi", "posix")
-
+_IGNORED = {"evaluation", "profiling", "logging", *_DECLINED} | {
+    f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
+}
 
 _memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
 _memory_again = PlainSerializer(lambda value: unmistakable(value, 2**20))

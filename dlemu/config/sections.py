@@ -40,7 +40,7 @@ class Use:
     by: str | None = None
     """Commands that read it, with blanks between them; None: those of the group."""
     when: Callable[[Any], bool] | None = None
-    """Whether it has an effect on an `idle.Job`; None: as the group, always without one."""
+    """Whether it has an effect on a `keys.Job`; None: as the group, always without one."""
     closed: bool | None = None
     """Whether a submission to the closed division may change it (rule 3.6.2), or it changes no
     run; None: as the group, else no."""

@@ -51,7 +51,6 @@ from dlemu.loaders.cache.host import HostCounts, HostTier, check_tier, emulates,
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
 from dlemu.run.cold import make_cold
-from dlemu.run.gathering import collect_files, gather_sums
 from dlemu.run.live import Live, StepsSoFar
 from dlemu.run.monitor import Reports, RunMonitor, watched_places
 from dlemu.run.replay import (
@@ -62,10 +61,12 @@ from dlemu.run.replay import (
     replay_epoch,
 )
 from dlemu.run.summary import (
+    collect_files,
     complete_summary,
     demand_line,
     dlio_fields,
     first_summary,
+    gather_sums,
     needed_ratio,
 )
 from dlemu.storage.regular import count_linked

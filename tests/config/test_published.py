@@ -16,7 +16,7 @@ from dlemu.dataset.plan import make_plan
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
 from dlemu.judge.records import dump_workload
-from dlemu.run.closed import check_closed
+from dlemu.run.protocol import check_closed
 from docs import dlio
 from docs.house import page_with
 

@@ -18,7 +18,7 @@ from dlemu.judge.records import read_steps, read_summary
 from dlemu.judge.several import LABEL, judge_runs
 from dlemu.judge.summary import RunRow, RunsSummary, Summary, Verdict
 from dlemu.report.run import runs_verdict_line
-from dlemu.run.closed import check_closed, closed_warnings
+from dlemu.run.protocol import check_closed, closed_warnings
 from tests.lab.commands import QUICK, generate
 
 
