@@ -528,10 +528,10 @@ def _predict(folder: Path, data: bytes) -> None:
 
 
 def _searches(folder: Path) -> Sequence[Any]:
-    point = {"num_accelerators": 4, "au_percentage": 95.0, "samples_per_second": 10.0}
-    point |= {"read_bytes_per_second": 1e9, "limit": "storage"}
+    rates = {"au_percentage": 95.0, "samples_per_second": 10.0, "read_bytes_per_second": 1e9}
+    point = {"num_accelerators": 4, "limit": "storage", **rates}
     search = {"points": [point, point], "conditions": {}}
-    document = {"kind": "sizing", "status": "incomplete", "answers": [], "tried": None}
+    document: Any = {"kind": "sizing", "status": "incomplete", "answers": [], "tried": None}
     return [_encoded(document | {"unfinished": {"a": search}, "settings": {"a": _settings()}})]
 
 
