@@ -269,7 +269,7 @@ def test_what_cannot_be_removed_is_told_of(
         ending._last_acts[-1](KeyboardInterrupt())
         monkeypatch.undo()
     assert capsys.readouterr().err == (
-        f"dlemu: {own} could not be removed; remove it, or let the next dlemu try do it\n"
+        f"dlemu: {own} could not be removed; remove it, or let the next dlemu do it\n"
     )
 
 
