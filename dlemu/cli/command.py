@@ -1,5 +1,6 @@
 """From the words behind a command's name to its function: what all commands have in common."""
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -57,6 +58,10 @@ class _Job:
         jobs = world.on_first(lambda: self._compose(words, world))
         if jobs is None:
             return 1
+        if self.name == "predict" and len(jobs) > 1 and "--cfg" not in jobs[0][1].options:
+            from dlemu.cli.jobs import predict_several
+
+            return predict_several([workload for workload, _ in jobs], world, jobs[0][1])
         statuses = [self._do(workload, parsed, world) for workload, parsed in jobs]
         if len(jobs) > 1 and world.rank == 0 and not {"--cfg", DRY_RUN} & jobs[0][1].options.keys():
             from dlemu.cli.report import show_across
@@ -99,7 +104,8 @@ class _Job:
                 if len(parsed.others) != 1:
                     raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
                 return [(None, parsed)]
-            jobs = [(self._workload(each, world), each) for each in _jobs(parsed)]
+            each = _table(parsed) if self.name == "predict" else _jobs(parsed)
+            jobs = [(self._workload(own, world), own) for own in each]
             if "--cfg" not in parsed.options:
                 self._begin_log(jobs[0][0].output.log, without_secrets(words))
         except DlemuError as error:
@@ -177,6 +183,12 @@ class _Job:
             if Path(other).absolute() != Path(word).absolute():
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
         return Path(word)
+
+
+def _table(words: Words) -> list[Words]:
+    """Return the words of each row of a table: drives=[1,2,4] and drives=1,2,4 are three."""
+    lists = [re.sub(r"^(drives?)=\[(.+)\]$", r"\1=\2", each) for each in words.overrides]
+    return [replace(words, overrides=overrides) for overrides in sweeps(lists)]
 
 
 def _jobs(words: Words) -> list[Words]:

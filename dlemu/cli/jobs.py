@@ -278,6 +278,30 @@ def predict(workload: Workload, world: World, words: Words) -> int:
     return 0
 
 
+def predict_several(workloads: Sequence[Workload], world: World, words: Words) -> int:
+    """Predict for each of several values, such as drives and their numbers; show one table."""
+    from dlemu.report.predict import present_predictions
+    from dlemu.report.text import answer_of
+    from dlemu.sizing.cached import asks_for_cache
+    from dlemu.sizing.predict import keep
+    from dlemu.sizing.predict import predict as foretell
+
+    if world.rank != 0:
+        return 0
+    if any(_asks_for_checkpoints(each) or asks_for_cache(each) for each in workloads):
+        raise WorkloadError(
+            "a table of several predictions has no cache and no checkpoints; give one value a key"
+        )
+    script = Script.of(words, PREDICT)
+    found = [foretell(workload.with_keys({"output.folder": None})) for workload in workloads]
+    documents = [each.document for each in found]
+    whole: dict[str, object] = {"kind": "predictions", "answers": documents}
+    keep(workloads[0], whole)
+    say(answer_of(present_predictions(documents)))
+    script.tell(whole, list(map(predict_row, found)))
+    return 0
+
+
 def _asks_for_checkpoints(workload: Workload) -> bool:
     """Return whether a model was named, or the job is one of checkpoints alone."""
     alone = workload.workflow.checkpoint and not workload.workflow.train

@@ -110,7 +110,7 @@ class Drive(Section):
     write_bandwidth: Bandwidth | None = None
     """Sequential writes; what a prediction of checkpoints computes with."""
     random_read_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
-    """Random reads of 4 KiB per second; for the reader only."""
+    """Random reads of 4 KiB per second, and the most of other sizes; None: no limit."""
     random_write_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     """Random writes of 4 KiB per second; for the reader only."""
     capacity: Annotated[Size, Field(gt=0, le=10**18)] | None = None
