@@ -346,7 +346,6 @@ class RunsSummary(TypedDict, total=False):
     """Rules of the division that hold only under a condition."""
     error: str
     verdict: Verdict
-    passed: bool
     """Not there if they did not end."""
     reasons: Sequence[str]
     remarks: Sequence[str]
