@@ -37,7 +37,7 @@ from benchmarks.published_cells import (
     without_drive,
 )
 from benchmarks.published_training import Minutes, fit_efficiency, read_minutes
-from dlemu.judge.wear import sustained
+from dlemu.host.wear import sustained
 from dlemu.sizing.calibration_file import ERROR
 from dlemu.sizing.formula import Prediction, Published, predict
 

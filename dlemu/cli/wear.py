@@ -14,9 +14,9 @@ from dlemu.config.sections import Arguments, Share, Use
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under
 from dlemu.host.drive_counters import Lifetime, lifetime
-from dlemu.host.wear import WearWatch, combine_hosts
-from dlemu.judge.wear import Sustained, has_writes, sustained, wear_line
+from dlemu.host.wear import Sustained, WearWatch, combine_hosts, has_writes, sustained
 from dlemu.ranks.world import World
+from dlemu.report.in_run import wear_line
 from dlemu.report.text import answer_of
 from dlemu.report.tools import present_wear
 from dlemu.terminal import answer, detail, say
