@@ -92,7 +92,7 @@ class _Job:
     def _compose(self, words: Sequence[str], world: World) -> list[tuple[Any, Words]] | None:
         """Return workload and words of each job; None, after a line on stderr, if one is wrong."""
         try:
-            parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), deletes=True)
+            parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), for_job=True)
             if DRY_RUN in parsed.options and {"--json", "--csv"} & parsed.options.keys():
                 raise WorkloadError(f"{DRY_RUN} prints lines only; leave out --json and --csv")
             if self.about.without_workload and not parsed.overrides:

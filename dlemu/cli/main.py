@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dlemu.cli.command import call
 from dlemu.cli.commands import COMMANDS, usage
-from dlemu.cli.spellings import refusal
+from dlemu.cli.words import refusal
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.ranks.ending import Interrupts
 from dlemu.ranks.mpi import make_world
