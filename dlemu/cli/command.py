@@ -37,12 +37,13 @@ def call(name: str, words: Sequence[str], world: World) -> int:
                 "started: start it without mpirun; dlemu run measures with all ranks"
             )
         return 1
-    if command.module and world.rank != 0:
+    if command.function and world.rank != 0:
         return 0
     with keep_stdout("--json" in words):
-        if not command.module:
+        if not command.function:
             return _Job(name, command).call(words, world)
-        return int(import_module(command.module).main(parse(words, command.options)))
+        module, _, function = command.function.partition(":")
+        return int(getattr(import_module(module), function)(parse(words, command.options)))
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ OPTIONS: dict[str, Option] = {
     "--full": Option("read every byte, not only the sizes"),
     "--verify": Option("compare every byte that is read with what was written"),
     "--repair": Option("write bad files again"),
+    "--wear": Option("show what drives count of their wear, and the rate that they sustain"),
     "--html": Option("write a page", "FILE"),
     "--json": Option("print one JSON document on stdout, and all else on stderr"),
     "--csv": Option("append a row to a table", "FILE"),
