@@ -132,8 +132,6 @@ def help_on(words: Sequence[str]) -> str:
     above = word.rpartition(".")[0]
     if above in keys:  # train.computation_time.mean
         return _whole(keys[above])
-    if word == "drives":
-        return ", ".join(keys["drive"].choices)
     of_commands = (key for name in COMMANDS for key in own_keys(name, f"{name}."))
     if same := [key for key in (*keys.values(), *of_commands) if key.name.endswith(f".{word}")]:
         return "\n\n".join(map(_whole, same))
