@@ -38,12 +38,13 @@ def call(name: str, words: Sequence[str], world: World) -> int:
                 "started: start it without mpirun; dlemu run measures with all ranks"
             )
         return 1
-    if command.module and world.rank != 0:
+    if command.function and world.rank != 0:
         return 0
     with keep_stdout("--json" in words):
-        if not command.module:
+        if not command.function:
             return _Job(name, command).call(words, world)
-        return int(import_module(command.module).main(parse(words, command.options)))
+        module, _, function = command.function.partition(":")
+        return int(getattr(import_module(module), function)(parse(words, command.options)))
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class _Job:
     def _compose(self, words: Sequence[str], world: World) -> list[tuple[Any, Words]] | None:
         """Return workload and words of each job; None, after a line on stderr, if one is wrong."""
         try:
-            parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), deletes=True)
+            parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), for_job=True)
             if DRY_RUN in parsed.options and {"--json", "--csv"} & parsed.options.keys():
                 raise WorkloadError(f"{DRY_RUN} prints lines only; leave out --json and --csv")
             if self.about.without_workload and not parsed.overrides:

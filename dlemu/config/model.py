@@ -114,10 +114,10 @@ class Drive(Section):
     random_write_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     """Random writes of 4 KiB per second; for the reader only."""
     capacity: Annotated[Size, Field(gt=0, le=10**18)] | None = None
-    """Bytes that it holds; for `dlemu wear`."""
+    """Bytes that it holds; for `dlemu doctor --wear`."""
     endurance: Annotated[
         Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None,
-        Use(by="datagen run checkpoint wear"),
+        Use(by="datagen run checkpoint doctor"),
     ] = None
     """Bytes that hosts may write to it in its life (TBW), as 14PB, or as 1DWPD over five
     years; for the line on wear."""
@@ -192,7 +192,7 @@ class Workload(Section):
         ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves, closed=True)
     ] = ModelSection()
     """The model of checkpoints: a row of workloads/model/ by its name, a file, or its keys."""
-    drive: Annotated[NamedDrive | None, Use(by="predict size wear", closed=True)] = None
+    drive: Annotated[NamedDrive | None, Use(by="predict size doctor", closed=True)] = None
     """A datasheet of workloads/drive/ by its name, or the rates themselves."""
     drives: Annotated[Positive, Use(by="predict size", closed=True)] = 1
     """Number of such drives (`dlemu predict`)."""
