@@ -165,11 +165,10 @@ class Store:
         code = _CODE.search(line)
         if "NoSuchBucket" in line:
             return RunError(
-                f"{self.endpoint} has no bucket {self._bucket}; make it, or name another in "
-                "dataset.data_folder"
+                f"{self.endpoint} has no bucket {self._bucket}; make it, or name another"
             )
         if status == 404:
-            return MissingError(f"{name} is missing; dlemu verify lists what is damaged")
+            return MissingError(f"{name} is missing", remedy="dlemu verify lists what is damaged")
         if status in (401, 403):
             return RunError(
                 f"{self.endpoint} refuses {name} ({status}{f' {code[1]}' if code else ''}); check "
@@ -177,7 +176,9 @@ class Store:
                 "storage.access_key_id and storage.secret_access_key"
             )
         if status == 416:
-            return DatasetError(f"{name} is shorter than it should be; dlemu verify tells of it")
+            return DatasetError(
+                f"{name} is shorter than it should be", remedy="dlemu verify tells of it"
+            )
         return RunError(
             f"{name} cannot be {verb} at {self.endpoint}: {status}{f' {code[1]}' if code else ''}"
         )
