@@ -20,6 +20,7 @@ from dlemu.config.compose import (
 )
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.ranks.world import World
+from dlemu.storage.s3.location import object_path
 from dlemu.terminal import Answer, answer, begin_log, complain, keep_stdout, log_to, say
 
 _OF_MODELS = ("checkpoint", "predict")
@@ -163,7 +164,7 @@ class _Job:
         word = words.others[0]
         if self.name == "checkpoint" and word in known_models():
             raise WorkloadError(f"{word!r} is no override; write model={word}")
-        if "://" in word:
+        if "://" in word and self.name != "checkpoint":
             raise WorkloadError(
                 f"{word} alone does not say which workload to take; write workload=NAME "
                 f"dataset.data_folder={word}"
@@ -183,7 +184,7 @@ class _Job:
             other = words.values.get(key, word)
             if Path(other).absolute() != Path(word).absolute():
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
-        return Path(word)
+        return object_path(word, *keys) if "://" in word else Path(word)
 
 
 def _table(words: Words) -> list[Words]:

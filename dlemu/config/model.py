@@ -174,7 +174,8 @@ class Workload(Section):
     train: Annotated[TrainSection, Use(by=RUNS)] = TrainSection()
     metric: Annotated[MetricSection, Use(by=f"{RUNS} report")] = MetricSection()
     storage: Annotated[
-        StorageSection, Use(by="datagen run size verify", when=lambda job: job.in_bucket)
+        StorageSection,
+        Use(by="datagen run size verify", when=lambda job: job.in_bucket or job.saves_to_bucket),
     ] = StorageSection()
     output: Annotated[OutputSection, Use(by=RUNS, closed=True)] = OutputSection()
     dali: Annotated[DaliSection, Use(by=RUNS, when=lambda job: job.by_dali)] = DaliSection()
@@ -477,12 +478,15 @@ def _check_places(workload: Workload) -> None:
         ("output.log", workload.output.log),
         ("cache.folder", workload.cache.folder),
         ("cache.origin", workload.cache.origin),
-        ("checkpoint.checkpoint_folder", workload.checkpoint.checkpoint_folder),
     ):
         if place is not None and "://" in place:
             raise WorkloadError(
-                f"{key}={place} must be a folder; only dataset.data_folder may be in a bucket"
+                f"{key}={place} must be a folder; only dataset.data_folder and "
+                "checkpoint.checkpoint_folder may be in a bucket"
             )
+    saved = workload.checkpoint.checkpoint_folder or ""
+    if "://" in saved:
+        object_path(saved, "checkpoint.checkpoint_folder")
 
 
 def load_workload(name: str | Path, overrides: Mapping[str, object] | None = None) -> Workload:
