@@ -72,7 +72,7 @@ from dlemu.units import parse_bytes, unmistakable, with_unit
 # Storage v1.0 and v2.0). A key that could change what is read must not be in this list.
 _IGNORED_KEYS = {
     "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files compression_level "
-    "generation_buffer_size",
+    "generation_buffer_size record_element_bytes",
     "reader": "batch_size_eval computation_threads pin_memory read_type file_access dont_use_mmap "
     "data_loader_classname data_loader_sampler reader_classname",
     "train": "seed_change_epoch",
@@ -400,6 +400,14 @@ def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
 
 def _checked(workload: Workload) -> Workload:
     """Return a workload whose keys go together."""
+    if workload.dataset.by_h5py and workload.reader.decode == "raw":
+        if "decode" in workload.reader.model_fields_set:
+            raise WorkloadError(
+                "reader.decode=raw: samples of chunked HDF5 files, or of several datasets, are "
+                "found by h5py alone; leave it out"
+            )
+        reader = workload.reader.model_copy(update={"decode": "library"})
+        workload = workload.model_copy(update={"reader": reader})
     _check_dali(workload)
     _check_access(workload)
     _check_places(workload)
@@ -532,6 +540,12 @@ def _rename(raw: dict[str, Any]) -> None:
                 dataset.setdefault(old.replace("length", "length_bytes"), dataset.pop(old))
         if dataset.get("record_length_bytes_resize") == 0:
             dataset["record_length_bytes_resize"] = None
+        hdf5 = dataset.get("hdf5")
+        for key in ("num_dset_per_record", "chunk_dims", "max_shape"):
+            if isinstance(hdf5, dict) and key in hdf5:
+                dataset.setdefault(key, hdf5.pop(key) or None)
+        if hdf5 == {}:
+            del dataset["hdf5"]
     for section, key in (("reader", "preprocess_time"), ("train", "computation_time")):
         group = raw.get(section)
         if isinstance(group, dict) and f"{key}_stdev" in group:
