@@ -37,7 +37,7 @@ from benchmarks.published_cells import (
     without_drive,
 )
 from benchmarks.published_training import Minutes, fit_efficiency, read_minutes
-from dlemu.judge.wear import sustained
+from dlemu.host.wear import sustained
 from dlemu.sizing.calibration_file import ERROR
 from dlemu.sizing.formula import Prediction, Published, predict
 
@@ -173,7 +173,7 @@ def _in_range(ranges: Sequence[Prediction | Published], numbers: Sequence[int]) 
 
 
 def print_endurance() -> None:
-    """Print the write rates that published drives sustain, beside those of `dlemu wear`."""
+    """Print the write rates that published drives sustain, beside `dlemu doctor --wear`."""
     print("\nWrite rate that wears a drive out in its years (decimal: 1 PB = 10^15 bytes):")
     print("| drive | PBW | written | published | decimal, MB/s | binary, MiB/s |")
     print("|---|--:|--:|--:|--:|--:|")

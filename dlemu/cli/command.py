@@ -20,6 +20,7 @@ from dlemu.config.compose import (
 )
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.ranks.world import World
+from dlemu.storage.s3.location import object_path
 from dlemu.terminal import Answer, answer, begin_log, complain, keep_stdout, log_to, say
 
 _OF_MODELS = ("checkpoint", "predict")
@@ -38,12 +39,13 @@ def call(name: str, words: Sequence[str], world: World) -> int:
                 "started: start it without mpirun; dlemu run measures with all ranks"
             )
         return 1
-    if command.module and world.rank != 0:
+    if command.function and world.rank != 0:
         return 0
     with keep_stdout("--json" in words):
-        if not command.module:
+        if not command.function:
             return _Job(name, command).call(words, world)
-        return int(import_module(command.module).main(parse(words, command.options)))
+        module, _, function = command.function.partition(":")
+        return int(getattr(import_module(module), function)(parse(words, command.options)))
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class _Job:
     def _compose(self, words: Sequence[str], world: World) -> list[tuple[Any, Words]] | None:
         """Return workload and words of each job; None, after a line on stderr, if one is wrong."""
         try:
-            parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), deletes=True)
+            parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), for_job=True)
             if DRY_RUN in parsed.options and {"--json", "--csv"} & parsed.options.keys():
                 raise WorkloadError(f"{DRY_RUN} prints lines only; leave out --json and --csv")
             if self.about.without_workload and not parsed.overrides:
@@ -166,7 +168,7 @@ class _Job:
         word = words.others[0]
         if self.name == "checkpoint" and word in known_models():
             raise WorkloadError(f"{word!r} is no override; write model={word}")
-        if "://" in word:
+        if "://" in word and self.name != "checkpoint":
             raise WorkloadError(
                 f"{word} alone does not say which workload to take; write workload=NAME "
                 f"dataset.data_folder={word}"
@@ -186,7 +188,7 @@ class _Job:
             other = words.values.get(key, word)
             if Path(other).absolute() != Path(word).absolute():
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
-        return Path(word)
+        return object_path(word, *keys) if "://" in word else Path(word)
 
 
 def _table(words: Words) -> list[Words]:

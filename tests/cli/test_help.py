@@ -68,6 +68,6 @@ def test_examples_run(
     for name, command in COMMANDS.items():
         for example in command.examples:
             words = shlex.split(example)[1:]
-            if name not in RUN_EXAMPLES and not command.module:
+            if name not in RUN_EXAMPLES and not command.function:
                 words.append("--cfg=job")
             assert run(words) == 0, capsys.readouterr().err
