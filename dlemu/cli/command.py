@@ -134,6 +134,10 @@ class _Job:
         overrides = words.overrides
         if self.name == "checkpoint" and folder is not None:
             overrides, folder = [*overrides, f"checkpoint.checkpoint_folder={folder}"], None
+        if folder is not None and self.name == "calibrate":
+            from dlemu.datagen.find import dataset_below
+
+            folder = dataset_below(folder, words.values.get("workload", ""))
         if folder is not None and "workload" not in words.values:
             from dlemu.datagen.find import find_workload
 
