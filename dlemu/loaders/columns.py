@@ -105,10 +105,10 @@ class ColumnReader:
                 opened.counted.close()
 
     def _open(self, number: int) -> _OpenFile:
+        self._note(READING, number)
         if self._opened is not None and self._opened.number == number:
             return self._opened
         self.close()
-        self._note(READING, number)
         path = self._source.path(number)
         if isinstance(self._storage, ObjectReader):
             sizes = self._layout.sizes(self._layout.samples_of(number))

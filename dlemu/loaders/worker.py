@@ -491,6 +491,7 @@ class SampleReader:
         computed, unprepared = 0.0, len(task.samples)
         for num_samples in self._reader.read(task):
             if not wanted():
+                self._note(IDLE, -1)
                 return None
             # A stream may have read samples for later batches.
             computed += self._prepare(min(num_samples, unprepared))
