@@ -45,6 +45,11 @@ class Job:
         return self.workload.workflow.checkpoint
 
     @property
+    def saves_to_bucket(self) -> bool:
+        """Whether they are objects."""
+        return self.saves and "://" in (self.workload.checkpoint.checkpoint_folder or "")
+
+    @property
     def has_many(self) -> bool:
         """Whether files hold several samples."""
         return self.workload.dataset.num_samples_per_file > 1

@@ -110,14 +110,14 @@ class Drive(Section):
     write_bandwidth: Bandwidth | None = None
     """Sequential writes; what a prediction of checkpoints computes with."""
     random_read_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
-    """Random reads of 4 KiB per second; for the reader only."""
+    """Random reads of 4 KiB per second, and the most of other sizes; None: no limit."""
     random_write_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     """Random writes of 4 KiB per second; for the reader only."""
     capacity: Annotated[Size, Field(gt=0, le=10**18)] | None = None
-    """Bytes that it holds; for `dlemu wear`."""
+    """Bytes that it holds; for `dlemu doctor --wear`."""
     endurance: Annotated[
         Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None,
-        Use(by="datagen run checkpoint wear"),
+        Use(by="datagen run checkpoint doctor"),
     ] = None
     """Bytes that hosts may write to it in its life (TBW), as 14PB, or as 1DWPD over five
     years; for the line on wear."""
@@ -174,7 +174,8 @@ class Workload(Section):
     train: Annotated[TrainSection, Use(by=RUNS)] = TrainSection()
     metric: Annotated[MetricSection, Use(by=f"{RUNS} report")] = MetricSection()
     storage: Annotated[
-        StorageSection, Use(by="datagen run size verify", when=lambda job: job.in_bucket)
+        StorageSection,
+        Use(by="datagen run size verify", when=lambda job: job.in_bucket or job.saves_to_bucket),
     ] = StorageSection()
     output: Annotated[OutputSection, Use(by=RUNS, closed=True)] = OutputSection()
     dali: Annotated[DaliSection, Use(by=RUNS, when=lambda job: job.by_dali)] = DaliSection()
@@ -192,7 +193,7 @@ class Workload(Section):
         ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves, closed=True)
     ] = ModelSection()
     """The model of checkpoints: a row of workloads/model/ by its name, a file, or its keys."""
-    drive: Annotated[NamedDrive | None, Use(by="predict size wear", closed=True)] = None
+    drive: Annotated[NamedDrive | None, Use(by="predict size doctor", closed=True)] = None
     """A datasheet of workloads/drive/ by its name, or the rates themselves."""
     drives: Annotated[Positive, Use(by="predict size", closed=True)] = 1
     """Number of such drives (`dlemu predict`)."""
@@ -485,12 +486,15 @@ def _check_places(workload: Workload) -> None:
         ("output.log", workload.output.log),
         ("cache.folder", workload.cache.folder),
         ("cache.origin", workload.cache.origin),
-        ("checkpoint.checkpoint_folder", workload.checkpoint.checkpoint_folder),
     ):
         if place is not None and "://" in place:
             raise WorkloadError(
-                f"{key}={place} must be a folder; only dataset.data_folder may be in a bucket"
+                f"{key}={place} must be a folder; only dataset.data_folder and "
+                "checkpoint.checkpoint_folder may be in a bucket"
             )
+    saved = workload.checkpoint.checkpoint_folder or ""
+    if "://" in saved:
+        object_path(saved, "checkpoint.checkpoint_folder")
 
 
 def load_workload(name: str | Path, overrides: Mapping[str, object] | None = None) -> Workload:

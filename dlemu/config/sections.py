@@ -941,10 +941,9 @@ class PredictSection(Section):
     """Predict the minutes that one pass over the dataset takes as well: time to train."""
     calibration: Annotated[str | None, Use(by="predict size calibrate")] = None
     """File that `dlemu calibrate` wrote; None: predict from the datasheet alone."""
-    tool: Literal["dlemu", "dlio"] = "dlemu"
-    """Tool that reads. `dlio` needs more CPU time; for comparison with published figures."""
     host_cpus: Annotated[int, Whole, Field(ge=1, le=4096)] | None = None
-    """CPU cores of one host, which limit `predict.tool=dlio`."""
+    """CPU cores of a host: predict what a published DLIO run on it would show as well; None: by
+    the calibration."""
 
 
 class ClientSection(Section):

@@ -173,14 +173,14 @@ def _read_runs(folder: Path, summary: RunsSummary, keys: Mapping[str, object]) -
         command = shlex.join(["dlemu", "report", *shown])
         raise RunError(error, remedy=f"{command} shows what is there" if shown else "")
     every = cast(Mapping[str, Document], {**runs, **begun})
-    if summary.get("passed") is not None and not keys:
+    if "verdict" in summary and not keys:
         return Stored(folder, cast(Document, summary), every)
     judged = judge_runs({**summary, "runs": rows}, counting)
-    if summary.get("passed") is None:
+    if "verdict" not in summary:
         wanted = read_config(folder / next(iter(runs)), {}).runs
         reason = describe_end(summary, f"after {len(counting)} of {counted(wanted, 'run')}")
         judged["status"], judged["reasons"] = summary["status"], [reason]
-        judged["verdict"], judged["passed"], judged["remarks"] = "NO VERDICT", False, []
+        judged["verdict"], judged["remarks"] = "NO VERDICT", []
     return Stored(folder, cast(Document, judged), every)
 
 

@@ -57,7 +57,7 @@ def test_results_of_all_kinds_lie_side_by_side_and_lead_to_their_sections(tmp_pa
 
 def test_a_run_that_was_cut_short_does_not_count(tmp_path: Path) -> None:
     STORED["several"](tmp_path / "cut")
-    for path, gone in ((tmp_path / "cut", "passed"), (tmp_path / "cut" / "run.3", "end")):
+    for path, gone in ((tmp_path / "cut", "verdict"), (tmp_path / "cut" / "run.3", "end")):
         tree = json.loads((path / "summary.json").read_text())
         del tree[gone]
         if "runs" in tree:
