@@ -34,14 +34,14 @@ KEYS = {
     "dataset": "record_length_bytes=9 record_length_bytes_stdev=9 record_length_bytes_resize=9 "
     "num_files_train=9 num_files_eval=9 generation_buffer_size=9 num_samples_per_file=9 "
     "data_folder=/mnt num_subfolders_train=9 num_subfolders_eval=9 enable_chunking=true "
-    "chunk_size=9 compression=gzip,lzf,bz2,zip,xz compression_level=9 file_prefix=file "
+    "chunk_size=9 compression=gzip,lzf,bz2,zip,xz compression_level=4,9 file_prefix=file "
     "format=tfrecord,hdf5,csv,npy,hdf5_opt,jpeg,png,indexed_binary,mmap_indexed_binary,parquet,"
     "synthetic data_gen_method=dgen keep_files=false record_element_bytes=4 "
     "record_element_type=float32 record_dims=[9] skip_listing=true "
     'listing_validation_interval=9 parquet.columns=[{"name":"a"}] '
     "parquet.row_group_size=9 "
     "parquet.partition_by=a parquet.generation_batch_size=9 parquet.use_s3dlio_gen=true "
-    "hdf5.chunk_dims=[9] hdf5.num_dset_per_record=2 hdf5.max_shape=[9]",
+    "hdf5.chunk_dims=[1,8,8] hdf5.num_dset_per_record=2 hdf5.max_shape=[9]",
     "reader": "dont_use_mmap=true reader_classname=a.B multiprocessing_context=spawn "
     "data_loader=tensorflow,dali,native_dali,custom,none,synthetic data_loader_classname=a.B "
     "data_loader_sampler=iterative,index read_threads=9 write_threads=9 computation_threads=9 "
@@ -80,8 +80,9 @@ WHY = {
     "dataset.num_files_eval": _EVALUATION,
     "dataset.generation_buffer_size": _WRITTEN,
     "dataset.num_subfolders_eval": _EVALUATION,
-    "dataset.chunk_size": "of chunks, which are refused",
-    "dataset.compression_level": "of a compression, which is refused",
+    "dataset.chunk_size": _UNUSED,
+    "dataset.compression_level": "this is the level of gzip",
+    "dataset.record_element_bytes": "dataset.record_element_type decides",
     "dataset.data_gen_method": _WRITTEN,
     "dataset.keep_files": "files stay",
     "dataset.skip_listing": "how the names of files are found",
@@ -111,8 +112,12 @@ WHY = {
     "profiling.iostat_devices": _COUNTERS,
 }
 """Why a key without effect changes no byte that is read."""
-_BASE = {"model.transformer": dict.fromkeys(ModelSection().transformer.model_dump(), 8)}
+_BASE: dict[str, object] = {
+    "model.transformer": dict.fromkeys(ModelSection().transformer.model_dump(), 8)
+}
 """So that a number of layers is enough of a model."""
+_HDF5 = _BASE | {"dataset.format": "hdf5", "dataset.record_dims": [8, 8]}
+"""Of what a value is that is for HDF5 files alone."""
 
 
 def tried() -> Iterator[tuple[str, str, str, str]]:
@@ -125,10 +130,10 @@ def tried() -> Iterator[tuple[str, str, str, str]]:
                 yield key, value, *_outcome(key, value)
 
 
-def with_keys(keys: Mapping[str, str]) -> Workload:
+def with_keys(keys: Mapping[str, str], base: Mapping[str, object] = _BASE) -> Workload:
     """Return a workload with values as YAML has them."""
     values = {key: yaml.safe_load(value) for key, value in keys.items()}
-    return load_workload("unet3d_h100", _BASE | values)
+    return load_workload("unet3d_h100", {**base, **values})
 
 
 def plain(workload: Workload) -> dict[str, object]:
@@ -136,13 +141,15 @@ def plain(workload: Workload) -> dict[str, object]:
     return {key: value for key, value in leaves(workload.model_dump()) if key not in NO_KEYS}
 
 
-def _outcome(key: str, value: str) -> tuple[str, str]:
+def _outcome(key: str, value: str, base: Mapping[str, object] = _BASE) -> tuple[str, str]:
     try:
-        found = plain(with_keys({key: value}))
+        found = plain(with_keys({key: value}, base))
     except WorkloadError as error:
+        if base is _BASE:
+            return _outcome(key, value, _HDF5)
         why = str(error).removeprefix(f"{key}={value} ").removeprefix(f"{key} ")
         return "refused", "no such key" if why.startswith("unknown") else why.partition(", got")[0]
-    usual = plain(with_keys({}))
+    usual = plain(with_keys({}, base))
     changed = [own for own in found if found[own] != usual[own]]
     if not any(map(read_by, changed)):
         return "no effect", WHY[key]
