@@ -127,7 +127,7 @@ class _Job:
             ) from None
 
     def _workload(self, words: Words, world: World) -> Any:
-        from dlemu.config.idle import Job, idle_keys
+        from dlemu.config.keys import Job, idle_keys
         from dlemu.config.model import check_workload
 
         folder = self._folder(words)
