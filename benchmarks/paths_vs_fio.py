@@ -25,7 +25,7 @@ from benchmarks.harness import (
     tell,
 )
 from dlemu.tools.paths.blocks import DataPath, Pattern, Work, perform
-from dlemu.tools.paths.random_files import write_random_file
+from dlemu.tools.paths.target import write_random_file
 
 FILE_BYTES = 256 << 20
 PAUSE = 0.5
@@ -47,7 +47,7 @@ FIO_NAMES = {"seq_read": "read", "random_read": "randread", "seq_write": "write"
 
 def ours(work: Work) -> float:
     """Return GiB/s."""
-    done, elapsed = perform(work, lambda: None)
+    [(done, elapsed)] = perform([work])
     return done.latencies.num * work.io_size / elapsed / 2**30
 
 

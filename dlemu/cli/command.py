@@ -37,12 +37,13 @@ def call(name: str, words: Sequence[str], world: World) -> int:
                 "started: start it without mpirun; dlemu run measures with all ranks"
             )
         return 1
-    if command.module and world.rank != 0:
+    if command.module and world.rank != 0 and not command.by_ranks:
         return 0
     with keep_stdout("--json" in words):
         if not command.module:
             return _Job(name, command).call(words, world)
-        return int(import_module(command.module).main(parse(words, command.options)))
+        main, parsed = import_module(command.module).main, parse(words, command.options)
+        return int(main(parsed, world) if command.by_ranks else main(parsed))
 
 
 @dataclass(frozen=True)

@@ -266,7 +266,7 @@ def _queue(queue: Path) -> str:
 
 def _direct(folder: Path) -> Check:
     """Try O_DIRECT on a file of our own."""
-    from dlemu.tools.paths.sweep import smallest_direct
+    from dlemu.tools.paths.target import smallest_direct
 
     try:
         return Check("O_DIRECT", "ok", f"works, aligned to {smallest_direct(folder)} bytes")

@@ -12,7 +12,7 @@ from dlemu.cli.words import Words
 from dlemu.config.model import Drive, NamedDrive
 from dlemu.config.sections import Arguments, Share, Use
 from dlemu.errors import WorkloadError
-from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under
+from dlemu.host.devices import BlockDevice, devices_under, mount_under
 from dlemu.host.drive_counters import Lifetime, lifetime
 from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.judge.wear import Sustained, has_writes, sustained, wear_line
@@ -61,7 +61,7 @@ def _devices(path: Path | None) -> list[BlockDevice]:
         raise WorkloadError(
             f"{path} is not there; name a folder or a drive such as /dev/nvme0n1{drives}"
         )
-    devices = drives_of(path) if path.is_block_device() else devices_under(path)
+    devices = devices_under(path)
     if not devices:
         mount = mount_under(path)
         kind = mount.kind if mount else "unknown file system"
