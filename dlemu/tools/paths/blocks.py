@@ -10,12 +10,13 @@ need a reader for each of these, with a buffer of its own; io_uring needs one. T
     cufile                  cuFile, by whichever path it chooses: see `Done.path_bytes`
 """
 
-import ctypes
 import functools
 import multiprocessing
 import os
 import resource
+import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from multiprocessing.connection import Connection, wait
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -58,8 +59,6 @@ _PER_POWER = 64
 """Buckets of equal width for each power of two of ns: their middle is off by 1/128 at most."""
 _NUM_POWERS = 44
 """Powers of two covered: up to 2^43 ns, 2.4 hours."""
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _Transfer = Callable[[int], int]
 """Reads or writes the block at an offset; returns the number of bytes."""
@@ -230,7 +229,7 @@ def _run_group(
     pipe: "Connection[Done | str | None, float]", work: Work, members: tuple[int, ...]
 ) -> None:
     """Run the workers with the numbers `members`, as one process."""
-    _end_with_parent()
+    _end_with_parent(pipe)
     try:
         with ExitStack() as stack:
             if work.cpus:
@@ -256,11 +255,17 @@ def _run_group(
         pipe.send(f"{work.path}, {work.pattern}, {work.io_size} bytes: {error}")
 
 
-def _end_with_parent() -> None:
-    """Let the parent end this process, at Ctrl-C and whenever it ends itself."""
+def _end_with_parent(pipe: "Connection[Any, Any]") -> None:
+    """Let the parent end this process: at Ctrl-C, and whenever it ends itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The forkserver ends with the parent, however that ends, and this process with the forkserver.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    def watch() -> None:
+        ends = select.poll()
+        ends.register(pipe, 0)  # only that the other end is closed
+        ends.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _run_threads(workers: "list[_Worker]", deadline: float) -> Done:
