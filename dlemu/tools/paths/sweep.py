@@ -21,16 +21,14 @@ from dlemu.config.sections import LISTED, Arguments, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import find_connection
 from dlemu.host.topology import cpus_of_node, find_attachment
-from dlemu.host.wear import WearWatch
+from dlemu.host.wear import WearFields, WearWatch, has_writes
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines, check_writable
 from dlemu.judge.summary import time_of_day
-from dlemu.judge.wear import has_writes, wear_line
 from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.availability import lists_gpu
 from dlemu.storage.owned import held
-from dlemu.terminal import is_verbose
 from dlemu.tools.paths.blocks import DATA_PATHS, DataPath, Pattern
 from dlemu.tools.paths.cells import (
     SUM,
@@ -66,6 +64,7 @@ _AT_DEPTHS: tuple[DataPath, ...] = ("host_direct", "host_io_uring")
 _LONGEST, _MOST_WORKERS = 86_400, 1024
 _DEEPEST = 4096
 
+OnWear = Callable[[WearFields], object]
 Together = Literal["off", "on", "both"]
 
 
@@ -174,14 +173,15 @@ def run_paths(
     sweep: Sweep,
     on_event: OnEvent,
     on_begin: OnEvent = lambda text: None,
+    on_wear: OnWear = lambda wear: None,
     *,
     world: World | None = None,
     dry: bool = False,
 ) -> list[Cell]:
     """Measure the cells that the output folder lacks; return all, on ranks other than 0 none.
 
-    `on_event` gets lines of text, `on_begin` what is done next; both on rank 0 only. All ranks call
-    it. `dry`: only say what would be measured.
+    `on_event` gets lines of text, `on_begin` what is done next, `on_wear` what was written; all on
+    rank 0 only. All ranks call it. `dry`: only say what would be measured.
     """
     world = Alone() if world is None else world
     if world.rank != 0:
@@ -204,7 +204,7 @@ def run_paths(
         )
         if dry:
             return []
-        for cell in _measure_all(sweep, left, world, on_event, on_begin):
+        for cell in _measure_all(sweep, left, world, on_event, on_begin, on_wear):
             known[cell.asked] = cell
     if world.rank != 0:
         return []
@@ -409,6 +409,7 @@ def _measure_all(
     world: World,
     on_event: OnEvent,
     on_begin: OnEvent,
+    on_wear: OnWear,
 ) -> Iterator[Cell]:
     """Yield the cells of all rounds as they are measured, each once it is kept; on rank 0 only."""
     num_left, written = sum(len(rounds) for _, rounds in groups), 0
@@ -440,8 +441,7 @@ def _measure_all(
                     yield cell
     if world.rank == 0 and has_writes(wear := watch.finish(file_bytes=written)):
         JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
-        if is_verbose():
-            on_event(wear_line(wear))
+        on_wear(wear)
 
 
 def _parts(
