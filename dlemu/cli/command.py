@@ -184,10 +184,12 @@ def _jobs(words: Words) -> list[Words]:
     """Return the words of each job that --multirun asks for, with a folder of its own."""
     if "--multirun" not in words.options:
         return [words]
+    options = {name: value for name, value in words.options.items() if name != "--multirun"}
     base = words.values.get("output.folder", f"outputs/multirun/{time.strftime('%Y%m%d-%H%M%S')}")
     found = []
     for overrides in sweeps(words.overrides):
         own = ",".join(each for each in overrides if each not in words.overrides)
         folder = Path(base, own.replace("/", "_") or "only")
-        found.append(replace(words, overrides=[*overrides, f"output.folder={folder}"]))
+        overrides = [*overrides, f"output.folder={folder}"]
+        found.append(replace(words, overrides=overrides, options=options))
     return found

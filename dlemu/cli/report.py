@@ -100,7 +100,9 @@ def show_across(folders: Sequence[Path]) -> None:
 
 
 def _show_table(sections: Sequence[Section]) -> None:
-    say(answer_of([across(sections), Lines([_LEGEND])], apart=True))
+    table = across(sections)
+    legend = [Lines([_LEGEND])] if any("AU" in head for head in table.heads) else []
+    say(answer_of([table, *legend], apart=True))
 
 
 def _text(result: Stored, *, as_json: bool, apart: bool) -> Answer:
