@@ -113,7 +113,7 @@ _SWEPT = {
     "run": ("num_accelerators", QUICK),
     "size": (
         "size.max_accelerators",
-        [*QUICK, *"reader.batch_size=1 reader.prefetch_size=1 size.quick=true".split()],
+        [*QUICK, *["reader.batch_size=1", "reader.prefetch_size=1", "size.quick=true"]],
     ),
     "checkpoint": ("checkpoint.num_checkpoints_write", ["model=unet3d", "checkpoint.scale=0.001"]),
 }
