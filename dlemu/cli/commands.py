@@ -199,8 +199,8 @@ COMMANDS: dict[str, Command] = {
         "differs: hosts, kernel, drives, mount options, versions, keys. Exit status: 0, 1 on an "
         "error, 2 where a result has lost more than compare.max_loss.",
         options=("--json",),
-        function="dlemu.cli.compare:main",
-        arguments="dlemu.cli.compare:Allowed",
+        function="dlemu.cli.report:compare",
+        arguments="dlemu.cli.report:Allowed",
     ),
     "doctor": Command(
         aim="prepare",
@@ -263,7 +263,7 @@ COMMANDS: dict[str, Command] = {
         about="For bash, write it to ~/.local/share/bash-completion/completions/dlemu; for zsh, "
         "to a file that ~/.zshrc sources behind compinit. For this shell only: source <(dlemu "
         "completion bash).",
-        function="dlemu.cli.completion:main",
+        function="dlemu.cli.help:completion",
     ),
 }
 
