@@ -163,7 +163,9 @@ class _Case:
         self.num_bytes, _ = write_file(self.path, self.format, self.file)
         self.data = self.path.read_bytes()
         numbered = zip(self.file.samples.tolist(), self.file.sizes.tolist(), strict=True)
-        self.content = [content(sample, size) for sample, size in numbered]
+        self.content = [
+            self.format.stored(content(sample, size), size) for sample, size in numbered
+        ]
 
     @property
     def known(self) -> Places:
@@ -192,7 +194,10 @@ def _starts(case: _Case) -> bool:
 
 def _is_parsed(case: _Case) -> bool:
     parsed = case.format.parse(CountedFile(str(case.path)), len(case.content))
-    found = [bytes(parsed.sample(place)) for place in range(len(case.content))]
+    found = [
+        case.format.stored(bytes(parsed.sample(place)), size)
+        for place, size in enumerate(case.file.sizes.tolist())
+    ]
     parsed.close()
     return found == case.content
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from dlemu.checkpoint.crew import Progress
 from dlemu.checkpoint.dcp import check_dcp
-from dlemu.checkpoint.folder import Opened, folder_of, opened
+from dlemu.checkpoint.folder import Opened, access_to, folder_of, opened
 from dlemu.checkpoint.job import CheckpointJob
 from dlemu.checkpoint.outcome import Conditions, Entry, dlio_metric, find_limit, judge
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.config.model import Workload
-from dlemu.host.devices import mount_under
 from dlemu.host.limits import host_memory_bytes
 from dlemu.host.observer import HostObserver
 from dlemu.host.place import find_system
@@ -26,6 +25,7 @@ from dlemu.judge.summary import time_of_day
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.pagecache import Pages
+from dlemu.storage.s3.location import in_bucket
 from dlemu.terminal import silent
 
 Summary = dict[str, Any]
@@ -88,7 +88,7 @@ def run_checkpoints(
         path = host_file(record.folder, world.rank) if record.folder.is_dir() else None
         saves, loads, pages = _work(workload, job, summary, path)
         if world.rank == 0:
-            _judge(summary, workload, saves, loads, pages)
+            _judge(summary, workload, folder.place.file_system, saves, loads, pages)
             record.write()
     return (record.folder, summary) if world.rank == 0 else None
 
@@ -97,7 +97,9 @@ def _introduce(
     summary: Summary, workload: Workload, plan: Plan, folder: Opened, world: World
 ) -> None:
     """Add to the summary what is known before anything is written."""
-    place = place_fields(folder.path, host=world.host, num_hosts=world.num_hosts)
+    place = place_fields(
+        folder.path, host=world.host, num_hosts=world.num_hosts, access=access_to(workload)
+    )
     summary |= planned(workload, plan) | {"place": place}
     summary["checkpoint"] |= {
         "odirect": folder.direct,
@@ -118,7 +120,7 @@ def _work(
     reads. The wear of the drives is added to the summary there.
     """
     world, watch, target = job.world, job.watch, folder_of(workload)
-    wear, key = WearWatch(target), workload.checkpoint
+    wear, key = WearWatch(*([] if in_bucket(target) else [target])), workload.checkpoint
     pids = world.all_gather((world.host_index, os.getpid()))
     with ExitStack() as stack:
         if world.local_rank == 0:
@@ -144,16 +146,16 @@ def _work(
 def _judge(
     summary: Summary,
     workload: Workload,
+    file_system: str,
     saves: list[Entry],
     loads: list[Entry],
     pages: Pages | None,
 ) -> None:
     """Add to the summary what was measured, and what it means."""
     key, share = workload.checkpoint, pages.share if pages else None
-    mount = mount_under(folder_of(workload))
     conditions = Conditions(
-        file_system=mount.kind if mount else "",
-        bypasses=summary["checkpoint"]["odirect"],
+        file_system=file_system,
+        bypasses=summary["checkpoint"]["odirect"] or file_system == "s3",
         fsync=key.fsync,
         cached_share=share,
     )

@@ -114,8 +114,8 @@ def watched(
 
     All ranks call it. `written()` returns on rank 0 the bytes of the files of all ranks.
     """
-    from dlemu.host.wear import WearWatch, combine_hosts
-    from dlemu.judge.wear import has_writes, wear_line
+    from dlemu.host.wear import WearWatch, combine_hosts, has_writes
+    from dlemu.report.in_run import wear_line
 
     watch = WearWatch(*folders)
     first = world.local_rank == 0
@@ -299,6 +299,30 @@ def predict(workload: Workload, world: World, words: Words) -> int:
     found = cached or each[0]
     say(answer_of((present_cached if cached else present_prediction)(found.document)))
     script.tell(found.document, list(map(predict_row, each)))
+    return 0
+
+
+def predict_several(workloads: Sequence[Workload], world: World, words: Words) -> int:
+    """Predict for each of several values, such as drives and their numbers; show one table."""
+    from dlemu.report.predict import present_predictions
+    from dlemu.report.text import answer_of
+    from dlemu.sizing.cached import asks_for_cache
+    from dlemu.sizing.predict import keep
+    from dlemu.sizing.predict import predict as foretell
+
+    if world.rank != 0:
+        return 0
+    if any(_asks_for_checkpoints(each) or asks_for_cache(each) for each in workloads):
+        raise WorkloadError(
+            "a table of several predictions has no cache and no checkpoints; give one value a key"
+        )
+    script = Script.of(words, PREDICT)
+    found = [foretell(workload.with_keys({"output.folder": None})) for workload in workloads]
+    documents = [each.document for each in found]
+    whole: dict[str, object] = {"kind": "predictions", "answers": documents}
+    keep(workloads[0], whole)
+    say(answer_of(present_predictions(documents)))
+    script.tell(whole, list(map(predict_row, found)))
     return 0
 
 

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.ranks.ending import Interrupts
 from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import PeerError, World
+from dlemu.storage.s3.location import object_path
 from dlemu.terminal import (
     Answer,
     answer,
@@ -196,6 +198,10 @@ class _Job:
         jobs = world.on_first(lambda: self._compose(words, world))
         if jobs is None:
             return 1
+        if self.name == "predict" and len(jobs) > 1 and "--cfg" not in jobs[0][1].options:
+            from dlemu.cli.jobs import predict_several
+
+            return predict_several([workload for workload, _ in jobs], world, jobs[0][1])
         statuses = [self._do(workload, parsed, world) for workload, parsed in jobs]
         if len(jobs) > 1 and world.rank == 0 and not {"--cfg", DRY_RUN} & jobs[0][1].options.keys():
             from dlemu.cli.report import show_across
@@ -238,7 +244,8 @@ class _Job:
                 if len(parsed.others) != 1:
                     raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
                 return [(None, parsed)]
-            jobs = [(self._workload(each, world), each) for each in _jobs(parsed)]
+            each = _table(parsed) if self.name == "predict" else _jobs(parsed)
+            jobs = [(self._workload(own, world), own) for own in each]
             if "--cfg" not in parsed.options:
                 self._begin_log(jobs[0][0].output.log, without_secrets(words))
         except DlemuError as error:
@@ -265,6 +272,10 @@ class _Job:
         overrides = words.overrides
         if self.name == "checkpoint" and folder is not None:
             overrides, folder = [*overrides, f"checkpoint.checkpoint_folder={folder}"], None
+        if folder is not None and self.name == "calibrate":
+            from dlemu.datagen.find import dataset_below
+
+            folder = dataset_below(folder, words.values.get("workload", ""))
         if folder is not None and "workload" not in words.values:
             from dlemu.datagen.find import find_workload
 
@@ -295,7 +306,7 @@ class _Job:
         word = words.others[0]
         if self.name == "checkpoint" and word in known_models():
             raise WorkloadError(f"{word!r} is no override; write model={word}")
-        if "://" in word:
+        if "://" in word and self.name != "checkpoint":
             raise WorkloadError(
                 f"{word} alone does not say which workload to take; write workload=NAME "
                 f"dataset.data_folder={word}"
@@ -315,7 +326,13 @@ class _Job:
             other = words.values.get(key, word)
             if Path(other).absolute() != Path(word).absolute():
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
-        return Path(word)
+        return object_path(word, *keys) if "://" in word else Path(word)
+
+
+def _table(words: Words) -> list[Words]:
+    """Return the words of each row of a table: drives=[1,2,4] and drives=1,2,4 are three."""
+    lists = [re.sub(r"^(drives?)=\[(.+)\]$", r"\1=\2", each) for each in words.overrides]
+    return [replace(words, overrides=overrides) for overrides in sweeps(lists)]
 
 
 def _jobs(words: Words) -> list[Words]:

@@ -16,10 +16,11 @@ from dlemu.errors import WorkloadError
 from dlemu.host.place import find_system
 from dlemu.judge.records import write_text
 from dlemu.judge.summary import time_of_day
+from dlemu.report.in_run import wear_line
 from dlemu.report.paths import plots_of, present_paths, title_of
 from dlemu.report.table import Row
 from dlemu.report.text import answer_of, render_text
-from dlemu.terminal import say
+from dlemu.terminal import detail, say
 from dlemu.tools.paths.sweep import CELLS, Cell, Sweep, run_paths
 
 _NEWER = ("queue_depth", "queues", "cpu_seconds_per_million_ios")
@@ -38,7 +39,7 @@ def main(words: Words) -> int:
     script = Script.of(words, COLUMNS)
     doing = Doing()
     with show_progress("paths", lambda: str(doing), on=plan.progress == "on"):
-        cells = run_paths(plan, say, doing.begin)
+        cells = run_paths(plan, say, doing.begin, lambda wear: detail(wear_line(wear)))
     document = document_of(cells, plan.output)
     say(answer_of(present_paths(document), apart=True))
     _write(document, plan.output)

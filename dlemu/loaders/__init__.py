@@ -7,8 +7,9 @@ far ahead of the training loop batches are read (`Workload.batches_in_flight`).
 
 A loader is a class with the methods of `Loader`, and a constructor that takes and raises what
 `open_loader` does. If it reads past the host's memory, it has the methods of `TellsPaths`; if it
-hands batches over in memory that stays the same, those of `SharesMemory`. `worker.SampleReader`
-reads batches of all formats. CONTRIBUTING.md says how to add one.
+hands batches over in memory that stays the same, those of `SharesMemory`; if it counts its reads,
+those of `CountsReads`. `worker.SampleReader` reads batches of all formats. CONTRIBUTING.md says how
+to add one.
 """
 
 from collections.abc import Callable, Iterator
@@ -125,6 +126,19 @@ class TellsGets(Protocol):
 
     def gets(self) -> GetCounts:
         """Return what all requests so far came to."""
+        ...
+
+
+@runtime_checkable
+class CountsReads(Protocol):
+    """A loader that counts how long the reads of its files took."""
+
+    def read_counts(self) -> NDArray[np.float64]:
+        """Return how many reads so far fell into each bin of `storage.s3.counts`, (NUM_BINS,).
+
+        A read is what a worker takes from one file at a time: a whole file, or the part of it that
+        a batch needs. It lasts from the opening to the last byte, with checks and copies.
+        """
         ...
 
 

@@ -90,6 +90,9 @@ class PyTorchLoader:
             workers.close()
         self._starter.close()
 
+    def read_counts(self) -> NDArray[np.float64]:
+        return np.sum([workers.shared.activity.read_counts() for workers in self._workers], axis=0)
+
     def memory(self) -> list[NDArray[np.uint8]]:
         shared = [workers.shared for workers in self._workers]
         return [each.slots.data for each in shared if each.slots is not None]

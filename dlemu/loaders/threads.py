@@ -214,6 +214,9 @@ class ThreadsLoader:
         streams = (stream for column in self._columns for stream in column.streams)
         return sum((stream.reader.gets for stream in streams), GetCounts())
 
+    def read_counts(self) -> NDArray[np.float64]:
+        return np.sum([activity.read_counts() for activity in self._activities], axis=0)
+
     def memory(self) -> list[NDArray[np.uint8]]:
         return [column.slots.data for column in self._columns if column.slots is not None]
 

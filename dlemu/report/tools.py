@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from dlemu.judge.wear import is_binary
+from dlemu.host.wear import is_binary
 from dlemu.report.blocks import (
     Block,
     Column,

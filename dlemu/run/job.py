@@ -401,9 +401,11 @@ class _Run:
     def _judge(self, sums: Sums, reports: Reports) -> Outcome:
         """Write and return the outcome, on rank 0."""
         metrics = measure_sums(sums)
-        hosts, paths, gets = reports
+        hosts, paths, reads, gets = reports
         needed = needed_ratio(self._dataset)
-        seen = combine(self._workload, hosts, sums, paths, gets, needed=needed)
+        seen = combine(
+            self._workload, hosts, sums, paths, gets, reads=reads.tolist(), needed=needed
+        )
         summary = complete_summary(self._summary, seen, metrics)
         if self._cached:
             emulated = emulates(self._workload)

@@ -23,7 +23,7 @@ from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under, read_text
 from dlemu.host.drive_counters import lifetime
 from dlemu.host.limits import host_memory_bytes, usable_cpus
-from dlemu.judge.wear import sustained
+from dlemu.host.wear import sustained
 from dlemu.storage.gpu import availability as gds
 from dlemu.storage.gpu import cuda
 from dlemu.units import format_bytes, format_seconds

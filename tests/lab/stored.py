@@ -58,6 +58,7 @@ from dlemu.sizing.search import Point
 from dlemu.sizing.targets import Target
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
+from dlemu.storage.s3.counts import NUM_BINS, bin_of
 from dlemu.tools.model_load.measure import Answer as Load
 from dlemu.tools.model_load.measure import Cell as LoadCell
 from dlemu.tools.model_load.measure import Load as LoadJob
@@ -204,7 +205,10 @@ def store_run(
         begun |= {"status": "failed", "error": error, "end": _time(start + 60)}
         write_summary(folder, begun)
         return Outcome(folder, metrics, begun)
-    gathered = combine(workload, [host], sums, PathBytes(host=2 * read))
+    reads = np.zeros((2, NUM_BINS))
+    reads[:, bin_of(0.4 * wait + 0.2)], reads[:, bin_of(0.6 * wait + 0.4)] = 320, 16
+    paths = PathBytes(host=2 * read)
+    gathered = combine(workload, [host], sums, paths, reads=reads.tolist())
     summary = complete_summary(begun, gathered, metrics)
     summary = with_metrics({**summary, "end": _time(start + 60)}, workload, metrics)
     write_summary(folder, summary)

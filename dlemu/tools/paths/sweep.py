@@ -20,17 +20,15 @@ from dlemu.config.sections import LISTED, Arguments, Size, Switch
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.place import find_connection
 from dlemu.host.processes import read_cpu_times
-from dlemu.host.wear import WearWatch
+from dlemu.host.wear import WearFields, WearWatch, has_writes
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines, check_writable
 from dlemu.judge.summary import time_of_day
-from dlemu.judge.wear import has_writes, wear_line
 from dlemu.storage.atomic import create
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.availability import availability, lists_gpu
 from dlemu.storage.owned import direct, disk_bytes, held, room, scratch
-from dlemu.terminal import is_verbose
 from dlemu.tools.paths import uring
 from dlemu.tools.paths.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
 from dlemu.tools.paths.energy import Energy, read_energy
@@ -193,19 +191,26 @@ class Cell(Asked):
         return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
 
 
-def run_paths(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent = lambda text: None) -> list[Cell]:
+def run_paths(
+    sweep: Sweep,
+    on_event: OnEvent,
+    on_begin: OnEvent = lambda text: None,
+    on_wear: Callable[[WearFields], None] = lambda wear: None,
+) -> list[Cell]:
     """Measure the cells that the output folder lacks; return all.
 
-    `on_event` gets lines of text, `on_begin` what is done next.
+    `on_event` gets lines of text, `on_begin` what is done next, `on_wear` what was written.
     """
     with ExitStack() as stack:
         for target in sweep.target:  # the files of two sweeps would have the same names
             if target.resolve() != sweep.output.resolve():  # else the results hold it
                 stack.enter_context(held(target, key="target"))
-        return _run_alone(sweep, on_event, on_begin)
+        return _run_alone(sweep, on_event, on_begin, on_wear)
 
 
-def _run_alone(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent) -> list[Cell]:
+def _run_alone(
+    sweep: Sweep, on_event: OnEvent, on_begin: OnEvent, on_wear: Callable[[WearFields], None]
+) -> list[Cell]:
     asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.target}
     all_asked = [each for cells in asked.values() for each in cells]
     with hold(sweep.output, "paths", key="output"):
@@ -243,8 +248,7 @@ def _run_alone(sweep: Sweep, on_event: OnEvent, on_begin: OnEvent) -> list[Cell]
         wear = watch.finish(file_bytes=written)
         if has_writes(wear):
             JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
-            if is_verbose():
-                on_event(wear_line(wear))
+            on_wear(wear)
     return [*_alike_elsewhere(known, all_asked), *(known[each] for each in all_asked)]
 
 

@@ -13,6 +13,7 @@ import pytest
 from dlemu.cli import paths
 from dlemu.cli.words import parse
 from dlemu.errors import RunError, WorkloadError
+from dlemu.host.wear import WearFields
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
 from dlemu.storage.gpu.availability import lists_gpu
@@ -180,21 +181,17 @@ def test_each_combination_is_a_cell_and_the_time_is_told_first(tmp_path: Path) -
 def test_what_was_written_to_the_drives_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verbose = True
     writes = plan(tmp_path, patterns=("seq_write",), workers=(1,), io_sizes=(4096,))
     run_paths(writes, lambda _: None)
     assert not (tmp_path / "output/wear.jsonl").exists(), "too little to tell"
     monkeypatch.setattr("dlemu.tools.paths.sweep.has_writes", lambda wear: True)
-    monkeypatch.setattr("dlemu.tools.paths.sweep.is_verbose", lambda: verbose)
-    events: list[str] = []
-    (cell,) = run_paths(writes.model_copy(update={"io_sizes": (131072,)}), events.append)
+    found: list[WearFields] = []
+    writes = writes.model_copy(update={"io_sizes": (131072,)})
+    (cell,) = run_paths(writes, lambda _: None, on_wear=found.append)
     [line] = (tmp_path / "output/wear.jsonl").read_text().splitlines()
     told = json.loads(line)
     assert told["file_bytes_written"] == MIB + cell.num_ios * cell.io_size
-    assert events[-1].startswith("wear: ") and told["end"] and "missing" in told
-    verbose = False
-    run_paths(writes.model_copy(update={"io_sizes": (262144,)}), events.append)
-    assert sum(event.startswith("wear: ") for event in events) == 1, "it is shown by -v"
+    assert told["end"] and "missing" in told and {**told, **found[0]} == told
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
