@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.cli.commands import COMMANDS, Command, usage
-from dlemu.cli.words import DRY_RUN, Words, parse, refusal
+from dlemu.cli.words import DRY_RUN, Words, parse, refusal, with_command_first
 from dlemu.config.compose import (
     compose_words,
     known_models,
@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         world: World | None = None
         try:
-            arguments = _without_modes(arguments)
+            arguments = with_command_first(_without_modes(arguments))
             text = _answer(arguments)
             if text is not None:
                 say(text)
@@ -265,7 +265,7 @@ class _Job:
             ) from None
 
     def _workload(self, words: Words, world: World) -> Any:
-        from dlemu.config.idle import Job, idle_keys
+        from dlemu.config.keys import Job, idle_keys
         from dlemu.config.model import check_workload
 
         folder = self._folder(words)
