@@ -29,18 +29,18 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DlemuError, RunError
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import make_room
-from dlemu.loaders.pipes import SharedMemory, Starter
-from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
-from dlemu.loaders.steps import CLOSE_SECONDS, Takers
-from dlemu.loaders.torch_internals import (
+from dlemu.loaders.pipes import (
     Requests,
+    SharedMemory,
+    Starter,
     disarm,
     lean_context,
     many_workers,
     stop_watching,
 )
+from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
+from dlemu.loaders.steps import CLOSE_SECONDS, Activity, Takers, describe
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.units import round_up
 

@@ -28,10 +28,9 @@ from dlemu.errors import RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.host.limits import usable_cpus
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
-from dlemu.loaders.steps import CLOSE_SECONDS, StepCollector, Window
+from dlemu.loaders.steps import CLOSE_SECONDS, Activity, StepCollector, Window, describe
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.s3.counts import GetCounts
