@@ -42,6 +42,7 @@ from dlemu.loaders.pipes import (
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Activity, Takers, describe
 from dlemu.loaders.worker import SampleReader, make_batch
+from dlemu.storage.s3.counts import NUM_BINS
 from dlemu.units import round_up
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -91,7 +92,8 @@ class PyTorchLoader:
         self._starter.close()
 
     def read_counts(self) -> NDArray[np.float64]:
-        return np.sum([workers.shared.activity.read_counts() for workers in self._workers], axis=0)
+        shared = (workers.shared.activity for workers in self._workers)
+        return sum((each.read_counts() for each in shared), np.zeros(NUM_BINS))
 
     def memory(self) -> list[NDArray[np.uint8]]:
         shared = [workers.shared for workers in self._workers]
