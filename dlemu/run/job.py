@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from dlemu.checkpoint.in_run import (
-    Place,
+    OwnRank,
     RunCheckpoints,
     check_checkpoints,
     combine_checkpoints,
@@ -351,8 +351,8 @@ class _Run:
             yield None
             return
         steps = [self._count_steps()] * workload.train.epochs
-        place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
-        with open_checkpoints(workload, place, steps, self._say) as checkpoints:
+        rank = OwnRank(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
+        with open_checkpoints(workload, rank, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
             try:
                 yield checkpoints
