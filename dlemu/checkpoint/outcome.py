@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from statistics import fmean, pstdev
 from typing import Any, Literal, TypedDict
 
-from dlemu.checkpoint.times import ReadTimes, WriteTimes
+from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
 from dlemu.units import format_seconds
 
@@ -137,13 +137,13 @@ class Conditions:
 
     file_system: str
     bypasses: bool
-    """Whether O_DIRECT was used."""
+    """Whether O_DIRECT was used, or the files are objects."""
     fsync: bool
     cached_share: float | None
     """Share (0-1) of the pages that were in memory before the reads."""
 
 
-def find_limit(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, str]:
+def limit_of(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, str]:
     """Return `name`, `evidence` and `advice` of what decided the durations."""
     suspects = _suspects(kind, entries, conditions)
     return dict(zip(("name", "evidence", "advice"), next(suspects), strict=True))
@@ -241,10 +241,8 @@ def _one_rank(entries: Sequence[Entry]) -> Iterator[tuple[str, str, str]]:
 def _storage(kind: Kind, entries: Sequence[Entry]) -> str:
     whole = max(1e-9, sum(entry["mean_seconds"] for entry in entries))
     names = ("write", "fsync") if kind == "save" else ("read",)
-    shares = (
-        f"{100 * sum(entry['parts'][name] for entry in entries) / whole:.0f}% in {name}"
-        for name in names
-    )
+    seconds = {name: sum(entry["parts"][name] for entry in entries) for name in names}
+    shares = (f"{100 * each / whole:.0f}% in {name}" for name, each in seconds.items() if each)
     busy = [
         max(counted["devices"].values(), default=0.0)
         for entry in entries
@@ -254,7 +252,7 @@ def _storage(kind: Kind, entries: Sequence[Entry]) -> str:
     return f"the accelerators were {' and '.join(shares)} calls{drive}"
 
 
-def judge(
+def verdict_of(
     saves: Sequence[Entry],
     loads: Sequence[Entry],
     max_seconds: float | None,

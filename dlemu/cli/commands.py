@@ -39,11 +39,13 @@ class Command:
     """Whether a data folder alone is enough; the workload is then None."""
     makes_folder: bool = False
     """Whether the folder may be missing yet."""
-    module: str = ""
-    """Of a command without a workload, which rank 0 alone does: it has `main(words)`. Without it,
-    all ranks call the function of the command's name in dlemu/cli/jobs.py."""
+    function: str = ""
+    """Of a command without a workload, which rank 0 alone does: MODULE:NAME, called with the words.
+    Without it, all ranks call the function of the command's name in dlemu/cli/jobs.py."""
     arguments: str = ""
     """Its own keys: the `Arguments` that this names, module and class."""
+    by_ranks: bool = False
+    """Whether all ranks call its function, with the words and the world."""
     measures: bool = False
     """Whether it measures from one process, which rank 0 must not do alone for all."""
 
@@ -80,20 +82,21 @@ COMMANDS: dict[str, Command] = {
         keys="model checkpoint.checkpoint_folder num_accelerators checkpoint.mode checkpoint.scale "
         "checkpoint.num_checkpoints_write checkpoint.num_checkpoints_read checkpoint.keep "
         "checkpoint.odirect checkpoint.max_seconds checkpoint.mtbf output.folder output.log",
-        options=(DRY_RUN, "--verify", "--json"),
+        options=(DRY_RUN, "--multirun", "--verify", "--json"),
         makes_folder=True,
     ),
     "paths": Command(
         aim="measure",
-        line="compare the data paths from a folder to memory and to the GPU",
-        words="FOLDER [key=value ...]",
+        line="compare the data paths from folders or drives to memory and to GPUs",
+        words="TARGET [key=value ...]\ntarget=TARGET,TARGET... together=true [key=value ...]",
         about="Page cache, O_DIRECT, O_DIRECT with a copy to the GPU, and cuFile (GPUDirect "
-        "Storage), side by side. Writes files named dlemu_paths.<n> into the folder and removes "
-        "them. The same command goes on where it was interrupted.",
-        options=FOR_SCRIPTS,
-        module="dlemu.cli.paths",
+        "Storage), side by side. Writes files named dlemu_paths.<n> into a folder and removes "
+        "them; a block device is read only. The same command goes on where it was interrupted. "
+        "Under mpirun each rank measures its share of the targets, all at the same time.",
+        options=(DRY_RUN, *FOR_SCRIPTS),
+        function="dlemu.cli.paths:main",
         arguments="dlemu.tools.paths.sweep:Sweep",
-        measures=True,
+        by_ranks=True,
     ),
     "load": Command(
         aim="measure",
@@ -104,7 +107,7 @@ COMMANDS: dict[str, Command] = {
         "cache, and it is checked that none of their pages is left. Without a target: by "
         "arithmetic, from the datasheets of drives.",
         options=FOR_SCRIPTS,
-        module="dlemu.cli.load",
+        function="dlemu.cli.load:main",
         arguments="dlemu.tools.model_load.measure:Load",
         measures=True,
     ),
@@ -131,7 +134,7 @@ COMMANDS: dict[str, Command] = {
         "one level below it, is read instead where it fits. dlemu report shows the answer again. "
         "Any key of a workload holds for all of them: reader.data_loader=threads.",
         options=FOR_SCRIPTS,
-        module="dlemu.cli.try_",
+        function="dlemu.cli.tools:try_folder",
         arguments="dlemu.sizing.first:Trial",
         measures=True,
     ),
@@ -146,7 +149,7 @@ COMMANDS: dict[str, Command] = {
         keys="workload dataset.data_folder dataset.num_files_train size.quick size.confirm "
         "size.start size.max_accelerators size.targets size.workloads train.epochs "
         "reader.data_loader reader.odirect metric.au output.folder output.log",
-        options=(DRY_RUN, *FOR_SCRIPTS),
+        options=(DRY_RUN, "--multirun", *FOR_SCRIPTS),
         replays=True,
     ),
     "predict": Command(
@@ -188,7 +191,7 @@ COMMANDS: dict[str, Command] = {
         "table of all.",
         keys="metric.au metric.edition",
         options=("--html", "--json", "--trace"),
-        module="dlemu.cli.report",
+        function="dlemu.cli.report:main",
     ),
     "compare": Command(
         aim="look",
@@ -199,40 +202,26 @@ COMMANDS: dict[str, Command] = {
         "differs: hosts, kernel, drives, mount options, versions, keys. Exit status: 0, 1 on an "
         "error, 2 where a result has lost more than compare.max_loss.",
         options=("--json",),
-        module="dlemu.cli.compare",
-        arguments="dlemu.cli.compare:Allowed",
-    ),
-    "workloads": Command(
-        aim="look",
-        line="what each published workload asks of storage, and whether storage limits it",
-        words="[NAME ...]",
-        examples=("dlemu workloads", "dlemu workloads dlrm flux --json"),
-        about="A NAME is the begin of a workload's name, such as dlrm. Without names all are "
-        "listed. Rates are those of one accelerator that never waits; docs/workloads.md says how "
-        "they are computed.",
-        options=("--json",),
-        module="dlemu.cli.workloads",
-    ),
-    "wear": Command(
-        aim="look",
-        line="what drives count of their wear, and the write rate that they sustain",
-        words="[FOLDER or /dev/DRIVE] [key=value ...]",
-        examples=("dlemu wear .", "dlemu wear drive=d5_p5336_61tb wear.years=5 wear.duty=50%"),
-        about="Bytes written by hosts and to flash, write amplification (WAF), and the share of "
-        "their life that is used. A drive's own counters need root and NVMe. With the drive's "
-        "endurance, the write rate that uses it up in some years.",
-        keys="drive drive.endurance drive.capacity",
-        options=("--json",),
-        module="dlemu.cli.wear",
-        arguments="dlemu.cli.wear:Endurance",
+        function="dlemu.cli.report:compare",
+        arguments="dlemu.cli.report:Allowed",
     ),
     "doctor": Command(
         aim="prepare",
-        line="what this host and a folder can do, what is missing, and the remedy",
-        words="[FOLDER] [key=value ...]",
-        about="Exit status 0 when the loader can run.",
-        module="dlemu.cli.doctor",
-        arguments="dlemu.cli.doctor:Examined",
+        line="what this host and a folder can do, and the remedies; --wear: the drives' wear",
+        words="[FOLDER] [reader.KEY=value ...]\n--wear [FOLDER or /dev/DRIVE] [key=value ...]",
+        examples=(
+            "dlemu doctor . reader.data_loader=threads",
+            "dlemu doctor --wear .",
+            "dlemu doctor --wear drive=d5_p5336_61tb wear.years=5 wear.duty=50%",
+        ),
+        about="Exit status 0 when the loader can run. With --wear: the bytes that hosts have "
+        "written to the drives under a folder and those that went to flash, write amplification "
+        "(WAF), and the share of their life that is used. A drive's own counters need root and "
+        "NVMe. With the drive's endurance, the write rate that uses it up in some years.",
+        keys="drive drive.endurance drive.capacity",
+        options=("--wear", "--json"),
+        function="dlemu.cli.tools:doctor",
+        arguments="dlemu.tools.doctor:Examined",
     ),
     "datasize": Command(
         aim="prepare",
@@ -277,7 +266,7 @@ COMMANDS: dict[str, Command] = {
         about="For bash, write it to ~/.local/share/bash-completion/completions/dlemu; for zsh, "
         "to a file that ~/.zshrc sources behind compinit. For this shell only: source <(dlemu "
         "completion bash).",
-        module="dlemu.cli.completion",
+        function="dlemu.cli.help:completion",
     ),
 }
 
@@ -298,12 +287,13 @@ dlemu - how many GPUs will this storage feed?
   dlemu COMMAND [FOLDER] [workload=NAME] [key=value ...] [options]
 
   FOLDER is the data folder: its dataset says which workload it was written for.
-  NAME is one that dlemu workloads lists, or the path of a YAML file (DLIO's as they are).
+  NAME is one that dlemu help workloads lists, or the path of a YAML file (DLIO's as they are).
 
 {commands}
 
 Help
   dlemu help COMMAND, dlemu help KEY, dlemu help WORD of the output, dlemu help keys
+  dlemu help workloads [NAME ...] [--json]: what each asks of storage, and whether storage limits it
 
   JOB="workload=unet3d_h100 dataset.data_folder=/mnt/nvme/unet3d dataset.num_files_train=auto"
   dlemu datasize $JOB num_accelerators=8

@@ -204,3 +204,51 @@ def _known(values: Any) -> list[int]:
 
 def _sum(values: list[int]) -> int | None:
     return sum(values) if values else None
+
+
+def has_writes(wear: WearFields) -> bool:
+    """Return whether enough was written to be worth a line."""
+    counts = (wear["file_bytes_written"], wear["block_bytes_written"], wear["host_bytes_written"])
+    return max(count or 0 for count in counts) >= LEAST_BYTES
+
+
+class Sustained(TypedDict):
+    """The write rate that uses up a drive's endurance in some years."""
+
+    endurance_bytes: int
+    """As it was given: a drive's PB are 10^15 bytes."""
+    years: float
+    duty: float
+    """Share (0-1) of the time in which the drive is written at that rate."""
+    bytes_per_second: float
+    drive_writes_per_day: float | None
+    """By the mean rate; None where the capacity is not known."""
+    binary_bytes_per_second: float
+    """The same if the endurance was meant in binary units (1 PB as 2^50 bytes), as 1PiB is."""
+    binary_drive_writes_per_day: float | None
+
+
+def sustained(
+    endurance: int, *, capacity: int | None = None, years: float = 5.0, duty: float = 1.0
+) -> Sustained:
+    """Return the rate that uses up `endurance` bytes in so many years of 365 days.
+
+    The drive is written in a share `duty` (0-1) of the time.
+    """
+    binary = endurance if is_binary(endurance) else endurance / 10**15 * 2**50
+    days = years * 365
+    seconds = duty * days * 86_400
+    return Sustained(
+        endurance_bytes=endurance,
+        years=years,
+        duty=duty,
+        bytes_per_second=endurance / seconds,
+        drive_writes_per_day=endurance / capacity / days if capacity else None,
+        binary_bytes_per_second=binary / seconds,
+        binary_drive_writes_per_day=binary / capacity / days if capacity else None,
+    )
+
+
+def is_binary(num_bytes: int) -> bool:
+    """Return whether a size was given in binary units: as whole TiB that are no whole GB."""
+    return num_bytes % 2**40 == 0 and num_bytes % 10**9 != 0

@@ -21,7 +21,7 @@ from dlemu.judge.summary import CacheWatched, Measured, NetworkFields, ObjectsMe
 from dlemu.judge.sums import Sums
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
-from dlemu.storage.s3.counts import GetCounts
+from dlemu.storage.s3.counts import GetCounts, quantile_of
 
 _CONTRADICTION = 0.1
 """Difference of two shares of cached bytes that is worth a note."""
@@ -73,12 +73,14 @@ def combine(
     paths: PathBytes,
     gets: GetCounts | None = None,
     *,
+    reads: Sequence[Sequence[float]] = (),
     needed: float = 1.0,
 ) -> Gathered:
     """Return what the hosts saw together.
 
     The sums are whole, as `measure_sums` checks, and by the workload's rule. `gets` are the
-    requests to a bucket, None where the data folder is none. `needed`: as in Evidence.
+    requests to a bucket, None where the data folder is none. `reads` has the reads of files in each
+    epoch, by the bins of `quantile_of`; none were counted in a bucket. `needed`: as in Evidence.
     """
     read = sum(int(each.accelerators["num_bytes"].sum()) for each in sums.epochs)
     gbps = workload.client.nic_gbps
@@ -97,6 +99,7 @@ def combine(
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
         num_accelerators=len(sums.epochs[0].accelerators),
+        by_h5py=workload.dataset.by_h5py,
         amplification=measured["read_amplification"],
         needed=needed,
         gets=gets,
@@ -105,6 +108,10 @@ def combine(
     if gets is not None:
         every = [epoch for host in hosts for epoch in host.epochs]
         measured["objects"] = objects_fields(gets, every)
+    elif reads:
+        bins = [dict(enumerate(each)) for each in reads]
+        measured["file_read_p50_seconds_per_epoch"] = [quantile_of(each, 0.5) for each in bins]
+        measured["file_read_p99_seconds_per_epoch"] = [quantile_of(each, 0.99) for each in bins]
     endurance = workload.drive.endurance if workload.drive is not None else None
     measured["wear"] = combine_hosts(_wear(hosts), endurance=endurance)
     notes = dict.fromkeys(note for host in hosts for note in host.notes)

@@ -31,11 +31,6 @@ class Outcome:
     summary: Summary
     """The fields of summary.json."""
 
-    @property
-    def passed(self) -> bool:
-        """Whether the verdict is PASS."""
-        return self.summary["verdict"] == "PASS"
-
 
 def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summary:
     """Return the summary with the fields that follow from the steps."""

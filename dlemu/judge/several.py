@@ -54,7 +54,6 @@ def judge_runs(summary: RunsSummary, runs: Sequence[Summary]) -> RunsSummary:
         "status": "complete",
         "threshold_percentage": runs[0]["threshold_percentage"],
         "verdict": verdict,
-        "passed": verdict == "PASS",
         "reasons": reasons,
         "remarks": remarks,
         "repeatability_percentage": 100 * spread,

@@ -170,6 +170,10 @@ class Measured(TypedDict, total=False):
     page_cache_share: float | None
     """Share (0-1) of the bytes that came from memory, added up over the epochs."""
     page_cache_share_per_epoch: Sequence[float | None]
+    file_read_p50_seconds_per_epoch: Sequence[float | None]
+    """Over all reads of files, each from its opening to its last byte, or over the parts of files
+    that batches took; None where the loader does not count them. Not of a bucket; p99 likewise."""
+    file_read_p99_seconds_per_epoch: Sequence[float | None]
     resident_share_before: float | None
     """Share (0-1) of the dataset's pages that were in memory before the first epoch."""
     hosts: Sequence[Mapping[str, Any]]
@@ -342,7 +346,6 @@ class RunsSummary(TypedDict, total=False):
     """Rules of the division that hold only under a condition."""
     error: str
     verdict: Verdict
-    passed: bool
     """Not there if they did not end."""
     reasons: Sequence[str]
     remarks: Sequence[str]

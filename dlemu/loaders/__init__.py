@@ -7,8 +7,9 @@ far ahead of the training loop batches are read (`Workload.batches_in_flight`).
 
 A loader is a class with the methods of `Loader`, and a constructor that takes and raises what
 `open_loader` does. If it reads past the host's memory, it has the methods of `TellsPaths`; if it
-hands batches over in memory that stays the same, those of `SharesMemory`. `worker.SampleReader`
-reads batches of all formats. CONTRIBUTING.md says how to add one.
+hands batches over in memory that stays the same, those of `SharesMemory`; if it counts its reads,
+those of `CountsReads`. `worker.SampleReader` reads batches of all formats. CONTRIBUTING.md says how
+to add one.
 """
 
 from collections.abc import Callable, Iterator
@@ -129,6 +130,19 @@ class TellsGets(Protocol):
 
 
 @runtime_checkable
+class CountsReads(Protocol):
+    """A loader that counts how long the reads of its files took."""
+
+    def read_counts(self) -> NDArray[np.float64]:
+        """Return how many reads so far fell into each bin of `storage.s3.counts`, (NUM_BINS,).
+
+        A read is what a worker takes from one file at a time: a whole file, or the part of it that
+        a batch needs. It lasts from the opening to the last byte, with checks and copies.
+        """
+        ...
+
+
+@runtime_checkable
 class SharesMemory(Protocol):
     """A loader that hands all batches over in the same arrays, which its user may pin."""
 
@@ -163,11 +177,14 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
 def _check_objects(workload: Workload) -> None:
     """Refuse what does not read from a bucket."""
     reader, folder = workload.reader, workload.data_folder
-    if LOADERS.place(reader.data_loader) != LOADERS.place("threads"):
+    forks = reader.multiprocessing_context == "fork" and reader.read_threads > 0
+    places = {LOADERS.place(name) for name in ("threads", "pytorch")[: 1 if forks else 2]}
+    if LOADERS.place(reader.data_loader) not in places:
         raise WorkloadError(
             f"reader.data_loader={reader.data_loader} does not read {folder}: use "
-            "reader.data_loader=threads, or tensorflow for tf.data's order (obstore, which reads "
-            "from buckets, does not survive the fork of a worker)"
+            "reader.data_loader=threads, tensorflow for tf.data's order, or pytorch with "
+            "reader.multiprocessing_context=spawn (obstore, which reads from buckets, does not "
+            "survive the fork of a worker)"
         )
     if reader.decode == "library":
         raise WorkloadError(

@@ -17,11 +17,11 @@ from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import format_of
 from dlemu.formats.parquet import TAIL_BYTES, Amount, Parquet, Ranges, read_footer
-from dlemu.loaders.activity import READING, Note
-from dlemu.loaders.objects import ObjectReader
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
+from dlemu.loaders.steps import READING, Note
 from dlemu.storage.counted import CountedFile
 from dlemu.storage.extents import ExtentReader, File
+from dlemu.storage.s3.objects import ObjectReader
 
 
 @dataclass(slots=True, eq=False)
@@ -105,10 +105,10 @@ class ColumnReader:
                 opened.counted.close()
 
     def _open(self, number: int) -> _OpenFile:
+        self._note(READING, number)
         if self._opened is not None and self._opened.number == number:
             return self._opened
         self.close()
-        self._note(READING, number)
         path = self._source.path(number)
         if isinstance(self._storage, ObjectReader):
             sizes = self._layout.sizes(self._layout.samples_of(number))

@@ -19,16 +19,16 @@ from dlemu.errors import DatasetError
 from dlemu.formats import Places, format_of
 from dlemu.formats.format import Checksum
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import IDLE, PREPROCESSING, READING, Note
 from dlemu.loaders.cache.reader import TierReader
 from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.library import LibraryReader
-from dlemu.loaders.objects import ObjectFile, ObjectReader
 from dlemu.loaders.preprocessing import Work
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
+from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Note
 from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
 from dlemu.storage.s3.counts import GetCounts
 from dlemu.storage.s3.location import ObjectPath
+from dlemu.storage.s3.objects import ObjectFile, ObjectReader
 from dlemu.storage.s3.store import store_of
 
 _MOST_CHECKED = 1024
@@ -491,6 +491,7 @@ class SampleReader:
         computed, unprepared = 0.0, len(task.samples)
         for num_samples in self._reader.read(task):
             if not wanted():
+                self._note(IDLE, -1)
                 return None
             # A stream may have read samples for later batches.
             computed += self._prepare(min(num_samples, unprepared))

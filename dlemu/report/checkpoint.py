@@ -6,7 +6,6 @@ from statistics import fmean, pstdev
 from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
 from dlemu.judge.header import header
 from dlemu.judge.summary import limit_name
-from dlemu.judge.wear import belongs_to, wear_line
 from dlemu.report.blocks import (
     Block,
     Document,
@@ -19,7 +18,7 @@ from dlemu.report.blocks import (
     measured,
     where_cells,
 )
-from dlemu.report.in_run import plot_seconds
+from dlemu.report.in_run import belongs_to, plot_seconds, wear_line
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _MINUTES = (5, 15, 30, 60)
@@ -224,7 +223,8 @@ def _details(document: Document) -> Iterator[str]:
             f"{100 * waited_share(saves):.1f}% of the time"
         )
     if key["loads"]:
-        yield _cache(key)
+        if (document.get("place") or {}).get("file_system") != "s3":
+            yield _cache(key)
         if key["verified"]:
             yield "verified: every byte read is the byte written"
         yield _readers(key)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
+from dlemu.host.wear import WearFields, has_writes
 from dlemu.judge.bottleneck import latencies
-from dlemu.judge.wear import belongs_to, wear_line
 from dlemu.report.blocks import Document
 from dlemu.report.plot import Look, Plot, axis_from_zero, axis_of_numbers, dotted
+from dlemu.terminal import is_verbose
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _HALF_FULL = 0.5
@@ -17,6 +18,8 @@ _MOST_NAMED = 4
 """Hosts that are named one by one."""
 _WORTH_SAYING = 0.01
 """Seconds from which on a wait for a checkpoint is shown."""
+_OWN = 1.5
+"""More bytes of the drive than this for a byte of the files were not written for these files."""
 _PATHS = {
     "p2pdma": "by P2PDMA straight to the GPU",
     "nvidia_fs": "by nvidia-fs straight to the GPU",
@@ -194,3 +197,59 @@ def plot_seconds(title: str, found: Mapping[str, Sequence[float]]) -> Plot:
     ]
     x = axis_of_numbers("checkpoint", 1, max(map(len, found.values())))
     return Plot(title, x, axis_from_zero("seconds", series), series)
+
+
+# --- wear -----------------------------------------------------------------------------------------
+
+
+def belongs_to(wear: WearFields) -> bool:
+    """Return whether a result's report shows its wear: of one that wrote files; with -v of all."""
+    return has_writes(wear) and (wear["file_bytes_written"] != 0 or is_verbose())
+
+
+def wear_line(wear: WearFields) -> str:
+    """Return what was written to the drives, and what that does to them, as one line.
+
+    What is not known is said once, with its reason.
+    """
+    if not wear["drives"] or wear["block_bytes_written"] is None:
+        return f"wear: not known; {wear['missing']['block_bytes_written']}"
+    if wear["file_bytes_written"] == 0:
+        return f"wear: {_written_to(wear)}, none of it into files of this command"
+    parts = [_written_to(wear), *_life(wear)]
+    parts += [] if wear["waf"] is not None else [f"no WAF: {wear['missing']['waf']}"]
+    return f"wear: {'; '.join(parts)}"
+
+
+def _written_to(wear: WearFields) -> str:
+    """Return "12.0 GiB written to nvme0n1 (1.01 x the files), 12.3 GiB to its flash, WAF 1.02"."""
+    names = ", ".join(drive["name"] for drive in wear["drives"])
+    block, host, media = (
+        wear["block_bytes_written"],
+        wear["host_bytes_written"],
+        wear["media_bytes_written"],
+    )
+    assert block is not None
+    # The drive's own count stands first: it has what other hosts wrote to it, too.
+    text = f"{format_bytes(block if host is None else host)} written to {names}"
+    amplification = wear["file_system_amplification"]
+    if amplification is not None:
+        others = "; the writes of other programs count" if amplification > _OWN else ""
+        text += f" ({amplification:.2f} x the files' bytes{others})"
+    if media is not None and wear["waf"] is not None:
+        return f"{text}, {format_bytes(media)} to flash, WAF {wear['waf']:.2f}"
+    return text
+
+
+def _life(wear: WearFields) -> list[str]:
+    """Return the share of the life that is used, the pace, and the years that are left."""
+    parts = []
+    if wear["percentage_used"] is not None:
+        parts.append(f"{wear['percentage_used']}% of the life used")
+    if wear["drive_writes_per_day"] is None:
+        return parts
+    pace = f"at this pace {wear['drive_writes_per_day']:.3g} drive writes a day"
+    if wear["years_left"] is not None:
+        new = " left" if wear["percentage_used"] is not None else " for a new drive"
+        pace += f", {wear['years_left']:.3g} years{new}"
+    return [*parts, pace]

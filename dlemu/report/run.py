@@ -39,6 +39,8 @@ _ROWS = (
     ("wait for a batch (ms)", "wait_mean_seconds", 1e-3, ".2f"),
     ("wait, latest accelerator, p50 (ms)", "wait_p50_seconds", 1e-3, ".2f"),
     ("wait, latest accelerator, p99 (ms)", "wait_p99_seconds", 1e-3, ".2f"),
+    ("read of a file, p50 (ms)", "file_read_p50_seconds", 1e-3, ".2f"),
+    ("read of a file, p99 (ms)", "file_read_p99_seconds", 1e-3, ".2f"),
 )
 """Of each row its name, an epoch's field, the unit that is shown, and the form of its numbers."""
 
@@ -120,9 +122,13 @@ def _lines(document: Document) -> Iterator[str]:
 
 def _table(document: Document) -> Iterator[tuple[str, list[float], str]]:
     """Yield of each row its name, the value of each epoch, and the form of its numbers."""
+    measured = document.get("measured") or {}
+    reads = {name: each for name, each in measured.items() if name.startswith("file_read_")}
     epochs = [
-        each | {f"lost {cause}": share for cause, share in (each["lost"] or {}).items()}
-        for each in document["per_epoch"]
+        each
+        | {f"lost {cause}": share for cause, share in (each["lost"] or {}).items()}
+        | {name.removesuffix("_per_epoch"): of[number] for name, of in reads.items()}
+        for number, each in enumerate(document["per_epoch"])
     ]
     for name, key, unit, form in _ROWS:
         values = [each.get(key) for each in epochs]

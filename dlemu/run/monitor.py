@@ -6,6 +6,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
@@ -19,13 +22,13 @@ from dlemu.host.wear import WearWatch
 from dlemu.judge.delivered import stored_bytes, vouched_bytes
 from dlemu.judge.evidence import HostReport
 from dlemu.judge.records import host_file, named
-from dlemu.loaders import Loader, TellsGets, TellsPaths
+from dlemu.loaders import CountsReads, Loader, TellsGets, TellsPaths
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.pagecache import cached_share
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import probe_readers
-from dlemu.storage.s3.counts import GetCounts
+from dlemu.storage.s3.counts import NUM_BINS, GetCounts
 from dlemu.storage.s3.location import in_bucket
 
 _PROBE_SECONDS = 2.4
@@ -34,8 +37,9 @@ _SAMPLED_FILES = 512
 _RECENT_SECONDS, _LEAST_SECONDS = 5.0, 0.5
 
 
-Reports = tuple[list[HostReport], PathBytes, GetCounts | None]
-"""Of all hosts; all ranks' bytes; their requests, None where the data folder is no bucket."""
+Reports = tuple[list[HostReport], PathBytes, NDArray[np.float64], GetCounts | None]
+"""Of all hosts; all ranks' bytes; (epochs, NUM_BINS) reads of files by their duration; requests,
+None where the data folder is no bucket."""
 
 
 def watched_places(workload: Workload) -> WatchedPlaces | None:
@@ -94,13 +98,14 @@ class RunMonitor:
             direct=False,
         )
         self._paths, self._gets = PathBytes(), GetCounts()
+        self._reads = np.zeros((self._workload.train.epochs, NUM_BINS))
         self._in_bucket = in_bucket(self._workload.data_folder)
         cache = self._workload.cache
         own = [] if cache.folder is None else [Path(cache.folder)]
         written = [*own, *map(Path, cache.devices)]
-        checkpoints = self._workload.checkpoint.checkpoint_folder
-        if self._workload.workflow.checkpoint and checkpoints is not None:
-            written.append(Path(checkpoints))
+        saved = self._workload.checkpoint.checkpoint_folder
+        if self._workload.workflow.checkpoint and saved and "://" not in saved:
+            written.append(Path(saved))
         read = [] if self._in_bucket else [self._workload.data_folder]
         self._wear = WearWatch(*read, *written)
         origin = [] if cache.origin is None else [Path(cache.origin)]
@@ -156,6 +161,8 @@ class RunMonitor:
             self._paths = self._loader.path_bytes()
         if isinstance(self._loader, TellsGets):
             self._gets = self._loader.gets()
+        if isinstance(self._loader, CountsReads):
+            self._reads[epoch] = self._loader.read_counts() - self._reads[:epoch].sum(axis=0)
         if self._observer is not None:
             with named(self._path):
                 self._observer.mark(f"epoch {epoch} end")
@@ -237,10 +244,11 @@ class RunMonitor:
                 seen.links, seen.notes = self._observer.links, list(self._notes())
         hosts = self._world.gather(seen if self._observer is not None else None)
         paths = self._world.reduce(self._paths, PathBytes.__add__)
+        reads = self._world.reduce(self._reads, np.add)
         gets = self._world.reduce(self._gets, GetCounts.__add__) if self._in_bucket else None
-        if hosts is None or paths is None:
+        if hosts is None or paths is None or reads is None:
             return None
-        return [host for host in hosts if host is not None], paths, gets
+        return [host for host in hosts if host is not None], paths, reads, gets
 
     def _notes(self) -> Iterator[str]:
         if self._places is not None:

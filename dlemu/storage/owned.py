@@ -122,7 +122,7 @@ class OwnedFolder:
         """
         path = self.path / self.mark
         try:
-            return dict(json.loads(read_regular(path, error=RunError)))
+            return dict(json.loads(self._read(path)))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except DAMAGE as error:
@@ -133,7 +133,13 @@ class OwnedFolder:
 
     def write(self, fields: Mapping[str, Any]) -> None:
         """Write the mark, whole or not at all. Raises OSError."""
-        write_atomically(self.path / self.mark, json.dumps(fields, indent=1).encode())
+        self._write(self.path / self.mark, json.dumps(fields, indent=1).encode())
+
+    def _read(self, path: Path) -> bytes:
+        return read_regular(path, error=RunError)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        write_atomically(path, data)
 
     def entries(self) -> list[str]:
         """Return the paths below the folder of what dlemu has made there, in order.
@@ -168,6 +174,34 @@ class OwnedFolder:
             if {*os.listdir(self.path)} <= {self.mark}:
                 os.unlink(self.path / self.mark)
             os.rmdir(self.path)
+
+    @contextmanager
+    def passing(
+        self, fields: Mapping[str, Any], say: Callable[[str], None], *, keep: bool = False
+    ) -> Iterator[None]:
+        """Hold and mark it; at any end it is cleaned, unless `keep`.
+
+        `say` is called where the process ends and the files of a stuck thread stay.
+
+        Raises:
+            WorkloadError: another process holds it, or what has its name is somebody else's.
+            OSError: it cannot be made or written.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(held(self.path))
+            if self.path.is_symlink() or self.fields() is None:
+                self.entries()  # refuses what is there
+            self.write(fields)
+            if not keep:
+                # The last act ends after the removal: an interrupted removal is then done again.
+                stack.enter_context(last_act(lambda error: self._clean_at_last(say)))
+                stack.callback(self.clean)
+            yield
+
+    def _clean_at_last(self, say: Callable[[str], None]) -> None:
+        self.clean()
+        if self.path.exists():
+            say(f"{self.path} could not be removed; remove it, or let the next dlemu do it")
 
     def _is_ours(self, name: str) -> bool:
         return self.is_ours(name) or self.is_ours(name.removesuffix(PARTIAL))

@@ -17,6 +17,7 @@ from dlemu.judge.evidence import Gathered, HostReport, combine
 from dlemu.judge.records import STEP
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
+from dlemu.storage.s3.counts import NUM_BINS, bin_of
 from tests.lab.summed import sums_of
 
 READ = 1000
@@ -44,7 +45,7 @@ def report(*epochs: IntervalSummary, **changes: Any) -> HostReport:
     return HostReport(epochs=list(epochs), **(known | changes))
 
 
-def gather(*hosts: HostReport, wait: float = 0.0) -> Gathered:
+def gather(*hosts: HostReport, wait: float = 0.0, **more: Any) -> Gathered:
     """Return what hosts with an accelerator each saw of epochs with 3 steps."""
     steps = np.zeros((len(hosts[0].epochs), len(hosts), 3), STEP)
     steps["epoch"] = np.arange(steps.shape[0])[:, None, None]
@@ -56,7 +57,7 @@ def gather(*hosts: HostReport, wait: float = 0.0) -> Gathered:
     steps["wait"], steps["computation_time"] = wait, 1.0
     names = [f"rank {number}" for number in range(len(hosts))]
     workload = load_workload("unet3d_h100")
-    return combine(workload, list(hosts), sums_of(steps, names), PathBytes())
+    return combine(workload, list(hosts), sums_of(steps, names), PathBytes(), **more)
 
 
 def hosts_of(gathered: Gathered) -> list[HostEvidence]:
@@ -88,6 +89,15 @@ def test_the_read_amplification_is_bytes_of_the_storage_for_bytes_of_samples() -
     assert found.evidence.amplification == found.measured["read_amplification"]
     unseen = gather(report(epoch_of()))
     assert unseen.measured["read_amplification"] == pytest.approx(READ / (3 * 7 * sample))
+
+
+def test_the_seconds_of_a_files_read_are_those_of_all_reads_of_an_epoch() -> None:
+    fast, slow = bin_of(0.001), bin_of(0.1)
+    reads = np.zeros((2, NUM_BINS))
+    reads[0, [fast, slow]] = 98, 2
+    measured = gather(report(epoch_of()), reads=reads.tolist()).measured
+    assert measured["file_read_p50_seconds_per_epoch"] == [pytest.approx(0.001, rel=0.05), None]
+    assert measured["file_read_p99_seconds_per_epoch"] == [pytest.approx(0.1, rel=0.05), None]
 
 
 def test_bytes_from_memory_are_added_up_over_hosts() -> None:

@@ -57,9 +57,9 @@ def said_by_each(au_percentage: float, threshold: float) -> dict[str, bool]:
         Goal(100 * workload.metric.au, max_accelerators=1, confirm=2),
     )
     return {
-        "run": outcome.passed,
+        "run": outcome.summary["verdict"] == "PASS",
         "verdict": verdict_of(workload, metrics).startswith("PASS"),
-        "runs": judge_runs(RunsSummary(), [outcome.summary] * 2)["passed"],
+        "runs": judge_runs(RunsSummary(), [outcome.summary] * 2)["verdict"] == "PASS",
         "summary": outcome.summary["metric"]["train_au_meet_expectation"] == "success",
         "epochs": not row_of("run", outcome.summary)["epochs_under"],
         "size": found.num_accelerators == 1,

@@ -6,16 +6,10 @@ import numpy as np
 import pytest
 
 from dlemu.config.model import load_workload
-from dlemu.host.wear import WearFields, sum_up
+from dlemu.host.wear import WearFields, has_writes, sum_up, sustained
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
-from dlemu.judge.wear import (
-    belongs_to,
-    has_writes,
-    sustained,
-    wear_line,
-)
-from dlemu.report.in_run import host_lines
+from dlemu.report.in_run import belongs_to, host_lines, wear_line
 from dlemu.terminal import set_mode
 from tests.host.test_wear import GB, drive
 from tests.lab.shown import text_of

@@ -16,10 +16,12 @@ from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.formats import FORMATS
 from dlemu.loaders import worker as loaders_worker
 from dlemu.loaders.source import Cost, Slots, Source, Task
+from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Activity
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage import extents
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.counted import CountedFile
+from dlemu.storage.s3.counts import quantile_of
 from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 12, 3
@@ -288,3 +290,17 @@ def test_a_member_whose_header_another_thread_disturbed_is_read_again(
     assert bytes(parsed.sample(0)) == bytes(range(5))
     assert calls == 3
     parsed.close()
+
+
+def test_a_read_lasts_until_the_worker_does_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 0.010, 0.020, 5.0, 6.0, 6.010, 7.0])
+    monkeypatch.setattr("dlemu.loaders.steps.perf_counter", lambda: next(times))
+    activity = Activity(np.zeros((2, Activity.NUM_FIELDS)))
+    for what in (READING, READING, PREPROCESSING, READING, IDLE):  # 10 ms, 10 ms and 1 s
+        activity.note(0, what)
+    activity.note(1, READING)
+    activity.note(1, IDLE)
+    counts = dict(enumerate(activity.read_counts().tolist()))
+    assert sum(counts.values()) == 4
+    assert quantile_of(counts, 0.5) == pytest.approx(0.010, rel=0.05)
+    assert quantile_of(counts, 0.99) == pytest.approx(1.0, rel=0.05)

@@ -1,13 +1,29 @@
-"""What requests to a bucket came to: their number, latency, retries and bytes."""
+"""Requests to a bucket: their number, latency, retries and bytes. Durations are counted in bins."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _STEPS = 16
-"""Bins of each doubling of the latency: a quantile is right to 4 %."""
+"""Bins of each doubling of the duration: a quantile is right to 4 %."""
 _LEAST = 1e-6
-_NUM_BINS = 32 * _STEPS
+NUM_BINS = 32 * _STEPS
 """From 1 us to more than an hour."""
+
+
+def bin_of(seconds: float) -> int:
+    """Return the number of the bin that counts a duration."""
+    return min(int(_STEPS * math.log2(max(seconds, _LEAST) / _LEAST)), NUM_BINS - 1)
+
+
+def quantile_of(bins: Mapping[int, float], share: float) -> float | None:
+    """Return the seconds that this share (0-1) did not exceed; `bins` has the count of each bin."""
+    left = share * sum(bins.values())
+    for number, count in sorted(bins.items()):
+        left -= count
+        if count and left <= 1e-9:
+            return float(_LEAST * 2 ** ((number + 0.5) / _STEPS))
+    return None
 
 
 @dataclass(slots=True)
@@ -32,18 +48,12 @@ class GetCounts:
         self.gets += 1
         self.seconds += seconds
         self.received_bytes += num_bytes
-        number = int(_STEPS * math.log2(max(seconds, _LEAST) / _LEAST))
-        number = min(number, _NUM_BINS - 1)
+        number = bin_of(seconds)
         self._bins[number] = self._bins.get(number, 0) + 1
 
     def quantile(self, share: float) -> float | None:
         """Return the seconds that this share (0-1) of the requests did not exceed."""
-        left = share * self.gets
-        for number, count in sorted(self._bins.items()):
-            left -= count
-            if left <= 1e-9:
-                return float(_LEAST * 2 ** ((number + 0.5) / _STEPS))
-        return None
+        return quantile_of(self._bins, share)
 
     def __add__(self, other: "GetCounts") -> "GetCounts":
         bins = dict(self._bins)

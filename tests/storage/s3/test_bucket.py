@@ -114,7 +114,7 @@ def test_large_objects_are_put_in_parts(
     data: str, moto: Moto, monkeypatch: pytest.MonkeyPatch, printed: Printed
 ) -> None:
     monkeypatch.setattr(store_module, "_PART_BYTES", 5 << 20)
-    monkeypatch.setattr("dlemu.judge.wear.LEAST_BYTES", 1)
+    monkeypatch.setattr("dlemu.host.wear.LEAST_BYTES", 1)
     words = ["workload=unet3d_h100", "dataset.num_files_train=1", data]
     words += ["dataset.record_length_bytes=11000000", "dataset.record_length_bytes_stdev=0"]
     assert "wear: " not in printed("datagen", *words), "its drives are another host's"

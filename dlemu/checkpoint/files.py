@@ -1,0 +1,384 @@
+"""Writes and reads the files of one accelerator: unique bytes, timed by their parts.
+
+A thread of the writer's own makes the bytes in aligned buffers, ahead of what is written. So the
+time in which the drive gets nothing because bytes are missing can be told: `WriteTimes.waited`. A
+reader compares the bytes on request.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Self
+
+import numpy as np
+
+from dlemu.datagen.content import Content
+from dlemu.errors import DatasetError, RunError
+from dlemu.storage.atomic import create, replacing, sync_folder
+from dlemu.storage.buffers import aligned_buffer
+from dlemu.storage.extents import ExtentReader, File
+from dlemu.storage.regular import open_sized
+from dlemu.units import PAGE_BYTES, round_up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """What both have; the sum of several files with `+`."""
+
+    num_bytes: int = 0
+    open: float = 0.0
+
+    def __add__(self, other: Self) -> Self:
+        sums = map(sum, zip(astuple(self), astuple(other), strict=True))
+        return type(self)(**dict(zip(self.__dataclass_fields__, sums, strict=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTimes(Times):
+    """Seconds of the parts of writing a file."""
+
+    write: float = 0.0
+    """From the first to the last write call, without `waited`."""
+    waited: float = 0.0
+    """For bytes that were not made yet; with several threads, their mean."""
+    fsync: float = 0.0
+    """Of the file, and of the folder where it is synced."""
+    close: float = 0.0
+    """Closing the file, and giving it its name."""
+    generation: float = 0.0
+    """CPU seconds of the thread that made the bytes, since the file before ended; they pass beside
+    the others."""
+
+    @property
+    def seconds(self) -> float:
+        """All that passed while the file was written."""
+        return self.open + self.write + self.waited + self.fsync + self.close
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTimes(Times):
+    """Seconds of the parts of reading a file."""
+
+    read: float = 0.0
+    """From the first to the last read call, without `compare`."""
+    compare: float = 0.0
+    """Making the bytes again and comparing them."""
+    close: float = 0.0
+
+
+_SPARE_BUFFERS = 2
+"""Buffers beside those that are being written: one is full while the next is being filled."""
+
+
+class Stopped(Exception):
+    """Raised by a write that `Writer.stop` ended; its file is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    offset: int
+    memory: memoryview
+    num_bytes: int
+    """Bytes that belong to the file; the memory goes on to a multiple of 4096."""
+
+
+class Writer:
+    """Writes files one after the other. Not thread-safe, but for `stop`.
+
+    Args:
+        content: where the bytes come from; writers may share it.
+        piece_bytes: bytes of a write call.
+        io_depth: threads that write a file.
+        direct: write with O_DIRECT. The last piece is written whole, and the file then cut.
+        fsync: wait for the drive at the end of each file.
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        *,
+        piece_bytes: int,
+        io_depth: int = 1,
+        direct: bool = False,
+        fsync: bool = True,
+    ) -> None:
+        self._content, self._direct, self._fsync = content, direct, fsync
+        self._piece_bytes = round_up(piece_bytes)
+        self._io_depth = io_depth
+        self.bytes_done = 0
+        """Bytes written so far, for another thread that shows progress; about right."""
+        self._stopped = False
+        self._failure: BaseException | None = None
+        self._prepared: list[tuple[int, int]] = []
+        self._todo: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        self._made: SimpleQueue[_Piece | None] = SimpleQueue()
+        self._generation = self._generation_told = 0.0
+        self._pool = ThreadPoolExecutor(io_depth - 1) if io_depth > 1 else None
+        self._maker = threading.Thread(target=self._make, name="bytes", daemon=True)
+
+    def __enter__(self) -> Self:
+        for _ in range(self._io_depth + _SPARE_BUFFERS):
+            self._free.put(aligned_buffer(self._piece_bytes))
+        self._maker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._todo.put(None)
+        self._free.put(memoryview(b""))  # for a maker that waits for a buffer
+        self._maker.join()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def stop(self) -> None:
+        """End the writing soon, from any thread: the next write call raises Stopped."""
+        self._stopped = True
+
+    def prepare(self, files: Sequence[tuple[int, int]]) -> None:
+        """Begin to make the bytes of files, (sample, bytes) in the order they will be written in.
+
+        The first buffers are then full before the first `write`, outside its time.
+        """
+        for each in files:
+            self._prepared.append(each)
+            self._todo.put(each)
+
+    def write(self, path: Path, num_bytes: int, *, sample: int) -> WriteTimes:
+        """Write a file and return its times; it gets its name when it is whole.
+
+        `sample` is the number of its bytes: no two files of a content have the same. It is the next
+        of those that were prepared, unless none is.
+
+        Raises:
+            OSError: the drive is full, for example; the file is gone, and the writer is spent.
+            Stopped: `stop` was called.
+        """
+        if not self._prepared:
+            self.prepare([(sample, num_bytes)])
+        prepared = self._prepared.pop(0)
+        assert prepared == (sample, num_bytes), "files are written in the order of `prepare`"
+        times = self._write_file(path, num_bytes)
+        made, self._generation_told = self._generation - self._generation_told, self._generation
+        return replace(times, generation=made)
+
+    def _write_file(self, path: Path, num_bytes: int) -> WriteTimes:
+        """Write the bytes of the next file as they are made."""
+        begin = time.perf_counter()
+        with replacing(path) as partial:
+            file = create(partial, direct=self._direct)
+            try:
+                opened = time.perf_counter()
+                waited = self._write_pieces(file, num_bytes)
+                written = time.perf_counter()
+                if self._fsync:
+                    os.fsync(file)
+                synced = time.perf_counter()
+            finally:
+                os.close(file)
+        return WriteTimes(
+            num_bytes=num_bytes,
+            open=opened - begin,
+            write=written - opened - waited,
+            waited=waited,
+            fsync=synced - written,
+            close=time.perf_counter() - synced,
+        )
+
+    def write_share(self, folder: Path, files: Sequence[tuple[str, int, int]]) -> WriteTimes:
+        """Write an accelerator's files (name, bytes, sample) into a folder, and sync the folder.
+
+        Raises as `write` does.
+        """
+        total = WriteTimes()
+        for name, num_bytes, sample in files:
+            total += self.write(folder / name, num_bytes, sample=sample)
+        if self._fsync and files:
+            begin = time.perf_counter()
+            sync_folder(folder)
+            total += WriteTimes(fsync=time.perf_counter() - begin)
+        return total
+
+    def _write_pieces(self, file: int, num_bytes: int) -> float:
+        """Write a file's bytes; return the seconds of waiting for them."""
+        others: list[Future[float]] = []
+        if self._pool is not None:
+            others = [self._pool.submit(self._drain, file) for _ in range(self._io_depth - 1)]
+        try:
+            waits = [self._drain(file)]
+        except BaseException:  # an interrupt, while it waited for bytes
+            self._stopped = True
+            raise
+        finally:  # the file is closed after that
+            wait(others)
+        waits += [other.result() for other in others]
+        self._check()
+        if self._direct and num_bytes % PAGE_BYTES:
+            os.ftruncate(file, num_bytes)
+        return sum(waits) / len(waits)
+
+    def _check(self) -> None:
+        """Raise what went wrong, or Stopped."""
+        if self._failure is not None:
+            raise self._failure
+        if self._stopped:
+            raise Stopped
+
+    def _drain(self, file: int) -> float:
+        """Write what is made until the file ends; return the seconds of waiting for it."""
+        waited = 0.0
+        while True:
+            begin = time.perf_counter()
+            piece = self._made.get()
+            waited += time.perf_counter() - begin
+            if piece is None:
+                return waited
+            if not self._stopped:
+                try:
+                    self._write_piece(file, piece)
+                except BaseException as error:
+                    self._failure, self._stopped = error, True
+            self._free.put(piece.memory)
+
+    def _write_piece(self, file: int, piece: _Piece) -> None:
+        size = round_up(piece.num_bytes) if self._direct else piece.num_bytes
+        done = 0
+        while done < size:
+            done += os.pwrite(file, piece.memory[done:size], piece.offset + done)
+        self.bytes_done += piece.num_bytes
+
+    def _make(self) -> None:
+        """Make the bytes of all files; behind each file an end for each thread that writes it."""
+        while (todo := self._todo.get()) is not None:
+            try:
+                if not self._stopped:  # `__exit__` wakes a maker that waits for a buffer only once
+                    self._make_file(*todo)
+            except BaseException as error:
+                self._failure, self._stopped = error, True
+            for _ in range(self._io_depth):
+                self._made.put(None)
+
+    def _make_file(self, sample: int, num_bytes: int) -> None:
+        for offset in range(0, num_bytes, self._piece_bytes):
+            memory = self._free.get()
+            if self._stopped:
+                return
+            begin = time.thread_time()
+            size = min(self._piece_bytes, num_bytes - offset)
+            out = np.frombuffer(memory, np.uint8)
+            self._content.fill(out[:size], sample, offset)
+            out[size : round_up(size)] = 0
+            self._generation += time.thread_time() - begin
+            self._made.put(_Piece(offset, memory, size))
+
+
+_AGAIN = "write the checkpoints again"
+
+
+class Reader:
+    """Reads the files of one accelerator. Not thread-safe, but for `stop`.
+
+    Args:
+        reader: the storage's; it is closed in the end.
+        content: where the bytes came from, to compare each; None reads and drops them.
+    """
+
+    def __init__(self, reader: ExtentReader, content: Content | None = None) -> None:
+        self._reader, self._content = reader, content
+        self._stopped = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._reader.close()
+
+    @property
+    def bytes_done(self) -> int:
+        """Bytes read so far, for another thread that shows progress; about right."""
+        return self._reader.bytes_read
+
+    def stop(self) -> None:
+        """End the reading soon, from any thread: it raises Stopped after the next piece."""
+        self._stopped = True
+
+    def read_share(
+        self,
+        folder: Path,
+        files: Sequence[tuple[str, int, int]],
+        at: Callable[[str], object] = lambda path: None,
+    ) -> ReadTimes:
+        """Read an accelerator's files (name, bytes, sample); `at` gets the path of each before.
+
+        Raises as `read` does.
+        """
+        total = ReadTimes()
+        for name, num_bytes, sample in files:
+            at(str(folder / name))
+            total += self.read(folder / name, num_bytes, sample=sample)
+        return total
+
+    def read(self, path: Path, num_bytes: int, *, sample: int = 0) -> ReadTimes:
+        """Read a file from end to end and return its times. `sample` is that of its writing.
+
+        Raises:
+            RunError: it is missing or cannot be read, has another size, or holds other bytes; the
+                line says where.
+            Stopped: `stop` was called.
+        """
+        begin = time.perf_counter()
+        file = self._open(path, num_bytes)
+        opened = time.perf_counter()
+        try:
+            if file.num_bytes != num_bytes:
+                problem = f"{path} holds {file.num_bytes:,} bytes, {num_bytes:,} were written"
+                raise RunError(problem, remedy=_AGAIN)
+            compared = self._read_all(file, sample)
+            read = time.perf_counter()
+        except DatasetError as error:
+            raise RunError(error.problem, remedy=_AGAIN) from None
+        finally:
+            self._reader.close_file(file)
+        return ReadTimes(
+            num_bytes=num_bytes,
+            open=opened - begin,
+            read=read - opened - compared,
+            compare=compared,
+            close=time.perf_counter() - read,
+        )
+
+    def _open(self, path: Path, num_bytes: int) -> File:
+        try:
+            number, size = open_sized(path, direct=self._reader.direct, error=RunError)
+        except FileNotFoundError:
+            raise RunError(f"{path} is missing", remedy=_AGAIN) from None
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({error.strerror})", remedy=_AGAIN) from None
+        return File(str(path), number, size)
+
+    def _read_all(self, file: File, sample: int) -> float:
+        """Read a file; return the seconds of comparing."""
+        content, reader, offset = self._content, self._reader, 0
+
+        def check(got: memoryview) -> None:
+            nonlocal offset
+            if self._stopped:
+                raise Stopped
+            if content is not None:
+                wanted = np.empty(len(got), np.uint8)
+                content.fill(wanted, sample, offset)
+                same = np.frombuffer(got, np.uint8) == wanted
+                if not same.all():
+                    first = offset + int(np.argmin(same))
+                    raise RunError(f"{file.path} is damaged at byte {first:,}", remedy=_AGAIN)
+            offset += len(got)
+
+        before = reader.check_seconds
+        reader.read(file, 0, [file.num_bytes], check=check)
+        return 0.0 if content is None else reader.check_seconds - before

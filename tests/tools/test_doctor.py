@@ -1,0 +1,96 @@
+"""What the doctor finds, and whether it says that a loader can run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.tools import doctor
+from dlemu.tools.doctor import Check, examine, what_stops
+
+HEALTHY = [
+    Check("NumPy", "ok", "2.4"),
+    Check("h5py", "ok", "3.16"),
+    Check("PyTorch", "ok", "2.13"),
+    Check("DALI", "ok", "2.4 for CUDA 13"),
+    Check("GPU", "ok", "1"),
+    Check("cuFile", "ok", "p2pdma expected"),
+]
+
+
+@pytest.mark.parametrize(
+    ("absent", "loader", "gds", "stops"),
+    [
+        ("nothing", "dali", "require", False),
+        ("NumPy", "threads", "off", True),
+        ("PyTorch", "pytorch", "off", True),
+        ("PyTorch", "threads", "off", False),
+        ("DALI", "dali", "off", True),
+        ("GPU", "dali", "off", False),
+        ("GPU", "dali", "require", True),
+        ("cuFile", "dali", "prefer", False),
+        ("cuFile", "dali", "require", True),
+    ],
+)
+def test_a_loader_needs_its_own_packages_only(
+    absent: str, loader: str, gds: str, stops: bool
+) -> None:
+    found = [Check(c.name, "missing", "?") if c.name == absent else c for c in HEALTHY]
+    assert what_stops(found, loader, gds) == [f"{absent}: ?"] * stops
+    compat = [*HEALTHY[:-1], Check("cuFile", "note", "through host memory")]
+    assert bool(what_stops(compat, "dali", gds)) == (gds == "require")
+
+
+def test_this_host_is_examined_whole(tmp_path: Path) -> None:
+    checks = {check.name: check for check in examine(tmp_path, for_gpu=True)}
+
+    assert {"Python", "CPUs", "memory", "timer", "page cache", "MPI", "PyTorch", "DALI"} <= set(
+        checks
+    )
+    assert {"GPU", "nvidia-fs", "cuFile", "file system", "O_DIRECT"} <= set(checks)
+    assert any(name.startswith("drive") for name in checks)
+    assert checks["NumPy"].state == checks["h5py"].state == "ok"
+    assert re.search(r"sleeps of 3.5 ms end .* late, p99 ", checks["timer"].found)
+    for check in checks.values():
+        assert check.found
+        if check.state != "ok":
+            assert check.remedy, f"{check.name} has no remedy"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_noted() -> None:
+    check = {check.name: check for check in examine(Path("/proc"))}["O_DIRECT"]
+
+    assert (check.state, check.remedy) == ("note", "generating needs a folder that can be written")
+
+
+def test_the_exit_status_says_whether_the_loader_can_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", str(tmp_path), "reader.data_loader=threads"]) == 0
+    assert capsys.readouterr().out.startswith("threads can run here\n")
+    assert run(["doctor", "/dev/shm", "reader.data_loader=threads", "reader.gds=require"]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("threads with reader.gds=require cannot run here: ")
+    assert "cuFile: " in first
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "found"),
+    [
+        ("[always] madvise never\n", "ok", "always"),
+        ("always [madvise] never\n", "ok", "madvise"),
+        ("always madvise [never]\n", "note", "never"),
+        (None, "note", "not built into this kernel"),
+    ],
+)
+def test_huge_pages_are_as_the_kernel_says(
+    tmp_path: Path, text: str | None, state: str, found: str
+) -> None:
+    setting = tmp_path / "enabled"
+    if text is not None:
+        setting.write_text(text)
+    check = doctor.huge_pages(setting)
+    assert (check.state, check.found) == (state, found)
+    assert ("echo madvise" in check.remedy) == (found == "never")
