@@ -453,9 +453,7 @@ class _Run:
         )
 
 
-def _compute_on_gpu(
-    workload: Workload, own: range, clock: Clock
-) -> Callable[[float], None] | None:
+def _compute_on_gpu(workload: Workload, own: range, clock: Clock) -> Callable[[float], None] | None:
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
     if workload.train.compute == "sleep" or not own:
         return None
