@@ -17,7 +17,6 @@ E   dlemu replays the loop with its pytorch loader, in a process of its own: `co
     mean and stdev of the step that R's network has shown just before with its data on the GPU,
     `launch_time` as long as the host took to queue one, and `preprocess_time` as `dlemu steptime`
     finds it for what R's Dataset does with a file's bytes.
-L   E without `launch_time`. T: E with the threads loader. S: E with `reader.preprocess=sleep`.
 M   E with the computation and launch time that `dlemu.Meter` has found in R's loop, in a run whose
     reads were not held.
 B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart.
@@ -300,10 +299,10 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int, line: Any) -
             "train.total_training_steps": steps,
             "train.computation_time": {"mean": c, "stdev": stdev, "type": "normal"},
             "train.loop": cell.loop,
-            "train.launch_time": 0.0 if arm == "L" else min(launch, c),
+            "train.launch_time": min(launch, c),
             "train.seed": 123 + repeat,
-            "reader.data_loader": "threads" if arm == "T" else "pytorch",
-            "reader.preprocess": "sleep" if arm == "S" else "cpu",
+            "reader.data_loader": "pytorch",
+            "reader.preprocess": "cpu",
             **job.loading,
             **(job.metered if arm == "M" else {}),
         }

@@ -16,7 +16,7 @@ _HELD = 0.9
 """Up to this rate / demand E may differ by 1 point of whole AU from R; elsewhere by 2."""
 _LAUNCH_BOUND = 0.9
 """Of c: from here on a step is called launch-bound, as `dlemu steptime` does."""
-_OTHERS = ("L", "T", "S", "M", "B")
+_OTHERS = ("M", "B")
 """Arms beside R and E."""
 _COLOURS = [f"C{number}" for number in range(10)]
 
@@ -241,17 +241,13 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     real = {(r.cell, r.repeat): r for r in runs if r.arm == "R"}
     colours = dict(zip(dict.fromkeys(run.cell.net for run in runs), cycle(_COLOURS)))
     for net, colour in colours.items():
-        for arm, marker in (("E", "o"), ("L", "x")):
-            pairs = [
-                (real[run.cell, run.repeat].whole_au, run.whole_au)
-                for run in runs
-                if (run.arm, run.cell.net) == (arm, net) and (run.cell, run.repeat) in real
-            ]
-            if pairs:
-                label = net if arm == "E" else f"{net}, without launch_time (L)"
-                x, y = zip(*pairs, strict=True)
-                axes.scatter(x, y, s=24, marker=marker, color=colour,
-                             alpha=0.6, linewidth=float(arm == "L"), label=label)  # fmt: skip
+        pairs = [
+            (real[run.cell, run.repeat].whole_au, run.whole_au)
+            for run in runs
+            if (run.arm, run.cell.net) == ("E", net) and (run.cell, run.repeat) in real
+        ]
+        x, y = zip(*pairs, strict=True)
+        axes.scatter(x, y, s=24, color=colour, alpha=0.6, label=net)
     axes.set(xlim=(0, 105), ylim=(0, 105), aspect="equal")
     axes.set_xlabel("AU of the real job, %")
     axes.set_ylabel("AU of the emulation, %")
