@@ -15,10 +15,10 @@ from statistics import fmean, median
 
 from dlemu.config.compose import read_yaml
 from dlemu.config.model import Drive, Workload, load_workload
-from dlemu.sizing.cached import predict_cached
-from dlemu.sizing.calibration_file import ERROR, Calibration
 from dlemu.sizing.formula import (
     DLIO_CORE_SECONDS,
+    ERROR,
+    Calibration,
     Prediction,
     PredictionInput,
     Published,
@@ -26,6 +26,7 @@ from dlemu.sizing.formula import (
     predict,
     published,
 )
+from dlemu.sizing.predict import predict_cached
 
 TABLE = Path(__file__).parent / "data" / "mlperf_storage_v1.0_published.csv"
 ONE_HOST = Path(__file__).parent / "data" / "mlperf_storage_v1.0_one_host.csv"

@@ -285,7 +285,7 @@ def predict(workload: Workload, world: World, words: Words) -> int:
     """say what a storage would feed, from a drive's rates or a calibration, with its error"""
     from dlemu.report.predict import present_cached, present_prediction
     from dlemu.report.text import answer_of
-    from dlemu.sizing.cached import asks_for_cache, predict_cached
+    from dlemu.sizing.predict import asks_for_cache, predict_cached
     from dlemu.sizing.predict import predict as foretell
 
     if world.rank != 0:
@@ -306,8 +306,7 @@ def predict_several(workloads: Sequence[Workload], world: World, words: Words) -
     """Predict for each of several values, such as drives and their numbers; show one table."""
     from dlemu.report.predict import present_predictions
     from dlemu.report.text import answer_of
-    from dlemu.sizing.cached import asks_for_cache
-    from dlemu.sizing.predict import keep
+    from dlemu.sizing.predict import asks_for_cache, keep
     from dlemu.sizing.predict import predict as foretell
 
     if world.rank != 0:

@@ -32,7 +32,7 @@ from dlemu.loaders.descriptors import most_accelerators
 from dlemu.ranks.world import Alone
 from dlemu.run.job import Say, check_job
 from dlemu.run.live import Live
-from dlemu.sizing.answers import First, Sized
+from dlemu.sizing.answers import First, Sized, Target, names_of
 from dlemu.sizing.first_files import (
     Files,
     find_files,
@@ -42,10 +42,8 @@ from dlemu.sizing.first_files import (
     write_files,
 )
 from dlemu.sizing.log import SizingRecord
-from dlemu.sizing.measured import Search
+from dlemu.sizing.measured import PROBE_READERS, START_SECONDS, Search, probed_rate
 from dlemu.sizing.search import Goal, Point, Range, Sizing, conclude, search
-from dlemu.sizing.start import PROBE_READERS, START_SECONDS, probed_rate
-from dlemu.sizing.targets import Target, names_of
 from dlemu.storage.probe import probe_writing
 from dlemu.terminal import say
 from dlemu.units import (

@@ -22,8 +22,8 @@ from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.ranks.world import Alone
+from dlemu.sizing.measured import START_SECONDS
 from dlemu.sizing.search import about_runs
-from dlemu.sizing.start import START_SECONDS
 from dlemu.storage.owned import OwnedFolder, direct
 from dlemu.terminal import complain
 from dlemu.units import format_bytes, format_seconds

@@ -23,7 +23,7 @@ from dlemu.report.text import render_text
 from dlemu.run.live import Live
 from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _Calibrator, _jitter, calibrate_host
-from dlemu.sizing.calibration_file import Calibration
+from dlemu.sizing.formula import Calibration
 from dlemu.storage.locks import locked
 from tests.lab import warm
 from tests.lab.mpirun import mpirun

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dlemu.config.model import Drive, load_workload
 from dlemu.judge.metrics import passes
-from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import (
+    Calibration,
     PredictionInput,
     Reads,
     host_with_dlio,
