@@ -215,7 +215,7 @@ class _Try(Search):
             say(f"{text}{self._left()}")
 
         super().__init__(target, workload, record, Alone(), tell, Live())
-        self._points = self._open()
+        self._points = self._runs_before()
 
     def describe(self) -> str:
         """Return what is read, and whether it is written first."""
@@ -255,7 +255,7 @@ class _Try(Search):
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
         threshold = 100 * self._workload.metric.au
         start = max(1, min(math.floor(self._expected) + 1, most))
-        self._record.begin(self._name)
+        self._record.add(self._name)
         try:
             search(self._measure, Goal(threshold, most, start, confirm=1), on_event=self._keep)
         except _TimeIsUp:

@@ -17,6 +17,7 @@ import numpy as np
 from dlemu.config.commands import command
 from dlemu.config.model import Workload
 from dlemu.datagen import generate, read_manifest
+from dlemu.datagen.find import folders_below
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError
@@ -42,8 +43,6 @@ _SIZE_KEYS = (
 _FREE_SHARE = 0.9
 _LEAST_FILES = 2
 _SEEDS = 64
-_MOST_FOLDERS = 100
-"""So many folders below the one that is tried are searched for datasets."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +100,7 @@ def _is_ours(name: str) -> bool:
 
 def find_files(folder: Path, workload: Workload) -> Files | None:
     """Return a dataset in a folder, or one level below it, that the workload can read."""
-    try:
-        below = sorted(path for path in folder.iterdir() if path.is_dir())[:_MOST_FOLDERS]
-    except OSError:
-        below = []
-    for place in (folder, folder / workload.name, folder / NAME / workload.name, *below):
+    for place in (folder, folder / NAME / workload.name, *folders_below(folder, workload.name)):
         with suppress(DlemuError, OSError):  # damaged, or somebody else's: then files are written
             manifest = read_manifest(place)
             if manifest is None or manifest.layout.num_files < _LEAST_FILES:

@@ -296,8 +296,10 @@ def host_with_dlio(workload: Workload, cpus: int) -> tuple[float, float] | None:
     return 1e9 * cpus / dearest, 1e9 * cpus / cheapest
 
 
-def published(job: PredictionInput, host: tuple[float, float], cpus: int) -> Published:
-    """Return what a published run shows whose hosts move so much: `host_with_dlio`."""
+def published(workload: Workload, job: PredictionInput, cpus: int) -> Published | None:
+    """Return what a run published on hosts of so many cores shows; None as `host_with_dlio`."""
+    if (host := host_with_dlio(workload, cpus)) is None:
+        return None
     mean, low, high = (_Terms.of(job, None, sign, host) for sign in (0, -1, 1))
     figure: Literal["drive", "host", "either"] = "either"
     if high.feeds["host cpu"] < low.feeds["storage"]:

@@ -146,7 +146,7 @@ class Search:
             self._say(introduction(self._workload, host=world.host, num_hosts=world.num_hosts))
         memory = measure_memory(self._workload, world)
         self._enough = SizeCheck(self._workload, layout, memory)
-        self._points = world.on_first(self._open)
+        self._points = world.on_first(self._runs_before)
         if not self._points:
             with self._live.doing("probing the drive"):
                 self._first, self._expected = first_number(
@@ -155,14 +155,14 @@ class Search:
         if world.rank == 0:
             self._introduce()
             self._bound_by_dataset()
-            self._record.begin(self._name)
+            self._record.add(self._name)
             return world.broadcast(self._decide())
         message: Mapping[str, object] | Sized = {}
         while not isinstance(message := world.broadcast(message), Sized):
             self._carry_out(message)
         return message
 
-    def _open(self) -> list[Point]:
+    def _runs_before(self) -> list[Point]:
         return self._record.open(self._name, settings_of(self._workload, self._world))
 
     def _bound_by_dataset(self) -> None:

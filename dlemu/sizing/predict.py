@@ -137,12 +137,9 @@ def _published(
     """
     asked = workload.predict.host_cpus
     cpus = asked or (None if calibration is None else calibration.host_cpus)
-    if cpus is None:
-        return None
-    if (host := formula.host_with_dlio(workload, cpus)) is not None:
-        return formula.published(job, host, cpus)
-    if asked is None:
-        return None
+    found = None if cpus is None else formula.published(workload, job, cpus)
+    if found is not None or asked is None:
+        return found
     known = each_once(name.partition(",")[0] for name in formula.DLIO_CORE_SECONDS)
     raise WorkloadError(
         f"predict.host_cpus={asked} asks for a published figure, and none is known for "
