@@ -23,6 +23,7 @@ from pydantic import Field
 
 from dlemu.config.model import Workload, load_workload
 from dlemu.config.sections import LISTED, Arguments, MostBytes, Seconds, Section, Use
+from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, Layout, Repeated
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under
@@ -39,7 +40,6 @@ from dlemu.sizing.first_files import (
     full_measurement,
     plan_files,
     scratch_folder,
-    write_files,
 )
 from dlemu.sizing.log import SizingRecord
 from dlemu.sizing.measured import PROBE_READERS, START_SECONDS, Search, probed_rate
@@ -227,7 +227,7 @@ class _Try(Search):
     def conclude(self) -> tuple[Sizing, Range]:
         """Return the answer for the workload, and between which numbers it lies."""
         if self._files.written:
-            write_files(self._files)
+            generate(self._files.workload, world=Alone())
         rate = probed_rate(Dataset(self._workload, self._files.layout))
         taken = self._workload.metric.au * self._workload.demand
         self._expected = rate / taken
@@ -240,10 +240,7 @@ class _Try(Search):
                 num_accelerators=0,
                 real_accelerators=self._expected,
                 at_least=False,
-                fewest_failed=None,
                 threshold=100 * self._workload.metric.au,
-                points=(),
-                confirmations=(),
                 interval=(0.7 * self._expected, 1.1 * self._expected),
                 limit="storage",
             )

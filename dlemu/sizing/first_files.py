@@ -16,7 +16,7 @@ import numpy as np
 
 from dlemu.config.commands import command
 from dlemu.config.model import Workload
-from dlemu.datagen import generate, read_manifest
+from dlemu.datagen import read_manifest
 from dlemu.datagen.find import folders_below
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
@@ -147,11 +147,6 @@ def plan_files(
     return planned
 
 
-def write_files(files: Files) -> None:
-    """Write a planned dataset, or what is missing of it."""
-    generate(files.workload, world=Alone())
-
-
 def _file_bytes(workload: Workload) -> float:
     return workload.dataset.num_samples_per_file * workload.dataset.mean_bytes
 
@@ -186,7 +181,9 @@ def full_measurement(
     It is of `number` accelerators, and `most` at most. `own` holds files that will be removed.
     Where the dataset of the rule has no room, it is a quick search.
     """
-    free = shutil.disk_usage(folder).free + _bytes_in(own)
+    free = shutil.disk_usage(folder).free + sum(
+        path.lstat().st_blocks * 512 for path in own.rglob("*") if path.is_file()
+    )
     job, have = _job(folder, files, own)
 
     def missing(num_files: int) -> float:
@@ -234,7 +231,3 @@ def _enough(workload: Workload, most: int, *, quick: bool) -> tuple[Workload, in
     workload = workload.with_keys({"size.quick": quick, "train.epochs": 1 if quick else 5})
     check = SizeCheck(workload, layout_of(workload), measure_memory(workload, Alone()))
     return workload, check.files_for(max(1, round(_HEADROOM * most)))
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

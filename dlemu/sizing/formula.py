@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from dlemu.config.model import Drive, Workload
 from dlemu.dataset.layout import layout_of
@@ -75,19 +75,6 @@ class Calibration(BaseModel):
     """Limit of the run that gave the host's rate; if not the host, the host may move more."""
     drive_limit: str | None = None
     """Limit of the cold read; if not the storage, the drive may give more."""
-
-    @classmethod
-    def parse(cls, text: str | bytes, *, path: str) -> Self:
-        """Return the calibration in a file's text; errors name `path`."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise WorkloadError(
-                f"{path} is not a calibration{f', {key}' if key else ''}: {first['msg']}; "
-                "write it with dlemu calibrate"
-            ) from None
 
 
 AU_NOISE = 0.0036

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from dlemu.config.commands import word
 from dlemu.config.compose import named
@@ -117,11 +118,7 @@ def predict(workload: Workload) -> Predicted:
 
 
 def keep(workload: Workload, document: dict[str, object]) -> None:
-    """Write predict.json, where output.folder is set.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Write predict.json, where output.folder is set. Raises RunError."""
     if workload.output.folder is not None:
         with make(Path(workload.output.folder)) as folder:
             write_json(folder / "predict.json", document)
@@ -212,13 +209,19 @@ def _calibration(workload: Workload) -> Calibration | None:
         return None
     path = Path(workload.predict.calibration)
     try:
-        text = read_regular(path, error=WorkloadError)
+        found = Calibration.model_validate_json(read_regular(path, error=WorkloadError))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = "".join(f", {part}" for part in first["loc"])
+        raise WorkloadError(
+            f"{path} is not a calibration{key}: {first['msg']}; write it with dlemu calibrate"
+        ) from None
     except OSError as error:
         raise WorkloadError(
             f"predict.calibration {path} cannot be read ({error.strerror}); "
             "write it with dlemu calibrate"
         ) from None
-    found, reader = Calibration.parse(text, path=str(path)), workload.reader
+    reader = workload.reader
     for key, measured, asked in (
         ("workload", found.workload, workload.name),
         ("reader.data_loader", found.loader, reader.data_loader),

@@ -100,7 +100,7 @@ def test_a_prediction_takes_what_was_measured(
 
     out = capsys.readouterr().out
     path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
-    found = Calibration.parse(path.read_text(), path=str(path))
+    found = Calibration.model_validate_json(path.read_text())
     assert (found.workload, found.loader, found.odirect) == ("cosmoflow_h100", "threads", False)
     assert (found.sample_bytes, found.read_threads) == (65536, 1)
     assert found.overhead > 0 and found.jitter >= 0 and found.host_read_bytes_per_second > 0
