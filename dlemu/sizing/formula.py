@@ -46,6 +46,7 @@ class Calibration(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    kind: Literal["calibration"] = "calibration"
     version: Literal[3] = 3
     host: str = ""
     """Its name."""

@@ -35,18 +35,13 @@ class Predicted(Prediction):
     published: Published | None = None
     """What a published DLIO run would show; None: the cores of a host are not known."""
 
-    @property
-    def pass_bytes(self) -> float | None:
-        """Bytes that the accelerators read in one pass; None: predict.minutes is not asked for."""
-        return _pass_bytes(self.workload) if self.workload.predict.minutes else None
+    pass_bytes: float | None = None
+    """Bytes that the accelerators read in one pass; None: predict.minutes is not asked for."""
 
     @property
     def minutes(self) -> float | None:
         """Minutes of one pass; None: predict.minutes is not asked for."""
-        return self._minutes(self.read_bytes_per_second)
-
-    def _minutes(self, bytes_per_second: float) -> float | None:
-        return None if self.pass_bytes is None else self.pass_bytes / bytes_per_second / 60
+        return self.pass_bytes and self.pass_bytes / self.read_bytes_per_second / 60
 
     @property
     def document(self) -> dict[str, object]:
@@ -71,12 +66,12 @@ class Predicted(Prediction):
             **{field.name: getattr(self, field.name) for field in dataclass_fields(Prediction)},
             "published": None if self.published is None else vars(self.published),
         }
-        if workload.predict.minutes:
+        if self.pass_bytes is not None:
             found |= {
                 "pass_bytes": self.pass_bytes,
                 "minutes": self.minutes,
-                "minutes_low": self._minutes(self.read_high),
-                "minutes_high": self._minutes(self.read_low),
+                "minutes_low": self.pass_bytes / self.read_high / 60,
+                "minutes_high": self.pass_bytes / self.read_low / 60,
             }
         return found
 
@@ -105,14 +100,17 @@ def predict(workload: Workload) -> Predicted:
             predict.minutes is asked for without a number of files.
         RunError: predict.json cannot be written.
     """
-    if workload.predict.minutes:
-        _pass_bytes(workload)
-        if workload.predict.accelerators is None:
-            workload = workload.with_keys({"predict.accelerators": _OF_A_HOST})
+    if workload.predict.minutes and workload.predict.accelerators is None:
+        workload = workload.with_keys({"predict.accelerators": _OF_A_HOST})
     drive, calibration = needed_rates(workload)
     job = PredictionInput.of(workload, drive)
-    prediction, figure = formula.predict(job, calibration), _published(workload, job, calibration)
-    predicted = Predicted(**vars(prediction), workload=workload, drive=drive, published=figure)
+    predicted = Predicted(
+        **vars(formula.predict(job, calibration)),
+        workload=workload,
+        drive=drive,
+        published=_published(workload, job, calibration),
+        pass_bytes=_pass_bytes(workload) if workload.predict.minutes else None,
+    )
     keep(workload, predicted.document)
     return predicted
 
