@@ -200,9 +200,9 @@ class _Job:
         if jobs is None:
             return 1
         if self.name == "predict" and len(jobs) > 1 and "--cfg" not in jobs[0][1].options:
-            from dlemu.cli.jobs import predict_several
+            from dlemu.cli.jobs import predict_all
 
-            return predict_several([workload for workload, _ in jobs], world, jobs[0][1])
+            return predict_all([workload for workload, _ in jobs], world, jobs[0][1])
         statuses = [self._do(workload, parsed, world) for workload, parsed in jobs]
         if len(jobs) > 1 and world.rank == 0 and not {"--cfg", DRY_RUN} & jobs[0][1].options.keys():
             from dlemu.cli.report import show_across

@@ -52,10 +52,9 @@ from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load, present_steptime
 from dlemu.run.summary import complete_summary
-from dlemu.sizing.answers import First, Sized, document_of
-from dlemu.sizing.calibration_file import Calibration
+from dlemu.sizing.answers import First, Sized, Target, document_of
+from dlemu.sizing.formula import Calibration
 from dlemu.sizing.search import Point
-from dlemu.sizing.targets import Target
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.storage.s3.counts import NUM_BINS, bin_of

@@ -8,7 +8,7 @@ import dlemu
 from dlemu.config.compose import datasheet
 from dlemu.config.model import Drive, load_workload
 from dlemu.errors import WorkloadError
-from dlemu.sizing.calibration_file import Calibration
+from dlemu.sizing.formula import Calibration
 from dlemu.sizing.rows import Row
 
 PS1010 = {"drive": "d7_ps1010"}
