@@ -186,7 +186,7 @@ def test_hdf5_is_configured_as_dlio_does() -> None:
         ({"hdf5": {"chunk_dims": [1, 4, 6], "num_dset_per_record": 2}}, (1, 4, 6)),
         ({"hdf5": {"chunk_dims": [1, 6], "num_dset_per_record": 8}}, (1, 6)),
         ({"hdf5": {"max_shape": [None, 6], "chunk_dims": []}}, ()),
-        ({"compression": "gzip", "compression_level": 9}, ()),
+        ({"compression": "gzip", "compression_level": 4}, ()),
         ({"enable_chunking": True}, ()),
         ({"hdf5": {"num_dset_per_record": 4}}, None),
     ):
