@@ -25,7 +25,7 @@ from dlemu.cli.scripts import (
     size_row,
 )
 from dlemu.cli.words import Words
-from dlemu.config.compose import known_models
+from dlemu.config.compose import named
 from dlemu.config.model import Drive, Workload
 from dlemu.config.objects import access_of
 from dlemu.config.published import word
@@ -329,7 +329,7 @@ def predict_several(workloads: Sequence[Workload], world: World, words: Words) -
 def _asks_for_checkpoints(workload: Workload) -> bool:
     """Return whether a model was named, or the job is one of checkpoints alone."""
     alone = workload.workflow.checkpoint and not workload.workflow.train
-    return alone or "model" in workload.given or workload.made_from in known_models()
+    return alone or "model" in workload.given or workload.made_from in named("model")
 
 
 def _predict_checkpoint(workload: Workload, words: Words) -> None:

@@ -159,16 +159,6 @@ def datasheet(name: str) -> dict[str, Any]:
     return read_yaml(find("drive", name))
 
 
-def known_models() -> dict[str, Path]:
-    """Return the files that "model=" takes by name: a job of checkpoints each, as DLIO has them."""
-    return named("model")
-
-
-def known_drives() -> dict[str, Path]:
-    """Return the datasheets that "drive=" takes by name."""
-    return named("drive")
-
-
 def named(group: str, config_dir: Path | None = None) -> dict[str, Path]:
     """Return the files of a group of rows, such as "model", by name; those in `config_dir`, too."""
     folders = [CONFIGS] if config_dir is None else [CONFIGS, config_dir]

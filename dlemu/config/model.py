@@ -25,10 +25,9 @@ from dlemu.config.checkpoint_sections import CheckpointSection, ModelSection
 from dlemu.config.compose import (
     compose,
     datasheet,
-    known_drives,
-    known_models,
     known_workloads,
     model_keys,
+    named,
     no_workload,
     set_key,
 )
@@ -171,7 +170,7 @@ def _datasheet(value: object) -> object:
     return datasheet(value) if isinstance(value, str) else value
 
 
-NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(known_drives)]
+NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(lambda: named("drive"))]
 
 
 class Workload(Section):
@@ -412,7 +411,7 @@ def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
             raise  # a drive that is not there
         text = describe(error.__cause__, Workload, known, lambda: _keys_of(command))
         name = str(raw["name"])
-        if text == "dataset.format is not set" and name in known_models():
+        if text == "dataset.format is not set" and name in named("model"):
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
         raise WorkloadError(text) from None
     return _checked(workload)
@@ -597,7 +596,7 @@ def _rename_model(raw: dict[str, Any]) -> None:
         raw.pop("model", None)
         return
     if not isinstance(model, dict):
-        known = str(model) in known_models() or str(model).endswith((".yaml", ".yml"))
+        known = str(model) in named("model") or str(model).endswith((".yaml", ".yml"))
         model = raw["model"] = model_keys(str(model)) if known else {"name": str(model)}
     if "name" in model:
         raw.setdefault("name", str(model["name"]))
