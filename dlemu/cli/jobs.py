@@ -26,8 +26,7 @@ from dlemu.cli.scripts import (
 )
 from dlemu.cli.words import Words
 from dlemu.config.compose import named
-from dlemu.config.model import Drive, Workload
-from dlemu.config.objects import access_of
+from dlemu.config.model import Drive, Workload, access_of
 from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World

@@ -238,6 +238,15 @@ def _joined(old: object, new: object) -> object:
     return {**old, **{key: _joined(old.get(key), value) for key, value in new.items()}}
 
 
+def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each dotted key of a tree with its value."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
 def refuse_tilde(key: str, path: str) -> None:
     """Refuse a path with a ~ that the shell has not expanded, as it does not behind a =."""
     if path == "~" or path.startswith("~/"):

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 from numpy.typing import NDArray
 
-from dlemu.config.compose import PATH_KEYS, SECRET_KEYS, known_workloads, named, set_key
-from dlemu.config.model import Workload, leaves, load_model, load_workload, use_of
+from dlemu.config.compose import PATH_KEYS, SECRET_KEYS, known_workloads, leaves, named, set_key
+from dlemu.config.model import Workload, load_model, load_workload, use_of
 from dlemu.config.refusal import NO_KEYS
 from dlemu.errors import WorkloadError
 from dlemu.terminal import shown_line

@@ -18,7 +18,7 @@ from dlemu.checkpoint.place import RECORD
 from dlemu.checkpoint.writer import Stopped
 from dlemu.cli.main import run
 from dlemu.config.checkpoint_sections import CheckpointSection
-from dlemu.config.objects import access_of
+from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
