@@ -60,7 +60,7 @@ def translated(tree: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         WorkloadError: a key asks for what dlemu would do in another way.
     """
-    raw = _plain(tree)
+    raw: dict[str, Any] = _plain(tree)
     if "ignored" in raw:
         raise WorkloadError("unknown key ignored")
     _rename(raw)
