@@ -17,7 +17,7 @@ from dlemu.checkpoint.in_run import combine_checkpoints, open_checkpoints
 from dlemu.checkpoint.place import RECORD, BucketWriter
 from dlemu.cli.main import run
 from dlemu.config.checkpoint_sections import CheckpointSection
-from dlemu.config.objects import access_of
+from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
