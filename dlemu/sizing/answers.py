@@ -140,10 +140,8 @@ def names_of(folders: Sequence[str]) -> tuple[str, ...]:
 class First(Range):
     """What an answer of `dlemu try` has beside that of a search."""
 
-    data_loader: str
-    """What read the files."""
-    instead_of: str
-    """What the workload asks for; the same where that is installed."""
+    remark: str
+    """What read the files, where that is not what the workload asks for."""
     written: bool
     """Whether they were written for this, and removed."""
     commands: tuple[str, ...]
@@ -183,29 +181,17 @@ class Sized(Sizing):
         """The runs that the answer shows: those that passed with its number; for 0 the last."""
         return self.confirmations or (() if self.num_accelerators else self.points[-1:])
 
-    @property
-    def samples_per_second(self) -> float:
-        """Mean of the shown runs."""
-        return fmean(point.samples_per_second for point in self.shown)
-
-    @property
-    def read_bytes_per_second(self) -> float:
-        """Mean of the shown runs."""
-        return fmean(point.read_bytes_per_second for point in self.shown)
-
-    @property
-    def au_percentages(self) -> list[float]:
-        """AU of each of the shown runs, in percent."""
-        return [point.au_percentage for point in self.shown]
+    def mean(self, name: str) -> float | None:
+        """Return the mean over the shown runs of a field of `Point`; None where no run was made."""
+        return fmean(getattr(point, name) for point in self.shown) if self.shown else None
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What the verdicts of the shown runs say as well; the last where only numbers differ."""
         runs = self.shown or self.points
         found = [remark for point in runs for remark in point.remarks]
-        if self.first is not None and self.first.data_loader != self.first.instead_of:
-            took = f"read by {self.first.data_loader}, which take less CPU time than"
-            found.append(f"{took} {self.first.instead_of}: that is not installed")
+        if self.first is not None and self.first.remark:
+            found.append(self.first.remark)
         return tuple({re.sub(r"[\d.]+", "", remark): remark for remark in found}.values())
 
     @property

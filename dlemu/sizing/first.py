@@ -130,10 +130,11 @@ def try_storage(
             needs, commands = full_measurement(
                 trial.folder, files, number, between.high or number, write_rate=rate, own=own
             )
+            reads, asked = files.workload.reader.data_loader, job.reader.data_loader
+            took = f"read by {reads}, which take less CPU time than {asked}: that is not installed"
             first = First(
                 **vars(between),
-                data_loader=files.workload.reader.data_loader,
-                instead_of=job.reader.data_loader,
+                remark="" if reads == asked else took,
                 written=files.written,
                 commands=commands,
                 full=needs,
