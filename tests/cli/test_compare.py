@@ -111,7 +111,13 @@ def sizing(folder: Path, number: int, real: float | None, **more: Any) -> Path:
     one = tree | more
     both = [one, one | {"target": "d2", "num_accelerators": number + 1}]
     (folder / "sizing.json").write_text(
-        json.dumps({"kind": "sizing", "answers": both if "several" in more else [one]})
+        json.dumps(
+            {
+                "kind": "sizing",
+                "answers": both if "several" in more else [one],
+                "unfinished": {},
+            }
+        )
     )
     return folder
 
