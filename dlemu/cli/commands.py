@@ -44,6 +44,8 @@ class Command:
     Without it, all ranks call the function of the command's name in dlemu/cli/jobs.py."""
     arguments: str = ""
     """Its own keys: the `Arguments` that this names, module and class."""
+    by_ranks: bool = False
+    """Whether all ranks call its function, with the words and the world."""
     measures: bool = False
     """Whether it measures from one process, which rank 0 must not do alone for all."""
 
@@ -85,15 +87,16 @@ COMMANDS: dict[str, Command] = {
     ),
     "paths": Command(
         aim="measure",
-        line="compare the data paths from a folder to memory and to the GPU",
-        words="FOLDER [key=value ...]",
+        line="compare the data paths from folders or drives to memory and to GPUs",
+        words="TARGET [key=value ...]\ntarget=TARGET,TARGET... together=true [key=value ...]",
         about="Page cache, O_DIRECT, O_DIRECT with a copy to the GPU, and cuFile (GPUDirect "
-        "Storage), side by side. Writes files named dlemu_paths.<n> into the folder and removes "
-        "them. The same command goes on where it was interrupted.",
-        options=FOR_SCRIPTS,
+        "Storage), side by side. Writes files named dlemu_paths.<n> into a folder and removes "
+        "them; a block device is read only. The same command goes on where it was interrupted. "
+        "Under mpirun each rank measures its share of the targets, all at the same time.",
+        options=(DRY_RUN, *FOR_SCRIPTS),
         function="dlemu.cli.paths:main",
         arguments="dlemu.tools.paths.sweep:Sweep",
-        measures=True,
+        by_ranks=True,
     ),
     "load": Command(
         aim="measure",

@@ -177,13 +177,14 @@ def call(name: str, words: Sequence[str], world: World) -> int:
                 "started: start it without mpirun; dlemu run measures with all ranks"
             )
         return 1
-    if command.function and world.rank != 0:
+    if command.function and world.rank != 0 and not command.by_ranks:
         return 0
     with keep_stdout("--json" in words):
         if not command.function:
             return _Job(name, command).call(words, world)
-        module, _, function = command.function.partition(":")
-        return int(getattr(import_module(module), function)(parse(words, command.options)))
+        module, _, name = command.function.partition(":")
+        function, parsed = getattr(import_module(module), name), parse(words, command.options)
+        return int(function(parsed, world) if command.by_ranks else function(parsed))
 
 
 @dataclass(frozen=True)
