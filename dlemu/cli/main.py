@@ -26,7 +26,6 @@ from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.ranks.ending import Interrupts
 from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import PeerError, World
-from dlemu.storage.s3.location import object_path
 from dlemu.terminal import (
     Answer,
     answer,
@@ -319,7 +318,11 @@ class _Job:
             other = words.values.get(key, word)
             if Path(other).absolute() != Path(word).absolute():
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
-        return object_path(word, *keys) if "://" in word else Path(word)
+        if "://" not in word:
+            return Path(word)
+        from dlemu.storage.s3.location import object_path
+
+        return object_path(word, *keys)
 
 
 def _table(words: Words) -> list[Words]:
