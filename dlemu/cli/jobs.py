@@ -1,7 +1,6 @@
 """The commands for a workload: what each does, and what it prints.
 
-The docstring of a command is the first line of its help. What only one command needs is imported
-when it is called.
+What only one command needs is imported when it is called.
 """
 
 import shlex

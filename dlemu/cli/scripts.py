@@ -89,9 +89,9 @@ class Script:
             answer(json_text(document))
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Any, *, indent: int | None = 2) -> str:
     """Return JSON in ASCII without control characters; what is not finite becomes null."""
-    return json.dumps(plain(value), indent=2).replace("\x7f", "\\u007f")
+    return json.dumps(plain(value), indent=indent).replace("\x7f", "\\u007f")
 
 
 def run_document(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
