@@ -59,7 +59,8 @@ from dlemu.sizing.log import SizingRecord, settings_of
 from dlemu.sizing.predict import predict
 from dlemu.storage.counted import CountedFile
 from dlemu.terminal import shown
-from dlemu.tools.paths.sweep import Cell, cells_of
+from dlemu.tools.paths.cells import Cell
+from dlemu.tools.paths.sweep import cells_of
 from dlemu.units import PAGE_BYTES
 from tests.lab.commands import QUICK, SMALL
 

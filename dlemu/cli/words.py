@@ -33,7 +33,7 @@ OPTIONS: dict[str, Option] = {
     "--config-dir": Option("look for workload files there too, as DLIO does", "FOLDER", "-cd"),
     "--cfg": Option("show all keys with their values, and do nothing else", "job", "-c"),
     "--dry-run": Option("say what would be done, and do not do it"),
-    "--multirun": Option("a run of each of several values, as reader.batch_size=1,2", "", "-m"),
+    "--multirun": Option("a job of each of several values, as reader.batch_size=1,2", "", "-m"),
     "--full": Option("read every byte, not only the sizes"),
     "--verify": Option("compare every byte that is read with what was written"),
     "--repair": Option("write bad files again"),

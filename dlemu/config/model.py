@@ -80,7 +80,8 @@ _IGNORED_KEYS = {
     "model": "type",
     "checkpoint": "randomize_tensor ksm type recovery_rank_shift",
     "output": "log_file log_level",
-    "storage": "storage_library storage_options post_generation_settle_seconds",
+    "storage": "storage_library storage_options post_generation_settle_seconds "
+    "use_mpi_endpoint_distribution load_balance_strategy",
     "metric": "exclude_end_epochs",
 }
 _CLASS = "is a class for DLIO, which dlemu cannot run; leave it out: "
@@ -539,9 +540,9 @@ def load_model(name: str, overrides: Mapping[str, object] | None = None) -> Work
 def _rename(raw: dict[str, Any]) -> None:
     """Move DLIO's keys that have another place or another name here."""
     _rename_model(raw)
-    _rename_storage(raw)
     if "data_reader" in raw:
         raw.setdefault("reader", raw.pop("data_reader"))
+    _rename_storage(raw)
     output = raw.get("output")
     if isinstance(output, dict) and isinstance(output.get("metric"), dict):
         metric = raw.setdefault("metric", {})
@@ -560,8 +561,8 @@ def _rename(raw: dict[str, Any]) -> None:
             dataset["record_length_bytes_resize"] = None
         hdf5 = dataset.get("hdf5")
         for key in ("num_dset_per_record", "chunk_dims", "max_shape"):
-            if isinstance(hdf5, dict) and key in hdf5:
-                dataset.setdefault(key, hdf5.pop(key) or None)
+            if isinstance(hdf5, dict) and (value := hdf5.pop(key, None)):
+                dataset.setdefault(key, value)
         if hdf5 == {}:
             del dataset["hdf5"]
     for section, key in (("reader", "preprocess_time"), ("train", "computation_time")):
@@ -574,15 +575,29 @@ def _rename(raw: dict[str, Any]) -> None:
 
 def _rename_storage(raw: dict[str, Any]) -> None:
     """Move DLIO's storage.storage_options to the keys that they are here; others are ignored."""
-    storage = raw.get("storage")
-    options = storage.get("storage_options") if isinstance(storage, dict) else None
-    if isinstance(storage, dict) and isinstance(options, dict):
-        storage = raw["storage"] = dict(storage)
+    storage, reader = raw.get("storage"), raw.setdefault("reader", {})
+    if not isinstance(storage, dict) or not isinstance(reader, dict):
+        return
+    storage = raw["storage"] = dict(storage)
+    options = storage.get("storage_options")
+    library = storage.get("storage_library")
+    if isinstance(options, dict):
         known = ("endpoint_url", "region", "access_key_id", "secret_access_key")
+        library = options.get("storage_library", library)
         for name in options.keys() & set(known):
             storage.setdefault(name, options[name])
         if options.keys() <= set(known):
             del storage["storage_options"]
+    if "endpoint_uris" in storage:
+        storage.setdefault("endpoint_url", storage.pop("endpoint_uris"))
+    kind = storage.get("storage_type")
+    if kind == "direct_fs":  # a folder, read by s3dlio with O_DIRECT
+        storage["storage_type"] = "local_fs"
+        reader.setdefault("odirect", True)
+    elif kind == "s3dlio" or (kind == "s3" and library == "s3dlio"):
+        storage["storage_type"] = "s3"
+        if reader.get("data_loader", "pytorch") == "pytorch":  # DLIO spawns its workers, too
+            reader.setdefault("multiprocessing_context", "spawn")
 
 
 def _rename_model(raw: dict[str, Any]) -> None:
