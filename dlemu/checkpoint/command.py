@@ -344,6 +344,7 @@ def _introduce(
     summary["checkpoint"] |= {
         "odirect": folder.direct,
         "shared": folder.shared,
+        "piece_bytes": folder.place.piece_bytes(workload.checkpoint),
         "foreign_share": plan.foreign_share,
     }
     if workload.checkpoint.odirect == "auto" and not folder.direct:
