@@ -210,7 +210,9 @@ def test_object_storage_is_configured_as_mlcommons_does() -> None:
         tree = {"storage": storage, "reader": {"data_loader": loader}}
         workload = check_workload({**with_key("dataset.data_folder", "unet3d"), **tree})
         assert str(workload.data_folder) == "s3://bucket/data/unet3d"
-        assert workload.storage.endpoint_url == tuple(uris["endpoint_uris"] if "endpoint_uris" in storage else ())
+        assert workload.storage.endpoint_url == tuple(
+            uris["endpoint_uris"] if "endpoint_uris" in storage else ()
+        )
         spawned = workload.reader.multiprocessing_context == "spawn"
         assert spawned == (loader == "pytorch")
         assert "storage.use_mpi_endpoint_distribution" in workload.ignored
