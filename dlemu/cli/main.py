@@ -26,7 +26,6 @@ from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.ranks.ending import Interrupts
 from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import PeerError, World
-from dlemu.storage.s3.location import object_path
 from dlemu.terminal import (
     Answer,
     answer,
@@ -200,9 +199,9 @@ class _Job:
         if jobs is None:
             return 1
         if self.name == "predict" and len(jobs) > 1 and "--cfg" not in jobs[0][1].options:
-            from dlemu.cli.jobs import predict_several
+            from dlemu.cli.jobs import predict_all
 
-            return predict_several([workload for workload, _ in jobs], world, jobs[0][1])
+            return predict_all([workload for workload, _ in jobs], world, jobs[0][1])
         statuses = [self._do(workload, parsed, world) for workload, parsed in jobs]
         if len(jobs) > 1 and world.rank == 0 and not {"--cfg", DRY_RUN} & jobs[0][1].options.keys():
             from dlemu.cli.report import show_across
@@ -245,10 +244,10 @@ class _Job:
                 if len(parsed.others) != 1:
                     raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
                 return [(None, parsed)]
-            each = _table(parsed) if self.name == "predict" else _jobs(parsed)
-            jobs = [(self._workload(own, world), own) for own in each]
+            rows = _table(parsed) if self.name == "predict" else _jobs(parsed)
+            jobs = [(self._workload(row, world), row) for row in rows]
             if "--cfg" not in parsed.options:
-                self._begin_log(jobs[0][0].output.log, without_secrets(words))
+                begin_log(jobs[0][0].output.log, [self.name, *without_secrets(words)])
         except DlemuError as error:
             complain(str(error))
             return None
@@ -256,14 +255,6 @@ class _Job:
         if ignored and "--cfg" not in parsed.options:
             say(f"ignored: {', '.join(ignored)}")
         return jobs
-
-    def _begin_log(self, path: str | None, words: Sequence[str]) -> None:
-        try:
-            begin_log(path, [self.name, *words])
-        except OSError as error:
-            raise WorkloadError(
-                f"output.log {path} cannot be written ({error.strerror}); name another file"
-            ) from None
 
     def _workload(self, words: Words, world: World) -> Any:
         from dlemu.config.keys import Job, idle_keys
@@ -327,7 +318,11 @@ class _Job:
             other = words.values.get(key, word)
             if Path(other).absolute() != Path(word).absolute():
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
-        return object_path(word, *keys) if "://" in word else Path(word)
+        if "://" not in word:
+            return Path(word)
+        from dlemu.storage.s3.location import object_path
+
+        return object_path(word, *keys)
 
 
 def _table(words: Words) -> list[Words]:

@@ -14,7 +14,7 @@ from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import read_steps
 from dlemu.judge.summary import Summary
 from dlemu.loaders.cache.forecast import forecast_tier
-from dlemu.sizing.cached import supply_of
+from dlemu.sizing.predict import supply_of
 from tests.lab.commands import ran, small_job, summary_of
 
 
