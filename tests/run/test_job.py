@@ -14,6 +14,7 @@ from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import read_steps
 from dlemu.judge.summary import Summary
 from dlemu.loaders.cache.forecast import forecast_tier
+from dlemu.sizing.predict import supply_of
 from tests.lab.commands import ran, small_job, summary_of
 
 
@@ -138,3 +139,4 @@ def test_one_order_for_all_epochs_gives_a_small_lru_cache_no_hit(tmp_path: Path)
         job = small_job(tmp_path).with_keys(keys)
         planned = forecast_tier(find_dataset(job, Alone()), Alone(), range(1), 1)
         assert [epoch.hit_share > 0 for epoch in planned.epochs] == [False, hits, hits]
+        assert (supply_of(job, origin=1.0, reads=9.0, writes=9.0).hits > 0) is hits
