@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dlemu.config.commands import value_of
 from dlemu.config.model import Workload, load_workload
+from dlemu.config.published import value_of
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.config.commands import command
 from dlemu.config.keys import all_keys
 from dlemu.config.model import Workload, read_by
+from dlemu.config.published import command
 from dlemu.datagen import generate, read_manifest
 from dlemu.datagen.find import named_below
 from dlemu.dataset.layout import Dataset, Layout

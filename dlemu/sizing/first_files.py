@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.config.commands import command
 from dlemu.config.model import Workload
+from dlemu.config.published import command
 from dlemu.datagen import read_manifest
 from dlemu.datagen.find import folders_below
 from dlemu.dataset.layout import Layout, layout_of

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.checkpoint.in_run import planned_in_run
-from dlemu.checkpoint.shares import share_of
+from dlemu.checkpoint.plan import share_of
 from dlemu.config.model import Workload
 from dlemu.datagen import read_manifest
 from dlemu.datagen.find import refuse_other

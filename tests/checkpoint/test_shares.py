@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlemu.checkpoint.shares import (
+from dlemu.checkpoint.plan import (
     Share,
     all_files,
     files_of_rank,

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.checkpoint.outcome import (
     Conditions,
     Entry,
     RankReport,
     dlio_metric,
     entry_of,
-    find_limit,
-    judge,
+    limit_of,
+    verdict_of,
 )
 from dlemu.checkpoint.plan import Plan, planned
-from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.cli.paths import cells_csv
 from dlemu.cli.paths import document_of as paths_document
 from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
@@ -65,7 +65,7 @@ from dlemu.tools.model_load.measure import document_of as load_document
 from dlemu.tools.model_load.measure import find_model
 from dlemu.tools.model_load.reading import Way
 from dlemu.tools.paths.blocks import DataPath
-from dlemu.tools.paths.sweep import Cell
+from dlemu.tools.paths.cells import Cell
 from dlemu.tools.steptime.job import StepTimes
 from dlemu.tools.steptime.measure import Timed
 from dlemu.tools.steptime.preprocessing import Preprocessing
@@ -345,9 +345,9 @@ def _checkpoint() -> dict[str, Any]:
         "checkpoint": {**plan["checkpoint"], **told},
         "metric": dlio_metric(saves, loads, rank_sync=False),
         "measured": {"wear": combine_hosts([])},
-        "limit": find_limit("save", saves, conditions),
-        "load_limit": find_limit("load", loads, conditions),
-        "verdict": judge(saves, loads, _MODEL.checkpoint.max_seconds),
+        "limit": limit_of("save", saves, conditions),
+        "load_limit": limit_of("load", loads, conditions),
+        "verdict": verdict_of(saves, loads, _MODEL.checkpoint.max_seconds),
         "status": "complete",
         "end": _time(120),
     }

@@ -21,7 +21,6 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import RunError, WorkloadError
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import describe
 from dlemu.loaders.dali.device import DeviceReader
 from dlemu.loaders.dali.pipelines import (
     INPUT,
@@ -34,7 +33,7 @@ from dlemu.loaders.dali.pipelines import (
 )
 from dlemu.loaders.dali.readers import DaliReads
 from dlemu.loaders.source import Source
-from dlemu.loaders.steps import Takers
+from dlemu.loaders.steps import Takers, describe
 from dlemu.loaders.threads import ThreadsLoader
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.availability import availability
