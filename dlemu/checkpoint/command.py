@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from dlemu.config.model import Workload
 from dlemu.host.devices import mount_under
 from dlemu.host.limits import host_memory_bytes
 from dlemu.host.observer import HostObserver
-from dlemu.host.place import find_system
+from dlemu.host.place import find_host
 from dlemu.host.wear import WearWatch, combine_hosts
-from dlemu.judge.header import place_fields
 from dlemu.judge.lifecycle import begun, versions
 from dlemu.judge.records import host_file
 from dlemu.judge.summary import time_of_day
@@ -76,11 +74,11 @@ def run_checkpoints(
             folder = stack.enter_context(opened(workload, plan, world, say))
         plan = plan if folder.shared else plan.on_own_hosts()
         with watch.phase("while looking at the host"):
-            system = find_system(target) if world.local_rank == 0 else None
+            system = find_host(target, name=world.host) if world.local_rank == 0 else None
         hosts = world.gather(system)
         if hosts is not None:
-            summary["system"] = [asdict(host) for host in hosts if host is not None]
-            _introduce(summary, workload, plan, folder, world)
+            summary["system"] = [host for host in hosts if host is not None]
+            _introduce(summary, workload, plan, folder)
             record.write()
             on_begin(summary)
         job = CheckpointJob(workload, plan, folder, world=world, watch=watch)
@@ -93,12 +91,9 @@ def run_checkpoints(
     return (record.folder, summary) if world.rank == 0 else None
 
 
-def _introduce(
-    summary: Summary, workload: Workload, plan: Plan, folder: Opened, world: World
-) -> None:
+def _introduce(summary: Summary, workload: Workload, plan: Plan, folder: Opened) -> None:
     """Add to the summary what is known before anything is written."""
-    place = place_fields(folder.path, host=world.host, num_hosts=world.num_hosts)
-    summary |= planned(workload, plan) | {"place": place}
+    summary |= planned(workload, plan)
     summary["checkpoint"] |= {
         "odirect": folder.direct,
         "shared": folder.shared,

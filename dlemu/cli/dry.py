@@ -22,7 +22,8 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DlemuError
-from dlemu.judge.header import introduction, place_fields
+from dlemu.host.place import find_host
+from dlemu.judge.header import introduction
 from dlemu.loaders.cache.forecast import forecast_tier
 from dlemu.loaders.cache.host import check_tier, has_tier
 from dlemu.ranks.world import Alone, World
@@ -191,7 +192,7 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
     fields, drive, rate = planned(workload, plan), workload.drive, None
     folder = workload.checkpoint.checkpoint_folder
     if folder:
-        fields["place"] = place_fields(Path(folder), host=world.host, num_hosts=world.num_hosts)
+        fields["system"] = [find_host(Path(folder), name=world.host)]
     text = render_text(present_plan(fields))
     tell(text)
     if folder:

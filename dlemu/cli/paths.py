@@ -13,7 +13,7 @@ from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, drive_models, short_hash
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
-from dlemu.host.place import find_system
+from dlemu.host.place import find_host
 from dlemu.judge.records import write_text
 from dlemu.judge.summary import time_of_day
 from dlemu.report.in_run import wear_line
@@ -90,7 +90,7 @@ def cells_csv(cells: Sequence[Row]) -> str:
 
 def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:
     """Return the rows of measured cells, in the units of paths.csv."""
-    here = {cell.target: asdict(find_system(Path(cell.target))) for cell in cells}
+    here = {cell.target: find_host(Path(cell.target)) for cell in cells}
     return [
         {
             **asdict(cell),

@@ -35,7 +35,7 @@ CONFIG = "config.yaml"
 UNFINISHED = ("incomplete", "failed")
 """Values of `status` for a run that did not end well: interrupted or killed, or failed."""
 _CONDITIONS = (
-    *("start", "end", "hostname", "num_hosts", "place", "versions", "data_loader", "dataset"),
+    *("start", "end", "hostname", "num_hosts", "system", "versions", "data_loader", "dataset"),
 )
 """Fields of a run's summary that say where and when a search was measured."""
 _ROOM = 1 << 14

@@ -12,8 +12,8 @@ from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
 from dlemu.host.network import machine_name, network_name
 from dlemu.host.observer import HostObserver
+from dlemu.host.place import find_host
 from dlemu.judge.evidence import HostReport, combine
-from dlemu.judge.header import place_fields
 from dlemu.judge.summary import Summary
 from dlemu.judge.sums import Sums
 from dlemu.ranks.world import World
@@ -93,5 +93,5 @@ class WatchedFolder:
                 "how many bytes came from memory is not known: a batch tells its bytes in memory; "
                 "Meter(sample_bytes=) gives those of a sample in the files"
             ]
-        place = place_fields(self._folder, host=world.host, num_hosts=world.num_hosts)
-        return Summary(place=place, measured=measured, notes=notes)
+        system = [find_host(self._folder, name=world.host)]
+        return Summary(system=system, measured=measured, notes=notes)

@@ -1,6 +1,6 @@
 """What each worker is doing now, and how long its reads took, in memory shared with others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 
 import numpy as np
@@ -54,6 +54,11 @@ class Activity:
                 text = f"worker {worker} of accelerator {accelerator} {_WORDS[int(what)]}{path}"
                 lines.append((since, text))
         return lines
+
+
+def sum_of(activities: Iterable[Activity]) -> NDArray[np.float64]:
+    """Return the reads in each bin over several tables."""
+    return sum((each.read_counts() for each in activities), np.zeros(NUM_BINS))
 
 
 def describe(busy: list[tuple[float, str]], most: int = 8) -> str:

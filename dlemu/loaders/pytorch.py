@@ -29,7 +29,7 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DlemuError, RunError
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import Activity, describe
+from dlemu.loaders.activity import Activity, describe, sum_of
 from dlemu.loaders.descriptors import make_room
 from dlemu.loaders.pipes import SharedMemory, Starter
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
@@ -91,7 +91,7 @@ class PyTorchLoader:
         self._starter.close()
 
     def read_counts(self) -> NDArray[np.float64]:
-        return np.sum([workers.shared.activity.read_counts() for workers in self._workers], axis=0)
+        return sum_of(workers.shared.activity for workers in self._workers)
 
     def memory(self) -> list[NDArray[np.uint8]]:
         shared = [workers.shared for workers in self._workers]

@@ -28,7 +28,7 @@ from dlemu.errors import RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.host.limits import usable_cpus
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import Activity, describe
+from dlemu.loaders.activity import Activity, describe, sum_of
 from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, StepCollector, Window
@@ -215,7 +215,7 @@ class ThreadsLoader:
         return sum((stream.reader.gets for stream in streams), GetCounts())
 
     def read_counts(self) -> NDArray[np.float64]:
-        return np.sum([activity.read_counts() for activity in self._activities], axis=0)
+        return sum_of(self._activities)
 
     def memory(self) -> list[NDArray[np.uint8]]:
         return [column.slots.data for column in self._columns if column.slots is not None]

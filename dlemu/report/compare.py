@@ -31,8 +31,6 @@ from dlemu.report.stored import ANSWER, Stored, read_result
 from dlemu.units import counted, each_once
 
 _PATHS = PATH_KEYS | {"size.targets"}
-_IN_SYSTEM = {"host", "num_hosts", "device", "model", "firmware", "memory_bytes"}
-"""Fields of `place` that `system` has of every host."""
 _OF_A_RUN = ("au_percentage", "samples_per_second", "read_bytes_per_second", "page_cache_share")
 _RATES = (
     "samples_per_second",
@@ -437,13 +435,10 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
     hosts = summary.get("system") or [{"host": summary.get("hostname", "")}]
     facts = {f"num_{what}": str(summary.get(f"num_{what}", "")) for what in ("ranks", "hosts")}
     for name in dict.fromkeys(name for host in hosts for name in host if name != "drives"):
-        facts[f"system.{name}"] = each_once(host.get(name, "") for host in hosts)
+        facts[f"system.{name}"] = each_once(str(host.get(name, "")) for host in hosts)
     drives = [drive for host in hosts for drive in host.get("drives", ())]
     for name in dict.fromkeys(name for drive in drives for name in drive):
         facts[f"drives.{name}"] = each_once(drive.get(name, "") for drive in drives)
-    for name, value in (summary.get("place") or {}).items():
-        if name not in _IN_SYSTEM:
-            facts[f"place.{name}"] = str(value)
     for name, value in (summary.get("versions") or {}).items():
         if name != "kernel" or "system.kernel" not in facts:
             facts[f"versions.{name}"] = str(value)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dlemu.judge.header import dataset_text, host_text, storage_text
+from dlemu.judge.header import dataset_text, drives_text, host_text, place_of, storage_text
 from dlemu.units import counted, each_once
 
 Summary = Mapping[str, Any]
@@ -12,11 +12,11 @@ Summary = Mapping[str, Any]
 
 def facts_of(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield names and values, "" where a value is not known."""
-    place = summary.get("place") or {}
+    place = place_of(summary)
     yield "measured", date_of(summary, long=True)
     yield "host", _host(summary, place)
     yield "storage", storage_text(place) if "file_system" in place else _devices(summary, place)
-    yield "firmware", str(place.get("firmware") or "")
+    yield "firmware", drives_text(place, "firmware")
     yield "dataset", dataset_text(summary.get("dataset") or {})
     yield "loader", _loader(summary)
     versions = summary.get("versions") or {}
@@ -39,8 +39,8 @@ def date_of(summary: Summary, *, long: bool = False) -> str:
 
 def drive_name(summary: Summary, folder: str) -> str:
     """Return what a title calls the storage: the drive's model, else its device and the folder."""
-    place = summary.get("place") or {}
-    if model := place.get("model"):
+    place = place_of(summary)
+    if model := drives_text(place, "model"):
         return f"{model} ({folder})"
     devices = _devices(summary, place)
     return f"{folder} ({devices})" if devices else folder
@@ -48,21 +48,21 @@ def drive_name(summary: Summary, folder: str) -> str:
 
 def _host(summary: Summary, place: Summary) -> str:
     measured: Summary = next(iter((summary.get("measured") or {}).get("hosts") or ()), {})
-    known = {"host": summary.get("hostname"), "num_hosts": summary.get("num_hosts")}
-    known["cpus"] = measured.get("usable_cpus")
-    return host_text(known | {key: value for key, value in place.items() if value})
+    known = {"host": summary.get("hostname"), "cpus": measured.get("usable_cpus")}
+    known |= {key: value for key, value in place.items() if value}
+    return host_text(known, summary.get("num_hosts"))
 
 
 def _devices(summary: Summary, place: Summary) -> str:
     hosts = (summary.get("measured") or {}).get("hosts") or ()
-    return str(place.get("device") or each_once(host.get("device") for host in hosts))
+    return drives_text(place, "name") or each_once(host.get("device") for host in hosts)
 
 
 def _loader(summary: Summary) -> str:
     parts = [summary.get("data_loader")]
     if parts[0] and (reader := summary.get("reader")):
         parts.append(f"{counted(reader['read_threads'], 'worker')} for each accelerator")
-        if (summary.get("place") or {}).get("file_system") == "s3":
+        if place_of(summary).get("file_system") == "s3":
             parts.append(f"{reader['gets_in_flight']} GETs in flight each")
         else:
             ways = {

@@ -5,6 +5,7 @@ from statistics import fmean
 
 from dlemu.host.wear import WearFields, has_writes
 from dlemu.judge.bottleneck import latencies
+from dlemu.judge.header import place_of
 from dlemu.report.blocks import Document
 from dlemu.report.plot import Look, Plot, axis_from_zero, axis_of_numbers, dotted
 from dlemu.terminal import is_verbose
@@ -35,7 +36,7 @@ def host_lines(document: Document) -> Iterator[str]:
         yield _path(measured["path"], measured["path_bytes"])
     if "status" not in document and measured:
         yield _storage(measured)
-    yield from _network(document.get("place") or {}, measured.get("hosts") or ())
+    yield from _network(place_of(document), measured.get("hosts") or ())
     yield from _start(measured.get("hosts") or ())
     if requests := measured.get("objects"):
         yield _objects(requests)

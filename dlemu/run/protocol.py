@@ -112,8 +112,9 @@ def _checked(workload: Workload, world: World) -> Workload:
 
 def _add(summary: RunsSummary, name: str, run: Summary) -> None:
     """Add one more run to the summary."""
-    for field in ("place", "dataset", "hostname", "data_loader", "reader", "versions"):
+    for field in ("system", "num_hosts", "dataset", "hostname", "data_loader", "reader"):
         summary[field] = run[field]
+    summary["versions"] = run["versions"]
     row, rows = row_of(name, run), summary["runs"]
     if rows:
         ended = datetime.fromisoformat(rows[-1]["end"])

@@ -33,7 +33,7 @@ def test_reads_are_told_where_ranges_or_records_are_read() -> None:
 def lines_of(hosts: list[dict[str, Any]], *, in_memory: bool = False) -> list[str]:
     """Return what a run's report says of its hosts."""
     place = {"in_memory": in_memory}
-    document = {"status": "complete", "place": place, "measured": {"hosts": hosts}}
+    document = {"status": "complete", "system": [place], "measured": {"hosts": hosts}}
     return list(host_lines(document))
 
 

@@ -74,28 +74,20 @@ from tests.lab.limits import limit_lines
 
 GIB = 1 << 30
 DATA = "/mnt/d1/unet3d"
-PLACE: Any = {
-    "file_system": "xfs",
-    "mount": "/mnt/d1",
-    "source": "/dev/nvme1n1",
-    "device": "nvme1n1",
-    "model": "SSD <7450>",
-    "firmware": "E2MU200",
-    "size_bytes": 3_840_755_982_336,
-    "is_root": False,
-    "in_memory": False,
-    "host": "node1",
-    "num_hosts": 1,
-    "cpus": 16.0,
-    "memory_bytes": 256 * GIB,
-}
 SYSTEM: Any = {
     "host": "node1",
     "kernel": "6.8.0",
     "cpu": "A CPU of 16 cores",
     "governor": "performance",
+    "cpus": 16.0,
     "memory_bytes": 256 * GIB,
+    "file_system": "xfs",
+    "mount": "/mnt/d1",
+    "source": "/dev/nvme1n1",
     "mount_options": "rw,noatime",
+    "is_root": False,
+    "in_memory": False,
+    "memory": "",
     "drives": [
         {
             "name": "nvme1n1",
@@ -192,7 +184,6 @@ def store_run(
         ignored=[],
         notes=[],
         versions=VERSIONS,
-        place=PLACE,
         system=[SYSTEM],
         dataset={"folder": DATA, "format": "npz", "num_files": 3500, "num_bytes": 5.1e11},
     )
@@ -236,7 +227,8 @@ def store_runs(folder: Path) -> None:
         label="MLPerf-Storage-style, not an MLPerf result",
         division="open",
         workload="unet3d_h100",
-        place=first["place"],
+        system=first["system"],
+        num_hosts=1,
         dataset=first["dataset"],
         start=_time(0),
         runs=rows,
@@ -340,7 +332,6 @@ def _checkpoint() -> dict[str, Any]:
         "ignored": [],
         "notes": [],
         "versions": VERSIONS,
-        "place": PLACE,
         "system": [SYSTEM],
         **plan,
         "checkpoint": {**plan["checkpoint"], **told},
