@@ -45,6 +45,7 @@ from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.datagen.content import Content
+from dlemu.storage.extents import extent_reader
 from dlemu.storage.pagecache import drop
 from tests.lab import warm
 from tests.lab.drives import own_drive
@@ -112,7 +113,8 @@ def write_ours(
 def read_ours(folder: Path, direct: bool, sample: Iterator[int]) -> Cost:
     with contextlib.ExitStack() as stack:
         readers = [
-            stack.enter_context(Reader(piece_bytes=PIECE, direct=direct)) for _ in range(FILES)
+            stack.enter_context(Reader(extent_reader(direct=direct, piece_bytes=PIECE)))
+            for _ in range(FILES)
         ]
         pool = stack.enter_context(ThreadPoolExecutor(FILES))
         begin, cpu = time.perf_counter(), cpu_of_self()

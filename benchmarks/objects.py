@@ -31,9 +31,9 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.formats import format_of
 from dlemu.loaders import TellsGets, open_loader
-from dlemu.loaders.objects import RANGE_BYTES, WHOLE_BYTES
 from dlemu.ranks.world import Alone
 from dlemu.storage.s3.location import ObjectPath
+from dlemu.storage.s3.objects import RANGE_BYTES, WHOLE_BYTES
 from dlemu.storage.s3.store import store_of
 
 SHAPES: dict[str, tuple[str, dict[str, object]]] = {

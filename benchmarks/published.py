@@ -15,15 +15,17 @@ that pass: where AU is above the threshold, N x AU / threshold says how many mor
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from benchmarks.published_cells import (
     CEILING,
+    CORES,
     SHARE,
     Cell,
     Fit,
     OneHost,
     core_seconds,
+    drive_shares,
     fit,
     largest_overhead,
     off,
@@ -37,7 +39,7 @@ from benchmarks.published_cells import (
 from benchmarks.published_training import Minutes, fit_efficiency, read_minutes
 from dlemu.host.wear import sustained
 from dlemu.sizing.calibration_file import ERROR
-from dlemu.sizing.formula import Prediction, predict
+from dlemu.sizing.formula import Prediction, Published, predict
 
 
 def close(predicted: int, published: int) -> bool:
@@ -106,7 +108,7 @@ def print_fit(fitted: Fit) -> None:
         print(f"- {name}: {', '.join(of_cells)}")
 
 
-def _holds(prediction: Prediction, number: int) -> bool:
+def _holds(prediction: Prediction | Published, number: int) -> bool:
     return prediction.low <= number and (prediction.high is None or number <= prediction.high)
 
 
@@ -133,26 +135,45 @@ def print_one_host(cells: Sequence[Cell], results: Sequence[OneHost]) -> None:
     print("\nCore seconds of the host for a GB, DLIO, results of one host:")
     for name, (least, most) in core_seconds(cells, results).items():
         print(f"- {name}: from {least:.2f} to {most:.2f}")
-    print("\n| drive | cores | workload | N | predicted | range | | with the host's cores |")
+    low, high, left_out = drive_shares(cells, results)
+    print(
+        f"\nShares of their datasheets that drives give to DLIO: {low:.2f} to {high:.2f}, without "
+        f"{', '.join(left_out)}"
+    )
+    print("\n| drive | cores | workload | N | predicted | range | | published DLIO run |")
     print("|---|--:|---|--:|--:|---|---|---|")
-    hits = 0
     held_out = [result for result in results if result.drive is not None]
-    for result in held_out:
-        alone, hosted = result.predict(dlio=False), result.predict(dlio=True)
-        cores = f"{hosted.low} to {hosted.high}, {hosted.published_figure}"
-        hit = _holds(alone, result.accelerators)
-        hits += hit
+    alone, runs = zip(*(result.predict() for result in held_out), strict=True)
+    for result, datasheet, run in zip(held_out, alone, runs, strict=True):
         assert result.drive is not None
+        missed = "" if _holds(datasheet, result.accelerators) else "missed"
         print(
             f"| {result.drive.name} | {result.cores} | {result.workload.name} | "
-            f"{result.accelerators} | {alone.num_accelerators} | {alone.low} to {alone.high} | "
-            f"{'' if hit else 'missed'} | {cores} |"
+            f"{result.accelerators} | {datasheet.num_accelerators} | {datasheet.low} to "
+            f"{datasheet.high} | {missed} | {run.num_accelerators}, {run.low} to {run.high}, "
+            f"{run.figure} |"
         )
-    print(f"\nIn the printed range: {hits} of {len(held_out)} results on drives never fitted to.")
+    numbers = [result.accelerators for result in held_out]
+    print(
+        f"\nResults on drives never fitted to: datasheet {_in_range(alone, numbers)}; published "
+        f"run {_in_range(runs, numbers)}"
+    )
+    cell_runs, passing = [cell.published for cell in cells], [cell.passing for cell in cells]
+    print(
+        f"The {len(cells)} cells on a host of {CORES} cores: published run "
+        f"{_in_range(cell_runs, passing)}"
+    )
+
+
+def _in_range(ranges: Sequence[Prediction | Published], numbers: Sequence[int]) -> str:
+    """Return how many of the numbers are in their ranges, and how wide these are."""
+    hits = sum(map(_holds, ranges, numbers))
+    widths = [found.high - found.low for found in ranges if found.high is not None]
+    return f"{hits} of {len(numbers)} in range, ranges {fmean(widths):.1f} wide in the mean"
 
 
 def print_endurance() -> None:
-    """Print the write rates that published drives sustain, beside those of `dlemu wear`."""
+    """Print the write rates that published drives sustain, beside `dlemu doctor --wear`."""
     print("\nWrite rate that wears a drive out in its years (decimal: 1 PB = 10^15 bytes):")
     print("| drive | PBW | written | published | decimal, MB/s | binary, MiB/s |")
     print("|---|--:|--:|--:|--:|--:|")

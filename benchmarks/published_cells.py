@@ -16,8 +16,16 @@ from statistics import fmean, median
 from dlemu.config.compose import read_yaml
 from dlemu.config.model import Drive, Workload, load_workload
 from dlemu.sizing.cached import predict_cached
-from dlemu.sizing.calibration_file import Calibration
-from dlemu.sizing.formula import Prediction, PredictionInput, PublishedHost, predict
+from dlemu.sizing.calibration_file import ERROR, Calibration
+from dlemu.sizing.formula import (
+    DLIO_CORE_SECONDS,
+    Prediction,
+    PredictionInput,
+    Published,
+    host_with_dlio,
+    predict,
+    published,
+)
 
 TABLE = Path(__file__).parent / "data" / "mlperf_storage_v1.0_published.csv"
 ONE_HOST = Path(__file__).parent / "data" / "mlperf_storage_v1.0_one_host.csv"
@@ -60,6 +68,11 @@ class Cell:
     def real_accelerators(self) -> float:
         """Where AU would meet the threshold if the storage or the host were the limit."""
         return self.accelerators * self.au_percentage / self.job.threshold
+
+    @property
+    def published(self) -> Published:
+        """What a published run on this host would show."""
+        return published(self.job, host_of(load_workload(WORKLOADS[self.workload]), CORES), CORES)
 
     @property
     def read_bytes_per_second(self) -> float:
@@ -113,12 +126,18 @@ class OneHost:
         """What a GB takes of the host at most: other things than its cores may be the limit."""
         return self.cores / (self.read_bytes_per_second / 1e9)
 
-    def predict(self, *, dlio: bool) -> Prediction:
-        """Return the prediction from the datasheet alone, or with this host's cores as well."""
+    def predict(self) -> tuple[Prediction, Published]:
+        """Return what the drive feeds by its datasheet, and what a published run would show."""
         assert self.drive is not None
         job = PredictionInput.of(self.workload, self.drive)
-        host = PublishedHost.of(self.workload.dataset.format, self.cores) if dlio else None
-        return predict(replace(job, published_host=host))
+        return predict(job), published(job, host_of(self.workload, self.cores), self.cores)
+
+
+def host_of(workload: Workload, cores: int) -> tuple[float, float]:
+    """Return the least and the most bytes per second of a host of so many cores with DLIO."""
+    host = host_with_dlio(workload, cores)
+    assert host is not None, "the formats of all these results are known"
+    return host
 
 
 def read_cells() -> list[Cell]:
@@ -244,23 +263,54 @@ def largest_overhead(cells: Sequence[Cell]) -> float:
 def core_seconds(
     cells: Sequence[Cell], one_host: Sequence[OneHost]
 ) -> dict[str, tuple[float, float]]:
-    """Return, by format, the host's core seconds that a GB takes with DLIO.
+    """Return, as DLIO_CORE_SECONDS, the host's core seconds that a GB takes with DLIO.
 
     The least over all results of one host; the most over those that drives of ample rate fed.
     """
     hosts = fit(cells).host_read_bytes_per_second
-    found: dict[str, tuple[float, float]] = {}
-    for name in ("npz", "tfrecord"):
-        fed = [
-            CORES / (rate / 1e9)
-            for published, rate in hosts.items()
-            if load_workload(WORKLOADS[published]).dataset.format == name
-        ]
-        seen = [
-            host.core_seconds_per_gb for host in one_host if host.workload.dataset.format == name
-        ]
-        found[name] = min(seen), max(fed)
-    return found
+    fed: dict[str, list[float]] = {kind: [] for kind in DLIO_CORE_SECONDS}
+    seen: dict[str, list[float]] = {kind: [] for kind in DLIO_CORE_SECONDS}
+    for name, rate in hosts.items():
+        fed[_kind(load_workload(WORKLOADS[name]))].append(CORES / (rate / 1e9))
+    for host in one_host:
+        seen[_kind(host.workload)].append(host.core_seconds_per_gb)
+    return {kind: (min(seen[kind]), max(fed[kind])) for kind in DLIO_CORE_SECONDS}
+
+
+def _kind(workload: Workload) -> str:
+    """Return the key of DLIO_CORE_SECONDS."""
+    dataset = workload.dataset
+    many = dataset.format == "tfrecord" and dataset.num_samples_per_file > 1
+    return f"{dataset.format}, many" if many else dataset.format
+
+
+def drive_shares(
+    cells: Sequence[Cell], one_host: Sequence[OneHost]
+) -> tuple[float, float, list[str]]:
+    """Return between which shares of their datasheets drives must be taken to give.
+
+    So that the range of a published run (`Published`) has each published number that the host does
+    not limit: it is the least share with which one more would pass, and the most that is needed.
+    And the results that are left out: they are outside the range of a datasheet (ERROR), too.
+    """
+    results = [
+        (cell.name, cell.passing, cell.job, host_of(load_workload(WORKLOADS[cell.workload]), CORES))
+        for cell in cells
+    ]
+    for result in one_host:
+        if result.drive is not None:
+            job = PredictionInput.of(result.workload, result.drive)
+            name = f"{result.system} {result.workload.name}"
+            results.append((name, result.accelerators, job, host_of(result.workload, result.cores)))
+    lows, highs, left_out = [], [], []
+    for name, number, job, (slowest, _) in results:
+        one = job.threshold / 100 * job.demand
+        whole = job.num_drives * job.drive_read_bytes_per_second
+        highs.append(number * one / whole)
+        if slowest / one >= number + 1:
+            low = (number + 1) * one / whole
+            (left_out.append(name) if low < 1 - ERROR else lows.append(low))
+    return min(lows), max(highs), left_out
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,11 @@ class Assembly(Sink):
     def write(self, data: bytes) -> None:
         self._copy(np.frombuffer(data, np.uint8))
 
+    def content(self, sample: int, num_bytes: int) -> NDArray[np.uint8]:
+        out = np.empty(num_bytes, np.uint8)
+        self._content.fill(out, sample)
+        return out
+
     def payload(self, sample: int, num_bytes: int, crc: Crc | None = None, value: int = 0) -> int:
         done, seed = 0, value
         # The payload's own CRC-32C is also most of the file's; to read it twice takes longer.

@@ -123,4 +123,6 @@ def _stored(folder: Path) -> tuple[Recipe, str | None] | None:
 
 
 def _unknown(why: str) -> WorkloadError:
-    return WorkloadError(f"{why}; add workload=NAME (dlemu workloads lists them) or a file.yaml")
+    return WorkloadError(
+        f"{why}; add workload=NAME (dlemu help workloads lists them) or a file.yaml"
+    )

@@ -45,6 +45,9 @@ _KEYS = {
     "listed": "dataset.record_length_bytes_distribution (sizes)",
     "columns": "dataset.parquet.columns",
     "row_group_size": "dataset.parquet.row_group_size",
+    "num_parts": "dataset.num_dset_per_record",
+    "chunks": "dataset.chunk_dims",
+    "compression": "dataset.compression",
 }
 """The workload's keys by the fields that they decide."""
 
@@ -67,6 +70,9 @@ class StoredRecipe(Section):
     listed: Annotated[tuple[Count, ...], Field(strict=False, max_length=100_000)]
     columns: Annotated[tuple[ColumnSection, ...], Field(strict=False, max_length=10_000)]
     row_group_size: Annotated[int, Field(ge=0, le=_MOST_SAMPLES)]
+    num_parts: Count = 1
+    chunks: Annotated[tuple[Count, ...], Field(strict=False, max_length=MOST_AXES)] | None = None
+    compression: Literal["none", "gzip"] = "none"
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -85,23 +91,20 @@ class Recipe:
 
     layout: Layout
     element_type: str
-    dims: tuple[int, ...]
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
         """Return the recipe of a workload's dataset."""
         dataset = workload.dataset
         layout = layout_of(workload)
-        # Bytes are counted there, not elements.
-        if layout.columns or layout.element_bytes != dataset.element_bytes:
-            return cls(layout, "uint8", ())
-        return cls(layout, dataset.record_element_type, dataset.record_dims)
+        counts_bytes = layout.columns or layout.element_bytes != dataset.element_bytes
+        return cls(layout, "uint8" if counts_bytes else dataset.record_element_type)
 
     def file_samples(self, file: int) -> FileSamples:
         """Return the samples of one file."""
         dtype = np.dtype(self.element_type)
         samples = self.layout.samples_of(file)
-        return FileSamples(samples, self.sizes(file), dtype, self.dims)
+        return FileSamples(samples, self.sizes(file), dtype, self.layout.dims)
 
     def sizes(self, file: int) -> Samples:
         """Return the payload bytes of a file's samples, int64 (samples,)."""
@@ -116,9 +119,7 @@ class Recipe:
     def to_tree(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON."""
         tree = dataclasses.asdict(self.layout)
-        tree["listed"] = list(self.layout.listed)
-        tree["columns"] = [column.model_dump() for column in self.layout.columns]
-        return tree | {"element_type": self.element_type, "dims": list(self.dims)}
+        return _plain(tree) | {"element_type": self.element_type}
 
     @classmethod
     def stored(cls, stored: StoredRecipe) -> Self:
@@ -128,8 +129,9 @@ class Recipe:
             ValueError: the fields contradict each other.
         """
         tree = {name: getattr(stored, name) for name in type(stored).model_fields}
-        element_type, dims = tree.pop("element_type"), tree.pop("dims")
+        element_type = tree.pop("element_type")
         layout = Layout(**tree)
+        dims = layout.dims
         if layout.num_samples > _MOST_SAMPLES:
             raise ValueError(f"{layout.num_samples} samples are more than a dataset has")
         try:
@@ -147,7 +149,7 @@ class Recipe:
             check_layout(layout)
         except (WorkloadError, ArithmeticError) as error:
             raise ValueError(str(error)) from None
-        return cls(layout, element_type, dims)
+        return cls(layout, element_type)
 
     def of_files(self, num_files: int) -> "Recipe":
         """Return the recipe of a dataset with more or fewer files of the same samples."""
@@ -189,7 +191,7 @@ class Recipe:
         """Return the workload's keys, with values, that make these fields fit this recipe."""
         own, keys = self.to_tree(), set(names)
         sizes = {"dims", "mean_bytes", "stdev_bytes"}
-        if self.dims and keys & sizes:
+        if self.layout.dims and keys & sizes:
             keys = keys - sizes | {"dims"}  # which decide the sizes
         elif "dims" in keys:
             keys |= sizes
@@ -201,7 +203,7 @@ class Recipe:
         """Return "6 npz files img_* of 1 sample, mean 5,000 bytes, uint8, seed 0"."""
         layout = self.layout
         stdev = f" (stdev {layout.stdev_bytes:,.0f})" if layout.stdev_bytes else ""
-        shape = f" of shape {list(self.dims)}" if self.dims else ""
+        shape = f" of shape {list(layout.dims)}" if layout.dims else ""
         return (
             f"{layout.num_files:,} {layout.format} files {layout.prefix}_* of "
             f"{counted(layout.samples_per_file, 'sample')}{shape}, "
@@ -214,4 +216,5 @@ def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
     columns = [
         column if isinstance(column, dict) else column.model_dump() for column in tree["columns"]
     ]
-    return {**tree, "columns": columns, "listed": list(tree["listed"])}
+    lists = {key: [*value] for key, value in tree.items() if isinstance(value, tuple)}
+    return {**tree, **lists, "columns": columns}

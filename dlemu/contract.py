@@ -1,30 +1,43 @@
-"""What a file format must do, tried on files of every kind.
+"""What a file format and a loader must do, tried on small files and datasets.
 
     python -m dlemu.contract mypackage.mymodule
 
-Each line that it prints is a promise of `dlemu.formats.Format` that is not kept; the exit status is
-then 1. The formats of the house are held to the same.
+Each line that it prints is a promise of `dlemu.formats.Format` or of `dlemu.loaders.Loader` that is
+not kept; the exit status is then 1. Those of the house are held to the same.
 """
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.config.model import Workload, check_workload
+from dlemu.config.sections import LOADERS
+from dlemu.datagen import generate
 from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
+from dlemu.dataset.layout import Dataset
+from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.errors import DatasetError, in_short
 from dlemu.formats import FORMATS, FileSamples, Format, Places
 from dlemu.formats.format import Checksum
+from dlemu.loaders import Batch, Loader, open_loader
+from dlemu.ranks.world import Alone
 from dlemu.storage.counted import CountedFile
 from dlemu.terminal import say
 from dlemu.units import PAGE_BYTES
+
+_Used = TypeVar("_Used")
 
 _SEED = 11
 _SINGLE = (1, 2, 100, 127, 128, 4095, 4096, 16_383, 114_660, 150_528, 1_048_577, 2_828_486)
@@ -148,7 +161,9 @@ class _Case:
         self.num_bytes, _ = write_file(self.path, self.format, self.file)
         self.data = self.path.read_bytes()
         numbered = zip(self.file.samples.tolist(), self.file.sizes.tolist(), strict=True)
-        self.content = [content(sample, size) for sample, size in numbered]
+        self.content = [
+            self.format.stored(content(sample, size), size) for sample, size in numbered
+        ]
 
     @property
     def known(self) -> Places:
@@ -177,7 +192,10 @@ def _starts(case: _Case) -> bool:
 
 def _is_parsed(case: _Case) -> bool:
     parsed = case.format.parse(CountedFile(str(case.path)), len(case.content))
-    found = [bytes(parsed.sample(place)) for place in range(len(case.content))]
+    found = [
+        case.format.stored(bytes(parsed.sample(place)), size)
+        for place, size in enumerate(case.file.sizes.tolist())
+    ]
     parsed.close()
     return found == case.content
 
@@ -250,18 +268,167 @@ def _refused(call: Callable[[], object]) -> bool:
     return False
 
 
+@dataclass
+class _Reading:
+    """A dataset that a loader reads for two accelerators."""
+
+    workload: Workload
+
+    @classmethod
+    def of(cls, folder: Path, loader: str, dataset: Mapping[str, Any]) -> "_Reading":
+        """Write a dataset into a folder, and return it."""
+        place = {"data_folder": str(folder / dataset["format"]), "seed": _SEED}
+        reader = {"data_loader": loader, "batch_size": 3, "read_threads": 2}
+        workload = check_workload({"dataset": place | dict(dataset), "reader": reader})
+        generate(workload, world=Alone())
+        return cls(workload)
+
+    def open(self, *, keep: int = 1) -> Loader:
+        return open_loader(Dataset.of(self.workload), accelerators=range(2), keep=keep)
+
+    def plan(self, epoch: int) -> EpochPlan:
+        layout = Dataset.of(self.workload).layout
+        return make_plan(self.workload, layout, num_accelerators=2, epoch=epoch)
+
+    def read(self, use: Callable[[Batch], _Used], *, keep: int = 1) -> list[_Used]:
+        """Return what a use of each batch of two epochs has given."""
+        with closing(self.open(keep=keep)) as loader:
+            return [
+                use(batch)
+                for epoch in range(2)
+                for batches in loader.epoch(epoch, self.plan(epoch))
+                for batch in batches
+            ]
+
+    def bytes_of(self, batch: Batch) -> list[bytes]:
+        sizes = Dataset.of(self.workload).layout.sizes(batch.samples).tolist()
+        return list(map(content, batch.samples.tolist(), sizes))
+
+
+def _is_in_order(reading: _Reading) -> bool:
+    """An epoch's plan has each sample once."""
+    found = reading.read(lambda b: (b.epoch, b.step, b.accelerator, b.samples.tolist()))
+    plans = [reading.plan(epoch) for epoch in range(2)]
+    return found == [
+        (epoch, step, accelerator, plan.samples[step, accelerator].tolist())
+        for epoch, plan in enumerate(plans)
+        for step in range(plan.num_steps)
+        for accelerator in range(2)
+    ]
+
+
+def _has_the_bytes(reading: _Reading) -> bool:
+    def is_right(batch: Batch) -> bool:
+        return [array.tobytes() for array in batch.arrays or ()] == reading.bytes_of(batch)
+
+    return all(reading.read(is_right))
+
+
+def _counts(reading: _Reading) -> bool:
+    def count(batch: Batch) -> tuple[int, int]:
+        return batch.num_bytes, sum(map(len, reading.bytes_of(batch)))
+
+    read, used = map(sum, zip(*reading.read(count, keep=0), strict=True))
+    return read >= 0.9 * used
+
+
+def _goes_on(reading: _Reading) -> bool:
+    with closing(reading.open()) as loader:
+        epoch = loader.epoch(0, reading.plan(0))
+        next(epoch)
+        getattr(epoch, "close", lambda: None)()
+        again = list(loader.epoch(1, reading.plan(1)))
+    return [batch.epoch for batch in again[0]] == [1, 1]
+
+
+def _ends(reading: _Reading) -> bool:
+    """Whether all ends in time, in the middle of an epoch too."""
+    before = {*threading.enumerate()}
+    loader = reading.open()
+    epoch = loader.epoch(0, reading.plan(0))
+    next(epoch)
+    pids = loader.pids()
+    loader.close()
+    loader.close()
+    del epoch, loader
+    end = time.monotonic() + _END_SECONDS
+    while time.monotonic() < end:
+        if {*threading.enumerate()} <= before and not any(map(_is_there, pids)):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _refuses_cut_files(reading: _Reading) -> bool:
+    files = [path for path in reading.workload.data_folder.glob("train/*") if path.is_file()]
+    whole = {path: path.stat().st_size for path in files}
+    for path, size in whole.items():
+        os.truncate(path, size // 2)
+    try:
+        return _refused(lambda: reading.read(lambda batch: None))
+    finally:
+        for path in files:
+            path.unlink()
+        generate(reading.workload, world=Alone())
+
+
+_OF_LOADERS: dict[str, Callable[[_Reading], bool]] = {
+    "`epoch` yields the plan's batches in its order, each sample once": _is_in_order,
+    "a batch has its samples' bytes": _has_the_bytes,
+    "`num_bytes` counts what is read, also where keep=0 drops it": _counts,
+    "`epoch` may be closed early, and the next one begun": _goes_on,
+    "`close` ends all threads and processes, and may be called again": _ends,
+    "a file that was cut is refused": _refuses_cut_files,
+}
+_DATASETS: tuple[dict[str, object], ...] = (
+    {"format": "npz", "num_files_train": 26, "record_length_bytes_stdev": 9000.0},
+    {"format": "npy", "num_files_train": 6, "num_samples_per_file": 5},
+    {"format": "tfrecord", "num_files_train": 4, "num_samples_per_file": 7},
+)
+_END_SECONDS = 60.0
+
+
+def loader_faults(name: str, folder: Path) -> Iterator[str]:
+    """Yield what is wrong with a loader, one line each; datasets are written into `folder`."""
+    broken = set[str]()
+    for dataset in _DATASETS:
+        reading = _Reading.of(folder, name, dataset)
+        for promise in [each for each in _OF_LOADERS if each not in broken]:
+            if why := _why_not(partial(_OF_LOADERS[promise], reading)):
+                broken.add(promise)
+                yield f"{promise}: not of {dataset['format']} files{why.removesuffix(' and more')}"
+
+
 def main(names: Sequence[str]) -> int:
-    """Print what is wrong with each format; return the exit status."""
+    """Print what is wrong with each format and loader; return the exit status."""
     found = []
     for name in names:
-        try:
-            with TemporaryDirectory() as folder:
-                found += [f"{name}: {fault}" for fault in faults(FORMATS[name], Path(folder))]
-        except ValueError as error:
-            why = str(error).removeprefix(f"={name} ").partition("; python -m")[0]
-            found.append(f"{name}: {why}")
+        with TemporaryDirectory() as folder:
+            found += [f"{name}: {fault}" for fault in _faults(name, Path(folder))]
     say("\n".join(found or [f"{name}: sound" for name in names]))
     return 1 if found or not names else 0
+
+
+def _faults(name: str, folder: Path) -> Iterator[str]:
+    """Yield what is wrong with all parts of a name: a module may hold a format and a loader."""
+    unknown = []
+    for registry, of_kind in ((FORMATS, _of_format), (LOADERS, loader_faults)):
+        try:
+            registry[name]
+        except ValueError as error:
+            unknown.append(str(error).removeprefix(f"={name} ").partition("; python -m")[0])
+        else:
+            yield from of_kind(name, folder)
+    if len(unknown) == 2:
+        yield unknown[0]
+
+
+def _of_format(name: str, folder: Path) -> Iterator[str]:
+    return faults(FORMATS[name], folder)
 
 
 if __name__ == "__main__":

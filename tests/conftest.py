@@ -1,6 +1,7 @@
 """What all tests begin with, and which of them are quick."""
 
 import _thread
+import gc
 import multiprocessing.util
 import signal
 import sys
@@ -58,6 +59,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     """Fork the server of commands while no test has changed anything; quick tests need none."""
     if not session.items or session.config.option.collectonly:
         return
+    gc.freeze()  # what was imported stays, so no collection has to look at it
     if session.config.option.markexpr == "quick":
         sys.addaudithook(_leave_at_a_start)
         multiprocessing.util.spawnv_passfds = _leave  # type: ignore[assignment]

@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dlemu.cli.main import run
-from dlemu.contract import faults, main
+from dlemu.config.sections import LOADERS
+from dlemu.contract import _OF_LOADERS, faults, main
 from dlemu.datagen import generate, read_manifest, verify
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS, FileSamples, Places, Read, Sink
@@ -32,6 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "modules", {**sys.modules})
     monkeypatch.setattr(FORMATS, "_loaded", {})
+    monkeypatch.setattr(LOADERS, "_loaded", {})
 
 
 class Broken(Npy):
@@ -86,6 +88,33 @@ def test_the_contract_names_what_is_not_kept(tmp_path: Path) -> None:
     assert [*faults(Mute(), tmp_path)] == [said]
     [said] = faults(FORMATS["parquet"], tmp_path)
     assert said.startswith("a format in columns is not tried")
+
+
+def test_the_contract_reads_by_a_loader(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlemu.contract._END_SECONDS", 0.1)
+    (tmp_path / "own.py").write_text(
+        "import os\nfrom dlemu.errors import DatasetError\n"
+        "from dlemu.loaders.threads import ThreadsLoader\n"
+        "class LOADER(ThreadsLoader):\n"
+        "    def epoch(self, epoch, plan):\n"
+        "        try:\n"
+        "            for batches in super().epoch(0, plan):\n"
+        "                batches[1].data[-1] = 0\n"
+        "                yield batches\n"
+        "        except DatasetError:\n"
+        "            pass\n"
+        "    def pids(self): return [os.getpid()]\n"
+    )
+    assert main(["own:LOADER"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    ends = " (TypeError: 'NoneType' object does not support item assignment)"
+    assert [line.partition(": not of ")[0] for line in lines] == [
+        f"own:LOADER: {p}" for p in _OF_LOADERS
+    ]
+    assert [line.partition("npz files")[2] for line in lines] == ["", "", ends, "", "", ""]
+    assert main(["own:NONE"]) == 1 and main(["threads:LOADER"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -148,4 +177,4 @@ def test_the_example_is_a_format_and_is_run(
     assert "56 my_format:FORMAT files" in capsys.readouterr().out
     assert run(["run", *QUICK, *words[:3], "reader.data_loader=own:NONE"]) == 1
     assert "reader.data_loader=own:NONE cannot be used (AttributeError" in capsys.readouterr().err
-    assert main(["nosuch"]) == 1 and main(["own:LOADER"]) == 1
+    assert main(["nosuch"]) == 1 and main(["own:LOADER"]) == 0

@@ -8,22 +8,23 @@ from typing import Any
 
 from dlemu.checkpoint.crew import Progress
 from dlemu.checkpoint.dcp import check_dcp
-from dlemu.checkpoint.folder import Opened, folder_of, opened
+from dlemu.checkpoint.folder import Opened, access_to, folder_of, opened
 from dlemu.checkpoint.job import CheckpointJob
 from dlemu.checkpoint.outcome import Conditions, Entry, dlio_metric, find_limit, judge
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.config.model import Workload
-from dlemu.host.devices import mount_under
 from dlemu.host.limits import host_memory_bytes
 from dlemu.host.observer import HostObserver
 from dlemu.host.place import find_host
 from dlemu.host.wear import WearWatch, combine_hosts
+from dlemu.judge.header import servers_of
 from dlemu.judge.lifecycle import begun, versions
 from dlemu.judge.records import host_file
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.pagecache import Pages
+from dlemu.storage.s3.location import in_bucket
 from dlemu.terminal import silent
 
 Summary = dict[str, Any]
@@ -74,8 +75,9 @@ def run_checkpoints(
             folder = stack.enter_context(opened(workload, plan, world, say))
         plan = plan if folder.shared else plan.on_own_hosts()
         with watch.phase("while looking at the host"):
-            system = find_host(target, name=world.host) if world.local_rank == 0 else None
-        hosts = world.gather(system)
+            servers = servers_of(access_to(workload))
+            own = find_host(target, name=world.host, servers=servers)
+        hosts = world.gather(own if world.local_rank == 0 else None)
         if hosts is not None:
             summary["system"] = [host for host in hosts if host is not None]
             _introduce(summary, workload, plan, folder)
@@ -86,7 +88,7 @@ def run_checkpoints(
         path = host_file(record.folder, world.rank) if record.folder.is_dir() else None
         saves, loads, pages = _work(workload, job, summary, path)
         if world.rank == 0:
-            _judge(summary, workload, saves, loads, pages)
+            _judge(summary, workload, folder.place.file_system, saves, loads, pages)
             record.write()
     return (record.folder, summary) if world.rank == 0 else None
 
@@ -113,7 +115,7 @@ def _work(
     reads. The wear of the drives is added to the summary there.
     """
     world, watch, target = job.world, job.watch, folder_of(workload)
-    wear, key = WearWatch(target), workload.checkpoint
+    wear, key = WearWatch(*([] if in_bucket(target) else [target])), workload.checkpoint
     pids = world.all_gather((world.host_index, os.getpid()))
     with ExitStack() as stack:
         if world.local_rank == 0:
@@ -139,16 +141,16 @@ def _work(
 def _judge(
     summary: Summary,
     workload: Workload,
+    file_system: str,
     saves: list[Entry],
     loads: list[Entry],
     pages: Pages | None,
 ) -> None:
     """Add to the summary what was measured, and what it means."""
     key, share = workload.checkpoint, pages.share if pages else None
-    mount = mount_under(folder_of(workload))
     conditions = Conditions(
-        file_system=mount.kind if mount else "",
-        bypasses=summary["checkpoint"]["odirect"],
+        file_system=file_system,
+        bypasses=summary["checkpoint"]["odirect"] or file_system == "s3",
         fsync=key.fsync,
         cached_share=share,
     )

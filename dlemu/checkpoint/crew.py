@@ -12,6 +12,7 @@ from dlemu.checkpoint.writer import Stopped
 from dlemu.host.devices import PROC, devices_under, read_text
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
+from dlemu.storage.s3.location import in_bucket
 from dlemu.units import format_bytes, format_rate
 
 T = TypeVar("T")
@@ -154,7 +155,7 @@ class Movement:
     """
 
     def __init__(self, tools: Sequence[Tool], folder: Path) -> None:
-        self._tools = tools
+        self._tools, self._in_bucket = tools, in_bucket(folder)
         self._devices = devices_under(folder)
         self._last = (-1, -1)
         self.bytes_done = 0
@@ -167,6 +168,8 @@ class Movement:
         return self._last != before
 
     def _on_drives(self) -> int:
+        if self._in_bucket:
+            return 0
         if not self._devices:
             words = read_text(PROC / "meminfo").split()
             known = dict(pairwise(words))

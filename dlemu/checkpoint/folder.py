@@ -4,64 +4,35 @@ A record in the folder says which files dlemu has written there. What the record
 foreign: the folder is then refused, and nothing in it is touched.
 """
 
-import os
-import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlemu.checkpoint.dcp import FILES
 from dlemu.checkpoint.dcp import folder_of as dcp_folder
+from dlemu.checkpoint.place import KEY, CheckpointFolder, Record, place_of
 from dlemu.checkpoint.plan import Plan
 from dlemu.config.model import Workload
-from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
+from dlemu.config.objects import access_of
+from dlemu.errors import RunError, WorkloadError
 from dlemu.ranks.world import World
-from dlemu.storage.atomic import partial_path
-from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, room
+from dlemu.storage.owned import room
 from dlemu.storage.probe import probe_writing
+from dlemu.storage.s3.location import Access, in_bucket, object_path
 from dlemu.units import counted, format_bytes
 
 Say = Callable[[str], None]
-RECORD = "dlemu-checkpoints.json"
-"""Name of the record."""
-_KEY = "checkpoint.checkpoint_folder"
-_STEP = re.compile(r"global_epoch[1-9]\d{0,6}_step[1-9]\d{0,6}")
-_NAME = re.compile(r"(dcp_\d+/)?[\w.-]*\w[\w.-]*")
 _ROOM = 1 << 20
 """Bytes that the record and the folders take, about."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """What dlemu has written into a folder."""
-
-    model: str
-    seed: int
-    """Of the bytes."""
-    scale: float
-    writer: str
-    """checkpoint.writer."""
-    files: tuple[tuple[str, int], ...]
-    """Name and bytes of each file of a checkpoint."""
-    steps: tuple[int, ...] = ()
-    """The checkpoints that are whole."""
-
-    def owned(self, folder: Path) -> OwnedFolder:
-        """Return the folder as dlemu owns it by this record."""
-        return _owned(folder, [name for name, _ in self.files])
-
-    def write(self, folder: Path) -> None:
-        """Write the record into its folder. Raises OSError."""
-        self.owned(folder).write(vars(self))
 
 
 @dataclass(frozen=True)
 class Opened:
     """The folder, as one rank has it."""
 
-    path: Path
+    place: CheckpointFolder
     record: Record
     shared: bool
     """Whether all hosts see the same folder."""
@@ -70,6 +41,10 @@ class Opened:
     direct: bool
     """Whether files are opened with O_DIRECT."""
 
+    @property
+    def path(self) -> Path:
+        return self.place.path
+
 
 def step_folder(folder: Path, step: int, epoch: int = 1) -> Path:
     """Return the folder of a checkpoint, by DLIO's name; only a run has more than one epoch."""
@@ -77,57 +52,20 @@ def step_folder(folder: Path, step: int, epoch: int = 1) -> Path:
 
 
 def folder_of(workload: Workload) -> Path:
-    """Return the folder of checkpoints.
+    """Return the folder of checkpoints, which may be in a bucket.
 
     Raises:
         WorkloadError: checkpoint.checkpoint_folder is not set.
     """
-    if not workload.checkpoint.checkpoint_folder:
-        raise WorkloadError(f"{_KEY} is not set; add {_KEY}=/path/on/the/storage")
-    return Path(workload.checkpoint.checkpoint_folder)
+    folder = workload.checkpoint.checkpoint_folder
+    if not folder:
+        raise WorkloadError(f"{KEY} is not set; add {KEY}=/path/on/the/storage")
+    return object_path(folder, KEY) if "://" in folder else Path(folder)
 
 
-def read_record(folder: Path) -> Record | None:
-    """Return what dlemu has written into a folder; None: nothing, or the folder is not there.
-
-    Raises:
-        RunError: the record is damaged, so that nothing tells what may be removed.
-    """
-    fields = _owned(folder).fields()
-    if fields is None:
-        return None
-    try:
-        files = tuple((str(name), int(size)) for name, size in fields.pop("files"))
-        if any(not _NAME.fullmatch(name) for name, _ in files):
-            raise ValueError("a file's name leads elsewhere")
-        return Record(**fields | {"files": files, "steps": tuple(map(int, fields["steps"]))})
-    except DAMAGE as error:
-        raise RunError(
-            f"{folder / RECORD} is damaged ({in_short(error)})",
-            remedy=f"name another {_KEY}, or remove this one",
-        ) from None
-
-
-def remove(below: Path, record: Record) -> None:
-    """Remove a checkpoint's folder, but nothing that the record does not name."""
-    # The temporary name first: a thread that is being stopped may just give the final one.
-    for name, _ in record.files:
-        for path in (partial_path(below / name), below / name):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(path)
-    inner = {(below / name).parent for name, _ in record.files} - {below}
-    for folder in (*inner, below):
-        with suppress(OSError):  # it holds something foreign, or is gone
-            os.rmdir(folder)
-
-
-def clean(folder: Path, record: Record) -> int:
-    """Remove all checkpoints that the record names, whole or not; return how many there were."""
-    steps = _steps_in(folder)
-    for name in steps:
-        remove(folder / name, record)
-    _forget(folder)
-    return len(steps)
+def access_to(workload: Workload) -> Access | None:
+    """Return how the bucket of checkpoints is reached; None: they go to a folder. On rank 0."""
+    return access_of(workload.storage) if in_bucket(folder_of(workload)) else None
 
 
 @contextmanager
@@ -141,20 +79,21 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
             or nothing that could be read.
     """
     path, key = folder_of(workload), workload.checkpoint
+    place = place_of(path, world.on_first(lambda: access_to(workload)))
     with ExitStack() as stack:
 
         def take(record: Record | None) -> Record:
-            return stack.enter_context(_taken(path, record, workload, plan, world, say))
+            return stack.enter_context(_taken(place, record, workload, plan, world, say))
 
         record = world.on_first(lambda: take(None))
-        sees = world.local_rank != 0 or _sees(path, record)
+        sees = world.local_rank != 0 or _sees(place, record)
         shared = all(world.all_gather(sees))
         keeps = world.rank == 0 or (not shared and world.local_rank == 0)
         if not sees:
             take(record)
         if shared and world.num_hosts > 1:
-            world.on_first(lambda: _check_room(workload, path, plan.num_bytes))
-        takes = world.all_gather(bool(key.odirect) and direct(path))
+            world.on_first(lambda: _check_room(workload, place, plan.num_bytes))
+        takes = world.all_gather(bool(key.odirect) and place.takes_direct())
         if key.odirect is True and not all(takes):
             if world.rank != takes.index(False):  # one rank says it
                 world.barrier()
@@ -162,14 +101,14 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
                 f"{path} does not take O_DIRECT; leave out checkpoint.odirect=true, or write "
                 "checkpoint.odirect=auto"
             )
-        yield Opened(path, record, shared, keeps, direct=all(takes))
+        yield Opened(place, record, shared, keeps, direct=all(takes))
 
 
 def examine(workload: Workload, plan: Plan) -> None:
     """Raise what `opened` would raise, as far as it can be known without making the folder."""
-    path = folder_of(workload)
-    _, entries = _look(path)
-    _check_room(workload, path, plan.num_bytes, entries)
+    place = place_of(folder_of(workload), access_to(workload))
+    _, entries = _look(place)
+    _check_room(workload, place, plan.num_bytes, entries)
 
 
 def probe(path: Path) -> float:
@@ -183,74 +122,54 @@ def probe(path: Path) -> float:
         return probe_writing(there, seconds=1.0)
     except OSError as error:
         raise WorkloadError(
-            f"{_KEY} {path} cannot be written ({error.strerror}); name another"
+            f"{KEY} {path} cannot be written ({error.strerror}); name another"
         ) from None
 
 
-def _owned(folder: Path, files: Sequence[str] = ()) -> OwnedFolder:
-    """Return a folder whose checkpoints have these files."""
-    own = {"", *files} | {f"{name.partition('/')[0]}/" for name in files if "/" in name}
-
-    def is_ours(below: str) -> bool:
-        step, slash, name = below.partition("/")
-        return bool(slash and _STEP.fullmatch(step) and name in own)
-
-    return OwnedFolder(folder, RECORD, is_ours, _KEY)
-
-
-def _steps_in(folder: Path) -> list[str]:
-    """Return the names of the checkpoints in a folder."""
-    with suppress(FileNotFoundError):
-        return [name for name in os.listdir(folder) if _STEP.fullmatch(name)]
-    return []
-
-
-def _forget(folder: Path) -> None:
-    """Remove the record once no checkpoint is left; another rank may still remove its own."""
-    with suppress(OSError):
-        if not _steps_in(folder):
-            os.unlink(folder / RECORD)
-
-
-def _look(folder: Path) -> tuple[Record | None, list[str]]:
+def _look(place: CheckpointFolder) -> tuple[Record | None, list[str]]:
     """Return the record of a folder and what dlemu has made there. Raises as `opened` does."""
-    record = read_record(folder)
-    return record, (_owned(folder) if record is None else record.owned(folder)).entries()
+    record = place.record()
+    return record, place.of(record).entries()
 
 
-def _sees(path: Path, record: Record) -> bool:
+def _sees(place: CheckpointFolder, record: Record) -> bool:
     with suppress(RunError):
-        seen = read_record(path)
+        seen = place.record()
         return seen is not None and seen.seed == record.seed
     return False
 
 
 @contextmanager
 def _taken(
-    path: Path, record: Record | None, workload: Workload, plan: Plan, world: World, say: Say
+    place: CheckpointFolder,
+    record: Record | None,
+    workload: Workload,
+    plan: Plan,
+    world: World,
+    say: Say,
 ) -> Iterator[Record]:
     """Yield the record of what is written, or read, in the folder of this host.
 
     `record` is that of rank 0, None on it.
     """
-    old, entries = _look(path)
+    old, entries = _look(place)
     if workload.checkpoint.num_checkpoints_write == 0:
-        _check_known(path, old, plan, record)
+        _check_known(place.path, old, plan, record)
         assert old is not None
-        with old.owned(path).held():
+        with place.held():
             yield old
         return
     # On a shared folder this counts one host's bytes only; nothing is removed before this check.
-    _check_room(workload, path, plan.bytes_of_hosts().get(world.host_index, 0), entries)
+    _check_room(workload, place, plan.bytes_of_hosts().get(world.host_index, 0), entries)
     new = record or _new_record(workload, plan)
-    with new.owned(path).held():
-        if old is not None and (removed := clean(path, old)):
+    with place.held():
+        if old is not None and (removed := place.remove_all(old)):
             say(f"removed: {counted(removed, 'checkpoint')} of an earlier command")
         try:
-            new.write(path)
+            place.write(vars(new))
             yield new
         finally:
-            _forget(path)
+            place.forget()
 
 
 def _new_record(workload: Workload, plan: Plan) -> Record:
@@ -277,7 +196,7 @@ def _check_known(path: Path, old: Record | None, plan: Plan, first: Record | Non
 
 
 def _check_room(
-    workload: Workload, path: Path, num_bytes: int, replaced: Iterable[str] = ()
+    workload: Workload, place: CheckpointFolder, num_bytes: int, replaced: Iterable[str] = ()
 ) -> None:
     """Refuse checkpoints of `num_bytes` each for which this host has no room.
 
@@ -286,16 +205,18 @@ def _check_room(
     Raises:
         WorkloadError: there is too little.
     """
-    number = workload.checkpoint.num_checkpoints_write
+    found = place.free_bytes(replaced)
+    if found is None:
+        return
+    (held, free), number = found, workload.checkpoint.num_checkpoints_write
+    free += held
     if workload.checkpoint.keep is not None:
         number = min(number, workload.checkpoint.keep + 1)
-    held = sum(512 * os.lstat(path / name).st_blocks for name in replaced if name[-1] != "/")
-    free = disk_bytes(path)[1] + held
     keep = "checkpoint.keep=1" if number > 2 else ""
     scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 0 < free < 2 * num_bytes else ""
     add = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"
     room(
-        path,
+        place.path,
         num_bytes * number + _ROOM,
         f"free space, or add {add}" if free else "free space",
         what=f"{counted(number, 'checkpoint')} of {format_bytes(num_bytes)}",

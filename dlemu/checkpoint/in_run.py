@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from dlemu.checkpoint.crew import Crew, Shot
-from dlemu.checkpoint.folder import Opened, Say, examine, folder_of, opened, remove, step_folder
+from dlemu.checkpoint.folder import Opened, Say, examine, folder_of, opened, step_folder
 from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.shares import share_of
 from dlemu.checkpoint.times import WriteTimes
@@ -160,9 +160,11 @@ def open_checkpoints(
         folder = stack.enter_context(opened(job, plan, place.world, say))
         content = Content(folder.record.seed)
         writers = {
-            accelerator: stack.enter_context(Writer.of(section, content, direct=folder.direct))
-            for accelerator in plan.accelerators
-            if plan.written_by(accelerator, 0)
+            each: stack.enter_context(
+                folder.place.writer(section, content, direct=folder.direct, accelerator=each)
+            )
+            for each in plan.accelerators
+            if plan.written_by(each, 0)
         }
         tools, world, now = list(writers.values()), place.world, place.clock.now
         crew = stack.enter_context(Crew[WriteTimes](tools, folder.path, world, place.watch, now))
@@ -263,8 +265,9 @@ class RunCheckpoints:
 
     def _begin_write(self, path: Path) -> None:
         self._number += 1
+        assert self._folder is not None
         try:
-            path.mkdir(exist_ok=True)
+            self._folder.place.make(path, sync=False)
         except OSError as error:
             raise _unwritable(path, error) from None
         writers = list(self._writers.values())
@@ -301,7 +304,7 @@ class RunCheckpoints:
         del self._ended[: len(old)]
         assert self._folder is not None
         for path in old if self._folder.keeps else ():
-            remove(path, self._folder.record)
+            self._folder.place.remove(path, self._folder.record)
         self._watch.barrier(patient=True)
 
 

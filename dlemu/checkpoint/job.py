@@ -15,24 +15,22 @@ from typing import Any
 
 from dlemu.checkpoint.crew import Crew, Progress
 from dlemu.checkpoint.dcp import DcpWriter
-from dlemu.checkpoint.folder import Opened, clean, remove, step_folder
+from dlemu.checkpoint.folder import Opened, step_folder
 from dlemu.checkpoint.outcome import Entry, Kind, RankReport, entry_of
 from dlemu.checkpoint.plan import Plan
-from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.config.model import Workload
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
-from dlemu.host.devices import mount_under
 from dlemu.host.intervals import summarize_interval
 from dlemu.host.observer import HostObserver
 from dlemu.judge.delivered import stored_bytes
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
-from dlemu.storage.atomic import sync_folder
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
+from dlemu.storage.s3.location import in_bucket
 from dlemu.units import format_rate, format_seconds
 
 Say = Callable[[str], None]
@@ -55,11 +53,10 @@ class CheckpointJob:
     ) -> None:
         self.world, self.watch = world, watch
         self._checkpoint, self._output = workload.checkpoint, workload.output
-        self._folder, self._keeps, self._direct = folder.path, folder.keeps, folder.direct
-        self._plan, self._record = plan, folder.record
+        self._place, self._keeps, self._direct = folder.place, folder.keeps, folder.direct
+        self._plan, self._record, self._folder = plan, folder.record, folder.path
         self._content = Content(folder.record.seed)
-        mount = mount_under(folder.path)
-        self._file_system = mount.kind if mount else ""
+        self._file_system = folder.place.file_system
         self.say: Say = lambda text: None
         self.progress = Progress()
         self.observer: HostObserver | None = None
@@ -107,15 +104,11 @@ class CheckpointJob:
         """
         key, steps = self._checkpoint, self._record.steps
         number, entries = key.num_checkpoints_read, list[Entry]()
-        reader = partial(
-            Reader,
-            piece_bytes=key.piece_bytes,
-            io_depth=key.io_depth,
-            direct=self._direct,
-            content=self._content if key.verify else None,
-        )
+        content = self._content if key.verify else None
+        reader = partial(self._place.reader, key, content, direct=self._direct)
         with ExitStack() as stack:
-            readers = [stack.enter_context(reader()) for _ in self._plan.accelerators]
+            own = [reader(accelerator=each) for each in self._plan.accelerators]
+            readers = [stack.enter_context(each) for each in own]
             crew = stack.enter_context(Crew[Any](readers, self._folder, self.world, self.watch))
             for turn in range(number):
                 step = steps[turn % len(steps)]
@@ -133,8 +126,11 @@ class CheckpointJob:
     def make_cold(self, steps: Sequence[int] | None = None) -> Pages | None:
         """Drop checkpoints from each host's page cache; return on rank 0 what stayed, of all hosts.
 
-        With output.drop_caches=false it only looks.
+        With output.drop_caches=false it only looks. None as well for a bucket, which has no cache
+        on these hosts.
         """
+        if in_bucket(self._folder):
+            return None
         world, output = self.world, self._output
         own = [
             file.name
@@ -160,8 +156,7 @@ class CheckpointJob:
         """Make a checkpoint's folder, unless another thread removes them all: the process ends."""
         with self._gate:
             if not self._is_over:
-                folder.mkdir(exist_ok=True)
-                sync_folder(self._folder)
+                self._place.make(folder)
                 return
         time.sleep(_END_SECONDS)
 
@@ -169,13 +164,16 @@ class CheckpointJob:
         """Remove all that was written, and the record; no folder is made after that."""
         with self._gate:
             self._is_over = True
-            clean(self._folder, self._record)
+            self._place.remove_all(self._record)
 
     def _writer(self, accelerator: int, stack: ExitStack) -> Writer | DcpWriter:
         key = self._checkpoint
         if key.writer == "dcp":
             return stack.enter_context(DcpWriter(self._content, accelerator, fsync=key.fsync))
-        return stack.enter_context(Writer.of(key, self._content, direct=self._direct))
+        writer = self._place.writer(
+            key, self._content, direct=self._direct, accelerator=accelerator
+        )
+        return stack.enter_context(writer)
 
     def _shot(
         self,
@@ -228,9 +226,9 @@ class CheckpointJob:
         with self.watch.phase(f"while removing checkpoints below {self._folder}"):
             self._record = replace(self._record, steps=kept)
             if self._keeps:
-                self._record.write(self._folder)
+                self._place.write(vars(self._record))
                 for each in gone:
-                    remove(step_folder(self._folder, each), self._record)
+                    self._place.remove(step_folder(self._folder, each), self._record)
 
     @contextmanager
     def _removed_on_failure(self) -> Iterator[None]:
@@ -239,7 +237,7 @@ class CheckpointJob:
             with last_act(self.clean):
                 yield
         except BaseException as error:
-            with suppress(OSError):
+            with suppress(OSError, RunError):
                 self.clean()
             if not isinstance(error, OSError):
                 raise

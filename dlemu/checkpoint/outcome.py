@@ -137,7 +137,7 @@ class Conditions:
 
     file_system: str
     bypasses: bool
-    """Whether O_DIRECT was used."""
+    """Whether O_DIRECT was used, or the files are objects."""
     fsync: bool
     cached_share: float | None
     """Share (0-1) of the pages that were in memory before the reads."""
@@ -241,10 +241,8 @@ def _one_rank(entries: Sequence[Entry]) -> Iterator[tuple[str, str, str]]:
 def _storage(kind: Kind, entries: Sequence[Entry]) -> str:
     whole = max(1e-9, sum(entry["mean_seconds"] for entry in entries))
     names = ("write", "fsync") if kind == "save" else ("read",)
-    shares = (
-        f"{100 * sum(entry['parts'][name] for entry in entries) / whole:.0f}% in {name}"
-        for name in names
-    )
+    seconds = {name: sum(entry["parts"][name] for entry in entries) for name in names}
+    shares = (f"{100 * each / whole:.0f}% in {name}" for name, each in seconds.items() if each)
     busy = [
         max(counted["devices"].values(), default=0.0)
         for entry in entries

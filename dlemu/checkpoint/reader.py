@@ -11,7 +11,7 @@ from dlemu.checkpoint.times import ReadTimes
 from dlemu.checkpoint.writer import Stopped
 from dlemu.datagen.content import Content
 from dlemu.errors import DatasetError, RunError
-from dlemu.storage.extents import File, extent_reader
+from dlemu.storage.extents import ExtentReader, File
 from dlemu.storage.regular import open_sized
 
 _AGAIN = "write the checkpoints again"
@@ -21,22 +21,12 @@ class Reader:
     """Reads the files of one accelerator. Not thread-safe, but for `stop`.
 
     Args:
-        piece_bytes: bytes of a read call.
-        io_depth: pieces of a file that are read at once.
-        direct: read with O_DIRECT.
+        reader: the storage's; it is closed in the end.
         content: where the bytes came from, to compare each; None reads and drops them.
     """
 
-    def __init__(
-        self,
-        *,
-        piece_bytes: int,
-        io_depth: int = 1,
-        direct: bool = False,
-        content: Content | None = None,
-    ) -> None:
-        self._reader = extent_reader(direct=direct, piece_bytes=piece_bytes, io_depth=io_depth)
-        self._content = content
+    def __init__(self, reader: ExtentReader, content: Content | None = None) -> None:
+        self._reader, self._content = reader, content
         self._stopped = False
 
     def __enter__(self) -> Self:
@@ -80,21 +70,16 @@ class Reader:
             Stopped: `stop` was called.
         """
         begin = time.perf_counter()
+        file = self._open(path, num_bytes)
+        opened = time.perf_counter()
         try:
-            number, size = open_sized(path, direct=self._reader.direct, error=RunError)
-        except FileNotFoundError:
-            raise RunError(f"{path} is missing", remedy=_AGAIN) from None
-        except OSError as error:
-            raise RunError(f"{path} cannot be read ({error.strerror})", remedy=_AGAIN) from None
-        file, opened = File(str(path), number, size), time.perf_counter()
-        try:
-            if size != num_bytes:
-                problem = f"{path} holds {size:,} bytes, {num_bytes:,} were written"
+            if file.num_bytes != num_bytes:
+                problem = f"{path} holds {file.num_bytes:,} bytes, {num_bytes:,} were written"
                 raise RunError(problem, remedy=_AGAIN)
             compared = self._read_all(file, sample)
             read = time.perf_counter()
         except DatasetError as error:
-            raise RunError(str(error), remedy=_AGAIN) from None
+            raise RunError(error.problem, remedy=_AGAIN) from None
         finally:
             self._reader.close_file(file)
         return ReadTimes(
@@ -104,6 +89,15 @@ class Reader:
             compare=compared,
             close=time.perf_counter() - read,
         )
+
+    def _open(self, path: Path, num_bytes: int) -> File:
+        try:
+            number, size = open_sized(path, direct=self._reader.direct, error=RunError)
+        except FileNotFoundError:
+            raise RunError(f"{path} is missing", remedy=_AGAIN) from None
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({error.strerror})", remedy=_AGAIN) from None
+        return File(str(path), number, size)
 
     def _read_all(self, file: File, sample: int) -> float:
         """Read a file; return the seconds of comparing."""

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Self
@@ -17,7 +17,6 @@ from typing import Self
 import numpy as np
 
 from dlemu.checkpoint.times import WriteTimes
-from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.datagen.content import Content
 from dlemu.storage.atomic import create, replacing, sync_folder
 from dlemu.storage.buffers import aligned_buffer
@@ -74,17 +73,6 @@ class Writer:
         self._pool = ThreadPoolExecutor(io_depth - 1) if io_depth > 1 else None
         self._maker = threading.Thread(target=self._make, name="bytes", daemon=True)
 
-    @classmethod
-    def of(cls, section: CheckpointSection, content: Content, *, direct: bool) -> Self:
-        """Return a writer as the keys say."""
-        return cls(
-            content,
-            piece_bytes=section.piece_bytes,
-            io_depth=section.io_depth,
-            direct=direct,
-            fsync=section.fsync,
-        )
-
     def __enter__(self) -> Self:
         for _ in range(self._io_depth + _SPARE_BUFFERS):
             self._free.put(aligned_buffer(self._piece_bytes))
@@ -126,6 +114,12 @@ class Writer:
             self.prepare([(sample, num_bytes)])
         prepared = self._prepared.pop(0)
         assert prepared == (sample, num_bytes), "files are written in the order of `prepare`"
+        times = self._write_file(path, num_bytes)
+        made, self._generation_told = self._generation - self._generation_told, self._generation
+        return replace(times, generation=made)
+
+    def _write_file(self, path: Path, num_bytes: int) -> WriteTimes:
+        """Write the bytes of the next file as they are made."""
         begin = time.perf_counter()
         with replacing(path) as partial:
             file = create(partial, direct=self._direct)
@@ -138,7 +132,6 @@ class Writer:
                 synced = time.perf_counter()
             finally:
                 os.close(file)
-        made, self._generation_told = self._generation - self._generation_told, self._generation
         return WriteTimes(
             num_bytes=num_bytes,
             open=opened - begin,
@@ -146,7 +139,6 @@ class Writer:
             waited=waited,
             fsync=synced - written,
             close=time.perf_counter() - synced,
-            generation=made,
         )
 
     def write_share(self, folder: Path, files: Sequence[tuple[str, int, int]]) -> WriteTimes:
@@ -157,10 +149,11 @@ class Writer:
         total = WriteTimes()
         for name, num_bytes, sample in files:
             total += self.write(folder / name, num_bytes, sample=sample)
-        begin = time.perf_counter()
         if self._fsync and files:
+            begin = time.perf_counter()
             sync_folder(folder)
-        return total + WriteTimes(fsync=time.perf_counter() - begin)
+            total += WriteTimes(fsync=time.perf_counter() - begin)
+        return total
 
     def _write_pieces(self, file: int, num_bytes: int) -> float:
         """Write a file's bytes; return the seconds of waiting for them."""
@@ -175,13 +168,17 @@ class Writer:
         finally:  # the file is closed after that
             wait(others)
         waits += [other.result() for other in others]
+        self._check()
+        if self._direct and num_bytes % PAGE_BYTES:
+            os.ftruncate(file, num_bytes)
+        return sum(waits) / len(waits)
+
+    def _check(self) -> None:
+        """Raise what went wrong, or Stopped."""
         if self._failure is not None:
             raise self._failure
         if self._stopped:
             raise Stopped
-        if self._direct and num_bytes % PAGE_BYTES:
-            os.ftruncate(file, num_bytes)
-        return sum(waits) / len(waits)
 
     def _drain(self, file: int) -> float:
         """Write what is made until the file ends; return the seconds of waiting for it."""

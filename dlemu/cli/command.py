@@ -1,5 +1,6 @@
 """From the words behind a command's name to its function: what all commands have in common."""
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from dlemu.config.compose import (
 )
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.ranks.world import World
+from dlemu.storage.s3.location import object_path
 from dlemu.terminal import Answer, answer, begin_log, complain, keep_stdout, log_to, say
 
 _OF_MODELS = ("checkpoint", "predict")
@@ -37,12 +39,13 @@ def call(name: str, words: Sequence[str], world: World) -> int:
                 "started: start it without mpirun; dlemu run measures with all ranks"
             )
         return 1
-    if command.module and world.rank != 0:
+    if command.function and world.rank != 0:
         return 0
     with keep_stdout("--json" in words):
-        if not command.module:
+        if not command.function:
             return _Job(name, command).call(words, world)
-        return int(import_module(command.module).main(parse(words, command.options)))
+        module, _, function = command.function.partition(":")
+        return int(getattr(import_module(module), function)(parse(words, command.options)))
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class _Job:
         jobs = world.on_first(lambda: self._compose(words, world))
         if jobs is None:
             return 1
+        if self.name == "predict" and len(jobs) > 1 and "--cfg" not in jobs[0][1].options:
+            from dlemu.cli.jobs import predict_several
+
+            return predict_several([workload for workload, _ in jobs], world, jobs[0][1])
         statuses = [self._do(workload, parsed, world) for workload, parsed in jobs]
         if len(jobs) > 1 and world.rank == 0 and not {"--cfg", DRY_RUN} & jobs[0][1].options.keys():
             from dlemu.cli.report import show_across
@@ -92,14 +99,15 @@ class _Job:
     def _compose(self, words: Sequence[str], world: World) -> list[tuple[Any, Words]] | None:
         """Return workload and words of each job; None, after a line on stderr, if one is wrong."""
         try:
-            parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), deletes=True)
+            parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), for_job=True)
             if DRY_RUN in parsed.options and {"--json", "--csv"} & parsed.options.keys():
                 raise WorkloadError(f"{DRY_RUN} prints lines only; leave out --json and --csv")
             if self.about.without_workload and not parsed.overrides:
                 if len(parsed.others) != 1:
                     raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
                 return [(None, parsed)]
-            jobs = [(self._workload(each, world), each) for each in _jobs(parsed)]
+            each = _table(parsed) if self.name == "predict" else _jobs(parsed)
+            jobs = [(self._workload(own, world), own) for own in each]
             if "--cfg" not in parsed.options:
                 self._begin_log(jobs[0][0].output.log, without_secrets(words))
         except DlemuError as error:
@@ -156,7 +164,7 @@ class _Job:
         word = words.others[0]
         if self.name == "checkpoint" and word in known_models():
             raise WorkloadError(f"{word!r} is no override; write model={word}")
-        if "://" in word:
+        if "://" in word and self.name != "checkpoint":
             raise WorkloadError(
                 f"{word} alone does not say which workload to take; write workload=NAME "
                 f"dataset.data_folder={word}"
@@ -176,7 +184,13 @@ class _Job:
             other = words.values.get(key, word)
             if Path(other).absolute() != Path(word).absolute():
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
-        return Path(word)
+        return object_path(word, *keys) if "://" in word else Path(word)
+
+
+def _table(words: Words) -> list[Words]:
+    """Return the words of each row of a table: drives=[1,2,4] and drives=1,2,4 are three."""
+    lists = [re.sub(r"^(drives?)=\[(.+)\]$", r"\1=\2", each) for each in words.overrides]
+    return [replace(words, overrides=overrides) for overrides in sweeps(lists)]
 
 
 def _jobs(words: Words) -> list[Words]:

@@ -39,9 +39,9 @@ class Command:
     """Whether a data folder alone is enough; the workload is then None."""
     makes_folder: bool = False
     """Whether the folder may be missing yet."""
-    module: str = ""
-    """Of a command without a workload, which rank 0 alone does: it has `main(words)`. Without it,
-    all ranks call the function of the command's name in dlemu/cli/jobs.py."""
+    function: str = ""
+    """Of a command without a workload, which rank 0 alone does: MODULE:NAME, called with the words.
+    Without it, all ranks call the function of the command's name in dlemu/cli/jobs.py."""
     arguments: str = ""
     """Its own keys: the `Arguments` that this names, module and class."""
     measures: bool = False
@@ -91,7 +91,7 @@ COMMANDS: dict[str, Command] = {
         "Storage), side by side. Writes files named dlemu_paths.<n> into the folder and removes "
         "them. The same command goes on where it was interrupted.",
         options=FOR_SCRIPTS,
-        module="dlemu.cli.paths",
+        function="dlemu.cli.paths:main",
         arguments="dlemu.tools.paths.sweep:Sweep",
         measures=True,
     ),
@@ -104,7 +104,7 @@ COMMANDS: dict[str, Command] = {
         "cache, and it is checked that none of their pages is left. Without a target: by "
         "arithmetic, from the datasheets of drives.",
         options=FOR_SCRIPTS,
-        module="dlemu.cli.load",
+        function="dlemu.cli.load:main",
         arguments="dlemu.tools.model_load.measure:Load",
         measures=True,
     ),
@@ -131,7 +131,7 @@ COMMANDS: dict[str, Command] = {
         "one level below it, is read instead where it fits. dlemu report shows the answer again. "
         "Any key of a workload holds for all of them: reader.data_loader=threads.",
         options=FOR_SCRIPTS,
-        module="dlemu.cli.try_",
+        function="dlemu.cli.tools:try_folder",
         arguments="dlemu.sizing.first:Trial",
         measures=True,
     ),
@@ -188,7 +188,7 @@ COMMANDS: dict[str, Command] = {
         "table of all.",
         keys="metric.au metric.edition",
         options=("--html", "--json", "--trace"),
-        module="dlemu.cli.report",
+        function="dlemu.cli.report:main",
     ),
     "compare": Command(
         aim="look",
@@ -199,40 +199,26 @@ COMMANDS: dict[str, Command] = {
         "differs: hosts, kernel, drives, mount options, versions, keys. Exit status: 0, 1 on an "
         "error, 2 where a result has lost more than compare.max_loss.",
         options=("--json",),
-        module="dlemu.cli.compare",
+        function="dlemu.cli.compare:main",
         arguments="dlemu.cli.compare:Allowed",
-    ),
-    "workloads": Command(
-        aim="look",
-        line="what each published workload asks of storage, and whether storage limits it",
-        words="[NAME ...]",
-        examples=("dlemu workloads", "dlemu workloads dlrm flux --json"),
-        about="A NAME is the begin of a workload's name, such as dlrm. Without names all are "
-        "listed. Rates are those of one accelerator that never waits; docs/workloads.md says how "
-        "they are computed.",
-        options=("--json",),
-        module="dlemu.cli.workloads",
-    ),
-    "wear": Command(
-        aim="look",
-        line="what drives count of their wear, and the write rate that they sustain",
-        words="[FOLDER or /dev/DRIVE] [key=value ...]",
-        examples=("dlemu wear .", "dlemu wear drive=d5_p5336_61tb wear.years=5 wear.duty=50%"),
-        about="Bytes written by hosts and to flash, write amplification (WAF), and the share of "
-        "their life that is used. A drive's own counters need root and NVMe. With the drive's "
-        "endurance, the write rate that uses it up in some years.",
-        keys="drive drive.endurance drive.capacity",
-        options=("--json",),
-        module="dlemu.cli.wear",
-        arguments="dlemu.cli.wear:Endurance",
     ),
     "doctor": Command(
         aim="prepare",
-        line="what this host and a folder can do, what is missing, and the remedy",
-        words="[FOLDER] [key=value ...]",
-        about="Exit status 0 when the loader can run.",
-        module="dlemu.cli.doctor",
-        arguments="dlemu.cli.doctor:Examined",
+        line="what this host and a folder can do, and the remedies; --wear: the drives' wear",
+        words="[FOLDER] [reader.KEY=value ...]\n--wear [FOLDER or /dev/DRIVE] [key=value ...]",
+        examples=(
+            "dlemu doctor . reader.data_loader=threads",
+            "dlemu doctor --wear .",
+            "dlemu doctor --wear drive=d5_p5336_61tb wear.years=5 wear.duty=50%",
+        ),
+        about="Exit status 0 when the loader can run. With --wear: the bytes that hosts have "
+        "written to the drives under a folder and those that went to flash, write amplification "
+        "(WAF), and the share of their life that is used. A drive's own counters need root and "
+        "NVMe. With the drive's endurance, the write rate that uses it up in some years.",
+        keys="drive drive.endurance drive.capacity",
+        options=("--wear", "--json"),
+        function="dlemu.cli.tools:doctor",
+        arguments="dlemu.tools.doctor:Examined",
     ),
     "datasize": Command(
         aim="prepare",
@@ -277,7 +263,7 @@ COMMANDS: dict[str, Command] = {
         about="For bash, write it to ~/.local/share/bash-completion/completions/dlemu; for zsh, "
         "to a file that ~/.zshrc sources behind compinit. For this shell only: source <(dlemu "
         "completion bash).",
-        module="dlemu.cli.completion",
+        function="dlemu.cli.completion:main",
     ),
 }
 
@@ -298,12 +284,13 @@ dlemu - how many GPUs will this storage feed?
   dlemu COMMAND [FOLDER] [workload=NAME] [key=value ...] [options]
 
   FOLDER is the data folder: its dataset says which workload it was written for.
-  NAME is one that dlemu workloads lists, or the path of a YAML file (DLIO's as they are).
+  NAME is one that dlemu help workloads lists, or the path of a YAML file (DLIO's as they are).
 
 {commands}
 
 Help
   dlemu help COMMAND, dlemu help KEY, dlemu help WORD of the output, dlemu help keys
+  dlemu help workloads [NAME ...] [--json]: what each asks of storage, and whether storage limits it
 
   JOB="workload=unet3d_h100 dataset.data_folder=/mnt/nvme/unet3d dataset.num_files_train=auto"
   dlemu datasize $JOB num_accelerators=8

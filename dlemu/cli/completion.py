@@ -46,7 +46,7 @@ def words_of_commands() -> dict[str, list[str]]:
         shells = SHELLS if name == "completion" else ()
         found[name] = [*shells, *options, *(f"{key.name}=" for key in keys_of(name))]
     groups = {f"{key.rpartition('.')[0]}" for key in all_keys()} - {""}
-    found["help"] = [*found, *all_keys(), *sorted(groups), "keys"]
+    found["help"] = [*found, *all_keys(), *sorted(groups), "keys", "workloads"]
     return found
 
 

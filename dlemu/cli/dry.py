@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dlemu.checkpoint.folder import access_to, folder_of, probe
 from dlemu.checkpoint.folder import examine as examine_folder
-from dlemu.checkpoint.folder import probe
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.datagen.prepare import examine
@@ -23,7 +23,7 @@ from dlemu.dataset.rule import (
 )
 from dlemu.errors import DlemuError
 from dlemu.host.place import find_host
-from dlemu.judge.header import introduction
+from dlemu.judge.header import introduction, servers_of
 from dlemu.loaders.cache.forecast import forecast_tier
 from dlemu.loaders.cache.host import check_tier, has_tier
 from dlemu.ranks.world import Alone, World
@@ -192,7 +192,8 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
     fields, drive, rate = planned(workload, plan), workload.drive, None
     folder = workload.checkpoint.checkpoint_folder
     if folder:
-        fields["system"] = [find_host(Path(folder), name=world.host)]
+        servers = servers_of(access_to(workload))
+        fields["system"] = [find_host(folder_of(workload), name=world.host, servers=servers)]
     text = render_text(present_plan(fields))
     tell(text)
     if folder:
@@ -200,11 +201,12 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
     if drive is not None and drive.write_bandwidth:
         rate = workload.drives * drive.write_bandwidth
         source = f"at {format_rate(rate)}, {workload.drives} x {drive.name}"
-    elif folder:
+    elif folder and "://" not in folder:
         rate = probe(Path(folder))
         source = f"{format_rate(rate)} were written in a probe of one second"
     else:
-        source = "name a drive (drive=d7_ps1010), or checkpoint.checkpoint_folder"
+        source = "name a drive (drive=d7_ps1010)"
+        source += "" if folder else ", or checkpoint.checkpoint_folder"
     name = "time:".ljust(text.index(workload.model.name))
     tell(f"{name}{_about(plan.num_bytes / rate if rate else math.inf)} a checkpoint ({source})")
     return None if folder else "checkpoint.checkpoint_folder=/path/on/the/storage"

@@ -3,17 +3,19 @@
 The commands come from the table in commands.py, the keys and their meaning from the models.
 """
 
+import json
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 
 from dlemu.cli.commands import COMMANDS
-from dlemu.cli.words import OPTIONS
+from dlemu.cli.words import OPTIONS, parse
 from dlemu.config.commands import value_of
 from dlemu.config.compose import known_workloads, read_yaml
 from dlemu.config.keys import Key, about, all_keys, keys_of_model
 from dlemu.config.model import read_by
 from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.terminal import Answer
 
 _WIDTH = 96
 
@@ -51,7 +53,7 @@ def help_of(name: str, *, whole: bool = False) -> str:
     lines += ["", *textwrap.wrap(command.about, _WIDTH)] if command.about else []
     lines += ["", "Examples:"] if command.examples else []
     lines += [line for example in command.examples for line in _lines_of(example)]
-    shared = ("--quiet", "--verbose", "--help") if command.module else OPTIONS_OF_ALL
+    shared = ("--quiet", "--verbose", "--help") if command.function else OPTIONS_OF_ALL
     lines += ["", "Options:", *_options([*command.options, *shared])]
     rest = [key for key in known.values() if key not in short]
     if short:
@@ -60,7 +62,7 @@ def help_of(name: str, *, whole: bool = False) -> str:
         lines += ["", "All others:", *_shown(rest)]
     elif rest:
         lines += ["", f"dlemu {name} --help-all shows {len(rest)} more keys."]
-    if not command.module:
+    if not command.function:
         lines.append(
             "A default holds where the workload's file says nothing; --cfg job shows the values."
         )
@@ -130,8 +132,6 @@ def help_on(words: Sequence[str]) -> str:
     above = word.rpartition(".")[0]
     if above in keys:  # train.computation_time.mean
         return _whole(keys[above])
-    if word in ("workloads", "drives"):
-        return ", ".join(keys[word[:-1]].choices)
     of_commands = (key for name in COMMANDS for key in own_keys(name, f"{name}."))
     if same := [key for key in (*keys.values(), *of_commands) if key.name.endswith(f".{word}")]:
         return "\n\n".join(map(_whole, same))
@@ -178,3 +178,24 @@ def _settings(key: str) -> Iterator[str]:
         value = value_of(read_yaml(path), key)
         if value is not None and key != "name":
             yield f"  {name:<16}{value}"
+
+
+def workloads(words: Sequence[str]) -> Answer:
+    """Return what the published workloads ask of storage; words are the begins of their names."""
+    from dlemu.report.text import answer_of
+    from dlemu.report.tools import present_workloads
+    from dlemu.sizing.rows import rows
+
+    asked, found = parse(words, ["--json"]), rows()
+    if asked.overrides:
+        raise WorkloadError(f"dlemu help workloads takes no keys, got {asked.overrides[0]}")
+    names = [row.workload.name for row in found]
+    for begin in asked.others:
+        if not any(name.startswith(begin) for name in names):
+            hint = did_you_mean(begin, names) or "; dlemu help workloads lists all"
+            raise WorkloadError(f"no workload begins with {begin}{hint}")
+    begins = tuple(asked.others or [""])
+    documents = [row.document for row in found if row.workload.name.startswith(begins)]
+    if "--json" in asked.options:
+        return Answer(json.dumps(documents, indent=1))
+    return answer_of(present_workloads(documents))

@@ -27,13 +27,13 @@ from dlemu.cli.scripts import (
 from dlemu.cli.words import Words
 from dlemu.config.commands import word
 from dlemu.config.compose import known_models
-from dlemu.config.model import Workload
+from dlemu.config.model import Drive, Workload
 from dlemu.config.objects import access_of
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
 from dlemu.run.live import Live
 from dlemu.storage.s3.location import Access, in_bucket, object_path
-from dlemu.terminal import Answer, answer, say, shown_line, terminal_width
+from dlemu.terminal import Answer, answer, detail, say, shown_line, terminal_width
 from dlemu.units import counted
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ def _interrupted(what: Callable[[], str], name: str, words: Words, world: World)
 
 def _generate(workload: Workload, world: World) -> int:
     """Write the dataset; return the exit status."""
-    from dlemu.cli.wear import watched
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
     from dlemu.judge.header import introduction
@@ -105,6 +104,31 @@ def _generate(workload: Workload, world: World) -> int:
     if world.rank == 0:
         say(Answer(f"{workload.data_folder}: {manifest.describe()}"))
     return 0
+
+
+@contextmanager
+def watched(
+    world: World, *folders: Path, drive: Drive | None, written: Callable[[], int]
+) -> Iterator[None]:
+    """Watch what is written to the drives under folders; with -v rank 0 says it at the end.
+
+    All ranks call it. `written()` returns on rank 0 the bytes of the files of all ranks.
+    """
+    from dlemu.host.wear import WearWatch, combine_hosts, has_writes
+    from dlemu.report.in_run import wear_line
+
+    watch = WearWatch(*folders)
+    first = world.local_rank == 0
+    if first:
+        watch.start()
+    yield
+    num_bytes = written() if world.rank == 0 else 0
+    hosts = world.gather(watch.finish(file_bytes=num_bytes) if first else None)
+    if hosts is not None:
+        found = [each for each in hosts if each is not None]
+        wear = combine_hosts(found, endurance=None if drive is None else drive.endurance)
+        if has_writes(wear):
+            detail(wear_line(wear))
 
 
 def verify(workload: Workload | None, world: World, words: Words) -> int:
@@ -275,6 +299,30 @@ def predict(workload: Workload, world: World, words: Words) -> int:
     found = cached or each[0]
     say(answer_of((present_cached if cached else present_prediction)(found.document)))
     script.tell(found.document, list(map(predict_row, each)))
+    return 0
+
+
+def predict_several(workloads: Sequence[Workload], world: World, words: Words) -> int:
+    """Predict for each of several values, such as drives and their numbers; show one table."""
+    from dlemu.report.predict import present_predictions
+    from dlemu.report.text import answer_of
+    from dlemu.sizing.cached import asks_for_cache
+    from dlemu.sizing.predict import keep
+    from dlemu.sizing.predict import predict as foretell
+
+    if world.rank != 0:
+        return 0
+    if any(_asks_for_checkpoints(each) or asks_for_cache(each) for each in workloads):
+        raise WorkloadError(
+            "a table of several predictions has no cache and no checkpoints; give one value a key"
+        )
+    script = Script.of(words, PREDICT)
+    found = [foretell(workload.with_keys({"output.folder": None})) for workload in workloads]
+    documents = [each.document for each in found]
+    whole: dict[str, object] = {"kind": "predictions", "answers": documents}
+    keep(workloads[0], whole)
+    say(answer_of(present_predictions(documents)))
+    script.tell(whole, list(map(predict_row, found)))
     return 0
 
 

@@ -8,15 +8,18 @@ from collections.abc import Sequence
 
 from dlemu.cli.command import call
 from dlemu.cli.commands import COMMANDS, usage
-from dlemu.cli.spellings import refusal
+from dlemu.cli.words import refusal
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.ranks.ending import Interrupts
 from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import PeerError, World
 from dlemu.terminal import Answer, complain, open_streams, say, set_mode
 
-_MEANT = {"version": "dlemu --version", "list": "workloads", "bench": "run", "benchmark": "run"}
-"""What others call a command."""
+_MEANT = {
+    **{"version": "--version", "list": "help workloads", "bench": "run", "benchmark": "run"},
+    **{"workloads": "help workloads", "wear": "doctor --wear"},
+}
+"""What others call a command, or what dlemu itself has called it."""
 _REMEDIES = {
     errno.ENOENT: "; create it, or name another",
     errno.EACCES: "; name a place that you may use",
@@ -38,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
             arguments = _without_modes(arguments)
             text = _answer(arguments)
             if text is not None:
-                say(Answer(text))
+                say(text)
                 return 0
             with make_world() as world:
                 interrupts.speaks, interrupts.cause = world.rank == 0, world.cause
@@ -96,7 +99,7 @@ def _without_modes(arguments: Sequence[str]) -> list[str]:
     return [word for word in arguments[:end] if word not in _MODES] + [*arguments[end:]]
 
 
-def _answer(arguments: Sequence[str]) -> str | None:
+def _answer(arguments: Sequence[str]) -> Answer | None:
     """Return what is asked for with --help or --version, None where it is work."""
     name, *words = arguments or ["--help"]
     if name in ("--help", "-h", "help"):
@@ -104,21 +107,21 @@ def _answer(arguments: Sequence[str]) -> str | None:
     if name in ("--version", "-V"):
         from importlib.metadata import version
 
-        return f"dlemu {version('dlemu')}"
+        return Answer(f"dlemu {version('dlemu')}")
     if name in COMMANDS and {"--help", "-h", "--help-all"} & {*words}:
         return _help_on([name, *words])
     return None
 
 
-def _help_on(words: Sequence[str]) -> str:
+def _help_on(words: Sequence[str]) -> Answer:
     """Return the help on a command or on keys; without a word, on all commands."""
     if not words or words[0].startswith("-"):
-        return usage()
-    from dlemu.cli.help import help_of, help_on
+        return Answer(usage())
+    from dlemu.cli.help import help_of, help_on, workloads
 
     if words[0] in COMMANDS:
-        return help_of(words[0], whole="--help-all" in words)
-    return help_on(words)
+        return Answer(help_of(words[0], whole="--help-all" in words))
+    return workloads(words[1:]) if words[0] == "workloads" else Answer(help_on(words))
 
 
 def _run_command(name: str, words: Sequence[str], world: World) -> int:
@@ -126,7 +129,7 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
         return call(name, words, world)
     if world.rank == 0:
         meant = _MEANT.get(name)
-        hint = f"; did you mean {meant}?" if meant else did_you_mean(name, COMMANDS)
+        hint = f"; did you mean dlemu {meant}?" if meant else did_you_mean(name, COMMANDS)
         known = f"unknown command {name}{hint} (dlemu --help lists them)"
         complain(refusal(name) or known)
     return 1

@@ -1,13 +1,18 @@
-"""The words of a command line, by kind: options, key=value, and others."""
+"""The words of a command line, by kind: options, key=value, and others.
+
+The words of DLIO, `mlpstorage` and MLPerf Storage v1.0's `benchmark.sh` work where they mean the
+same. Where they do not, one line names the page that says what to write.
+"""
 
 import re
-from collections.abc import Sequence
+from argparse import SUPPRESS, ArgumentError, ArgumentParser, ArgumentTypeError
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.spellings import translated
-from dlemu.config.compose import refuse_tilde, set_key, without_secrets
+from dlemu.config.compose import known_workloads, refuse_tilde, set_key, without_secrets
 from dlemu.errors import WorkloadError, did_you_mean
 
 _KEY = re.compile(r"[+~]*(?:[\w.@]*|hydra/[\w/]*)", re.ASCII)
@@ -32,6 +37,7 @@ OPTIONS: dict[str, Option] = {
     "--full": Option("read every byte, not only the sizes"),
     "--verify": Option("compare every byte that is read with what was written"),
     "--repair": Option("write bad files again"),
+    "--wear": Option("show what drives count of their wear, and the rate that they sustain"),
     "--html": Option("write a page", "FILE"),
     "--json": Option("print one JSON document on stdout, and all else on stderr"),
     "--csv": Option("append a row to a table", "FILE"),
@@ -47,8 +53,29 @@ DRY_RUN = "--dry-run"
 FOR_SCRIPTS = ("--json", "--csv", "--label")
 _OF_ALL = ("--quiet", "--verbose", "--help", "--help-all")
 """Options that `main` has taken before words are parsed."""
-_VALUED = tuple(name for name, option in OPTIONS.items() if option.value)
-_SHORT = {option.short: name for name, option in OPTIONS.items() if option.short}
+_KEYS = {
+    "--num-accelerators": "num_accelerators={}",
+    "--max-accelerators": "num_accelerators={}",
+    "--num-client-hosts": "num_hosts={}",
+    "--client-host-memory-in-gb": "host_memory={}GiB",
+    "--data-dir": "dataset.data_folder={}",
+}
+"""Options of mlpstorage, and what dlemu takes for their value."""
+_FLAGS = {"--open": "division=open", "--closed": "division=closed"}
+_PARAMS = ("--params", "--param", "-p")
+_IDLE = ("--allow-invalid-params", "-aip")
+_NAMES = ("--workload", "--model")
+_TYPE = "--accelerator-type"
+_REFUSED = frozenset(
+    (
+        *("--results-dir", "--loops", "--what-if", "--debug", "--stream-log-level"),
+        *("--hosts", "--num-processes", "--num-parallel", "--ssh-username", "--exec-type"),
+        *("--mpi-bin", "--mpi-params", "--oversubscribe", "--allow-run-as-root"),
+        *("training", "checkpointing", "vectordb", "kvcache", "reports", "reportgen"),
+        *("configview", "history", "closed", "open", "whatif"),
+    )
+)
+"""Words of mlpstorage that mean nothing here; docs/from_dlio.md has a row for each."""
 
 
 @dataclass(frozen=True)
@@ -102,47 +129,106 @@ def is_key_value(word: str) -> bool:
     return bool(is_set and _KEY.fullmatch(key))
 
 
-def parse(words: Sequence[str], options: Sequence[str] = (), *, deletes: bool = False) -> Words:
+def refusal(word: str) -> str:
+    """Return the line for an option or a command of mlpstorage; "" if it has none of that name."""
+    where = "the table in docs/from_dlio.md says what to write"
+    return f"{word} is a word of mlpstorage; {where}" if word in _REFUSED else ""
+
+
+def parse(words: Sequence[str], options: Sequence[str] = (), *, for_job: bool = False) -> Words:
     """Return the words by kind; options may stand anywhere, as in Hydra, up to a word `--`.
 
-    With `deletes`, a word such as ~train.seed is an override, as in Hydra, and the spellings of
-    DLIO and MLPerf Storage are taken as well.
+    With `for_job`, a word such as ~train.seed is an override, as in Hydra, and the words of the
+    others are taken as well.
     """
-    parsed = Words()
-    left = iter(translated(words) if deletes else words)
-    for word in left:
+    end = words.index("--") if "--" in words else len(words)
+    parser = ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS
+    )
+    for name in options:
+        flags = [name, *filter(None, [OPTIONS[name].short])]
+        if OPTIONS[name].value:
+            parser.add_argument(*flags, dest=name, type=partial(_value, name))
+        else:
+            parser.add_argument(*flags, dest=name, action="store_const", const="")
+    if for_job:
+        _add_spellings(parser)
+    try:
+        found, left = parser.parse_known_args(words[:end])
+    except ArgumentError as error:
+        option = (error.argument_name or "").partition("/")[0]
+        takes_none = option in OPTIONS and not OPTIONS[option].value
+        raise WorkloadError(f"{option} {'has no' if takes_none else 'needs a'} value") from None
+    given = vars(found)
+    parsed = Words(options={name: given[name] for name in options if name in given})
+    for place, word in enumerate(left := [*_workload(given), *given.get("own", ()), *left]):
         if not word:
             raise WorkloadError("a word of the command line is empty: is a shell variable not set?")
         if word == "=":
             raise WorkloadError("= stands alone; write key=value, without blanks")
-        if word == "--":
-            parsed.others.extend(left)
-        elif word.startswith("-"):
-            option, is_set, value = word.partition("=")
-            option = _SHORT.get(option, option)
-            if option not in options:
-                hint = did_you_mean(option, (*options, *_OF_ALL), cutoff=0.7)
-                value = value or next(left, "")
-                if not hint and value and option not in OPTIONS:
-                    key = option.strip("-").replace("-", "_")
-                    hint = f"; a key has no dashes: {key}={value}"
-                hint = hint or " (dlemu --help lists them)"
-                raise WorkloadError(f"unknown option {word}{hint}")
-            if option in _VALUED and not is_set:
-                value = _behind(option, next(left, ""))
-            refuse_tilde(option, value if is_set else "")
-            if bool(value) != (option in _VALUED):
-                lack = "needs a value" if option in _VALUED else "has no value"
-                raise WorkloadError(f"{option} {lack}")
-            parsed.options[option] = value
-        elif is_key_value(word) or (deletes and word.startswith("~")):
-            parsed.overrides.append(word)
-        else:
-            parsed.others.append(word)
+        if word.startswith("-"):
+            raise WorkloadError(_unknown(word, left[place + 1 :], options, for_job=for_job))
+        if for_job:  # ++workload.train.epochs=1, as DLIO has it
+            bare = word.lstrip("+")
+            word = bare.removeprefix("workload.") if bare.startswith("workload.") else word
+        is_override = is_key_value(word) or (for_job and word.startswith("~"))
+        (parsed.overrides if is_override else parsed.others).append(word)
+    parsed.others.extend(words[end + 1 :])
     return parsed
 
 
-def _behind(option: str, word: str) -> str:
-    """Return the word behind an option as its value, "" if it is another option or an override."""
-    takes_any = OPTIONS[option].value == "TEXT"
-    return "" if word.startswith("-") or (is_key_value(word) and not takes_any) else word
+def _value(option: str, word: str) -> str:
+    """Return the value of an option."""
+    refuse_tilde(option, word)
+    if not word or (is_key_value(word) and OPTIONS[option].value != "TEXT"):
+        raise ArgumentTypeError
+    return word
+
+
+def _own(option: str, meant: str, word: str) -> str:
+    """Return what dlemu takes for the value of another's option."""
+    refuse_tilde(option, word)
+    return meant.format(word)
+
+
+def _add_spellings(parser: ArgumentParser) -> None:
+    """Have a parser take the options of the others; `own` has what they mean."""
+    for option, meant in _KEYS.items():
+        parser.add_argument(option, dest="own", action="append", type=partial(_own, option, meant))
+    for option, meant in _FLAGS.items():
+        parser.add_argument(option, dest="own", action="append_const", const=meant)
+    parser.add_argument(*_PARAMS, dest="own", action="extend", nargs="*")
+    parser.add_argument(*_IDLE, action="store_true")
+    for option in (*_NAMES, _TYPE):
+        parser.add_argument(option, dest=option)
+
+
+def _unknown(word: str, behind: Sequence[str], options: Sequence[str], *, for_job: bool) -> str:
+    """Return the line for an option that a command does not have."""
+    option, _, value = word.partition("=")
+    if for_job and refusal(option):
+        return refusal(option)
+    hint = did_you_mean(option, (*options, *_OF_ALL), cutoff=0.7)
+    value = value or next(iter(behind), "")
+    if not hint and value and option not in OPTIONS:
+        hint = f"; a key has no dashes: {option.strip('-').replace('-', '_')}={value}"
+    return f"unknown option {word}{hint or ' (dlemu --help lists them)'}"
+
+
+def _workload(named: Mapping[str, str]) -> list[str]:
+    """Return workload=NAME for --workload or --model with --accelerator-type."""
+    if not {*_NAMES, _TYPE} & named.keys():
+        return []
+    known = known_workloads()
+    model = next((named[option] for option in _NAMES if option in named), "")
+    name = f"{model}_{named[_TYPE]}" if _TYPE in named else model
+    if not model:
+        raise WorkloadError(f"{_TYPE} {named[_TYPE]} needs --model, or write workload=NAME")
+    if name not in known and _TYPE not in named:
+        kinds = [each.rpartition("_")[2] for each in known if each.startswith(f"{model}_")]
+        if kinds:
+            raise WorkloadError(
+                f"--model {model} needs {_TYPE} {' or '.join(kinds)}; or write "
+                f"workload={model}_{'h100' if 'h100' in kinds else kinds[-1]}"
+            )
+    return [f"workload={name}"]

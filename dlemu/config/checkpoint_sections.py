@@ -115,7 +115,8 @@ class CheckpointSection(Section):
     """Checkpoints: what is written, how, and when in a run."""
 
     checkpoint_folder: str | None = None
-    """Where checkpoints go: each in a folder global_epoch<e>_step<s> below it."""
+    """Where checkpoints go: each in a folder global_epoch<e>_step<s> below it. s3://bucket/prefix:
+    they are objects, which are reached by the keys of `storage`."""
     num_checkpoints_write: Annotated[Natural, Use(by="checkpoint")] = 10
     """Checkpoints that `dlemu checkpoint` writes; 0: read those of an earlier command."""
     num_checkpoints_read: Annotated[Natural, Use(by="checkpoint")] = 10
@@ -138,9 +139,9 @@ class CheckpointSection(Section):
     odirect: bool | Literal["auto"] = False
     """Write and read past the page cache; `auto` falls back to buffered calls with a note."""
     piece_bytes: ReadBytes = 1_048_576
-    """Bytes of one write or read call."""
+    """Bytes of one write or read call; of an object's parts and ranges, at least 8 MiB."""
     io_depth: Annotated[int, Whole, Field(ge=1, le=256)] = 1
-    """Threads that write or read each file."""
+    """Threads that write or read each file; requests of each object that are under way."""
     rank_sync: Annotated[bool, Use(by="checkpoint")] = False
     """Rank 0's duration, which DLIO reports, includes the wait for the other ranks."""
     verify: Annotated[bool, Use(by="checkpoint")] = False
@@ -183,6 +184,16 @@ class CheckpointSection(Section):
     ] = 20_000_000_000
     """Bytes per second at which an accelerator copies its state to memory before that (about what
     PCIe 4.0 x16 carries)."""
+
+    @model_validator(mode="after")
+    def _fit_objects(self) -> Self:
+        for name, value in (("odirect", True), ("fsync", False), ("writer", "dcp")):
+            if "://" in (self.checkpoint_folder or "") and getattr(self, name) == value:
+                raise ValueError(
+                    f"checkpoint.{name}={str(value).lower()} has no meaning for objects, which are "
+                    "stored when their requests are answered; leave it out, or name a folder"
+                )
+        return self
 
     @model_validator(mode="after")
     def _reach_the_writer(self) -> Self:

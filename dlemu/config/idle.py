@@ -45,6 +45,11 @@ class Job:
         return self.workload.workflow.checkpoint
 
     @property
+    def saves_to_bucket(self) -> bool:
+        """Whether they are objects."""
+        return self.saves and "://" in (self.workload.checkpoint.checkpoint_folder or "")
+
+    @property
     def has_many(self) -> bool:
         """Whether files hold several samples."""
         return self.workload.dataset.num_samples_per_file > 1
@@ -53,6 +58,11 @@ class Job:
     def has_rows(self) -> bool:
         """Whether files hold rows of columns."""
         return self.workload.dataset.format == "parquet"
+
+    @property
+    def has_hdf5(self) -> bool:
+        """Whether files are HDF5's."""
+        return self.workload.dataset.format == "hdf5"
 
     @property
     def parses(self) -> bool:

@@ -72,7 +72,7 @@ from dlemu.units import parse_bytes, unmistakable, with_unit
 # Storage v1.0 and v2.0). A key that could change what is read must not be in this list.
 _IGNORED_KEYS = {
     "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files compression_level "
-    "generation_buffer_size",
+    "generation_buffer_size record_element_bytes",
     "reader": "batch_size_eval computation_threads pin_memory read_type file_access dont_use_mmap "
     "data_loader_classname data_loader_sampler reader_classname",
     "train": "seed_change_epoch",
@@ -110,14 +110,14 @@ class Drive(Section):
     write_bandwidth: Bandwidth | None = None
     """Sequential writes; what a prediction of checkpoints computes with."""
     random_read_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
-    """Random reads of 4 KiB per second; for the reader only."""
+    """Random reads of 4 KiB per second, and the most of other sizes; None: no limit."""
     random_write_iops: Annotated[float, Field(gt=0, le=10**12)] | None = None
     """Random writes of 4 KiB per second; for the reader only."""
     capacity: Annotated[Size, Field(gt=0, le=10**18)] | None = None
-    """Bytes that it holds; for `dlemu wear`."""
+    """Bytes that it holds; for `dlemu doctor --wear`."""
     endurance: Annotated[
         Annotated[Size, _endurance, _endurance_again, Field(gt=0, le=10**21)] | None,
-        Use(by="datagen run checkpoint wear"),
+        Use(by="datagen run checkpoint doctor"),
     ] = None
     """Bytes that hosts may write to it in its life (TBW), as 14PB, or as 1DWPD over five
     years; for the line on wear."""
@@ -174,7 +174,8 @@ class Workload(Section):
     train: Annotated[TrainSection, Use(by=RUNS)] = TrainSection()
     metric: Annotated[MetricSection, Use(by=f"{RUNS} report")] = MetricSection()
     storage: Annotated[
-        StorageSection, Use(by="datagen run size verify", when=lambda job: job.in_bucket)
+        StorageSection,
+        Use(by="datagen run size verify", when=lambda job: job.in_bucket or job.saves_to_bucket),
     ] = StorageSection()
     output: Annotated[OutputSection, Use(by=RUNS, closed=True)] = OutputSection()
     dali: Annotated[DaliSection, Use(by=RUNS, when=lambda job: job.by_dali)] = DaliSection()
@@ -192,7 +193,7 @@ class Workload(Section):
         ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves, closed=True)
     ] = ModelSection()
     """The model of checkpoints: a row of workloads/model/ by its name, a file, or its keys."""
-    drive: Annotated[NamedDrive | None, Use(by="predict size wear", closed=True)] = None
+    drive: Annotated[NamedDrive | None, Use(by="predict size doctor", closed=True)] = None
     """A datasheet of workloads/drive/ by its name, or the rates themselves."""
     drives: Annotated[Positive, Use(by="predict size", closed=True)] = 1
     """Number of such drives (`dlemu predict`)."""
@@ -399,6 +400,14 @@ def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
 
 def _checked(workload: Workload) -> Workload:
     """Return a workload whose keys go together."""
+    if workload.dataset.by_h5py and workload.reader.decode == "raw":
+        if "decode" in workload.reader.model_fields_set:
+            raise WorkloadError(
+                "reader.decode=raw: samples of chunked HDF5 files, or of several datasets, are "
+                "found by h5py alone; leave it out"
+            )
+        reader = workload.reader.model_copy(update={"decode": "library"})
+        workload = workload.model_copy(update={"reader": reader})
     _check_dali(workload)
     _check_access(workload)
     _check_places(workload)
@@ -477,12 +486,15 @@ def _check_places(workload: Workload) -> None:
         ("output.log", workload.output.log),
         ("cache.folder", workload.cache.folder),
         ("cache.origin", workload.cache.origin),
-        ("checkpoint.checkpoint_folder", workload.checkpoint.checkpoint_folder),
     ):
         if place is not None and "://" in place:
             raise WorkloadError(
-                f"{key}={place} must be a folder; only dataset.data_folder may be in a bucket"
+                f"{key}={place} must be a folder; only dataset.data_folder and "
+                "checkpoint.checkpoint_folder may be in a bucket"
             )
+    saved = workload.checkpoint.checkpoint_folder or ""
+    if "://" in saved:
+        object_path(saved, "checkpoint.checkpoint_folder")
 
 
 def load_workload(name: str | Path, overrides: Mapping[str, object] | None = None) -> Workload:
@@ -528,6 +540,12 @@ def _rename(raw: dict[str, Any]) -> None:
                 dataset.setdefault(old.replace("length", "length_bytes"), dataset.pop(old))
         if dataset.get("record_length_bytes_resize") == 0:
             dataset["record_length_bytes_resize"] = None
+        hdf5 = dataset.get("hdf5")
+        for key in ("num_dset_per_record", "chunk_dims", "max_shape"):
+            if isinstance(hdf5, dict) and key in hdf5:
+                dataset.setdefault(key, hdf5.pop(key) or None)
+        if hdf5 == {}:
+            del dataset["hdf5"]
     for section, key in (("reader", "preprocess_time"), ("train", "computation_time")):
         group = raw.get(section)
         if isinstance(group, dict) and f"{key}_stdev" in group:

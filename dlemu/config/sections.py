@@ -24,6 +24,7 @@ from pydantic import (
 from dlemu.config.refusal import describe
 from dlemu.errors import WorkloadError
 from dlemu.formats import FORMATS
+from dlemu.formats.csv import NUMBER_BYTES, TEXT_BYTES
 from dlemu.formats.format import Format
 from dlemu.plugins import Registry
 from dlemu.units import ceil_div, parse_bytes, parse_seconds, unmistakable, with_unit
@@ -232,10 +233,11 @@ class Distribution(Section):
     """Seconds, drawn for every step and accelerator; a draw below zero counts as zero.
 
     Given by mean and stdev, or by DLIO's keys: `min` and `max` (uniform), `shape` and `scale`
-    (gamma), `scale` (exponential). Or by `quantiles`, equally likely times: a draw is one of them.
+    (gamma), `scale` (exponential), `lam` (poisson: whole seconds). Or by `quantiles`, equally
+    likely times: a draw is one of them.
     """
 
-    type: Literal["normal", "uniform", "gamma", "exponential", "quantiles"] = "normal"
+    type: Literal["normal", "uniform", "gamma", "exponential", "poisson", "quantiles"] = "normal"
     mean: Seconds
     stdev: Seconds = 0.0
     quantiles: Annotated[tuple[Seconds, ...], Field(strict=False, max_length=1000)] = ()
@@ -255,6 +257,9 @@ class Distribution(Section):
                 value |= {"mean": shape * scale, "stdev": math.sqrt(abs(shape)) * scale}
             case {"type": "exponential", "scale": float() | int()}:
                 value["mean"] = _seconds(value.pop("scale"))
+            case {"type": "poisson", "lam": float() | int()}:
+                value["mean"] = _seconds(value.pop("lam"))
+                value["stdev"] = math.sqrt(abs(value["mean"]))
             case {"type": "quantiles", "quantiles": [*times]} if times:
                 times = [_seconds(time) for time in times]
                 value = {"mean": float(np.mean(times)), "stdev": float(np.std(times))} | value
@@ -281,7 +286,7 @@ class Distribution(Section):
         """Seconds that at most one draw in 10^15 exceeds."""
         if self.quantiles:
             return max(self.quantiles)
-        scale = self.mean if self.type == "exponential" else 0.0
+        scale = {"exponential": self.mean, "poisson": 1.0}.get(self.type, 0.0)
         if self.type == "gamma" and self.stdev:
             scale = self.stdev**2 / self.mean
         return self.mean + 10 * self.stdev + 40 * scale
@@ -301,6 +306,8 @@ class Distribution(Section):
                 drawn = generator.gamma(shape, self.mean / shape)
             case "exponential":
                 drawn = generator.exponential(self.mean)
+            case "poisson":
+                drawn = generator.poisson(self.mean)
             case "quantiles":
                 drawn = self.quantiles[generator.integers(len(self.quantiles))]
         return max(0.0, float(drawn))
@@ -486,12 +493,32 @@ class DatasetSection(Section):
     """Subfolders of `train/` that the files are spread over; 0: none."""
     file_prefix: FileName = "img"
     """Begin of each file's name."""
-    num_dset_per_record: Annotated[Annotated[int, Field(ge=1, le=1)], Use(by="")] = 1
-    """HDF5 datasets that a sample is cut into; only 1 is supported."""
-    compression: Annotated[Literal["none"], Use(by="")] = "none"
-    """Only `none`: compressed files cannot be read in place, and no MLPerf workload compresses."""
-    enable_chunking: Annotated[Literal[False], Use(by="")] = False
-    """HDF5 chunks; only `false` is supported."""
+    num_dset_per_record: Annotated[
+        Annotated[int, Whole, Field(ge=1, le=10_000)], Use(when=lambda job: job.has_hdf5)
+    ] = 1
+    """HDF5 datasets that a sample is cut into along the first axis of dataset.record_dims."""
+    compression: Literal["none", "gzip"] = "none"
+    """`gzip`: the chunks of HDF5 files are compressed. Other formats are not."""
+    enable_chunking: Annotated[bool, Use(when=lambda job: job.has_hdf5)] = False
+    """HDF5 files are chunked, and h5py reads them; `gzip` and dataset.max_shape ask for it too."""
+    chunk_dims: Annotated[
+        Annotated[
+            tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...],
+            Field(strict=False, max_length=MOST_AXES + 1),
+        ]
+        | None,
+        Use(when=lambda job: job.has_hdf5),
+    ] = None
+    """Sides of an HDF5 chunk in elements, the first that of the samples (DLIO: hdf5.chunk_dims).
+    []: h5py chooses. null: no chunks, unless another key asks for them."""
+    max_shape: Annotated[
+        Annotated[
+            tuple[Annotated[int, Whole, Field(ge=0, le=_LARGEST_SAMPLE)] | None, ...],
+            Field(strict=False, max_length=MOST_AXES),
+        ],
+        Use(when=lambda job: job.has_hdf5),
+    ] = ()
+    """DLIO's hdf5.max_shape: HDF5 chunks what may grow. Nothing here does."""
     parquet: Annotated[ParquetSection, Use(when=lambda job: job.has_rows)] = ParquetSection()
     chunk_size: Annotated[Annotated[Size, Field(ge=0, le=2**40)], Use(by="")] = 0
     """Bytes of an HDF5 chunk; has no effect."""
@@ -523,6 +550,44 @@ class DatasetSection(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _parts(self) -> Self:
+        first, rank = (*self.record_dims, 1)[0], 1 + len(self.record_dims or (1, 1))
+        if self.compression != "none" and self.format != "hdf5":
+            raise ValueError(
+                f"dataset.compression={self.compression} is for hdf5 files; {self.format} files "
+                "are read in place, leave it out"
+            )
+        if self.format == "csv" and self.record_element_type != "uint8":
+            raise ValueError(
+                "dataset.record_element_type must be uint8 in csv files, whose lines are numbers "
+                f"of known lengths; got {self.record_element_type!r}"
+            )
+        if first % self.num_dset_per_record:
+            raise ValueError(
+                "dataset.num_dset_per_record must divide the first of dataset.record_dims, "
+                f"{first}; got {self.num_dset_per_record}"
+            )
+        rank -= bool(self.record_dims) and first == self.num_dset_per_record
+        if self.chunk_dims and len(self.chunk_dims) != rank:
+            raise ValueError(
+                f"dataset.chunk_dims must have {rank} sides, the samples' and a dataset's; got "
+                f"{len(self.chunk_dims)}"
+            )
+        return self
+
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """Sides of an HDF5 chunk; (): h5py chooses; None: there are none."""
+        asked = self.enable_chunking or self.max_shape or self.compression != "none"
+        return () if asked and self.chunk_dims is None else self.chunk_dims
+
+    @property
+    def by_h5py(self) -> bool:
+        """Whether only h5py finds the samples in the files."""
+        cut = self.num_dset_per_record > 1 or self.chunks is not None
+        return self.format == "hdf5" and cut
+
     @property
     def file_format(self) -> Format:
         """What is known of the files."""
@@ -542,6 +607,9 @@ class DatasetSection(Section):
         """
         if self.columns:
             return float(sum(column.row_bytes for column in self.read_columns))
+        if self.format == "csv":  # the text of its numbers
+            numbers = math.prod(self.record_dims) if self.record_dims else self.record_length_bytes
+            return float(NUMBER_BYTES * max(1, round(numbers * TEXT_BYTES / NUMBER_BYTES)))
         if self.record_dims:
             return float(math.prod(self.record_dims) * self.element_bytes)
         if self.listed_sizes:
@@ -873,10 +941,9 @@ class PredictSection(Section):
     """Predict the minutes that one pass over the dataset takes as well: time to train."""
     calibration: Annotated[str | None, Use(by="predict size calibrate")] = None
     """File that `dlemu calibrate` wrote; None: predict from the datasheet alone."""
-    tool: Literal["dlemu", "dlio"] = "dlemu"
-    """Tool that reads. `dlio` needs more CPU time; for comparison with published figures."""
     host_cpus: Annotated[int, Whole, Field(ge=1, le=4096)] | None = None
-    """CPU cores of one host, which limit `predict.tool=dlio`."""
+    """CPU cores of a host: predict what a published DLIO run on it would show as well; None: by
+    the calibration."""
 
 
 class ClientSection(Section):

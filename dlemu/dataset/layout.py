@@ -51,6 +51,14 @@ class Layout:
     """Of a parquet file; a sample's size is then that of the columns that are read."""
     row_group_size: int = 0
     """Rows of a row group of a parquet file."""
+    dims: tuple[int, ...] = ()
+    """Shape of a sample in elements, where dataset.record_dims says it."""
+    num_parts: int = 1
+    """HDF5 datasets that a sample is cut into."""
+    chunks: tuple[int, ...] | None = None
+    """Sides of an HDF5 chunk, that of the samples first; (): h5py chooses; None: contiguous."""
+    compression: str = "none"
+    """Of an HDF5 file: `gzip`, or `none`."""
 
     @property
     def num_samples(self) -> int:
@@ -167,13 +175,14 @@ class Repeated(Layout):
 def layout_of(workload: Workload) -> Layout:
     """Return the layout of a workload's dataset."""
     dataset = workload.dataset
+    counts_bytes = bool(dataset.columns or dataset.listed_sizes or dataset.format == "csv")
     layout = Layout(
         format=dataset.format,
         num_files=workload.num_files,
         samples_per_file=dataset.num_samples_per_file,
         mean_bytes=dataset.mean_bytes,
         stdev_bytes=dataset.stdev_bytes,
-        element_bytes=1 if dataset.columns or dataset.listed_sizes else dataset.element_bytes,
+        element_bytes=1 if counts_bytes else dataset.element_bytes,
         seed=dataset.seed,
         prefix=dataset.file_prefix,
         num_subfolders=dataset.num_subfolders_train,
@@ -181,6 +190,10 @@ def layout_of(workload: Workload) -> Layout:
         listed=dataset.listed_sizes,
         columns=dataset.columns,
         row_group_size=dataset.parquet.row_group_size if dataset.columns else 0,
+        dims=() if counts_bytes else dataset.record_dims,
+        num_parts=dataset.num_dset_per_record if dataset.by_h5py else 1,
+        chunks=dataset.chunks if dataset.by_h5py else None,
+        compression=dataset.compression,
     )
     check_layout(layout)
     return layout

@@ -5,7 +5,7 @@ use it for every way of reading and writing. docs/formats.md has the layouts, CO
 how to add one.
 """
 
-from typing import Protocol
+from typing import Any
 
 from dlemu.formats.format import Crc, FileSamples, Format, Places, Read, Sink, crc32c
 from dlemu.plugins import Registry
@@ -27,29 +27,18 @@ FORMATS: Registry[Format] = Registry(
     mmap_indexed_binary="dlemu.formats.raw:INDEXED",
     parquet="dlemu.formats.parquet",
     webdataset="dlemu.formats.webdataset",
+    csv="dlemu.formats.csv",
 )
 
 
-class Described(Protocol):
-    """What a format depends on: a dataset's layout."""
-
-    @property
-    def format(self) -> str: ...
-    @property
-    def columns(self) -> tuple[object, ...]: ...
-    @property
-    def row_group_size(self) -> int: ...
-
-
-def format_of(layout: Described) -> Format:
+def format_of(layout: Any) -> Format:
     """Return the format of a dataset's files."""
-    return FORMATS[layout.format].of(layout.columns, layout.row_group_size)
+    return FORMATS[layout.format].of(layout)
 
 
 __all__ = [
     "FORMATS",
     "Crc",
-    "Described",
     "FileSamples",
     "Format",
     "Places",

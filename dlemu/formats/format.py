@@ -3,7 +3,7 @@
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -78,6 +78,10 @@ def varint(value: int) -> bytes:
 
 class Sink(Protocol):
     """Takes a file from its first byte to its last: datagen writes it, `verify` compares it."""
+
+    def content(self, sample: int, num_bytes: int) -> NDArray[np.uint8]:
+        """Return the content of a sample, which a format writes in another form."""
+        ...
 
     def write(self, data: bytes) -> None:
         """Take these bytes."""
@@ -223,9 +227,13 @@ class Format(ABC):
     by_dali = False
     """Whether DALI has a reader for such files."""
 
-    def of(self, columns: Sequence[Any], row_group_size: int) -> "Format":
-        """Return the format of the files of a dataset with these columns, if it has any."""
+    def of(self, layout: Any) -> "Format":
+        """Return the format of the files of a layout (`dlemu.dataset.layout.Layout`)."""
         return self
+
+    def stored(self, content: bytes, num_bytes: int) -> bytes:
+        """Return the payload of `num_bytes` of a sample with this content: it, but for text."""
+        return content
 
     @abstractmethod
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:

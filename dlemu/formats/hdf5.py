@@ -1,12 +1,18 @@
 """HDF5: samples along the first axis of one contiguous dataset, `records_0`, and `labels`.
 
 `records` is a hard link to the same dataset: some releases of DLIO read one name, some the other.
+Where a sample is cut into several datasets, or where these are chunked, only h5py finds it.
 """
 
 import functools
+import io
+import math
 import os
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
 from dlemu.formats.format import (
@@ -21,12 +27,15 @@ from dlemu.formats.format import (
 )
 from dlemu.formats.npy import ArrayFile
 from dlemu.storage.counted import CountedFile
-from dlemu.units import PAGE_BYTES
+from dlemu.units import PAGE_BYTES, ceil_div, round_up
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _RECORDS = (b"records_0", b"records")  # the second is DLIO's older name
 # Offset of the end-of-file address, by the superblock's version (HDF5 specification 3.0, II.A).
 _END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
+# More than HDF5 takes of a dataset's header and its entry in the group, and of a chunk's entry in
+# the index.
+_HEADER_BYTES, _ENTRY_BYTES = 1024, 32
 _MOST_DEFLATED = 1032
 """Bytes that one compressed byte can stand for (zlib's technical details)."""
 _SIDE = 0x5EEDF00D  # placeholder in a template for the first side of a sample
@@ -39,6 +48,12 @@ class Hdf5(Format):
     ways = ("random",)
     needs = "h5py"
     by_dali = True
+
+    def of(self, layout: Any) -> Format:
+        if layout.num_parts == 1 and layout.chunks is None:
+            return self
+        shape = layout.dims, layout.element_bytes, layout.num_parts
+        return Parts(*shape, layout.chunks, layout.compression)
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
         import h5py
@@ -60,7 +75,8 @@ class Hdf5(Format):
             ) from None
         if start is None:
             raise DatasetError(
-                "records_0 is chunked, compressed or empty; save it as one contiguous"
+                "records_0 is chunked, compressed or empty; dataset.enable_chunking=true reads it "
+                "by h5py"
             )
         if dtype.kind not in "biufc" or not dtype.isnative:
             raise DatasetError(
@@ -98,12 +114,102 @@ class Hdf5(Format):
         return _File(file, num_samples)
 
 
+@dataclass(frozen=True)
+class Parts(Format):
+    """Files that h5py writes and reads: several datasets a record, chunks, gzip.
+
+    Their bytes are those of the installed HDF5 library, and zeros up to the most that the chunks
+    may take: `deflate` does not shorten random bytes, it adds up to a thousandth.
+    """
+
+    ways = ("random",)
+    needs = "h5py"
+    dims: tuple[int, ...]
+    element_bytes: int
+    num_parts: int
+    """Datasets that a sample is cut into along its first axis."""
+    chunks: tuple[int, ...] | None
+    """Sides of a chunk, that of the samples included; (): h5py's own choice; None: contiguous."""
+    compression: str
+    """`gzip`, or `none`."""
+
+    def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
+        with CountedFile(path) as file:
+            parsed = _File(file, num_samples, self.num_parts)
+            sizes = [len(parsed.sample(place)) for place in range(num_samples)]
+            parsed.close()
+        return self.places(np.array(sizes))
+
+    def check_head(self, head: bytes, file_bytes: int) -> None:
+        FORMAT.check_head(head, file_bytes)
+
+    def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.array([self._most(int(size), sizes.shape[1]) for size in sizes[:, 0]])
+
+    def write(self, sink: Sink, file: FileSamples) -> None:
+        import h5py
+
+        sizes = file.sizes.tolist()
+        numbered = zip(file.samples.tolist(), sizes, strict=True)
+        data = np.stack([sink.content(sample, size) for sample, size in numbered])
+        parts = data.view(file.dtype).reshape(len(data), self.num_parts, -1)
+        shape = self._shape(sizes[0], len(sizes))
+        image = io.BytesIO()
+        with h5py.File(image, "w", libver="latest") as written:
+            for number in range(self.num_parts):
+                written.create_dataset(
+                    f"records_{number}",
+                    data=parts[:, number].reshape(shape),
+                    chunks=_chunks(shape, self.element_bytes, self.chunks),
+                    compression=None if self.compression == "none" else self.compression,
+                )
+            written["labels"] = np.zeros(len(sizes), np.int64)
+        sink.write(image.getvalue())
+        sink.write(bytes(self._most(sizes[0], len(sizes)) - image.getbuffer().nbytes))
+
+    def parse(self, file: CountedFile, num_samples: int) -> Parsed:
+        return _File(file, num_samples, self.num_parts)
+
+    def _shape(self, num_bytes: int, num_samples: int) -> tuple[int, ...]:
+        """Return the shape of each dataset; DLIO leaves a first axis of 1 out."""
+        first, *rest = self.dims or (num_bytes // self.element_bytes, 1)
+        first //= self.num_parts
+        return (num_samples, *([] if self.dims and first == 1 else [first]), *rest)
+
+    def _most(self, num_bytes: int, num_samples: int) -> int:
+        """Return the most bytes of a file: headers, labels, and each chunk with its entry."""
+        shape = self._shape(num_bytes, num_samples)
+        chunk = _chunks(shape, self.element_bytes, self.chunks) or shape
+        stored = math.prod(chunk) * self.element_bytes
+        if self.compression == "gzip":
+            stored += stored // 1000 + 13  # HDF5 stores what `deflate` makes longer than that as is
+        count = math.prod(map(ceil_div, shape, chunk))
+        each = _HEADER_BYTES + count * (stored + _ENTRY_BYTES)
+        return round_up(4 * PAGE_BYTES + 8 * num_samples + self.num_parts * each)
+
+
+@functools.cache
+def _chunks(
+    shape: tuple[int, ...], element_bytes: int, wanted: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """Return the sides of a chunk, at most those of the whole; None: contiguous."""
+    if wanted is None or wanted:
+        return wanted and tuple(map(min, wanted, shape))
+    import h5py
+
+    with h5py.File(io.BytesIO(), "w") as file:
+        found: tuple[int, ...] = file.create_dataset(
+            "x", shape, f"V{element_bytes}", chunks=True
+        ).chunks
+    return found
+
+
 class _File(ArrayFile):
     """A file that h5py has opened; of several samples, the first axis."""
 
     _axis = ()
 
-    def __init__(self, file: CountedFile, num_samples: int) -> None:
+    def __init__(self, file: CountedFile, num_samples: int, num_parts: int = 1) -> None:
         import h5py
 
         self._counted, self._num_samples = file, num_samples
@@ -111,6 +217,7 @@ class _File(ArrayFile):
             self._file = h5py.File(file, "r")
             name = "records_0" if "records_0" in self._file else "records"
             self._array = self._file[name]
+            self._others = [self._file[f"records_{part}"] for part in range(1, num_parts)]
             num_bytes, file_bytes = int(self._array.nbytes), os.fstat(file.fileno()).st_size
         except Exception as error:  # libraries raise many types for damaged files
             raise damaged(file, error) from None
@@ -120,6 +227,10 @@ class _File(ArrayFile):
                 f"{file.path} is damaged: {name} has {num_bytes} bytes by its header, the file "
                 f"{file_bytes}"
             )
+
+    def sample(self, place: int) -> NDArray[np.uint8]:
+        parts = [self._taken(array, place) for array in (self._array, *self._others)]
+        return np.concatenate(parts) if self._others else parts[0]
 
     def close(self) -> None:
         super().close()

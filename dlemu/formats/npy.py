@@ -153,8 +153,11 @@ class ArrayFile(Parsed):
             raise damaged(file, error) from None
 
     def sample(self, place: int) -> NDArray[np.uint8]:
+        return self._taken(self._array, place)
+
+    def _taken(self, whole: Any, place: int) -> NDArray[np.uint8]:
         try:
-            array = self._array[(*self._axis, place) if self._num_samples > 1 else ...]
+            array = whole[(*self._axis, place) if self._num_samples > 1 else ...]
             return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         except Exception as error:  # libraries raise many types for damaged files
             raise damaged(self._counted, error) from None

@@ -121,8 +121,8 @@ class Parquet(Format):
     head_bytes = len(MAGIC)
     in_columns = True
 
-    def of(self, columns: Sequence[Any], row_group_size: int) -> "Parquet":
-        return Parquet(tuple(columns), row_group_size)
+    def of(self, layout: Any) -> "Parquet":
+        return Parquet(layout.columns, layout.row_group_size)
 
     @property
     def read_columns(self) -> tuple[Column, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
-from dlemu.formats.format import FileSamples, Format, Places, Read, Sink
+from dlemu.formats.format import FileSamples, Format, Places, Read, Sink, Way
 from dlemu.storage.regular import read_regular
 
 _U64 = np.dtype("<u8")
@@ -21,7 +21,7 @@ _U64 = np.dtype("<u8")
 class Bare(Format):
     """Files of samples that follow one another, and of nothing else."""
 
-    ways = ("stream", "random")
+    ways: tuple[Way, ...] = ("stream", "random")
     why_equal = "nothing tells where a sample begins"
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:

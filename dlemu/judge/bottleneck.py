@@ -143,6 +143,8 @@ class Evidence:
     direct: bool
     """Whether reads bypassed the page cache."""
     num_accelerators: int
+    by_h5py: bool = False
+    """Whether reader.decode cannot be raw: only h5py finds the samples."""
     amplification: float = 1.0
     """Bytes of the storage / bytes of the samples."""
     needed: float = 1.0
@@ -323,7 +325,7 @@ def _loader(evidence: Evidence) -> Limit | None:
     if explains >= _ENOUGH and (unknown := _cpus_unknown(evidence)):
         return _unclear(evidence, unknown)
     advice = f"raise reader.read_threads (now {reader.read_threads})"
-    if longest == "decode" and reader.decode == "library":
+    if longest == "decode" and reader.decode == "library" and not evidence.by_h5py:
         advice += ", or set reader.decode=raw"
     if longest == "elsewhere" and reader.data_loader == "pytorch":
         advice += ", or set reader.data_loader=threads"
@@ -575,7 +577,7 @@ def _advice_for_cpus(evidence: Evidence, host: HostEvidence) -> str:
     else:
         if reader.data_loader == "pytorch":
             ways.append("reader.data_loader=threads")
-        if reader.decode == "library":
+        if reader.decode == "library" and not evidence.by_h5py:
             ways.append("reader.decode=raw")
         elif reader.odirect is False and not evidence.direct and evidence.gets is None:
             ways.append("reader.odirect=true")

@@ -99,6 +99,7 @@ def combine(
         reader=workload.reader,
         direct=all(host.direct for host in hosts),
         num_accelerators=len(sums.epochs[0].accelerators),
+        by_h5py=workload.dataset.by_h5py,
         amplification=measured["read_amplification"],
         needed=needed,
         gets=gets,

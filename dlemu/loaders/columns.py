@@ -18,10 +18,10 @@ from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import format_of
 from dlemu.formats.parquet import TAIL_BYTES, Amount, Parquet, Ranges, read_footer
 from dlemu.loaders.activity import READING, Note
-from dlemu.loaders.objects import ObjectReader
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
 from dlemu.storage.counted import CountedFile
 from dlemu.storage.extents import ExtentReader, File
+from dlemu.storage.s3.objects import ObjectReader
 
 
 @dataclass(slots=True, eq=False)

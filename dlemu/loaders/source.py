@@ -17,10 +17,10 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import format_of
 from dlemu.host.limits import free_memory_bytes
-from dlemu.loaders.objects import WHOLE_BYTES
 from dlemu.loaders.preprocessing import block_seconds
 from dlemu.storage.extents import Part, settle_direct
 from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3.objects import WHOLE_BYTES
 from dlemu.units import ceil_div, counted, format_bytes, round_up
 
 Memory = NDArray[np.uint8]

@@ -223,7 +223,8 @@ def _details(document: Document) -> Iterator[str]:
             f"{100 * waited_share(saves):.1f}% of the time"
         )
     if key["loads"]:
-        yield _cache(key)
+        if place_of(document).get("file_system") != "s3":
+            yield _cache(key)
         if key["verified"]:
             yield "verified: every byte read is the byte written"
         yield _readers(key)

@@ -1,24 +1,21 @@
 """Predictions of `dlemu predict`, and the calibrations of a host that they may rest on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dlemu.report.blocks import Block, Column, Document, Facts, Lines, Table, Verdict, table_of
 from dlemu.report.sizing import REAL, range_of
-from dlemu.units import counted, format_rate, format_seconds
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _BASIS = {
     "server": "from the server's rate",
-    "published": "drive from its datasheet, hosts that run DLIO",
     "datasheet": "from the datasheet alone; the host counts as unlimited",
     "host": "host calibrated, drive from its datasheet",
     "both": "host and drive calibrated",
 }
-_PUBLISHED = {
-    "drive": "a figure published for this is the drive's: the host moves more",
-    "host": "a figure published for this is the host's, not the drive's: the drives give more than "
-    "DLIO moves with these cores",
-    "either": "a figure published for this may be the host's and not the drive's: DLIO may need "
-    "all of these cores",
+_FIGURE = {
+    "drive": "the drive's figure: the host moves more",
+    "host": "the host's figure, not the drive's",
+    "either": "the figure may be the host's and not the drive's",
 }
 
 
@@ -42,9 +39,7 @@ def present_prediction(found: Document) -> list[Block]:
     if "minutes" in found:
         minutes = f"{found['minutes_low']:.2f} to {found['minutes_high']:.2f}"
         rows.append(("minutes of a pass", f"{found['minutes']:.2f}", minutes))
-    drives = [] if found["basis"] == "server" else [f"{found['drives']} x {found['drive']}"]
-    rate = found["server_bytes_per_second"]
-    storage = " behind ".join([*drives, *([f"a server of {format_rate(rate)}"] if rate else [])])
+    storage = _storage(found)
     of, required = f"of {found['workload']}", f"{found['threshold']:g}%"
     if asked is None:
         number = counted(found["num_accelerators"], "accelerator")
@@ -54,9 +49,58 @@ def present_prediction(found: Document) -> list[Block]:
         line = f"{number} {of} on {storage}: AU {found['au_percentage']:.2f}%, {required} required"
     return [
         Verdict(f"predicted: {line}; limit: {found['limit']}"),
+        *_published(found),
         Table(("", "predicted", "range"), rows),
         Lines(_notes(found)),
     ]
+
+
+def _storage(found: Document) -> str:
+    """Return "4 x D7-PS1010 behind a server of 20 GB/s"."""
+    drives = [] if found["basis"] == "server" else [f"{found['drives']} x {found['drive']}"]
+    rate = found["server_bytes_per_second"]
+    return " behind ".join([*drives, *([f"a server of {format_rate(rate)}"] if rate else [])])
+
+
+def _published(found: Document) -> Iterator[Block]:
+    """Yield what a published run would show, where the cores of a host are known."""
+    if (figure := found["published"]) is not None:
+        yield Lines(
+            [
+                f"a published DLIO run on {counted(figure['host_cpus'], 'core')} a host would show "
+                f"about {figure['num_accelerators']}, {range_of(figure)}: "
+                f"{_FIGURE[figure['figure']]}"
+            ]
+        )
+
+
+def present_predictions(found: Sequence[Document]) -> list[Block]:
+    """Return predictions of several drives or workloads in one table."""
+    asked = any(each["asked_accelerators"] for each in found)
+    best = max(found, key=lambda each: float(each["real_accelerators"]))
+    table = table_of(
+        found,
+        Column("workload", "workload"),
+        Column("storage", _storage, text=True),
+        Column("most that pass" if asked else "accelerators", "real_accelerators", ".1f"),
+        Column("range", range_of),
+        Column("AU (%)", "au_percentage", ".2f", spare=2),
+        Column("read", "read_bytes_per_second", format_rate, spare=1),
+        Column("limit", "limit", text=True),
+        *(
+            [Column("published DLIO run", _shown_by_dlio)]
+            * any(each["published"] for each in found)
+        ),
+    )
+    number = f"{best['real_accelerators']:.1f} accelerators of {best['workload']}"
+    notes = dict.fromkeys(note for each in found for note in _notes(each) if REAL not in note)
+    line = f"predicted: {_storage(best)} feeds the most, {number}"
+    return [Verdict(line), table, Lines([REAL, *notes])]
+
+
+def _shown_by_dlio(found: Document) -> str | None:
+    figure = found["published"]
+    return figure and f"{figure['num_accelerators']}, {range_of(figure)}"
 
 
 def _notes(found: Document) -> list[str]:
@@ -64,7 +108,7 @@ def _notes(found: Document) -> list[str]:
     lines = []
     if found["asked_accelerators"] is None and found["limit"] == "storage":  # else N* is not its
         lines.append(f"{REAL}; here {found['real_accelerators']:.2f}")
-    more = f", {found['host_cpus']} cores each" if found["basis"] == "published" else ""
+    more = ""
     if found["basis"] == "server":
         more = "; host calibrated" if found["calibrated"] else "; the host counts as unlimited"
     lines.append(f"basis: {_BASIS[found['basis']]}{more}")
@@ -87,12 +131,13 @@ def _notes(found: Document) -> list[str]:
             "at least: something other than the storage limited the calibration, so there may be "
             "more"
         )
-    if found["published_figure"] is not None:
-        lines.append(_PUBLISHED[found["published_figure"]])
+    if found["bound_by_iops"]:
+        size = format_bytes(found["bytes_of_a_read"])
+        lines.append(f"reads of {size}: the drive's IOPS bound them, not its bandwidth")
     if found["extrapolated"]:
         most = found["compared_accelerators"]
         lines.append(f"extrapolated: the barrier was never compared above {most} accelerators")
-    if not found["calibrated"] and found["published_figure"] is None:
+    if not found["calibrated"]:
         lines.append("next: dlemu calibrate measures what this host can move")
     return lines
 

@@ -242,7 +242,7 @@ def _preprocessing(prepared: Document, accelerators: int, own: Document) -> Iter
         )
 
 
-# --- dlemu wear -----------------------------------------------------------------------------------
+# --- dlemu doctor --wear --------------------------------------------------------------------------
 
 
 def present_wear(document: Document) -> list[Block]:
@@ -301,7 +301,7 @@ def _life(drive: Document) -> Iterator[tuple[str, str]]:
     yield "media errors", f"{drive['media_errors'] or 0:,}"
 
 
-# --- dlemu workloads ------------------------------------------------------------------------------
+# --- dlemu help workloads -------------------------------------------------------------------------
 
 
 def present_workloads(rows: Sequence[Document]) -> list[Block]:

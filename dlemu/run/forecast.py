@@ -12,7 +12,6 @@ from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, r
 from dlemu.judge.folders import check_free
 from dlemu.loaders.cache.forecast import TierForecast, forecast_tier
 from dlemu.loaders.cache.host import has_tier
-from dlemu.loaders.objects import probe_objects
 from dlemu.loaders.source import readers_memory
 from dlemu.ranks.world import World
 from dlemu.run.closed import check_closed
@@ -20,6 +19,7 @@ from dlemu.run.job import check_job
 from dlemu.run.replay import check_blocks
 from dlemu.storage.probe import probe_rate
 from dlemu.storage.s3.location import ObjectPath
+from dlemu.storage.s3.objects import probe_objects
 
 _PROBE_SECONDS = 1.0
 _MOST_READERS = 64

@@ -103,9 +103,9 @@ class RunMonitor:
         cache = self._workload.cache
         own = [] if cache.folder is None else [Path(cache.folder)]
         written = [*own, *map(Path, cache.devices)]
-        checkpoints = self._workload.checkpoint.checkpoint_folder
-        if self._workload.workflow.checkpoint and checkpoints is not None:
-            written.append(Path(checkpoints))
+        saved = self._workload.checkpoint.checkpoint_folder
+        if self._workload.workflow.checkpoint and saved and "://" not in saved:
+            written.append(Path(saved))
         read = [] if self._in_bucket else [self._workload.data_folder]
         self._wear = WearWatch(*read, *written)
         origin = [] if cache.origin is None else [Path(cache.origin)]

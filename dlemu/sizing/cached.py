@@ -10,7 +10,6 @@ has the AU that is asked. Derivations: docs/cache.md.
 
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +17,9 @@ from numpy.typing import NDArray
 from dlemu.config.model import Drive, Workload
 from dlemu.config.sections import CachePolicy
 from dlemu.errors import WorkloadError
-from dlemu.judge.folders import make
-from dlemu.judge.records import write_json
 from dlemu.sizing import formula
 from dlemu.sizing.formula import PredictionInput
-from dlemu.sizing.predict import Predicted, needed_rates
+from dlemu.sizing.predict import Predicted, keep, needed_rates
 
 _NUM_PARTS = 200
 Shares = NDArray[np.float64]
@@ -156,9 +153,7 @@ def predict_cached(workload: Workload) -> CachedPrediction:
     )
     cold, warm = (_predicted(workload, drive, slowest) for slowest in (given.cold, given.warm))
     found = CachedPrediction(workload, drive, given, cold, warm)
-    if workload.output.folder is not None:
-        with make(Path(workload.output.folder)) as folder:
-            write_json(folder / "predict.json", found.document)
+    keep(workload, found.document)
     return found
 
 

@@ -281,6 +281,7 @@ class _Runs:
         jitter = _jitter(read_steps(one.folder))
         return Calibration(
             host=self._world.host,
+            host_cpus=_cores(),
             workload=workload.name,
             loader=workload.reader.data_loader,
             odirect=workload.reader.odirect is True,
@@ -318,6 +319,12 @@ def _readers(workload: Workload, world: World) -> int:
     """Return the accelerators whose workers keep all CPUs of the host busy."""
     cpus = os.cpu_count() or 1
     return max(2, world.num_ranks, ceil_div(cpus, max(1, workload.reader.read_threads)))
+
+
+def _cores() -> int | None:
+    """Return the cores of this host, without their further threads; None: the kernel hides them."""
+    cpus = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")
+    return len({path.read_text() for path in cpus}) or None
 
 
 def _num_samples(workload: Workload) -> int:

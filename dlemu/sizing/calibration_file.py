@@ -22,6 +22,8 @@ class Calibration(BaseModel):
     version: Literal[3] = 3
     host: str = ""
     """Its name."""
+    host_cpus: Annotated[int, Field(ge=1)] | None = None
+    """Its CPU cores; None: not known."""
     workload: str
     loader: str
     odirect: bool

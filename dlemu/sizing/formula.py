@@ -26,18 +26,26 @@ from typing import Literal, Self
 import numpy as np
 
 from dlemu.config.model import Drive, Workload
+from dlemu.dataset.layout import layout_of
 from dlemu.errors import WorkloadError
 from dlemu.judge.metrics import passes
+from dlemu.loaders.columns import amount_of
 from dlemu.sizing.calibration_file import ERROR, Calibration
+from dlemu.units import ceil_div
 
 AU_NOISE = 0.0036
 """Two standard deviations of AU from run to run, 0 to 1 (published cells: median 0.18 points)."""
 UNMEASURED_OVERHEAD = 0.014
 """Largest overhead of a step, as a share of computation_time, that is assumed where it was not
 measured: the largest in a published cell at its AU ceiling (printed by `benchmarks.published`)."""
-DLIO_CORE_SECONDS = {"npz": (1.2, 4.3), "tfrecord": (2.6, 6.4)}
-"""CPU cores of a host x seconds that DLIO needs for a GB in published results: the cheapest host,
-and the dearest of those whose drives were fast enough (printed by `benchmarks.published`)."""
+DLIO_CORE_SECONDS = {"npz": (1.2, 4.3), "tfrecord": (2.8, 6.4), "tfrecord, many": (2.6, 5.1)}
+"""CPU cores of a host x seconds that DLIO needs for a GB in published results, by format, and for
+files of many samples: the cheapest host, and the dearest of those whose drives were fast enough
+(printed by `benchmarks.published`)."""
+DLIO_DRIVE_SHARE = (0.75, 1.25)
+"""Share of their datasheets that drives give to DLIO in published results: all that the host does
+not limit lie between, but for two (printed by `benchmarks.published`). By the rule memory may hold
+a fifth of a dataset: so drives seem to give up to 1.25."""
 LINK_PAYLOAD = (1448 / 1538, 8948 / 9038)
 """Share of a link's rate that is payload, in TCP over Ethernet with frames of 1500 and 9000 bytes:
 a frame has 52 bytes of headers of IP and TCP, and costs 38 more on the wire."""
@@ -46,22 +54,38 @@ EXTRAPOLATED_ABOVE = 400
 
 
 @dataclass(frozen=True)
-class PublishedHost:
-    """What a host moves with DLIO, the tool of published results; bytes per second."""
+class Reads:
+    """What storage gives for a batch of one accelerator."""
 
-    low: float
-    high: float
+    num_bytes: float
+    """Those that are read, not only those that are used."""
+    num_calls: float
 
     @classmethod
-    def of(cls, dataset_format: str, cpus: int) -> Self:
-        """Return what a host with this many CPU cores moves."""
-        if dataset_format not in DLIO_CORE_SECONDS:
-            raise WorkloadError(
-                "predict.tool=dlio is known for dataset.format "
-                f"{' and '.join(DLIO_CORE_SECONDS)}, got {dataset_format}; leave predict.tool out"
-            )
-        cheapest, dearest = DLIO_CORE_SECONDS[dataset_format]
-        return cls(1e9 * cpus / dearest, 1e9 * cpus / cheapest)
+    def of(cls, workload: Workload) -> Self:
+        """Return the reads of a workload."""
+        reader, dataset, used = workload.reader, workload.dataset, workload.bytes_per_step
+        if dataset.columns:
+            one = workload.with_keys({"dataset.num_files_train": 1})
+            amount = amount_of(one, layout_of(one))
+            return cls(used * amount.read / amount.useful, reader.batch_size * amount.reads)
+        if workload.streamed:
+            return cls(used, used / reader.transfer_size)
+        pieces = ceil_div(math.ceil(dataset.mean_bytes), reader.piece_bytes)
+        return cls(used, reader.batch_size * pieces)
+
+    @property
+    def size(self) -> float:
+        """Mean bytes of a read."""
+        return self.num_bytes / self.num_calls
+
+    def rate_of(self, drive: Drive) -> float:
+        """Return the bytes per second that a drive gives: its IOPS bound small reads.
+
+        Raises:
+            WorkloadError: the drive's rate is not given.
+        """
+        return min(drive.read_rate, (drive.random_read_iops or math.inf) * self.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +99,7 @@ class PredictionInput:
     threshold: float
     """Least AU that passes, in percent."""
     drive_read_bytes_per_second: float
-    """Sequential read rate of a drive by its datasheet."""
+    """What a drive gives to such reads, by its datasheet."""
     num_drives: int = 1
     """Drives over all hosts."""
     num_hosts: int = 1
@@ -85,8 +109,6 @@ class PredictionInput:
     """What the storage's servers give together."""
     accelerators: int | None = None
     """Number to predict AU and rate for; None: the most that pass."""
-    published_host: PublishedHost | None = None
-    """The host that ran DLIO (`predict.tool=dlio`); None: dlemu reads."""
 
     def __post_init__(self) -> None:
         if self.computation_time <= 0:
@@ -101,48 +123,25 @@ class PredictionInput:
         Raises:
             WorkloadError: the drive's rate is not given, or a number is not above 0.
         """
-        server = workload.server.read_bandwidth
+        server, reads = workload.server.read_bandwidth, Reads.of(workload)
         return cls(
             computation_time=workload.train.computation_time.mean,
-            batch_bytes=workload.bytes_per_step,
+            batch_bytes=reads.num_bytes,
             threshold=100 * workload.metric.au,
             drive_read_bytes_per_second=math.inf
             if drive.read_bandwidth is None and server is not None
-            else drive.read_rate,
+            else reads.rate_of(drive),
             num_drives=workload.drives,
             num_hosts=workload.num_hosts,
             nic_gbps=workload.client.nic_gbps,
             server_read_bytes_per_second=server,
             accelerators=workload.predict.accelerators,
-            published_host=_published_host(workload),
         )
 
     @property
     def demand(self) -> float:
         """Bytes per second that one accelerator takes if it never waits."""
         return self.batch_bytes / self.computation_time
-
-
-def _published_host(workload: Workload) -> PublishedHost | None:
-    """Return the host that ran DLIO; None where dlemu reads."""
-    cpus = workload.predict.host_cpus
-    if workload.predict.tool == "dlemu":
-        if cpus is not None:
-            raise WorkloadError(
-                f"predict.host_cpus={cpus} has an effect with predict.tool=dlio only: what a host "
-                "moves with dlemu is measured by dlemu calibrate"
-            )
-        return None
-    if workload.predict.calibration is not None:
-        raise WorkloadError(
-            "predict.calibration was measured with dlemu, not with predict.tool=dlio; leave out "
-            "one of the two"
-        )
-    if cpus is None:
-        raise WorkloadError(
-            "predict.tool=dlio needs predict.host_cpus, the CPU cores of one host, from 1 to 4096"
-        )
-    return PublishedHost.of(workload.dataset.format, cpus)
 
 
 @dataclass(frozen=True)
@@ -179,8 +178,6 @@ class Prediction:
     """False: from the datasheet alone, no host was measured."""
     extrapolated: bool
     """There are more accelerators than the barrier term was compared with."""
-    published_figure: Literal["drive", "host", "either"] | None = None
-    """What a figure published with `predict.tool=dlio` measures here; None: dlemu reads."""
 
 
 def predict(job: PredictionInput, calibration: Calibration | None = None) -> Prediction:
@@ -214,15 +211,44 @@ def predict(job: PredictionInput, calibration: Calibration | None = None) -> Pre
         },
         calibrated=calibration is not None,
         extrapolated=running > EXTRAPOLATED_ABOVE,
-        published_figure=None if job.published_host is None else _published_figure(low, high),
     )
 
 
-def _published_figure(low: "_Terms", high: "_Terms") -> Literal["drive", "host", "either"]:
-    """Return which of the two a published figure measures; `either` where the ranges overlap."""
+@dataclass(frozen=True)
+class Published:
+    """What a published DLIO run would show on the same storage."""
+
+    host_cpus: int
+    num_accelerators: int
+    low: int
+    high: int
+    figure: Literal["drive", "host", "either"]
+    """What that measures; `either` where the ranges overlap."""
+
+
+def host_with_dlio(workload: Workload, cpus: int) -> tuple[float, float] | None:
+    """Return the least and the most bytes per second that DLIO moves with the cores of a host.
+
+    None: no results with the format are published.
+    """
+    dataset = workload.dataset
+    many = f"{dataset.format}, many" if dataset.num_samples_per_file > 1 else dataset.format
+    if (found := DLIO_CORE_SECONDS.get(many) or DLIO_CORE_SECONDS.get(dataset.format)) is None:
+        return None
+    cheapest, dearest = found
+    return 1e9 * cpus / dearest, 1e9 * cpus / cheapest
+
+
+def published(job: PredictionInput, host: tuple[float, float], cpus: int) -> Published:
+    """Return what a published run shows whose hosts move so much: `host_with_dlio`."""
+    mean, low, high = (_Terms.of(job, None, sign, host) for sign in (0, -1, 1))
+    figure: Literal["drive", "host", "either"] = "either"
     if high.feeds["host cpu"] < low.feeds["storage"]:
-        return "host"
-    return "drive" if low.feeds["host cpu"] > high.feeds["storage"] else "either"
+        figure = "host"
+    elif low.feeds["host cpu"] > high.feeds["storage"]:
+        figure = "drive"
+    number, least, most = (terms.number(job.threshold) or 0 for terms in (mean, low, high))
+    return Published(cpus, number, least, most, figure)
 
 
 def step_overhead(computation_time: float, au_percentage: float, jitter: float) -> float:
@@ -251,6 +277,11 @@ class _Rate:
 _UNLIMITED = _Rate(math.inf)
 
 
+def _between(low: float, high: float, *, sign: int) -> _Rate:
+    """Return the low (-1) or the high (1) end, or their geometric mean: the ends are far apart."""
+    return _Rate({-1: low, 0: math.sqrt(low * high), 1: high}[sign], error=0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Terms:
     """The terms of the formula. Times are seconds."""
@@ -264,8 +295,17 @@ class _Terms:
     jitter: float = 0.0
 
     @classmethod
-    def of(cls, job: PredictionInput, calibration: Calibration | None, sign: int) -> Self:
-        """Return the terms as they are (sign 0), or all at the worse (-1) or better (1) end."""
+    def of(
+        cls,
+        job: PredictionInput,
+        calibration: Calibration | None,
+        sign: int,
+        dlio: tuple[float, float] | None = None,
+    ) -> Self:
+        """Return the terms as they are (sign 0), or all at the worse (-1) or better (1) end.
+
+        `dlio`: the least and the most that a host moves which runs DLIO.
+        """
         drive, host = _Rate(job.drive_read_bytes_per_second), _UNLIMITED
         overhead = UNMEASURED_OVERHEAD * job.computation_time if sign < 0 else 0.0
         jitter = cached = 0.0
@@ -275,10 +315,9 @@ class _Terms:
             overhead = calibration.overhead * (1 - sign * error)
             overhead = max(0.0, overhead - sign * AU_NOISE * job.computation_time)
             jitter = calibration.jitter * (1 - sign * error)
-        elif job.published_host is not None:
-            low, high = job.published_host.low, job.published_host.high
-            # The geometric mean: the ends are factors apart.
-            host = _Rate({-1: low, 0: math.sqrt(low * high), 1: high}[sign], error=0.0)
+        elif dlio is not None:
+            shares = (share * drive.value for share in DLIO_DRIVE_SHARE)
+            drive, host = _between(*shares, sign=sign), _between(*dlio, sign=sign)
         given = job.server_read_bytes_per_second
         server = _UNLIMITED if given is None else _Rate(given)
         link = math.inf if job.nic_gbps is None else job.nic_gbps * 1e9 / 8

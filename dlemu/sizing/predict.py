@@ -12,8 +12,9 @@ from dlemu.judge.folders import make
 from dlemu.judge.records import write_json
 from dlemu.sizing import formula
 from dlemu.sizing.calibration_file import Calibration
-from dlemu.sizing.formula import Prediction, PredictionInput
+from dlemu.sizing.formula import Prediction, PredictionInput, Published, Reads
 from dlemu.storage.regular import read_regular
+from dlemu.units import each_once
 
 _OF_A_HOST = 8
 """Accelerators of a pass, where predict.minutes is asked for without predict.accelerators."""
@@ -26,6 +27,8 @@ class Predicted(Prediction):
     workload: Workload
     drive: Drive
     """One of the `workload.drives` drives; without a rate where only the server's is known."""
+    published: Published | None = None
+    """What a published DLIO run would show; None: the cores of a host are not known."""
 
     @property
     def pass_bytes(self) -> float | None:
@@ -43,15 +46,17 @@ class Predicted(Prediction):
     @property
     def document(self) -> dict[str, object]:
         """The content of predict.json."""
-        workload = self.workload
+        workload, reads = self.workload, Reads.of(self.workload)
         found = {
             "kind": "prediction",
             "workload": workload.name,
             "threshold": 100 * workload.metric.au,
-            "demand_bytes_per_second": workload.demand,
+            "demand_bytes_per_second": reads.num_bytes / workload.train.computation_time.mean,
+            "bytes_of_a_read": reads.size,
+            "bound_by_iops": self.drive.read_bandwidth is not None
+            and reads.rate_of(self.drive) < self.drive.read_rate,
             "basis": self._basis,
             "num_hosts": workload.num_hosts,
-            "host_cpus": workload.predict.host_cpus,
             "link_gbps": workload.client.nic_gbps,
             "server_bytes_per_second": workload.server.read_bandwidth,
             "compared_accelerators": formula.EXTRAPOLATED_ABOVE,
@@ -59,6 +64,7 @@ class Predicted(Prediction):
             "drive": self.drive.name,
             "drives": workload.drives,
             **{field.name: getattr(self, field.name) for field in dataclass_fields(Prediction)},
+            "published": None if self.published is None else vars(self.published),
         }
         if workload.predict.minutes:
             found |= {
@@ -71,11 +77,9 @@ class Predicted(Prediction):
 
     @property
     def _basis(self) -> str:
-        """What the prediction rests on: "server", "published", "datasheet", "host" or "both"."""
+        """What the prediction rests on: "server", "datasheet", "host" or "both"."""
         if self.drive.read_bandwidth is None:
             return "server"
-        if self.published_figure is not None:
-            return "published"
         if not self.calibrated:
             return "datasheet"
         return "host" if self.workload.drive is not None else "both"
@@ -101,12 +105,45 @@ def predict(workload: Workload) -> Predicted:
         if workload.predict.accelerators is None:
             workload = workload.with_keys({"predict.accelerators": _OF_A_HOST})
     drive, calibration = needed_rates(workload)
-    prediction = formula.predict(PredictionInput.of(workload, drive), calibration)
-    predicted = Predicted(**vars(prediction), workload=workload, drive=drive)
+    job = PredictionInput.of(workload, drive)
+    prediction, figure = formula.predict(job, calibration), _published(workload, job, calibration)
+    predicted = Predicted(**vars(prediction), workload=workload, drive=drive, published=figure)
+    keep(workload, predicted.document)
+    return predicted
+
+
+def keep(workload: Workload, document: dict[str, object]) -> None:
+    """Write predict.json, where output.folder is set.
+
+    Raises:
+        RunError: it cannot be written.
+    """
     if workload.output.folder is not None:
         with make(Path(workload.output.folder)) as folder:
-            write_json(folder / "predict.json", predicted.document)
-    return predicted
+            write_json(folder / "predict.json", document)
+
+
+def _published(
+    workload: Workload, job: PredictionInput, calibration: Calibration | None
+) -> Published | None:
+    """Return what a published run would show, where the cores of its hosts are known.
+
+    Raises:
+        WorkloadError: predict.host_cpus is given, and nobody published such a dataset.
+    """
+    asked = workload.predict.host_cpus
+    cpus = asked or (None if calibration is None else calibration.host_cpus)
+    if cpus is None:
+        return None
+    if (host := formula.host_with_dlio(workload, cpus)) is not None:
+        return formula.published(job, host, cpus)
+    if asked is None:
+        return None
+    known = each_once(name.partition(",")[0] for name in formula.DLIO_CORE_SECONDS)
+    raise WorkloadError(
+        f"predict.host_cpus={asked} asks for a published figure, and none is known for "
+        f"dataset.format={workload.dataset.format}, only for {known}; leave it out"
+    )
 
 
 def needed_rates(workload: Workload) -> tuple[Drive, Calibration | None]:
@@ -140,11 +177,10 @@ def _pass_bytes(workload: Workload) -> float:
             "predict.minutes needs the size of the dataset, got dataset.num_files_train=auto; "
             "give a number of files, as dlemu datasize tells it"
         )
-    whole = dataset.num_files_train * dataset.num_samples_per_file * dataset.mean_bytes
-    if most == -1:
-        return whole
-    accelerators = workload.predict.accelerators or _OF_A_HOST
-    return min(whole, most * accelerators * workload.bytes_per_step)
+    steps = dataset.num_files_train * dataset.num_samples_per_file / workload.reader.batch_size
+    if most != -1:
+        steps = min(steps, most * (workload.predict.accelerators or _OF_A_HOST))
+    return steps * Reads.of(workload).num_bytes
 
 
 def known_rates(workload: Workload) -> tuple[Drive | None, Calibration | None]:

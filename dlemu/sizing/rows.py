@@ -3,15 +3,13 @@
 Arithmetic only: sizes and times beside the datasheets of workloads/drive/ (docs/workloads.md).
 """
 
-import math
 from dataclasses import dataclass
 
 from dlemu.config.compose import datasheet, known_workloads
 from dlemu.config.model import Drive, Workload, load_workload
 from dlemu.config.published import is_measured
-from dlemu.dataset.layout import layout_of
-from dlemu.loaders.columns import amount_of
-from dlemu.units import ceil_div, format_rate
+from dlemu.sizing.formula import Reads
+from dlemu.units import format_rate
 
 _SLOWEST, _FASTEST = "d3_s4520", "d7_ps1010"
 _BOUNDS = ("gnn_rgat_h100",)
@@ -31,27 +29,20 @@ class Row:
     @property
     def bytes_per_second(self) -> float:
         """Bytes that storage must give: those that are read, not only those that are used."""
-        if not self.workload.dataset.columns:
-            return self.workload.demand
-        amount = amount_of(self.workload, layout_of(self.workload))
-        return self.workload.demand * amount.read / amount.useful
+        return Reads.of(self.workload).num_bytes / self._step
 
     @property
     def reads_per_second(self) -> float:
         """Read calls that one accelerator causes."""
-        workload, reader = self.workload, self.workload.reader
-        dataset = workload.dataset
-        samples = reader.batch_size / workload.train.computation_time.mean
-        if dataset.columns:
-            return samples * amount_of(workload, layout_of(workload)).reads
-        if dataset.num_samples_per_file > 1 and workload.streamed:
-            return self.bytes_per_second / reader.transfer_size
-        return samples * ceil_div(math.ceil(dataset.mean_bytes), reader.piece_bytes)
+        return Reads.of(self.workload).num_calls / self._step
+
+    @property
+    def _step(self) -> float:
+        return self.workload.train.computation_time.mean
 
     def drives(self, drive: Drive) -> float:
         """Return how many such drives one accelerator needs, by bandwidth or by IOPS."""
-        by_bytes = self.bytes_per_second / drive.read_rate
-        return max(by_bytes, self.reads_per_second / (drive.random_read_iops or math.inf))
+        return self.bytes_per_second / Reads.of(self.workload).rate_of(drive)
 
     @property
     def limited(self) -> str:
@@ -77,7 +68,7 @@ class Row:
             "format": workload.dataset.format,
             "access": workload.reader.access or "stream",
             "batch_size": workload.reader.batch_size,
-            "step_seconds": workload.train.computation_time.mean,
+            "step_seconds": self._step,
             "step_measured": is_measured(workload.name),
             "bytes_per_second": self.bytes_per_second,
             "useful_bytes_per_second": workload.demand,

@@ -122,7 +122,7 @@ class OwnedFolder:
         """
         path = self.path / self.mark
         try:
-            return dict(json.loads(read_regular(path, error=RunError)))
+            return dict(json.loads(self._read(path)))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except DAMAGE as error:
@@ -133,7 +133,13 @@ class OwnedFolder:
 
     def write(self, fields: Mapping[str, Any]) -> None:
         """Write the mark, whole or not at all. Raises OSError."""
-        write_atomically(self.path / self.mark, json.dumps(fields, indent=1).encode())
+        self._write(self.path / self.mark, json.dumps(fields, indent=1).encode())
+
+    def _read(self, path: Path) -> bytes:
+        return read_regular(path, error=RunError)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        write_atomically(path, data)
 
     def entries(self) -> list[str]:
         """Return the paths below the folder of what dlemu has made there, in order.

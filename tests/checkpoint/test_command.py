@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dlemu.checkpoint.folder import RECORD, read_record
+from dlemu.checkpoint.place import RECORD, place_of
 from dlemu.cli.main import run
 from dlemu.config.compose import compose_words
 from dlemu.config.model import check_workload
@@ -88,16 +88,16 @@ def test_the_same_command_replaces_its_own_and_reads_may_come_later(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert checkpoint() == 0
-    first = read_record(Path("ck"))
+    first = place_of(Path("ck"), None).record()
     assert checkpoint("checkpoint.num_checkpoints_read=0") == 0
     assert "removed: 2 checkpoints of an earlier command" in capsys.readouterr().out
-    again = read_record(Path("ck"))
+    again = place_of(Path("ck"), None).record()
     assert first is not None and again is not None and first.seed != again.seed
     reads = ("checkpoint.num_checkpoints_write=0", "checkpoint.num_checkpoints_read=3", "--verify")
     assert checkpoint(*reads, "output.folder=out") == 0
     assert summary()["checkpoint"]["saves"] == []
     assert "a checkpoint of unet3d is read in " in capsys.readouterr().out
-    assert read_record(Path("ck")) == again
+    assert place_of(Path("ck"), None).record() == again
 
 
 def test_a_refusal_keeps_the_checkpoints_of_before_and_an_empty_folder() -> None:

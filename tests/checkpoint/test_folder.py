@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from dlemu.checkpoint import job as writing
-from dlemu.checkpoint.folder import (
-    RECORD,
-    Record,
-    clean,
-    examine,
-    opened,
-    read_record,
-    step_folder,
-)
+from dlemu.checkpoint.folder import examine, opened, step_folder
+from dlemu.checkpoint.place import RECORD, CheckpointFolder, Record, place_of
 from dlemu.checkpoint.plan import Plan
 from dlemu.config.model import Workload, load_model
 from dlemu.errors import RunError, WorkloadError
@@ -24,6 +17,10 @@ from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 
 RECORDED = Record("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadata", 0)), (1, 2))
+
+
+def place(folder: Path) -> CheckpointFolder:
+    return place_of(folder, None).of(RECORDED)
 
 
 @pytest.fixture
@@ -35,20 +32,20 @@ def own(tmp_path: Path) -> Path:
     (step_folder(folder, 1) / "a.pt").write_bytes(b"abc")
     (step_folder(folder, 1) / "dcp_0" / ".metadata").touch()
     (step_folder(folder, 2) / "a.pt.partial").write_bytes(b"a")
-    RECORDED.write(folder)
+    place(folder).write(vars(RECORDED))
     return folder
 
 
 def test_all_that_is_ours_is_removed(own: Path) -> None:
-    assert RECORDED.owned(own).entries()[-1] == "global_epoch1_step2/a.pt.partial"
-    assert clean(own, RECORDED) == 2
+    assert place(own).entries()[-1] == "global_epoch1_step2/a.pt.partial"
+    assert place(own).remove_all(RECORDED) == 2
     assert list(own.iterdir()) == []
 
 
 def test_nothing_foreign_is_removed(own: Path) -> None:
     for path in (own / "mine", step_folder(own, 1) / "mine", step_folder(own, 2) / "a.pt.mine"):
         path.write_text("keep")
-    clean(own, RECORDED)
+    place(own).remove_all(RECORDED)
     left = {str(path.relative_to(own)) for path in own.rglob("*") if path.is_file()}
     assert left == {"mine", "global_epoch1_step1/mine", "global_epoch1_step2/a.pt.mine", RECORD}
 
@@ -89,7 +86,7 @@ def test_a_folder_with_foreign_files_is_refused(
 def test_a_damaged_record_removes_nothing(own: Path, damage: str) -> None:
     (own / RECORD).write_text(damage)
     with pytest.raises(RunError, match="is damaged"):
-        read_record(own)
+        place(own).record()
 
 
 def job(folder: Path, num_bytes: int = 10 << 20, **keys: object) -> tuple[Workload, Plan]:
@@ -137,7 +134,7 @@ def test_what_will_be_replaced_is_room(own: Path, monkeypatch: pytest.MonkeyPatc
     examine(*job(own, held, num_checkpoints_write=1))
     with pytest.raises(WorkloadError, match="too little for"):
         examine(*job(own, held + 1, num_checkpoints_write=1))
-    clean(own, RECORDED)
+    place(own).remove_all(RECORDED)
     with pytest.raises(WorkloadError, match="too little for"):
         examine(*job(own, held, num_checkpoints_write=1))
 
@@ -153,8 +150,8 @@ def test_no_folder_is_made_once_all_are_removed(
 
     workload, plan = job(tmp_path / "ck")
     monkeypatch.setattr(writing, "_END_SECONDS", 0.0)
-    for name in ("clean", "sync_folder"):
-        monkeypatch.setattr(writing, name, seen(getattr(writing, name)))
+    for name in ("remove_all", "make"):
+        monkeypatch.setattr(CheckpointFolder, name, seen(getattr(CheckpointFolder, name)))
     with opened(workload, plan, Alone(), print) as folder:
         dog = Watchdog(1e9, Alone())
         writes = writing.CheckpointJob(workload, plan, folder, world=Alone(), watch=dog)

@@ -10,7 +10,7 @@ from dlemu.cli.main import run
 from tests.cli.test_main import refusal
 from tests.lab.commands import SMALL
 
-ASK = "add workload=NAME (dlemu workloads lists them) or a file.yaml"
+ASK = "add workload=NAME (dlemu help workloads lists them) or a file.yaml"
 
 
 @pytest.fixture(scope="module")

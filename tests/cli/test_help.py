@@ -25,7 +25,7 @@ def test_every_key_has_its_meaning_and_is_read_by_commands() -> None:
     keys = all_keys().values()
     assert [key.name for key in keys if not (key.meaning.endswith(".") and key.values)] == []
     assert {name for key in keys for name in read_by(key.name)} <= {*COMMANDS}
-    assert not {"size.quick", "predict.tool"} & {key.name for key in keys_of("run")}
+    assert not {"size.quick", "predict.host_cpus"} & {key.name for key in keys_of("run")}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -68,6 +68,6 @@ def test_examples_run(
     for name, command in COMMANDS.items():
         for example in command.examples:
             words = shlex.split(example)[1:]
-            if name not in RUN_EXAMPLES and not command.module:
+            if name not in RUN_EXAMPLES and not command.function:
                 words.append("--cfg=job")
             assert run(words) == 0, capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_no_threads_are_started_to_multiply_matrices() -> None:
 def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    script = f'cd "{gone}" && rmdir "{gone}" && {sys.executable} -m dlemu wear .'
+    script = f'cd "{gone}" && rmdir "{gone}" && {sys.executable} -m dlemu doctor --wear .'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
     line = "dlemu: the working directory is gone; cd to another\n"
     assert (done.returncode, done.stderr) == (1, line)

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.cli import jobs
+from dlemu.cli.jobs import watched
 from dlemu.cli.main import run
+from dlemu.config.model import load_workload
+from dlemu.ranks.world import Alone
 from dlemu.terminal import set_mode
 from tests.lab.commands import QUICK, SMALL
 from tests.lab.golden import FOLDER
@@ -55,3 +59,21 @@ def test_the_log_has_the_command_the_time_and_errors(
 def test_rates_are_in_one_family_of_units() -> None:
     """10^6 and its powers; MiB/s are in DLIO's fields of summary.json alone."""
     assert [path.name for path in FOLDER.glob("*.txt") if BINARY.search(path.read_text())] == []
+
+
+def test_a_verbose_command_ends_with_what_it_wrote(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drive = load_workload("unet3d_h100", {"drive.endurance": "14PB"}).drive
+    with watched(Alone(), Path("/dev/shm"), drive=drive, written=lambda: 10**8):
+        pass
+    said = capsys.readouterr()
+    assert said.out == said.err == "", "13 s of datagen tell no pace"
+    monkeypatch.setattr(jobs, "detail", lambda text: told.append(text))
+    told: list[str] = []
+    with watched(Alone(), Path("/dev/shm"), drive=drive, written=lambda: 10**8):
+        pass
+    assert told == ["wear: not known; no drive is seen under the folder (tmpfs)"]
+    with watched(Alone(), Path("/dev/shm"), drive=None, written=lambda: 10**8 - 1):
+        pass
+    assert len(told) == 1

@@ -18,7 +18,9 @@ from pydantic import BaseModel
 from dlemu.config.compose import read_yaml
 from dlemu.config.model import Workload, check_workload, load_workload
 from dlemu.config.sections import Distribution, Section
+from dlemu.dataset.layout import layout_of
 from dlemu.errors import WorkloadError
+from dlemu.formats.csv import TEXT_BYTES
 from dlemu.judge.records import dump_workload, read_config, write_config
 
 DATA = Path(__file__).parents[1] / "data"
@@ -193,6 +195,7 @@ TIMES: dict[str, tuple[Any, float, float]] = {
     "uniform": ({"min": 0.1, "max": 0.5, "type": "uniform"}, 0.3, 0.4 / math.sqrt(12)),
     "gamma": ({"shape": 9, "scale": 0.1, "type": "gamma"}, 0.9, 0.3),
     "exponential": ({"scale": 0.3, "type": "exponential"}, 0.3, 0.3),
+    "poisson": ({"lam": 9, "type": "poisson"}, 9.0, 3.0),
 }
 
 
@@ -205,6 +208,33 @@ def test_times_are_drawn_from_what_was_asked(name: str) -> None:
     assert drawn.min() >= 0
     assert drawn.mean() == pytest.approx(mean, rel=0.03)
     assert drawn.std() == pytest.approx(stdev, rel=0.03, abs=1e-12)
+
+
+def test_hdf5_is_configured_as_dlio_does() -> None:
+    """DLIO's group `hdf5`; whatever only h5py finds is read by it."""
+    least = {"format": "hdf5", "num_files_train": 2, "record_dims": [8, 6]}
+    for keys, chunks in (
+        ({"hdf5": {"chunk_dims": [1, 4, 6], "num_dset_per_record": 2}}, (1, 4, 6)),
+        ({"hdf5": {"chunk_dims": [1, 6], "num_dset_per_record": 8}}, (1, 6)),
+        ({"hdf5": {"max_shape": [None, 6], "chunk_dims": []}}, ()),
+        ({"compression": "gzip", "compression_level": 9}, ()),
+        ({"enable_chunking": True}, ()),
+        ({"hdf5": {"num_dset_per_record": 4}}, None),
+    ):
+        workload = check_workload({"dataset": least | keys})
+        assert (workload.dataset.chunks, workload.reader.decode) == (chunks, "library"), keys
+        assert layout_of(workload).chunks == chunks
+    plain = check_workload({"dataset": least | {"record_element_bytes": 4}})
+    assert (plain.reader.decode, plain.ignored) == ("raw", ("dataset.record_element_bytes",))
+    assert layout_of(plain).dims == (8, 6)
+
+
+def test_a_csv_line_has_the_bytes_that_pandas_writes() -> None:
+    for keys in ({"record_length_bytes": 20_000}, {"record_dims": [200, 100]}):
+        dataset = check_workload(
+            {"dataset": {"format": "csv", "num_files_train": 2} | keys}
+        ).dataset
+        assert dataset.mean_bytes == pytest.approx(20_000 * TEXT_BYTES, rel=1e-4)
 
 
 def test_the_older_pair_of_keys_is_a_normal_time() -> None:

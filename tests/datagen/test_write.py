@@ -43,6 +43,11 @@ KINDS: list[dict[str, Any]] = [
     {"format": "tfrecord", "record_length_bytes": 3e6, "file_prefix": "a_b", "seed": 9},
     {"format": "jpeg", "record_length_bytes": 3e4, "num_subfolders_train": 2},
     {"format": "mmap_indexed_binary", "num_samples_per_file": 40},
+    {"format": "csv", "num_samples_per_file": 40, "record_length_bytes": 777.0},
+    {
+        **{"format": "hdf5", "num_samples_per_file": 3, "record_dims": (8, 5, 3)},
+        **{"num_dset_per_record": 2, "chunk_dims": (1, 2, 5, 3), "compression": "gzip"},
+    },
 ]
 
 

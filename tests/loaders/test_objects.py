@@ -9,9 +9,9 @@ import pytest
 
 from dlemu.errors import DatasetError, RunError
 from dlemu.loaders import Batch, TellsGets
-from dlemu.loaders.objects import ObjectFile, ObjectReader
 from dlemu.storage.s3.counts import GetCounts
 from dlemu.storage.s3.location import Access
+from dlemu.storage.s3.objects import ObjectFile, ObjectReader
 from dlemu.storage.s3.store import Store, store_of
 from dlemu.units import ceil_div
 from tests.lab.object_server import RangeServer

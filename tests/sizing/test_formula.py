@@ -7,12 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlemu.config.model import Drive, load_workload
 from dlemu.judge.metrics import passes
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import (
     PredictionInput,
-    PublishedHost,
+    Reads,
+    host_with_dlio,
     predict,
+    published,
     step_overhead,
 )
 
@@ -79,12 +82,32 @@ def test_what_overhead_and_barrier_bound_has_a_band() -> None:
     assert nobody.au_low == pytest.approx(100 / 1.014), "as the published ceilings"
 
 
-def test_a_host_that_runs_dlio_moves_the_geometric_mean_of_far_ends() -> None:
-    host = PublishedHost.of("npz", 64)
-    assert (host.low, host.high) == pytest.approx((64e9 / 4.3, 64e9 / 1.2))
-    mean = 64e9 / math.sqrt(4.3 * 1.2)
-    ample = replace(UNET3D, num_drives=1000, num_hosts=2, published_host=host)
-    assert predict(ample).real_accelerators == pytest.approx(2 * mean / ample.demand / 0.9)
+def test_a_published_run_lies_between_the_ends_of_host_and_drives() -> None:
+    workload = load_workload("unet3d_h100")
+    host = host_with_dlio(workload, 64)
+    assert host is not None and host == pytest.approx((64e9 / 4.3, 64e9 / 1.2))
+    one = UNET3D.demand * 0.9
+    many = published(replace(UNET3D, num_drives=1000, num_hosts=2), host, 64)
+    assert (many.low, many.high) == (int(2 * host[0] / one), int(2 * host[1] / one))
+    assert many.num_accelerators == int(2 * math.sqrt(host[0] * host[1]) / one)
+    few = published(replace(UNET3D, num_drives=1, drive_read_bytes_per_second=4 * one), host, 640)
+    assert (few.low, few.high, few.figure) == (3, 5, "drive")
+    assert host_with_dlio(workload.with_keys({"dataset.format": "hdf5"}), 64) is None
+    single, streamed = (
+        host_with_dlio(load_workload(n), 1) for n in ("cosmoflow_h100", "resnet50_h100")
+    )
+    assert single and streamed and single[0] < streamed[0]
+
+
+def test_iops_bound_reads_below_a_drives_best_block() -> None:
+    """2 million reads of 512 bytes are 1.024 GB/s; of 1 MiB they are more than the bandwidth."""
+    drive = Drive(read_bandwidth=10**10, random_read_iops=2_000_000)
+    assert Reads(1e9, 1e9 / 512).rate_of(drive) == 1.024e9
+    assert Reads(1e9, 1e9 / 2**20).rate_of(drive) == 1e10
+    parquet = load_workload("dlrm_b200", {"dataset.num_files_train": "auto", "drive": "d7_ps1010"})
+    reads = Reads.of(parquet)
+    assert reads.num_bytes > parquet.bytes_per_step, "what is read between the columns counts"
+    assert PredictionInput.of(parquet, Drive(read_bandwidth=10**9)).batch_bytes == reads.num_bytes
 
 
 @settings(deadline=None)

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 import dlemu
+from dlemu.config.compose import datasheet
+from dlemu.config.model import Drive, load_workload
 from dlemu.errors import WorkloadError
 from dlemu.sizing.calibration_file import Calibration
+from dlemu.sizing.rows import Row
 
 PS1010 = {"drive": "d7_ps1010"}
 HOST = Calibration(
@@ -79,12 +82,26 @@ def test_advice_is_not_what_is_set_already(tmp_path: Path) -> None:
     # 58 GB/s of drives against 96 cores of npz: 22 to 80 GB/s.
     [(4, 96, "either"), (8, 48, "host"), (1, 128, "drive")],
 )
-def test_whose_figure_a_published_one_is(drives: int, cpus: int, figure: str) -> None:
-    keys = {"drives": drives, "predict.tool": "dlio", "predict.host_cpus": cpus}
-    found = predicted("unet3d_h100", PS1010 | keys)
-    assert found.published_figure == figure
-    assert found.high is not None and found.low <= found.num_accelerators <= found.high
-    assert (found.limit == "host cpu") is (figure != "drive")
+def test_what_a_published_run_shows_is_another_question(
+    drives: int, cpus: int, figure: str, tmp_path: Path
+) -> None:
+    job: dict[str, object] = {**PS1010, "drives": drives}
+    found = predicted("unet3d_h100", job | {"predict.host_cpus": cpus})
+    assert found.published is not None and found.published.figure == figure
+    assert found.published.low <= found.published.num_accelerators <= found.published.high
+    alone = predicted("unet3d_h100", job)
+    assert alone.published is None and alone.document == found.document | {"published": None}
+    known = calibrated(tmp_path, keys=job, host_cpus=cpus)
+    assert predicted("unet3d_h100", known).published == found.published
+
+
+def test_one_function_says_what_a_drive_feeds() -> None:
+    """`dlemu workloads` counts at AU 100 %, a prediction at the threshold."""
+    drive = Drive.model_validate(datasheet("d7_ps1010"))
+    for name in ("dlrm_dcnv2_h100", "unet3d_h100", "dlrm_b200", "resnet50_h100"):
+        workload = load_workload(name, PS1010)
+        one = dlemu.predict(workload).real_accelerators * workload.metric.au
+        assert 1 / Row(workload).drives(drive) == pytest.approx(one, rel=1e-6), name
 
 
 def test_minutes_are_the_pass_at_the_rate_of_eight() -> None:

@@ -71,6 +71,22 @@ def test_an_empty_folder_is_removed_before_another_can_hold_it(
     assert there == [False]
 
 
+def test_the_empty_folder_of_a_faster_command_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, make = tmp_path / "folder", Path.mkdir
+
+    def late(path: Path, *args: Any, **keys: Any) -> None:
+        if path == folder:
+            path.exists() or os.mkdir(path)  # as another command does just now
+        make(path, *args, **keys)
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    with made(folder):
+        pass
+    assert folder.is_dir()
+
+
 def test_what_is_dlemus_is_known_and_removed(full: OwnedFolder) -> None:
     assert full.fields() == {"of": "a test"}
     wanted = ["step_1/", "step_1/part_1", "step_2/", "step_2/part_1.partial"]

@@ -12,6 +12,7 @@ from pytest import approx
 
 from dlemu.errors import RunError
 from dlemu.host.devices import devices_under
+from dlemu.storage import pagecache
 from dlemu.storage.pagecache import (
     cached_share,
     drop,
@@ -70,6 +71,11 @@ def test_both_ways_to_ask_agree(folder: Path) -> None:
     if cachestat is None:
         pytest.skip("this kernel has no cachestat (Linux 6.5)")
     assert cachestat == 3
+
+
+def test_part_of_a_page_is_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pagecache, "resident_by_cachestat", lambda file: 2)
+    assert cached_share(make_files(folder, 1, mmap.PAGESIZE + 1)) == 1
 
 
 def test_pages_that_cannot_be_dropped_are_told(folder: Path) -> None:

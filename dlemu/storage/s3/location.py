@@ -36,8 +36,8 @@ class ObjectPath(PosixPath):
         return "/".join(self.parts[1:])
 
 
-def object_path(url: str) -> ObjectPath:
-    """Return the place that s3://bucket/prefix names.
+def object_path(url: str, key: str = "dataset.data_folder") -> ObjectPath:
+    """Return the place that s3://bucket/prefix names; `key` is that of the URL.
 
     Raises:
         WorkloadError: it is no such URL.
@@ -46,11 +46,11 @@ def object_path(url: str) -> ObjectPath:
     path = ObjectPath(rest.strip("/"))
     if scheme != "s3" or not is_url:
         raise WorkloadError(
-            f"dataset.data_folder={url}: buckets are read by s3:// only, got {scheme}://; a server "
-            "with another protocol may have a gateway for S3"
+            f"{key}={url}: buckets are read by s3:// only, got {scheme}://; a server with another "
+            "protocol may have a gateway for S3"
         )
     if not path.parts or ".." in path.parts:
-        raise WorkloadError(f"dataset.data_folder={url} must be s3://BUCKET/PREFIX")
+        raise WorkloadError(f"{key}={url} must be s3://BUCKET/PREFIX")
     return path
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -73,16 +73,21 @@ class Store:
             config["secret_access_key"] = access.secret
         if access.token:
             config["session_token"] = access.token
-        self._store = S3Store(
+        most = timedelta(seconds=access.get_seconds)
+        opened = partial(
+            S3Store,
             bucket,
             config=config,
             client_options={
                 "allow_http": True,
-                "timeout": timedelta(seconds=access.get_seconds),
-                "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, access.get_seconds)),
+                "timeout": most,
+                "connect_timeout": min(timedelta(seconds=_CONNECT_SECONDS), most),
             },
-            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=access.get_seconds)},
         )
+        self._store = opened(retry_config={"max_retries": 0, "retry_timeout": most})
+        # A part of what is made meanwhile can be sent again, but not the whole object.
+        long = most * (access.retries + 1)
+        self._parts = opened(retry_config={"max_retries": access.retries, "retry_timeout": long})
 
     def get(
         self, key: str, start: int, stop: int | None, *, given_up: threading.Event | None = None
@@ -126,6 +131,28 @@ class Store:
 
         self._tried(ask, "written", key)
 
+    def put_pieces(
+        self, key: str, pieces: Iterator[bytes], num_bytes: int, *, part_bytes: int, at_once: int
+    ) -> None:
+        """Write an object of `num_bytes` while its pieces are made; a large one in parts.
+
+        `part_bytes`: of a part, or more where they would be too many; `at_once`: parts that are
+        under way. If `pieces` raises, there is no object. Raises as `get` does.
+        """
+        part = max(part_bytes, ceil_div(num_bytes, _MOST_PARTS))
+
+        def ask() -> None:
+            self._library.put(
+                self._parts,
+                key,
+                pieces,
+                use_multipart=num_bytes > part,
+                chunk_size=part,
+                max_concurrency=at_once,
+            )
+
+        self._tried(ask, "written", key, retries=0)
+
     def delete(self, key: str) -> None:
         """Remove an object; it may be missing."""
         self._tried(lambda: self._library.delete(self._store, key), "removed", key)
@@ -140,11 +167,20 @@ class Store:
         yield from self._tried(ask, "listed", prefix)[0]
 
     def _tried(
-        self, ask: Callable[[], T], verb: str, key: str, given_up: threading.Event | None = None
+        self,
+        ask: Callable[[], T],
+        verb: str,
+        key: str,
+        given_up: threading.Event | None = None,
+        retries: int | None = None,
     ) -> tuple[T, int, int]:
-        """Return what `ask` returns, how often it was tried again, and the answers 503 and 429."""
+        """Return what `ask` returns, how often it was tried again, and the answers 503 and 429.
+
+        `retries`: times that it is tried again here; None: as often as the keys say.
+        """
         given_up, slow = given_up or threading.Event(), 0
-        for tries in range(self._retries + 1):
+        retries = self._retries if retries is None else retries
+        for tries in range(retries + 1):
             try:
                 return ask(), tries, slow
             except (self._errors.BaseError, OSError, NotImplementedError) as error:
@@ -152,8 +188,8 @@ class Store:
                 slow += status in _SLOW_DOWN
                 if status not in _AGAIN and status != 0:
                     raise self._refusal(status, line, verb, key) from None
-                last = tries == self._retries or given_up.is_set()
-                if last:
+                if tries == retries or given_up.is_set():
+                    tries = max(tries, self._retries - retries)  # those of the library
                     raise self._no_answer(status, line, verb, key, tries + 1) from None
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**tries)
             given_up.wait(pause * random.uniform(0.5, 1.0))
@@ -165,11 +201,10 @@ class Store:
         code = _CODE.search(line)
         if "NoSuchBucket" in line:
             return RunError(
-                f"{self.endpoint} has no bucket {self._bucket}; make it, or name another in "
-                "dataset.data_folder"
+                f"{self.endpoint} has no bucket {self._bucket}; make it, or name another"
             )
         if status == 404:
-            return MissingError(f"{name} is missing; dlemu verify lists what is damaged")
+            return MissingError(f"{name} is missing", remedy="dlemu verify lists what is damaged")
         if status in (401, 403):
             return RunError(
                 f"{self.endpoint} refuses {name} ({status}{f' {code[1]}' if code else ''}); check "
@@ -177,7 +212,9 @@ class Store:
                 "storage.access_key_id and storage.secret_access_key"
             )
         if status == 416:
-            return DatasetError(f"{name} is shorter than it should be; dlemu verify tells of it")
+            return DatasetError(
+                f"{name} is shorter than it should be", remedy="dlemu verify tells of it"
+            )
         return RunError(
             f"{name} cannot be {verb} at {self.endpoint}: {status}{f' {code[1]}' if code else ''}"
         )

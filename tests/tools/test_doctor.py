@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.cli import doctor
-from dlemu.cli.doctor import Check, examine, what_stops
 from dlemu.cli.main import run
+from dlemu.tools import doctor
+from dlemu.tools.doctor import Check, examine, what_stops
 
 HEALTHY = [
     Check("NumPy", "ok", "2.4"),

@@ -1,4 +1,4 @@
-"""`dlemu workloads`: what each row asks of storage."""
+"""`dlemu help workloads`: what each row asks of storage."""
 
 import pytest
 

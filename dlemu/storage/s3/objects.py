@@ -236,8 +236,8 @@ class ObjectReader(ExtentReader):
         self.counts.slow_downs += got.slow_downs
         if got.object_bytes != piece.num_bytes or len(got.memory) != piece.stop - piece.start:
             raise DatasetError(
-                f"{piece.path}: it holds {got.object_bytes} bytes, {piece.num_bytes} are wanted; "
-                f"dlemu verify lists what is damaged"
+                f"{piece.path}: it holds {got.object_bytes} bytes, {piece.num_bytes} are wanted",
+                remedy="dlemu verify lists what is damaged",
             )
         return got.memory
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dlemu.cli import spellings
+from dlemu.cli import words as words_module
 from dlemu.cli.main import run
-from dlemu.cli.spellings import translated
+from dlemu.cli.words import OPTIONS, parse
 
 
 @pytest.mark.parametrize(
@@ -16,17 +16,17 @@ from dlemu.cli.spellings import translated
     [
         ("++workload.train.epochs=1", "train.epochs=1"),
         ("++train.epochs=1 workload=unet3d_h100", "++train.epochs=1 workload=unet3d_h100"),
-        ("--workload unet3d_h100 --cfg job", "workload=unet3d_h100 --cfg job"),
+        ("--workload unet3d_h100 --cfg job", "workload=unet3d_h100 --cfg=job"),
         ("--model unet3d --accelerator-type h100", "workload=unet3d_h100"),
         ("--param a.b=1 --param=c.d=2", "a.b=1 c.d=2"),
         ("--max-accelerators=8 --num-client-hosts 2", "num_accelerators=8 num_hosts=2"),
         ("--client-host-memory-in-gb 256", "host_memory=256GiB"),
         ("--closed", "division=closed"),
-        ("a -- --closed", "a -- --closed"),
+        ("a -- --closed", "a --closed"),
     ],
 )
 def test_a_word_of_the_others_means_the_same(words: str, own: str) -> None:
-    assert translated(words.split()) == own.split()
+    assert parse(words.split(), [*OPTIONS], for_job=True).as_typed == own.split()
 
 
 def test_a_command_line_of_mlpstorage_works(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +47,7 @@ def test_every_word_that_is_refused_has_a_row_in_the_page(
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "from_dlio.md").read_text()
     rows = set(re.findall(r"`(?:mlpstorage )?([\w-]+)[^`]*`", page))
-    assert not spellings._REFUSED - rows
+    assert not words_module._REFUSED - rows
     for words in (["training", "run"], ["run", "--loops=3"]):
         assert run(words) == 1
         word = words[-1].partition("=")[0] if words[0] == "run" else words[0]

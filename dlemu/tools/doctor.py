@@ -1,4 +1,4 @@
-"""`dlemu doctor [FOLDER]`: what this host can do, what is missing, and the remedy for each."""
+"""What this host and a folder can do, what is missing, and how far its drives are worn."""
 
 import errno
 import importlib.util
@@ -12,19 +12,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from dlemu.cli.words import Words
+from pydantic import Field
+
 from dlemu.clock import WallClock, timer_error
-from dlemu.config.sections import Arguments, Section
+from dlemu.config.model import NamedDrive
+from dlemu.config.sections import Arguments, Section, Share, Use
 from dlemu.errors import RunError, WorkloadError
-from dlemu.host.devices import devices_under, mount_under, read_text
+from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under, read_text
+from dlemu.host.drive_counters import lifetime
 from dlemu.host.limits import host_memory_bytes, usable_cpus
-from dlemu.report.text import answer_of
-from dlemu.report.tools import present_doctor
+from dlemu.host.wear import sustained
 from dlemu.storage.gpu import availability as gds
 from dlemu.storage.gpu import cuda
-from dlemu.terminal import say
 from dlemu.units import format_bytes, format_seconds
 
 
@@ -37,10 +38,21 @@ class Wanted(Section, strict=False):
     """Whether GPUDirect Storage is asked for."""
 
 
+class Endurance(Section, strict=False):
+    """How long a drive's endurance is to last."""
+
+    years: Annotated[float, Field(gt=0, le=1000)] = 5.0
+    """Years in which the endurance is used up."""
+    duty: Share = 1.0
+    """Share of the time in which the drive is written at that rate, as 0.5 or 50%."""
+
+
 class Examined(Arguments):
     """What is looked at."""
 
     reader: Wanted = Wanted()
+    wear: Endurance = Endurance()
+    drive: Annotated[NamedDrive | None, Use(by="")] = None
 
 
 _LOADER_NEEDS = {"pytorch": ["PyTorch"], "dali": ["DALI"], "threads": []}
@@ -62,18 +74,19 @@ class Check:
     remedy: str = ""
 
 
-def main(words: Words) -> int:
-    """Run `dlemu doctor`; return the exit status."""
-    reader, folder = Examined(**words.tree("doctor")).reader, words.folder or Path()
-    loader, gds_wanted = reader.data_loader, reader.gds
+def examined(folder: Path, reader: Wanted) -> dict[str, Any]:
+    """Return the document of what a host and a folder can do for a reader."""
     if not folder.is_dir():
         raise WorkloadError(f"{folder} is not a folder; create or mount it")
-    checks = list(examine(folder, for_gpu=gds_wanted != "off"))
-    problems = what_stops(checks, loader, gds_wanted)
-    wanted = loader if gds_wanted == "off" else f"{loader} with reader.gds={gds_wanted}"
-    document = {"kind": "doctor", "wanted": wanted, "problems": problems}
-    say(answer_of(present_doctor({**document, "checks": list(map(asdict, checks))})))
-    return 1 if problems else 0
+    checks = list(examine(folder, for_gpu=reader.gds != "off"))
+    problems = what_stops(checks, reader.data_loader, reader.gds)
+    more = "" if reader.gds == "off" else f" with reader.gds={reader.gds}"
+    return {
+        "kind": "doctor",
+        "wanted": f"{reader.data_loader}{more}",
+        "problems": problems,
+        "checks": list(map(asdict, checks)),
+    }
 
 
 def what_stops(checks: Sequence[Check], loader: str, gds_wanted: str) -> list[str]:
@@ -278,3 +291,42 @@ def _direct(folder: Path) -> Check:
         name = errno.errorcode.get(error.errno or 0, "")
         remedy = "generating needs a folder that can be written"
         return Check("O_DIRECT", "note", f"not tried: {folder} cannot be written ({name})", remedy)
+
+
+def worn(path: Path | None, asked: Examined) -> dict[str, Any]:
+    """Return the document of what drives count of their wear, and the rate that one sustains.
+
+    `path` is a folder, a device, or None: no drive.
+    """
+    drives = [lifetime(device) for device in _devices(path)]
+    rate, sheet = None, asked.drive
+    if sheet is not None and sheet.endurance is not None:
+        capacity = drives[0]["capacity_bytes"] if drives else sheet.capacity
+        years, duty = asked.wear.years, asked.wear.duty
+        rate = sustained(sheet.endurance, capacity=capacity, years=years, duty=duty)
+    if not drives and rate is None:
+        raise WorkloadError(
+            "nothing to show; name a folder (dlemu doctor --wear FOLDER) or a drive's endurance "
+            "(drive.endurance=14PB)"
+        )
+    return {"kind": "wear", "drives": drives, "sustained": rate}
+
+
+def _devices(path: Path | None) -> list[BlockDevice]:
+    """Return the drives that a folder or a device's name means; none without a word."""
+    if path is None:
+        return []
+    if not path.exists():
+        here = sorted(disk.name for disk in Path("/sys/block").glob("[!lrz]*"))
+        drives = (
+            f"; this host has {', '.join(here)}" if here and path.parent == Path("/dev") else ""
+        )
+        raise WorkloadError(
+            f"{path} is not there; name a folder or a drive such as /dev/nvme0n1{drives}"
+        )
+    devices = drives_of(path) if path.is_block_device() else devices_under(path)
+    if not devices:
+        mount = mount_under(path)
+        kind = mount.kind if mount else "unknown file system"
+        raise WorkloadError(f"no drive is seen under {path} ({kind}), so nothing counts its wear")
+    return devices
