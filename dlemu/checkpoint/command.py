@@ -13,12 +13,12 @@ from dlemu.checkpoint.job import CheckpointJob
 from dlemu.checkpoint.outcome import Conditions, Entry, dlio_metric, find_limit, judge
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.config.model import Workload
-from dlemu.host.limits import host_memory_bytes
-from dlemu.host.observer import HostObserver
+from dlemu.host.intervals import HostObserver
 from dlemu.host.place import find_host
+from dlemu.host.processes import host_memory_bytes
 from dlemu.host.wear import WearWatch, combine_hosts
+from dlemu.judge.folders import begun, versions
 from dlemu.judge.header import servers_of
-from dlemu.judge.lifecycle import begun, versions
 from dlemu.judge.records import host_file
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.watchdog import Watchdog

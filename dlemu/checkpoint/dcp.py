@@ -12,7 +12,7 @@ from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Stopped
 from dlemu.datagen.content import Content
 from dlemu.errors import WorkloadError
-from dlemu.host.limits import host_memory_bytes
+from dlemu.host.processes import host_memory_bytes
 from dlemu.storage.atomic import sync_folder
 from dlemu.units import format_bytes
 

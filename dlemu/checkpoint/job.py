@@ -23,9 +23,8 @@ from dlemu.checkpoint.writer import Writer
 from dlemu.config.model import Workload
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
-from dlemu.host.intervals import summarize_interval
-from dlemu.host.observer import HostObserver
-from dlemu.judge.delivered import stored_bytes
+from dlemu.host.intervals import HostObserver, summarize_interval
+from dlemu.judge.evidence import stored_bytes
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World

@@ -24,7 +24,7 @@ from dlemu.host.devices import (
     mount_under,
     read_text,
 )
-from dlemu.host.limits import host_memory_bytes, usable_cpus
+from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.units import counted
 
 _OF_A_CONTAINER = ("lowerdir", "upperdir", "workdir")

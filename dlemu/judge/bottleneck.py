@@ -14,7 +14,7 @@ import numpy as np
 from dlemu.config.sections import ReaderSection
 from dlemu.host.network import NetworkUse
 from dlemu.judge.checkpoints import CheckpointCost
-from dlemu.judge.losses import LOSSES, Losses, name_losses
+from dlemu.judge.metrics import LOSSES, Losses, name_losses
 from dlemu.storage.probe import Probe
 from dlemu.storage.s3.counts import GetCounts
 from dlemu.units import counted, format_rate, format_seconds

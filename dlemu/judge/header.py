@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from dlemu.config.model import Workload
-from dlemu.host.limits import host_memory_bytes, usable_cpus
 from dlemu.host.place import find_host
+from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.storage.s3.location import Access
 from dlemu.units import counted, each_once, format_bytes, format_drive_bytes
 

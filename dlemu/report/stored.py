@@ -17,7 +17,7 @@ from typing import Any, cast
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.judge.judgement import EXIT_STATUS, describe_end
 from dlemu.judge.metrics import measure_sums
-from dlemu.judge.outcome import with_metrics
+from dlemu.judge.outcome import counting_rows, judge_runs, row_of, with_metrics
 from dlemu.judge.records import (
     CONFIG,
     SUMMARY,
@@ -27,9 +27,9 @@ from dlemu.judge.records import (
     read_config,
     read_summary,
 )
-from dlemu.judge.several import counting_rows, judge_runs, row_of
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Rule, sum_all
+from dlemu.report.blocks import Document
 from dlemu.report.foreign import read_foreign
 from dlemu.storage.regular import read_regular
 from dlemu.units import counted
@@ -39,8 +39,6 @@ _SEARCHES = "*.jsonl"
 _OF_SEVERAL = re.compile(r"(run|warmup)\.\d+")
 _OF_A_RUN = {"num_accelerators", "au_percentage", "samples_per_second", "read_bytes_per_second"}
 """Numbers of a search's run that are shown."""
-
-Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

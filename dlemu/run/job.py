@@ -27,13 +27,12 @@ from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
-from dlemu.host.limits import memory_bytes
 from dlemu.host.place import find_host
+from dlemu.host.processes import memory_bytes
 from dlemu.judge.cache import cache_fields
 from dlemu.judge.evidence import combine
-from dlemu.judge.folders import keep_leftovers, make
+from dlemu.judge.folders import Record, begun, keep_leftovers, make
 from dlemu.judge.header import DatasetFields, header, servers_of
-from dlemu.judge.lifecycle import Record, begun
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
 from dlemu.judge.records import (

@@ -13,14 +13,12 @@ from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import mount_under
-from dlemu.host.intervals import summarize_interval
+from dlemu.host.intervals import HostObserver, summarize_interval
 from dlemu.host.network import machine_name, network_name
-from dlemu.host.observer import HostObserver
 from dlemu.host.processes import process_age
 from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
-from dlemu.judge.delivered import stored_bytes, vouched_bytes
-from dlemu.judge.evidence import HostReport
+from dlemu.judge.evidence import HostReport, stored_bytes, vouched_bytes
 from dlemu.judge.records import host_file, named
 from dlemu.loaders import CountsReads, Loader, TellsGets, TellsPaths
 from dlemu.ranks.watchdog import Watchdog

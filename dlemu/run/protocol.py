@@ -11,10 +11,9 @@ from pathlib import Path
 from dlemu.config.model import Workload
 from dlemu.dataset.rule import accelerators_of, num_accelerators, required_size
 from dlemu.errors import WorkloadError
+from dlemu.judge.folders import begun
 from dlemu.judge.judgement import EXIT_STATUS
-from dlemu.judge.lifecycle import begun
-from dlemu.judge.outcome import Outcome
-from dlemu.judge.several import LABEL, judge_runs, row_of
+from dlemu.judge.outcome import LABEL, Outcome, judge_runs, row_of
 from dlemu.judge.summary import RunsSummary, Summary, time_of_day
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.world import World

@@ -12,7 +12,7 @@ from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError
 from dlemu.judge.bottleneck import find_limit
 from dlemu.judge.evidence import Gathered
-from dlemu.judge.lifecycle import versions
+from dlemu.judge.folders import versions
 from dlemu.judge.metrics import Metrics
 from dlemu.judge.summary import Measured, Summary
 from dlemu.loaders.cache.host import file_sizes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.host.limits import (
+from dlemu.host.processes import (
     cgroup_folders,
     host_memory_bytes,
     throttled_seconds,
@@ -78,7 +78,7 @@ def test_a_group_outside_of_what_is_seen_shows_the_top(tmp_path: Path) -> None:
 def test_memory_is_that_of_the_tightest_group(
     first: Host, second: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlemu.host.limits.memory_bytes", lambda: 256 * GIB)
+    monkeypatch.setattr("dlemu.host.processes.memory_bytes", lambda: 256 * GIB)
     whole = 256 * GIB, "MemTotal of /proc/meminfo"
     assert host_memory_bytes(proc=second.proc) == whole
     second.write("cgroup/job/step/memory.max", "max\n")
@@ -158,7 +158,7 @@ def test_a_host_without_cgroups_has_no_limits(tmp_path: Path) -> None:
 def test_the_limits_of_real_groups_are_seen() -> None:
     memory = 3 << 30
     program = (
-        "from dlemu.host.limits import *; input(); print(usable_cpus(), flush=True); input();"
+        "from dlemu.host.processes import *; input(); print(usable_cpus(), flush=True); input();"
         "print(host_memory_bytes()[0])"
     )
     with cpu_quota(0.5) as cpu, memory_limit(memory) as ram:

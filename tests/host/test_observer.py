@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dlemu.host.intervals import (
+    HostObserver,
     IntervalSummary,
     read_observations,
     summarize_interval,
 )
-from dlemu.host.observer import HostObserver
 from dlemu.host.processes import HostCpu
 from dlemu.storage.pagecache import drop
 from tests.lab.cgroups import Group, cpu_quota

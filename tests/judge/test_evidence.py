@@ -12,8 +12,7 @@ from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.wear import sum_up
 from dlemu.judge.bottleneck import HostEvidence, find_limit
-from dlemu.judge.delivered import stored_bytes, vouched_bytes
-from dlemu.judge.evidence import Gathered, HostReport, combine
+from dlemu.judge.evidence import Gathered, HostReport, combine, stored_bytes, vouched_bytes
 from dlemu.judge.records import STEP
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.metrics import measure
+from dlemu.judge.outcome import counting_rows, spread_of
 from dlemu.judge.records import STEP, Steps
-from dlemu.judge.several import counting_rows, spread_of
 from dlemu.judge.summary import RunRow, Spread
 from dlemu.judge.sums import Edition
 

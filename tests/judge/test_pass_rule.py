@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from dlemu.config.model import Workload, load_workload
 from dlemu.judge.metrics import Metrics, measure, passes
-from dlemu.judge.outcome import Outcome, with_metrics
+from dlemu.judge.outcome import Outcome, judge_runs, row_of, with_metrics
 from dlemu.judge.records import STEP
-from dlemu.judge.several import judge_runs, row_of
 from dlemu.judge.summary import RunsSummary, Summary
 from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.search import Goal, Point, search

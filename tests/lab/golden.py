@@ -37,10 +37,10 @@ import pytest
 
 from dlemu.cli import main
 from dlemu.datagen import write as datagen_write
-from dlemu.host import devices, drive_counters, limits, place
+from dlemu.host import devices, drive_counters, place, processes
 from dlemu.host.devices import BlockDevice
 from dlemu.host.drive_counters import Lifetime
-from dlemu.judge import lifecycle, summary
+from dlemu.judge import folders, summary
 from dlemu.run import forecast
 from dlemu.storage import probe as storage_probe
 from dlemu.tools import doctor
@@ -248,11 +248,11 @@ def fixed() -> Iterator[None]:
     real, own = importlib.metadata.version, doctor._devices
     fakes: dict[Any, Any] = {
         summary.time_of_day: lambda: "2026-01-02T03:04:05+00:00",
-        limits.usable_cpus: lambda *_, **__: SYSTEM["cpus"],
-        limits.memory_bytes: lambda: memory,
-        limits.host_memory_bytes: lambda **_: (memory, "MemTotal"),
+        processes.usable_cpus: lambda *_, **__: SYSTEM["cpus"],
+        processes.memory_bytes: lambda: memory,
+        processes.host_memory_bytes: lambda **_: (memory, "MemTotal"),
         place.find_host: lambda folder, **_: SYSTEM,
-        lifecycle.versions: lambda: VERSIONS,
+        folders.versions: lambda: VERSIONS,
         doctor.examine: lambda folder, **_: iter(_CHECKS),
         forecast.probe_dataset: lambda *_, **__: 6e9,
         storage_probe.probe_writing: lambda *_, **__: 2e9,

@@ -9,7 +9,7 @@ from dlemu.config.sections import ReaderSection
 from dlemu.host.network import NetworkUse
 from dlemu.judge.bottleneck import Evidence, HostEvidence, find_limit
 from dlemu.judge.checkpoints import CheckpointCost
-from dlemu.judge.losses import find_losses
+from dlemu.judge.metrics import find_losses
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.sums import Rule
 from dlemu.storage.probe import Probe

@@ -38,9 +38,8 @@ from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import combine_hosts
 from dlemu.judge.evidence import HostReport, combine
 from dlemu.judge.metrics import measure_sums
-from dlemu.judge.outcome import Outcome, with_metrics
+from dlemu.judge.outcome import Outcome, judge_runs, row_of, with_metrics
 from dlemu.judge.records import STEP, write_config, write_steps, write_summary
-from dlemu.judge.several import judge_runs, row_of
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Rule, sum_all
 from dlemu.ranks.world import Alone
