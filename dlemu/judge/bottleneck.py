@@ -160,7 +160,7 @@ def limit_in_memory(name: str) -> str:
     return "memory" if name in ("storage", "unclear") else name
 
 
-def find_limit(evidence: Evidence) -> Limit:
+def find_run_limit(evidence: Evidence) -> Limit:
     """Return the resource that lowered the AU, or `none`, or `unclear` with the losses."""
     parts = evidence.losses.parts
     if parts.total < _CEILING:

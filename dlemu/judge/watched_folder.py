@@ -128,9 +128,6 @@ class WatchedFolder:
         own = HostReport(
             host=world.host,
             epochs=[self._epochs[number] for number in epochs if number in self._epochs],
-            probe=None,
-            num_workers=0,
-            resident_before=None,
             direct=False,
             file_system="" if mount is None else mount.kind,
             links=self._links,

@@ -7,7 +7,7 @@ import numpy as np
 
 from dlemu.config.sections import ReaderSection
 from dlemu.host.network import NetworkUse
-from dlemu.judge.bottleneck import Evidence, HostEvidence, find_limit
+from dlemu.judge.bottleneck import Evidence, HostEvidence, find_run_limit
 from dlemu.judge.checkpoints import CheckpointCost
 from dlemu.judge.metrics import find_losses
 from dlemu.judge.records import STEP, Steps
@@ -383,7 +383,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 def limit_lines(_: Path) -> str:
     """Return what each case's limit says, and what it advises."""
-    limits = ((case, find_limit(evidence(**changes))) for case, (changes, _) in CASES.items())
+    limits = ((case, find_run_limit(evidence(**changes))) for case, (changes, _) in CASES.items())
     return "\n\n".join(
         "\n".join(filter(None, (f"{case}: {limit.name}", limit.evidence, limit.advice)))
         for case, limit in limits
