@@ -101,7 +101,7 @@ def test_auto_is_what_the_rule_asks_for() -> None:
 
 def test_more_files_than_there_may_be_are_explained() -> None:
     keys = {"dataset.num_files_train": "auto", "host_memory": "16GiB"}
-    workload = load_workload("dlrm_a100", keys)
+    workload = load_workload("dlrm_h100", keys)
     told = dlemu.show(required_size(workload, Alone())).splitlines()
     assert told[0].endswith(" 80.0 GiB; 640.0 GiB on a drive with blocks of 4 KiB")
     excess = (

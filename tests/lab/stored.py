@@ -65,7 +65,7 @@ from dlemu.tools.model_load.measure import document_of as load_document
 from dlemu.tools.model_load.measure import find_model
 from dlemu.tools.model_load.reading import Way
 from dlemu.tools.paths.blocks import DataPath
-from dlemu.tools.paths.sweep import Cell
+from dlemu.tools.paths.cells import Cell
 from dlemu.tools.steptime.job import StepTimes
 from dlemu.tools.steptime.measure import Timed
 from dlemu.tools.steptime.preprocessing import Preprocessing

@@ -96,7 +96,7 @@ def test_what_a_published_run_shows_is_another_question(
 
 
 def test_one_function_says_what_a_drive_feeds() -> None:
-    """`dlemu workloads` counts at AU 100 %, a prediction at the threshold."""
+    """`dlemu help workloads` counts at AU 100 %, a prediction at the threshold."""
     drive = Drive.model_validate(datasheet("d7_ps1010"))
     for name in ("dlrm_dcnv2_h100", "unet3d_h100", "dlrm_b200", "resnet50_h100"):
         workload = load_workload(name, PS1010)

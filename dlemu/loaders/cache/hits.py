@@ -5,15 +5,59 @@ Nothing here reads or writes a file. `tier.folder` executes what is planned here
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.config.sections import CachePolicy
+from dlemu.config.sections import POLICIES
+from dlemu.errors import WorkloadError
 
 Numbers = NDArray[np.int64]
+
+
+class Lru:
+    """Gives up what was read least recently. A policy of one's own is a class like this one."""
+
+    def admits(self, size: int, *, used: int, capacity: int) -> bool:
+        """Return whether a file that missed is stored; all are in bytes.
+
+        Where there is no room for it, others are given up. It must be False where `size` is above
+        `capacity`.
+        """
+        return size <= capacity
+
+    def victim(self, files: Mapping[int, object]) -> int:
+        """Return which of the files that are there is given up; the last read one comes last."""
+        return next(iter(files))
+
+
+class Keep(Lru):
+    """Gives up nothing: what came first stays."""
+
+    def admits(self, size: int, *, used: int, capacity: int) -> bool:
+        return size <= capacity - used
+
+
+class Nothing(Lru):
+    """Stores nothing."""
+
+    def admits(self, size: int, *, used: int, capacity: int) -> bool:
+        return False
+
+
+def policy_of(name: str) -> Lru:
+    """Return the policy that `cache.policy` names.
+
+    Raises:
+        WorkloadError: a module of one's own has none.
+    """
+    try:
+        policy: Lru = POLICIES[name]()
+    except ValueError as error:
+        raise WorkloadError(f"cache.policy{error}") from None
+    return policy
 
 
 @dataclass(frozen=True)
@@ -69,7 +113,7 @@ class PlannedCache:
 
     def __init__(
         self,
-        policy: CachePolicy,
+        policy: str,
         capacity: int,
         sizes: Sequence[int] | Numbers,
         *,
@@ -79,7 +123,7 @@ class PlannedCache:
 
         Content beyond the capacity is left out.
         """
-        self._policy, self._sizes = policy, [int(size) for size in sizes]
+        self._policy, self._sizes = policy_of(policy), [int(size) for size in sizes]
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._capacity, self._used = capacity, 0
         self.next_generation = 0
@@ -117,7 +161,9 @@ class PlannedCache:
                     brought = reads[0]
                 reads.append(number)
                 entries.move_to_end(file)
-            elif fills and self._admits(file):
+            elif fills and self._policy.admits(
+                self._sizes[file], used=self._used, capacity=self._capacity
+            ):
                 self._make_room(self._sizes[file], gone)
                 stored = self.next_generation
                 self.next_generation += 1
@@ -147,12 +193,6 @@ class PlannedCache:
                 self.next_generation += 1
         return new
 
-    def _admits(self, file: int) -> bool:
-        size = self._sizes[file]
-        if self._policy == "none":
-            return False
-        return size <= self._capacity - (self._used if self._policy == "keep" else 0)
-
     def _insert(self, entry: _Entry) -> None:
         self._used += self._sizes[entry.file]
         self._entries[entry.file] = entry
@@ -161,7 +201,7 @@ class PlannedCache:
         """Evict until so many bytes are free; append the rows of `EpochHits.gone` for it."""
         while num_bytes:
             if not self._rooms:
-                _, victim = self._entries.popitem(last=False)
+                victim = self._entries.pop(self._policy.victim(self._entries))
                 size = self._sizes[victim.file]
                 self._used -= size
                 self._rooms.append(_Room(size, victim))
