@@ -96,7 +96,7 @@ class RunMonitor:
             direct=False,
         )
         self._paths, self._gets = PathBytes(), GetCounts()
-        self._reads = np.zeros((self._workload.train.epochs, NUM_BINS))
+        self._reads = [np.zeros(NUM_BINS)]  # so far, at the end of each epoch
         self._in_bucket = in_bucket(self._workload.data_folder)
         cache = self._workload.cache
         own = [] if cache.folder is None else [Path(cache.folder)]
@@ -159,8 +159,9 @@ class RunMonitor:
             self._paths = self._loader.path_bytes()
         if isinstance(self._loader, TellsGets):
             self._gets = self._loader.gets()
-        if isinstance(self._loader, CountsReads):
-            self._reads[epoch] = self._loader.read_counts() - self._reads[:epoch].sum(axis=0)
+        loader = self._loader
+        counted = loader.read_counts() if isinstance(loader, CountsReads) else self._reads[-1]
+        self._reads.append(counted)
         if self._observer is not None:
             with named(self._path):
                 self._observer.mark(f"epoch {epoch} end")
@@ -242,7 +243,7 @@ class RunMonitor:
                 seen.links, seen.notes = self._observer.links, list(self._notes())
         hosts = self._world.gather(seen if self._observer is not None else None)
         paths = self._world.reduce(self._paths, PathBytes.__add__)
-        reads = self._world.reduce(self._reads, np.add)
+        reads = self._world.reduce(np.diff(self._reads, axis=0), np.add)
         gets = self._world.reduce(self._gets, GetCounts.__add__) if self._in_bucket else None
         if hosts is None or paths is None or reads is None:
             return None
