@@ -44,8 +44,7 @@ from dlemu.clock import WallClock
 from dlemu.host.intervals import HostObserver, IntervalSummary, summarize_interval
 from dlemu.loaders import Batch
 from dlemu.run.replay import new_steps, replay_epoch
-from dlemu.sizing.calibration_file import ERROR
-from dlemu.sizing.formula import DLIO_CORE_SECONDS, UNMEASURED_OVERHEAD
+from dlemu.sizing.formula import DLIO_CORE_SECONDS, ERROR, UNMEASURED_OVERHEAD
 from tests.lab.bench import dataset, folder_in_memory, start
 from tests.lab.cgroups import throttled_reads
 from tests.lab.commands import QUICK, with_checkout

@@ -16,8 +16,8 @@ from dlemu.cli.commands import COMMANDS, Command, usage
 from dlemu.cli.words import DRY_RUN, Words, parse, refusal, with_command_first
 from dlemu.config.compose import (
     compose_words,
-    known_models,
     known_workloads,
+    named,
     no_workload,
     sweeps,
     without_secrets,
@@ -200,9 +200,9 @@ class _Job:
         if jobs is None:
             return 1
         if self.name == "predict" and len(jobs) > 1 and "--cfg" not in jobs[0][1].options:
-            from dlemu.cli.jobs import predict_several
+            from dlemu.cli.jobs import predict_all
 
-            return predict_several([workload for workload, _ in jobs], world, jobs[0][1])
+            return predict_all([workload for workload, _ in jobs], world, jobs[0][1])
         statuses = [self._do(workload, parsed, world) for workload, parsed in jobs]
         if len(jobs) > 1 and world.rank == 0 and not {"--cfg", DRY_RUN} & jobs[0][1].options.keys():
             from dlemu.cli.report import show_across
@@ -285,7 +285,7 @@ class _Job:
             raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
         workload = check_workload(compose_words(overrides, words.path("--config-dir")), self.name)
         model = words.values.get("model", "")
-        if self.name not in _OF_MODELS and workload.made_from == model in known_models():
+        if self.name not in _OF_MODELS and workload.made_from == model in named("model"):
             raise WorkloadError(f"{no_workload(model, known_workloads())}; take dlemu checkpoint")
         if folder is not None:
             from dlemu.datagen.find import as_it_is
@@ -305,7 +305,7 @@ class _Job:
         if not words.others:
             return None
         word = words.others[0]
-        if self.name == "checkpoint" and word in known_models():
+        if self.name == "checkpoint" and word in named("model"):
             raise WorkloadError(f"{word!r} is no override; write model={word}")
         if "://" in word and self.name != "checkpoint":
             raise WorkloadError(

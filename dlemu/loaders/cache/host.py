@@ -20,10 +20,9 @@ from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.place import find_host
 from dlemu.loaders.cache import shared_memory as columns
 from dlemu.loaders.cache.folder import CacheFolder, entry_path, write_entry
-from dlemu.loaders.cache.hits import PlannedCache, policy_of
+from dlemu.loaders.cache.hits import PlannedCache, Visits, find_visits, policy_of
 from dlemu.loaders.cache.reader import Origin
 from dlemu.loaders.cache.shared_memory import State
-from dlemu.loaders.cache.visits import Visits, find_visits
 from dlemu.ranks.world import World
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dlemu.config.sections import POLICIES
 from dlemu.loaders.cache.hits import EpochHits, PlannedCache
-from dlemu.sizing.cached import profile
+from dlemu.sizing.predict import profile
 
 TABLE = {
     0.1: (0.005, 0.1),
