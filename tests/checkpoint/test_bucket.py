@@ -79,7 +79,7 @@ def test_objects_are_written_in_parts_read_by_ranges_and_replaced(
     assert moto.seen.methods["PUT"] == 2 * 2 * 7 + 3
     assert moto.seen.ranges == 2 * 2 * 7
     told = json.loads(Path("out/summary.json").read_text())
-    assert told["place"]["file_system"] == "s3" and told["checkpoint"]["cached_share"] is None
+    assert told["system"][0]["file_system"] == "s3" and told["checkpoint"]["cached_share"] is None
     assert told["checkpoint"]["piece_bytes"] == PART
     assert told["checkpoint"]["saves"][0]["parts"]["fsync"] == 0
     assert told["measured"]["wear"]["drives"] == []
