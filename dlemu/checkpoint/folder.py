@@ -14,8 +14,7 @@ from dlemu.checkpoint.dcp import FILES
 from dlemu.checkpoint.dcp import folder_of as dcp_folder
 from dlemu.checkpoint.place import KEY, CheckpointFolder, Written, place_of
 from dlemu.checkpoint.plan import Plan
-from dlemu.config.model import Workload
-from dlemu.config.objects import access_of
+from dlemu.config.model import Workload, access_of
 from dlemu.errors import RunError, WorkloadError
 from dlemu.ranks.world import World
 from dlemu.storage.owned import room

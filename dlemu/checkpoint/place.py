@@ -32,11 +32,11 @@ _LEAST_BYTES = 8 << 20
 
 
 class BucketWriter(Writer):
-    """Puts an accelerator's objects while their bytes are made; `io_depth` parts at a time."""
+    """Puts an accelerator's objects while their bytes are made, `at_once` parts at a time."""
 
-    def __init__(self, section: CheckpointSection, content: Content, store: Store) -> None:
-        super().__init__(content, piece_bytes=_piece_bytes(section), fsync=False)
-        self._store, self._at_once = store, section.io_depth
+    def __init__(self, store: Store, content: Content, *, piece_bytes: int, at_once: int) -> None:
+        super().__init__(content, piece_bytes=piece_bytes, fsync=False)
+        self._store, self._at_once = store, at_once
 
     def _write_file(self, path: Path, num_bytes: int) -> WriteTimes:
         waited, begin = 0.0, time.perf_counter()
@@ -66,21 +66,17 @@ class BucketWriter(Writer):
 
 
 class BucketReader(Reader):
-    """Reads an accelerator's objects by ranges, `io_depth` at a time."""
+    """Reads an accelerator's objects by ranges, `at_once` at a time."""
 
-    def __init__(self, section: CheckpointSection, content: Content | None, store: Store) -> None:
-        self._objects = ObjectReader(
-            store, range_bytes=_piece_bytes(section), in_flight=section.io_depth, whole=True
-        )
+    def __init__(
+        self, store: Store, content: Content | None, *, piece_bytes: int, at_once: int
+    ) -> None:
+        self._objects = ObjectReader(store, range_bytes=piece_bytes, in_flight=at_once, whole=True)
         super().__init__(self._objects, content)
 
     def _open(self, path: Path, num_bytes: int) -> File:
         self._objects.know(str(path), num_bytes)
         return self._objects.open(str(path))
-
-
-def _piece_bytes(section: CheckpointSection) -> int:
-    return max(section.piece_bytes, _LEAST_BYTES)
 
 
 KEY = "checkpoint.checkpoint_folder"
@@ -178,6 +174,10 @@ class CheckpointFolder(OwnedFolder):
         files = [self.path / name for name in replaced if name[-1] != "/"]
         return sum(512 * os.lstat(file).st_blocks for file in files), disk_bytes(self.path)[1]
 
+    def piece_bytes(self, section: CheckpointSection) -> int:
+        """Return the bytes of one call or request."""
+        return section.piece_bytes
+
     @property
     def file_system(self) -> str:
         """Its type, as mountinfo names it; "" if unknown."""
@@ -240,6 +240,9 @@ class CheckpointBucket(CheckpointFolder):
     def free_bytes(self, replaced: Iterable[str]) -> None:
         """Return None: a bucket does not tell."""
 
+    def piece_bytes(self, section: CheckpointSection) -> int:
+        return max(section.piece_bytes, _LEAST_BYTES)
+
     @property
     def file_system(self) -> str:
         """ "s3"."""
@@ -251,13 +254,15 @@ class CheckpointBucket(CheckpointFolder):
 
     def writer(self, section: CheckpointSection, content: Content, **of: Any) -> BucketWriter:
         """Return a writer for the objects of an accelerator."""
-        return BucketWriter(section, content, self._store(of["accelerator"]))
+        store, size = self._store(of["accelerator"]), self.piece_bytes(section)
+        return BucketWriter(store, content, piece_bytes=size, at_once=section.io_depth)
 
     def reader(
         self, section: CheckpointSection, content: Content | None, **of: Any
     ) -> BucketReader:
         """Return a reader for the objects of an accelerator."""
-        return BucketReader(section, content, self._store(of["accelerator"]))
+        store, size = self._store(of["accelerator"]), self.piece_bytes(section)
+        return BucketReader(store, content, piece_bytes=size, at_once=section.io_depth)
 
     def _store(self, number: int = 0) -> Store:
         return store_of(self.access, number, self.path.bucket)

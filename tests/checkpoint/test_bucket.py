@@ -16,8 +16,7 @@ from dlemu.checkpoint.files import Stopped
 from dlemu.checkpoint.in_run import combine_checkpoints, open_checkpoints
 from dlemu.checkpoint.place import RECORD, BucketWriter
 from dlemu.cli.main import run
-from dlemu.config.checkpoint_sections import CheckpointSection
-from dlemu.config.objects import access_of
+from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
@@ -56,6 +55,10 @@ def store(**keys: Any) -> Store:
     return Store(access, access.endpoints[0], "training")
 
 
+def writing(**keys: Any) -> BucketWriter:
+    return BucketWriter(store(**keys), Content(7), piece_bytes=PART, at_once=1)
+
+
 def names(*steps: int) -> set[str]:
     files = {f"ck/global_epoch1_step{step}/model_states-{n}.pt" for step in steps for n in (0, 1)}
     return files | {f"ck/{RECORD}"}
@@ -76,7 +79,8 @@ def test_objects_are_written_in_parts_read_by_ranges_and_replaced(
     assert moto.seen.methods["PUT"] == 2 * 2 * 7 + 3
     assert moto.seen.ranges == 2 * 2 * 7
     told = json.loads(Path("out/summary.json").read_text())
-    assert told["place"]["file_system"] == "s3" and told["checkpoint"]["cached_share"] is None
+    assert told["system"][0]["file_system"] == "s3" and told["checkpoint"]["cached_share"] is None
+    assert told["checkpoint"]["piece_bytes"] == PART
     assert told["checkpoint"]["saves"][0]["parts"]["fsync"] == 0
     assert told["measured"]["wear"]["drives"] == []
     assert "page cache" not in capsys.readouterr().out
@@ -124,17 +128,14 @@ def test_an_object_of_which_only_a_part_was_made_is_not_there(
             writer.stop()
 
     monkeypatch.setattr(Content, "fill", stop_soon)
-    with (
-        BucketWriter(CheckpointSection(piece_bytes=PART), Content(7), store()) as writer,
-        pytest.raises(Stopped),
-    ):
+    with writing() as writer, pytest.raises(Stopped):
         writer.write(object_path("s3://training/a"), 100 * PART, sample=0)
     assert there() == set() and moto.seen.methods["DELETE"] == 1
 
 
 def test_a_part_is_sent_again_and_a_server_that_takes_none_is_named(moto: Moto) -> None:
     size, path = 3 * PART, object_path("s3://training/a")
-    with BucketWriter(CheckpointSection(piece_bytes=PART), Content(7), store(retries=2)) as writer:
+    with writing(retries=2) as writer:
         moto.faults.refuse = 2
         writer.write(path, size, sample=0)
         assert len(store().get_whole("a")) == size
