@@ -18,7 +18,7 @@ from dlemu.formats.format import Field, Parsed
 from dlemu.formats.npy import Npy
 from dlemu.plugins import Registry
 from dlemu.ranks.world import Alone
-from dlemu.sizing.cached import profile
+from dlemu.sizing.predict import profile
 from dlemu.storage.counted import CountedFile
 from tests.lab.commands import QUICK, SMALL
 from tests.lab.dataset import generated, workload_of

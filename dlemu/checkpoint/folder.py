@@ -18,8 +18,7 @@ from dlemu.checkpoint.dcp import folder_of as dcp_folder
 from dlemu.checkpoint.files import BucketReader, BucketWriter, Reader, Writer
 from dlemu.checkpoint.plan import Plan
 from dlemu.config.checkpoint_sections import CheckpointSection
-from dlemu.config.model import Workload
-from dlemu.config.objects import access_of
+from dlemu.config.model import Workload, access_of
 from dlemu.datagen.content import Content
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.ranks.world import World

@@ -190,13 +190,13 @@ def workloads(words: Sequence[str]) -> Answer:
     asked, found = parse(words, ["--json"]), rows()
     if asked.overrides:
         raise WorkloadError(f"dlemu help workloads takes no keys, got {asked.overrides[0]}")
-    names = [row.workload.name for row in found]
+    names = [str(row["workload"]) for row in found]
     for begin in asked.others:
         if not any(name.startswith(begin) for name in names):
             hint = did_you_mean(begin, names) or "; dlemu help workloads lists all"
             raise WorkloadError(f"no workload begins with {begin}{hint}")
     begins = tuple(asked.others or [""])
-    documents = [row.document for row in found if row.workload.name.startswith(begins)]
+    documents = [row for row in found if str(row["workload"]).startswith(begins)]
     if "--json" in asked.options:
         return Answer(json.dumps(documents, indent=1))
     return answer_of(present_workloads(documents))

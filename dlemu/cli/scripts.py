@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dlemu.cli.words import Words
 from dlemu.config.published import value_of
 from dlemu.errors import WorkloadError
-from dlemu.host.place import find_system
+from dlemu.host.place import find_host
 from dlemu.judge.records import plain
 from dlemu.judge.summary import time_of_day
 from dlemu.report.table import Row, append_rows, check_table
@@ -89,9 +89,9 @@ class Script:
             answer(json_text(document))
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Any, *, indent: int | None = 2) -> str:
     """Return JSON in ASCII without control characters; what is not finite becomes null."""
-    return json.dumps(plain(value), indent=2).replace("\x7f", "\\u007f")
+    return json.dumps(plain(value), indent=indent).replace("\x7f", "\\u007f")
 
 
 def run_document(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +131,8 @@ def run_row(
 def size_row(answer: "Sized") -> Row:
     """Return the row of one target and workload."""
     low, high = answer.interval or (None, None)
-    here = asdict(find_system(Path(answer.target.folder)))
+    rate = answer.mean("read_bytes_per_second")
+    here = find_host(Path(answer.target.folder))
     same = ("num_accelerators", "at_least", "real_accelerators", "limit")
     return {
         **_common(answer.workload, answer.folder.resolve(), answer.target.name),
@@ -141,9 +142,9 @@ def size_row(answer: "Sized") -> Row:
         "interval_low": low,
         "interval_high": high,
         "threshold_percent": answer.threshold,
-        "au_percent": fmean(answer.au_percentages) if answer.shown else None,
-        "samples_per_second": answer.samples_per_second if answer.shown else None,
-        "read_MB_per_second": answer.read_bytes_per_second / 1e6 if answer.shown else None,
+        "au_percent": answer.mean("au_percentage"),
+        "samples_per_second": answer.mean("samples_per_second"),
+        "read_MB_per_second": rate and rate / 1e6,
         "remarks": "; ".join(answer.remarks),
         "first": answer.first is not None,
         "quick": answer.workload.size.quick,

@@ -16,7 +16,7 @@ from dlemu.checkpoint.files import BucketWriter, Stopped
 from dlemu.checkpoint.folder import RECORD
 from dlemu.checkpoint.in_run import combine_checkpoints, open_checkpoints
 from dlemu.cli.main import run
-from dlemu.config.objects import access_of
+from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
@@ -79,7 +79,7 @@ def test_objects_are_written_in_parts_read_by_ranges_and_replaced(
     assert moto.seen.methods["PUT"] == 2 * 2 * 7 + 3
     assert moto.seen.ranges == 2 * 2 * 7
     told = json.loads(Path("out/summary.json").read_text())
-    assert told["place"]["file_system"] == "s3" and told["checkpoint"]["cached_share"] is None
+    assert told["system"][0]["file_system"] == "s3" and told["checkpoint"]["cached_share"] is None
     assert told["checkpoint"]["piece_bytes"] == PART
     assert told["checkpoint"]["saves"][0]["parts"]["fsync"] == 0
     assert told["measured"]["wear"]["drives"] == []

@@ -13,7 +13,7 @@ from dlemu.checkpoint.plan import (
     total_bytes,
 )
 from dlemu.config.checkpoint_sections import ModelSection
-from dlemu.config.compose import known_models
+from dlemu.config.compose import named
 from dlemu.config.model import load_model
 from dlemu.ranks.world import Alone
 
@@ -150,7 +150,7 @@ MODEL_OF_RANK = [
 
 
 def test_all_published_models_are_known_here() -> None:
-    assert known_models().keys() == TOTALS.keys()
+    assert named("model").keys() == TOTALS.keys()
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

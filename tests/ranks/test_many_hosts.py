@@ -4,8 +4,7 @@ import pytest
 
 from dlemu.config.model import load_workload
 from dlemu.errors import RunError
-from dlemu.judge.losses import find_losses
-from dlemu.judge.metrics import measure_sums
+from dlemu.judge.metrics import find_losses, measure_sums
 from dlemu.judge.records import Steps
 from dlemu.judge.sums import Rule, Sums, sum_all
 from dlemu.ranks.links import Tree

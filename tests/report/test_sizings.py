@@ -22,7 +22,7 @@ FIRST: dict[str, Any] = {
     "low": 7,
     "high": 8,
     "evidence": "64 readers at once get 1.86 GB/s, one takes 2.86 GB/s; no run was made",
-    "data_loader": "threads",
+    "remark": "read by threads",
     "written": True,
 }
 
@@ -184,7 +184,11 @@ def test_pictures_name_drive_and_day(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for number, day in enumerate(("2026-01-02", "2026-01-03", "2026-01-01"), 1):
         run = tmp_path / "runs" / f"d1.unet3d_h100.0{number}.n8"
         run.mkdir(parents=True)
-        told = {"status": "complete", "start": f"{day}T10:00:00+00:00", "place": {"model": "M 7"}}
+        told = {
+            "status": "complete",
+            "start": f"{day}T10:00:00+00:00",
+            "system": [{"drives": [{"model": "M 7"}]}],
+        }
         (run / "summary.json").write_text(json.dumps(told))
     answer = replace(sized(), conditions=conditions_of(tmp_path, "d1.unet3d_h100"))
     titles: list[str] = []
@@ -214,7 +218,7 @@ def test_a_first_answer_keeps_the_remarks_that_not_every_one_has() -> None:
 
 
 def test_a_first_answer_without_a_run_is_shown_as_the_others(tmp_path: Path) -> None:
-    first = First(**FIRST, instead_of="pytorch", commands=(), full="")
+    first = First(**FIRST, commands=(), full="")
     none: Any = {"num_accelerators": 0, "real_accelerators": 0.65}
     answer = replace(sized(), **none, points=(), confirmations=(), first=first)
     found = read_result(write(tmp_path / "try", answer))

@@ -13,7 +13,7 @@ from dlemu.config.sections import POLICIES
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import make_plan
 from dlemu.loaders.cache.hits import EpochHits, PlannedCache, find_visits
-from dlemu.sizing.cached import profile
+from dlemu.sizing.predict import profile
 
 TABLE = {
     0.1: (0.005, 0.1),

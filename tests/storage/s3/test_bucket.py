@@ -94,8 +94,8 @@ def test_from_nothing_to_a_verdict(
     assert found["received_bytes"] == summary["measured"]["read_bytes"]
     assert found["needed_bytes"] <= found["received_bytes"]
     assert found["p50_seconds"] <= found["p99_seconds"]
-    assert summary["place"]["file_system"] == "s3"
-    assert summary["place"]["device"] == ""
+    assert summary["system"][0]["file_system"] == "s3"
+    assert summary["system"][0]["drives"] == []
     assert summary["measured"]["page_cache_share"] is None
     assert summary["measured"]["wear"]["drives"] == [], "this host's drives have no part in it"
     assert summary["limit"]["name"] in ("storage", "none", "host cpu", "unclear", "loader")
