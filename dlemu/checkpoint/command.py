@@ -32,6 +32,7 @@ from dlemu.checkpoint.plan import Plan, planned
 from dlemu.config.model import Workload
 from dlemu.datagen.content import Content
 from dlemu.errors import RunError
+from dlemu.host.devices import mount_under
 from dlemu.host.intervals import HostObserver, summarize_interval
 from dlemu.host.place import find_host
 from dlemu.host.processes import host_memory_bytes
@@ -72,7 +73,8 @@ class CheckpointJob:
         self._place, self._keeps, self._direct = folder.place, folder.keeps, folder.direct
         self._plan, self._record, self._folder = plan, folder.record, folder.path
         self._content = Content(folder.record.seed)
-        self._file_system = folder.place.file_system
+        mount = mount_under(folder.path)
+        self._file_system = mount.kind if mount else ""
         self.say: Say = lambda text: None
         self.progress = Progress()
         self.observer: HostObserver | None = None
@@ -328,7 +330,7 @@ def run_checkpoints(
         path = host_file(record.folder, world.rank) if record.folder.is_dir() else None
         saves, loads, pages = _work(workload, job, summary, path)
         if world.rank == 0:
-            _judge(summary, workload, folder.place.file_system, saves, loads, pages)
+            _judge(summary, workload, saves, loads, pages)
             record.write()
     return (record.folder, summary) if world.rank == 0 else None
 
@@ -382,7 +384,6 @@ def _work(
 def _judge(
     summary: Summary,
     workload: Workload,
-    file_system: str,
     saves: list[Entry],
     loads: list[Entry],
     pages: Pages | None,
@@ -390,8 +391,8 @@ def _judge(
     """Add to the summary what was measured, and what it means."""
     key, share = workload.checkpoint, pages.share if pages else None
     conditions = Conditions(
-        file_system=file_system,
-        bypasses=summary["checkpoint"]["odirect"] or file_system == "s3",
+        file_system=summary["place"]["file_system"],
+        bypasses=summary["checkpoint"]["odirect"] or in_bucket(folder_of(workload)),
         fsync=key.fsync,
         cached_share=share,
     )
