@@ -297,6 +297,12 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
     name = f"{world.host}:{target}" if world.num_hosts > 1 else str(target)
     if any(facts):
         notes.append(f"{name}: {', '.join(filter(None, facts))}")
+    all_cpus, usable_cpus = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    if world.num_ranks > 1 and usable_cpus < all_cpus:
+        notes.append(
+            f"{name}: its rank may use {usable_cpus} of {all_cpus} CPUs; "
+            "mpirun --bind-to none gives it all"
+        )
     return Place(
         name=name,
         target=target,

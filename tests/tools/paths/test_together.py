@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -115,11 +116,15 @@ def test_ranks_share_the_targets_and_begin_together(
 ) -> None:
     events: list[str] = []
     monkeypatch.setattr(cells, "perform", fakes(events, (1000, 3000)))
-    monkeypatch.setattr(sweep, "held", lambda *_, **__: pytest.MonkeyPatch().context())
-    job = plan(*folders)
+    monkeypatch.setattr(sweep, "held", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    job, notes = plan(*folders), list[str]()
 
-    all_found = ManyHosts(hosts, each).run(
-        lambda world: run_paths(job, lambda _: None, world=world)
+    all_found = ManyHosts(hosts, each).run(lambda world: run_paths(job, notes.append, world=world))
+
+    assert (
+        sum("its rank may use 1 of 8 CPUs; mpirun --bind-to none" in n for n in notes) == 2 * hosts
     )
 
     assert events == ["open"] * hosts * each + ["read"] * hosts * each
