@@ -1,9 +1,9 @@
-"""What a file format and a loader must do, tried on small files and datasets.
+"""What a file format, a loader and a cache policy must do, tried on small files and datasets.
 
     python -m dlemu.contract mypackage.mymodule
 
-Each line that it prints is a promise of `dlemu.formats.Format` or of `dlemu.loaders.Loader` that is
-not kept; the exit status is then 1. Those of the house are held to the same.
+Each line that it prints is a promise of `dlemu.formats.Format`, of `dlemu.loaders.Loader` or of
+`dlemu.loaders.cache.hits.Lru` that is not kept; the exit status is then 1. The house keeps them.
 """
 
 import os
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.config.model import Workload, check_workload
-from dlemu.config.sections import LOADERS
+from dlemu.config.sections import LOADERS, POLICIES
 from dlemu.datagen import generate
 from dlemu.datagen.assemble import Assembly, piece_buffer
 from dlemu.datagen.content import Content
@@ -32,6 +32,8 @@ from dlemu.errors import DatasetError, in_short
 from dlemu.formats import FORMATS, FileSamples, Format, Places
 from dlemu.formats.format import Checksum
 from dlemu.loaders import Batch, Loader, open_loader
+from dlemu.loaders.cache.hits import PlannedCache
+from dlemu.plugins import Registry
 from dlemu.ranks.world import Alone
 from dlemu.storage.counted import CountedFile
 from dlemu.terminal import say
@@ -403,8 +405,19 @@ def loader_faults(name: str, folder: Path) -> Iterator[str]:
                 yield f"{promise}: not of {dataset['format']} files{why.removesuffix(' and more')}"
 
 
+def policy_faults(name: str, _folder: Path) -> Iterator[str]:
+    """Yield what is wrong with a policy of a cache; some files are larger than the cache."""
+    random = np.random.default_rng(_SEED)
+    try:
+        cache = PlannedCache(name, 5, [1 + file % 7 for file in range(50)])
+        for _ in range(3):
+            cache.epoch(random.integers(0, 50, 200).tolist())
+    except Exception as error:  # whatever a user's module raises
+        yield f"`admits` and `victim` plan an epoch: {type(error).__name__}: {in_short(error)}"
+
+
 def main(names: Sequence[str]) -> int:
-    """Print what is wrong with each format and loader; return the exit status."""
+    """Print what is wrong with each part; return the exit status."""
     found = []
     for name in names:
         with TemporaryDirectory() as folder:
@@ -414,21 +427,31 @@ def main(names: Sequence[str]) -> int:
 
 
 def _faults(name: str, folder: Path) -> Iterator[str]:
-    """Yield what is wrong with all parts of a name: a module may hold a format and a loader."""
-    unknown = []
-    for registry, of_kind in ((FORMATS, _of_format), (LOADERS, loader_faults)):
+    """Yield what is wrong with all parts of a name: a module may hold one of each kind."""
+    reason, tried = "", False
+    for registry, method, of_kind in _KINDS:
         try:
-            registry[name]
+            part: object = registry[name]
         except ValueError as error:
-            unknown.append(str(error).removeprefix(f"={name} ").partition("; python -m")[0])
-        else:
+            reason = reason or str(error).removeprefix(f"={name} ").partition("; python -m")[0]
+            continue
+        if hasattr(part, method):
+            tried = True
             yield from of_kind(name, folder)
-    if len(unknown) == 2:
-        yield unknown[0]
+    if not tried:
+        yield reason
 
 
-def _of_format(name: str, folder: Path) -> Iterator[str]:
+def _format_faults(name: str, folder: Path) -> Iterator[str]:
     return faults(FORMATS[name], folder)
+
+
+_KINDS: tuple[tuple[Registry[Any], str, Callable[[str, Path], Iterator[str]]], ...] = (
+    (FORMATS, "write", _format_faults),
+    (LOADERS, "epoch", loader_faults),
+    (POLICIES, "admits", policy_faults),
+)
+"""Parts of one's own, each with a method that the other kinds lack."""
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import FORMATS, Format, raw, tfrecord
 from dlemu.formats.parquet import Parquet
 from dlemu.judge.records import JsonLines, dump_workload, read_config
-from dlemu.ranks.messages import MAX_BYTES, Stream, Word, decode, encode
+from dlemu.ranks.links import MAX_BYTES, Stream, Word, decode, encode
 from dlemu.ranks.world import Alone
 from dlemu.report import stored as storing
 from dlemu.sizing.log import SizingRecord, settings_of

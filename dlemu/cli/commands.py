@@ -82,7 +82,7 @@ COMMANDS: dict[str, Command] = {
         keys="model checkpoint.checkpoint_folder num_accelerators checkpoint.mode checkpoint.scale "
         "checkpoint.num_checkpoints_write checkpoint.num_checkpoints_read checkpoint.keep "
         "checkpoint.odirect checkpoint.max_seconds checkpoint.mtbf output.folder output.log",
-        options=(DRY_RUN, "--verify", "--json"),
+        options=(DRY_RUN, "--multirun", "--verify", "--json"),
         makes_folder=True,
     ),
     "paths": Command(
@@ -202,8 +202,8 @@ COMMANDS: dict[str, Command] = {
         "differs: hosts, kernel, drives, mount options, versions, keys. Exit status: 0, 1 on an "
         "error, 2 where a result has lost more than compare.max_loss.",
         options=("--json",),
-        function="dlemu.cli.compare:main",
-        arguments="dlemu.cli.compare:Allowed",
+        function="dlemu.cli.report:compare",
+        arguments="dlemu.cli.report:Allowed",
     ),
     "doctor": Command(
         aim="prepare",
@@ -266,7 +266,7 @@ COMMANDS: dict[str, Command] = {
         about="For bash, write it to ~/.local/share/bash-completion/completions/dlemu; for zsh, "
         "to a file that ~/.zshrc sources behind compinit. For this shell only: source <(dlemu "
         "completion bash).",
-        function="dlemu.cli.completion:main",
+        function="dlemu.cli.help:completion",
     ),
 }
 

@@ -29,8 +29,8 @@ from dlemu.ranks.world import Alone, World
 from dlemu.report.checkpoint import present_plan
 from dlemu.report.text import render_text
 from dlemu.run.forecast import check_run, forecast_run
+from dlemu.sizing.answers import find_jobs
 from dlemu.sizing.measured import settle
-from dlemu.sizing.targets import find_jobs
 from dlemu.terminal import say, silent
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 

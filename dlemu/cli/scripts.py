@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
 from dlemu.cli.words import Words
-from dlemu.config.commands import value_of
+from dlemu.config.published import value_of
 from dlemu.errors import WorkloadError
 from dlemu.host.place import find_system
 from dlemu.judge.records import plain
@@ -131,6 +131,7 @@ def run_row(
 def size_row(answer: "Sized") -> Row:
     """Return the row of one target and workload."""
     low, high = answer.interval or (None, None)
+    rate = answer.mean("read_bytes_per_second")
     here = asdict(find_system(Path(answer.target.folder)))
     same = ("num_accelerators", "at_least", "real_accelerators", "limit")
     return {
@@ -141,9 +142,9 @@ def size_row(answer: "Sized") -> Row:
         "interval_low": low,
         "interval_high": high,
         "threshold_percent": answer.threshold,
-        "au_percent": fmean(answer.au_percentages) if answer.shown else None,
-        "samples_per_second": answer.samples_per_second if answer.shown else None,
-        "read_MB_per_second": answer.read_bytes_per_second / 1e6 if answer.shown else None,
+        "au_percent": answer.mean("au_percentage"),
+        "samples_per_second": answer.mean("samples_per_second"),
+        "read_MB_per_second": rate and rate / 1e6,
         "remarks": "; ".join(answer.remarks),
         "first": answer.first is not None,
         "quick": answer.workload.size.quick,

@@ -5,18 +5,21 @@ effect here are accepted and listed in `Workload.ignored`.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
     PlainSerializer,
+    SecretStr,
     ValidationError,
     model_validator,
 )
@@ -25,15 +28,13 @@ from dlemu.config.checkpoint_sections import CheckpointSection, ModelSection
 from dlemu.config.compose import (
     compose,
     datasheet,
-    known_drives,
-    known_models,
     known_workloads,
-    model_keys,
+    named,
     no_workload,
     set_key,
 )
-from dlemu.config.objects import access_of
-from dlemu.config.refusal import describe, group_of, known_keys, unknown_key
+from dlemu.config.dlio import IGNORED, translated
+from dlemu.config.refusal import describe, group_of, known_keys
 from dlemu.config.sections import (
     PLANS,
     RUNS,
@@ -68,31 +69,8 @@ from dlemu.errors import WorkloadError
 from dlemu.storage.s3.location import SCHEME, Access, in_bucket, object_path
 from dlemu.units import parse_bytes, unmistakable, with_unit
 
-# DLIO's keys that have no effect here (sources: DLIO's "config" page, the workload files of MLPerf
-# Storage v1.0 and v2.0). A key that could change what is read must not be in this list.
-_IGNORED_KEYS = {
-    "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files compression_level "
-    "generation_buffer_size record_element_bytes",
-    "reader": "batch_size_eval computation_threads pin_memory read_type file_access dont_use_mmap "
-    "data_loader_classname data_loader_sampler reader_classname",
-    "train": "seed_change_epoch",
-    "workflow": "debug evaluation profiling",
-    "model": "type layer_parameters optimization_groups",
-    "checkpoint": "randomize_tensor ksm type recovery_rank_shift checkpoint_mechanism_classname",
-    "output": "log_file log_level",
-    "storage": "storage_library storage_options",
-    "metric": "exclude_end_epochs",
-}
-_IGNORED = {"evaluation", "profiling"} | {
-    f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
-}
-_CLASSES = {
-    "reader.reader_classname": "a format of yours is dataset.format=PACKAGE.MODULE",
-    "reader.data_loader_classname": "a loader of yours is reader.data_loader=PACKAGE.MODULE",
-    "checkpoint.checkpoint_mechanism_classname": "dlemu writes checkpoints itself",
-}
-"""Keys that name a class of DLIO's, and what stands for it here: null alone is accepted."""
-
+_AWS = "https://s3.{region}.amazonaws.com"
+_REGION = "us-east-1"
 
 _memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
 _memory_again = PlainSerializer(lambda value: unmistakable(value, 2**20))
@@ -152,13 +130,10 @@ class Drive(Section):
 
 def _datasheet(value: object) -> object:
     """Return the datasheet of a drive that is given by name, or else the value as it is."""
-    try:
-        return datasheet(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ValueError(f"{error}; or give its rates") from None
+    return datasheet(value) if isinstance(value, str) else value
 
 
-NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(known_drives)]
+NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(lambda: named("drive"))]
 
 
 class Workload(Section):
@@ -187,10 +162,10 @@ class Workload(Section):
     server: Annotated[ServerSection, Use(by="size predict", closed=True)] = ServerSection()
     origin: Annotated[OriginSection, Use(by="run size")] = OriginSection()
     checkpoint: Annotated[
-        CheckpointSection, Use(by="run size checkpoint", when=lambda job: job.saves, closed=True)
+        CheckpointSection, Use(by="run size checkpoint", when=lambda job: job.saves)
     ] = CheckpointSection()
     model: Annotated[
-        ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves, closed=True)
+        ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves)
     ] = ModelSection()
     """The model of checkpoints: a row of workloads/model/ by its name, a file, or its keys."""
     drive: Annotated[NamedDrive | None, Use(by="predict size doctor", closed=True)] = None
@@ -240,7 +215,7 @@ class Workload(Section):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise WorkloadError(describe(error, Workload, _IGNORED)) from error
+            raise WorkloadError(describe(error, Workload, IGNORED)) from error
 
     @property
     def data_folder(self) -> Path:
@@ -291,6 +266,12 @@ class Workload(Section):
         reader = self.reader
         decodes = reader.decode == "library"
         return reader.hands_over and (decodes or not self.dataset.file_format.in_columns)
+
+    @property
+    def drops_each_epoch(self) -> bool:
+        """Whether each epoch begins without the dataset in the page cache, not the first alone."""
+        asked = self.output.drop_each_epoch
+        return self.metric.edition == "v3.0" if asked is None else asked
 
     @property
     def demand(self) -> float:
@@ -379,20 +360,15 @@ def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
 
     Where a key is unknown, those that `command` reads are named rather than others.
     """
-    raw = _plain(tree)
-    known = {*_IGNORED}
-    if "ignored" in raw:
-        raise WorkloadError(unknown_key("ignored", Workload, known))
-    _rename(raw)
-    raw["ignored"] = tuple(dict.fromkeys(_take_ignored(raw)))
-    raw.setdefault("name", "workload")
+    raw = translated(tree)
     try:
         workload = Workload.model_validate(raw)
     except WorkloadError as error:
-        assert isinstance(error.__cause__, ValidationError)
-        text = describe(error.__cause__, Workload, known, lambda: _keys_of(command))
+        if not isinstance(error.__cause__, ValidationError):
+            raise  # a drive that is not there
+        text = describe(error.__cause__, Workload, IGNORED, lambda: _keys_of(command))
         name = str(raw["name"])
-        if text == "dataset.format is not set" and name in known_models():
+        if text == "dataset.format is not set" and name in named("model"):
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
         raise WorkloadError(text) from None
     return _checked(workload)
@@ -412,23 +388,6 @@ def _checked(workload: Workload) -> Workload:
     _check_access(workload)
     _check_places(workload)
     return workload
-
-
-def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
-    """Yield the keys that have no effect here; they are taken out of the tree."""
-    for key in sorted(_IGNORED):
-        section, _, leaf = key.partition(".")
-        if not leaf and section in raw:
-            value = raw.pop(section)
-            yield from [inner for inner, _ in leaves({section: value})] or [section]
-        elif isinstance(raw.get(section), dict) and leaf in raw[section]:
-            value = raw[section].pop(leaf)
-            if value and key in _CLASSES:
-                raise WorkloadError(
-                    f"{key}={value} is a class for DLIO, which dlemu cannot run; leave it out: "
-                    f"{_CLASSES[key]}"
-                )
-            yield key
 
 
 def _check_dali(workload: Workload) -> None:
@@ -506,7 +465,7 @@ def load_workload(name: str | Path, overrides: Mapping[str, object] | None = Non
     Raises:
         WorkloadError: no such workload, or a key or value that is refused.
     """
-    return check_workload(compose(name, overrides or {}, known_workloads()))
+    return check_workload(compose(name, overrides or {}))
 
 
 def load_model(name: str, overrides: Mapping[str, object] | None = None) -> Workload:
@@ -515,93 +474,55 @@ def load_model(name: str, overrides: Mapping[str, object] | None = None) -> Work
     Raises:
         WorkloadError: no such model, or a key or value that is refused.
     """
-    return check_workload(compose(name, overrides or {}, known_models()))
+    return check_workload(compose(name, overrides or {}, "model"))
 
 
-def _rename(raw: dict[str, Any]) -> None:
-    """Move DLIO's keys that have another place or another name here."""
-    _rename_model(raw)
-    _rename_storage(raw)
-    if "data_reader" in raw:
-        raw.setdefault("reader", raw.pop("data_reader"))
-    output = raw.get("output")
-    if isinstance(output, dict) and isinstance(output.get("metric"), dict):
-        metric = raw.setdefault("metric", {})
-        if isinstance(metric, dict):
-            raw["metric"] = output.pop("metric") | metric
-    if "edition" in raw and isinstance(metric := raw.setdefault("metric", {}), dict):
-        metric["edition"] = raw.pop("edition")
-    if "clients" in raw:  # as storage's vendors call the hosts that train
-        raw.setdefault("num_hosts", raw.pop("clients"))
-    dataset = raw.get("dataset")
-    if isinstance(dataset, dict):
-        for old in ("record_length", "record_length_stdev", "record_length_resize"):
-            if old in dataset:
-                dataset.setdefault(old.replace("length", "length_bytes"), dataset.pop(old))
-        if dataset.get("record_length_bytes_resize") == 0:
-            dataset["record_length_bytes_resize"] = None
-        hdf5 = dataset.get("hdf5")
-        for key in ("num_dset_per_record", "chunk_dims", "max_shape"):
-            if isinstance(hdf5, dict) and key in hdf5:
-                dataset.setdefault(key, hdf5.pop(key) or None)
-        if hdf5 == {}:
-            del dataset["hdf5"]
-    for section, key in (("reader", "preprocess_time"), ("train", "computation_time")):
-        group = raw.get(section)
-        if isinstance(group, dict) and f"{key}_stdev" in group:
-            stdev, mean = group.pop(f"{key}_stdev"), group.get(key, 0.0)
-            group[key] = mean if isinstance(mean, dict) else {"mean": mean}
-            group[key].setdefault("stdev", stdev)
+def access_of(storage: StorageSection | None = None) -> Access:
+    """Return what the keys say; what they leave open, AWS's variables in the environment say.
+
+    Raises:
+        WorkloadError: an endpoint is no URL, or one half of the credentials is missing.
+    """
+    storage = storage or StorageSection()
+    told, endpoints = os.environ.get, storage.endpoint_url
+    region = storage.region or told("AWS_REGION") or told("AWS_DEFAULT_REGION") or _REGION
+    if not endpoints:
+        named = told("AWS_ENDPOINT_URL_S3") or told("AWS_ENDPOINT_URL") or ""
+        endpoints = tuple(named.split(",")) if named else (_AWS.format(region=region),)
+    for endpoint in endpoints:
+        _check_endpoint(endpoint)
+    key_id, secret = map(_revealed, (storage.access_key_id, storage.secret_access_key))
+    token = ""
+    if not (key_id or secret):
+        key_id, secret = told("AWS_ACCESS_KEY_ID", ""), told("AWS_SECRET_ACCESS_KEY", "")
+        token = told("AWS_SESSION_TOKEN", "")
+    if bool(key_id) != bool(secret):
+        missing = "storage.secret_access_key" if key_id else "storage.access_key_id"
+        raise WorkloadError(
+            f"{missing} is not set, its other half is; set both keys, or AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY in the environment of rank 0"
+        )
+    limits = storage.get_seconds, storage.retries
+    return Access(endpoints, region, key_id, secret, token, *limits)
 
 
-def _rename_storage(raw: dict[str, Any]) -> None:
-    """Move DLIO's storage.storage_options to the keys that they are here; others are ignored."""
-    storage = raw.get("storage")
-    options = storage.get("storage_options") if isinstance(storage, dict) else None
-    if isinstance(storage, dict) and isinstance(options, dict):
-        storage = raw["storage"] = dict(storage)
-        known = ("endpoint_url", "region", "access_key_id", "secret_access_key")
-        for name in options.keys() & set(known):
-            storage.setdefault(name, options[name])
-        if options.keys() <= set(known):
-            del storage["storage_options"]
+def _revealed(secret: SecretStr | None) -> str:
+    return "" if secret is None else secret.get_secret_value()
 
 
-def _rename_model(raw: dict[str, Any]) -> None:
-    """Take a model that is given by its name alone, and DLIO's names of its keys."""
-    checkpoint = raw.get("checkpoint")
-    if isinstance(checkpoint, dict) and "model_size" in checkpoint:  # MLPerf Storage v1.0
-        size = checkpoint.pop("model_size")
-        if isinstance(group := raw.setdefault("model", {}), dict):
-            group.setdefault("model_size_bytes", size)
-    model = raw.get("model")
-    if model is None:
-        raw.pop("model", None)
-        return
-    if not isinstance(model, dict):
-        known = str(model) in known_models() or str(model).endswith((".yaml", ".yml"))
-        model = raw["model"] = model_keys(str(model)) if known else {"name": str(model)}
-    if "name" in model:
-        raw.setdefault("name", str(model["name"]))
-    if "model_size" in model:  # as the files of MLPerf Storage have it
-        model.setdefault("model_size_bytes", model.pop("model_size"))
-    if "dataset" not in raw and model.keys() & {"num_layers", "model_size_bytes"}:
-        # A job of checkpoints alone, as MLPerf Storage's llama3_8b.yaml.
-        raw["dataset"] = {"format": "npz", "num_files_train": 1}
-
-
-def _plain(value: Any) -> Any:
-    """Return a tree of dicts whose keys are text that can be shown in one line."""
-    if not isinstance(value, Mapping):
-        return value
-    shown = {key: key if str(key).isprintable() else repr(key) for key in value}
-    return {str(shown[key]): _plain(inner) for key, inner in value.items()}
-
-
-def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each dotted key of a tree with its value."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+def _check_endpoint(endpoint: str) -> None:
+    """Refuse what is no plain URL of a server; a password in it would be shown."""
+    try:
+        parts = urlsplit(endpoint)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if "@" in endpoint:
+        raise WorkloadError(
+            "storage.endpoint_url must not have a user or a password; set storage.access_key_id "
+            "and storage.secret_access_key"
+        )
+    if not fits:
+        raise WorkloadError(
+            f"storage.endpoint_url must be URLs such as http://10.0.0.7:9000, got {endpoint[:80]!a}"
+        )

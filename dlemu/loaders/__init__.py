@@ -177,11 +177,14 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
 def _check_objects(workload: Workload) -> None:
     """Refuse what does not read from a bucket."""
     reader, folder = workload.reader, workload.data_folder
-    if LOADERS.place(reader.data_loader) != LOADERS.place("threads"):
+    forks = reader.multiprocessing_context == "fork" and reader.read_threads > 0
+    places = {LOADERS.place(name) for name in ("threads", "pytorch")[: 1 if forks else 2]}
+    if LOADERS.place(reader.data_loader) not in places:
         raise WorkloadError(
             f"reader.data_loader={reader.data_loader} does not read {folder}: use "
-            "reader.data_loader=threads, or tensorflow for tf.data's order (obstore, which reads "
-            "from buckets, does not survive the fork of a worker)"
+            "reader.data_loader=threads, tensorflow for tf.data's order, or pytorch with "
+            "reader.multiprocessing_context=spawn (obstore, which reads from buckets, does not "
+            "survive the fork of a worker)"
         )
     if reader.decode == "library":
         raise WorkloadError(

@@ -29,19 +29,20 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DlemuError, RunError
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import make_room
-from dlemu.loaders.pipes import SharedMemory, Starter
-from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
-from dlemu.loaders.steps import CLOSE_SECONDS, Takers
-from dlemu.loaders.torch_internals import (
+from dlemu.loaders.pipes import (
     Requests,
+    SharedMemory,
+    Starter,
     disarm,
     lean_context,
     many_workers,
     stop_watching,
 )
+from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
+from dlemu.loaders.steps import CLOSE_SECONDS, Activity, Takers, describe
 from dlemu.loaders.worker import SampleReader, make_batch
+from dlemu.storage.s3.counts import NUM_BINS, GetCounts
 from dlemu.units import round_up
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -50,8 +51,9 @@ _Asked = tuple[int, int, int, int, int, bool, bytes]
 """A task as it is sent: serial, epoch, step, number of samples, number fetched, whether there are
 visits; samples, fetched, visits and places as the bytes of int64. To pickle arrays takes 40 µs
 longer for each batch."""
-_Made = tuple[int, int, int, float, float, float] | DlemuError | None
-"""Step and cost; or an error that ends the run; or None, if the batch was no longer wanted."""
+_Made = tuple[int, int, int, float, float, float, GetCounts | None] | DlemuError | None
+"""Step, cost, and the worker's requests so far if it reads from a bucket; or an error that ends the
+run; or None, if the batch was no longer wanted."""
 
 
 class PyTorchLoader:
@@ -91,7 +93,12 @@ class PyTorchLoader:
         self._starter.close()
 
     def read_counts(self) -> NDArray[np.float64]:
-        return np.sum([workers.shared.activity.read_counts() for workers in self._workers], axis=0)
+        shared = (workers.shared.activity for workers in self._workers)
+        return sum((each.read_counts() for each in shared), np.zeros(NUM_BINS))
+
+    def gets(self) -> GetCounts:
+        counts = (each for workers in self._workers for each in workers.gets.values())
+        return sum(counts, GetCounts())
 
     def memory(self) -> list[NDArray[np.uint8]]:
         shared = [workers.shared for workers in self._workers]
@@ -120,6 +127,8 @@ class _Workers:
         self._processes: list[BaseProcess] = []
         num_workers = source.workload.reader.read_threads
         self._requests = Requests()
+        self.gets: dict[int, GetCounts] = {}
+        """Requests to a bucket so far, of each worker."""
         self.shared = _Shared(source, row_bytes)
         self._order = _Order()
         several: dict[str, Any] = {}
@@ -185,7 +194,9 @@ class _Workers:
             if isinstance(result, DlemuError):
                 raise result
             assert result[0] == step, "batches come in their order"
-            cost, number = Cost(*result[1:]), self._accelerator
+            cost, number = Cost(*result[1:6]), self._accelerator
+            if (gets := result[6]) is not None:
+                self.gets[step % self._source.workload.reader.num_streams] = gets
             yield make_batch(cost, self.shared.slots, plan, number, epoch=epoch, step=step)
             requests.send()
             step += 1
@@ -318,7 +329,11 @@ class _Reading(TorchDataset[_Made]):
             cost = self._reader.make(task, lambda: serial == shared.serial[0])
         except DlemuError as error:
             return error
-        return None if cost is None else (task.step, *cost)
+        if cost is None:
+            return None
+        # A sum is a copy, which does not change while it is sent.
+        gets = None if self._source.dataset.access is None else self._reader.gets + GetCounts()
+        return task.step, *cost, gets
 
     def close(self) -> None:
         """Close the files, if the main process itself has read (read_threads=0)."""

@@ -3,6 +3,8 @@
 An event is queued behind each step, and the host runs as far ahead as in the loop that is emulated:
 a few steps, or none. So the time between two events is a step's whole time, gaps between its
 kernels included, and where each step is waited for the time to launch the next one's first kernels.
+
+Meanwhile NVML tells the GPU's other processes, and its clocks, power and temperature each second.
 """
 
 import gc
