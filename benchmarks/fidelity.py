@@ -63,7 +63,7 @@ from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.loaders import open_loader
 from dlemu.run.replay import draw_computation_times, new_steps, replay_epoch
-from dlemu.tools.steptime.preprocessing import time_preprocessing
+from dlemu.tools.steptime.steps import time_preprocessing
 from tests.lab.cgroups import throttled_reads
 
 _DECODE_SECONDS = 2.0

@@ -108,7 +108,7 @@ COMMANDS: dict[str, Command] = {
         "arithmetic, from the datasheets of drives.",
         options=FOR_SCRIPTS,
         function="dlemu.cli.load:main",
-        arguments="dlemu.tools.model_load.measure:Load",
+        arguments="dlemu.tools.model_load:Load",
         measures=True,
     ),
     "steptime": Command(

@@ -12,7 +12,7 @@ from dlemu.judge.summary import time_of_day
 from dlemu.report.text import answer_of
 from dlemu.report.tools import present_load
 from dlemu.terminal import say
-from dlemu.tools.model_load.measure import Load, document_of, measure
+from dlemu.tools.model_load import Load, document_of, measure
 
 COLUMNS = (
     *("time", "id", "label", "model", "scale", "num_files", "num_bytes", "way", "readers"),

@@ -182,8 +182,10 @@ def call(name: str, words: Sequence[str], world: World) -> int:
         if not command.function:
             return _Job(name, command).call(words, world)
         module, _, name = command.function.partition(":")
-        function, parsed = getattr(import_module(module), name), parse(words, command.options)
-        return int(function(parsed, world) if command.by_ranks else function(parsed))
+        function = getattr(import_module(module), name)
+        if not command.by_ranks:
+            return int(function(parse(words, command.options)))
+        return int(function(world.on_first(lambda: parse(words, command.options)), world))
 
 
 @dataclass(frozen=True)
@@ -238,8 +240,6 @@ class _Job:
         """Return workload and words of each job; None, after a line on stderr, if one is wrong."""
         try:
             parsed = parse(words, ("--config-dir", "--cfg", *self.about.options), for_job=True)
-            if DRY_RUN in parsed.options and {"--json", "--csv"} & parsed.options.keys():
-                raise WorkloadError(f"{DRY_RUN} prints lines only; leave out --json and --csv")
             if self.about.without_workload and not parsed.overrides:
                 if len(parsed.others) != 1:
                     raise WorkloadError("one data folder is needed: dlemu verify FOLDER")

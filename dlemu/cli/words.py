@@ -204,6 +204,8 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, for_job: bool = 
         is_override = is_key_value(word) or (for_job and word.startswith("~"))
         (parsed.overrides if is_override else parsed.others).append(word)
     parsed.others.extend(words[end + 1 :])
+    if DRY_RUN in parsed.options and {"--json", "--csv"} & parsed.options.keys():
+        raise WorkloadError(f"{DRY_RUN} prints lines only; leave out --json and --csv")
     return parsed
 
 

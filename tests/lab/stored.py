@@ -57,17 +57,17 @@ from dlemu.sizing.search import Point
 from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import Probe
 from dlemu.storage.s3.counts import NUM_BINS, bin_of
-from dlemu.tools.model_load.measure import Answer as Load
-from dlemu.tools.model_load.measure import Cell as LoadCell
-from dlemu.tools.model_load.measure import Load as LoadJob
-from dlemu.tools.model_load.measure import document_of as load_document
-from dlemu.tools.model_load.measure import find_model
-from dlemu.tools.model_load.reading import Way
+from dlemu.tools.model_load import Answer as Load
+from dlemu.tools.model_load import Cell as LoadCell
+from dlemu.tools.model_load import Load as LoadJob
+from dlemu.tools.model_load import document_of as load_document
+from dlemu.tools.model_load import find_model
+from dlemu.tools.model_reading import Way
 from dlemu.tools.paths.blocks import DataPath
 from dlemu.tools.paths.cells import Cell
 from dlemu.tools.steptime.job import StepTimes
 from dlemu.tools.steptime.measure import Timed
-from dlemu.tools.steptime.preprocessing import Preprocessing
+from dlemu.tools.steptime.steps import Preprocessing
 from tests.lab.limits import limit_lines
 
 GIB = 1 << 30

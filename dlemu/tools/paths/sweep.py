@@ -9,7 +9,7 @@
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
@@ -35,7 +35,6 @@ from dlemu.tools.paths.cells import (
     TO_GPU,
     Asked,
     Cell,
-    Parts,
     Place,
     measure,
     memory_rate,
@@ -234,7 +233,9 @@ def _agreed(world: World, make: Callable[[], list[T]]) -> list[T]:
 
 def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
     """Return this rank's share of the targets, and hold them."""
-    ranks = dict(world.all_gather((world.host, world.num_local_ranks)))
+    memory = memory_rate() if world.local_rank == 0 and not dry else 0.0  # the others wait
+    told = world.all_gather((world.host, world.num_local_ranks, memory))
+    ranks = {host: num for host, num, _ in told}
     if len({*ranks.values()}) > 1:
         each = ", ".join(f"{host}: {num}" for host, num in ranks.items())
         raise RunError(
@@ -263,7 +264,7 @@ def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> l
         # The files of two sweeps would have the same names. The results hold their own folder.
         if not is_device and (world.rank != 0 or target.resolve() != sweep.output.resolve()):
             stack.enter_context(held(target, key="target"))
-    memory = 0.0 if dry else memory_rate()
+    memory = max(rate for host, _, rate in told if host == world.host)
     return [_place(sweep, target, gpu, world, memory) for target, gpu in share]
 
 
@@ -296,6 +297,12 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
     name = f"{world.host}:{target}" if world.num_hosts > 1 else str(target)
     if any(facts):
         notes.append(f"{name}: {', '.join(filter(None, facts))}")
+    all_cpus, usable_cpus = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    if world.num_ranks > 1 and usable_cpus < all_cpus:
+        notes.append(
+            f"{name}: its rank may use {usable_cpus} of {all_cpus} CPUs; "
+            "mpirun --bind-to none gives it all"
+        )
     return Place(
         name=name,
         target=target,
@@ -417,6 +424,8 @@ def _measure_all(
     folders = [each.target for each in own if not each.target.is_block_device()]
     watch = WearWatch(*folders)
     store = JsonLines(sweep.output / CELLS)
+    # Several hosts may share a folder.
+    first = "dlemu_paths" + (f".{world.host_index}" if world.num_hosts > 1 else "")
     if world.rank == 0:
         check_writable(sweep.output / "paths.json")
         watch.start()
@@ -426,7 +435,16 @@ def _measure_all(
             for place in group if rounds else ():
                 if place.rank == world.rank:
                     on_begin(f"writing files into {place.target}")
-                    found = files.enter_context(_parts(sweep, place, world, on_event))
+                    found = files.enter_context(
+                        parts_of(
+                            place.target,
+                            max(sweep.workers),
+                            max(sweep.io_sizes) * max(sweep.depths),
+                            sweep.file_size,
+                            first,
+                            on_event,
+                        )
+                    )
                     parts[place.name] = found
                     written += len(found[0]) * found[2] if place.target in folders else 0
             for cells in rounds:
@@ -437,20 +455,12 @@ def _measure_all(
                 for cell in measure(cells, group, parts, world):
                     on_event(f"{_line_of(cell)}{left}")
                     store.append(asdict(cell))
-                    written += _written(cell) if cell.target in parts else 0
+                    if cell.target in parts and cell.pattern.endswith("write"):
+                        written += cell.num_ios * cell.io_size
                     yield cell
     if world.rank == 0 and has_writes(wear := watch.finish(file_bytes=written)):
         JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
         on_wear(wear)
-
-
-def _parts(
-    sweep: Sweep, place: Place, world: World, on_event: OnEvent
-) -> AbstractContextManager[Parts]:
-    unit = max(sweep.io_sizes) * max(sweep.depths)
-    # Several hosts may share a folder.
-    first = "dlemu_paths" + (f".{world.host_index}" if world.num_hosts > 1 else "")
-    return parts_of(place.target, max(sweep.workers), unit, sweep.file_size, first, on_event)
 
 
 def _line_of(cell: Cell) -> str:
@@ -466,11 +476,6 @@ def _alike_elsewhere(known: Mapping[Asked, Cell], asked: Round) -> Iterator[Cell
     """Yield the cells of earlier sweeps that differ from those asked in the target alone."""
     shapes, own = {shape_of(each) for each in asked}, {*asked}
     yield from (known[each] for each in known if each not in own and shape_of(each) in shapes)
-
-
-def _written(cell: Cell) -> int:
-    """Return the bytes that a cell wrote."""
-    return cell.num_ios * cell.io_size if cell.pattern.endswith("write") else 0
 
 
 _CELL = TypeAdapter(Cell)

@@ -28,8 +28,15 @@ from dlemu.tools.steptime.measure import (
     measure,
     summary,
 )
-from dlemu.tools.steptime.preprocessing import Preprocessing, time_preprocessing
-from dlemu.tools.steptime.steps import Job, UsersFunction, find_torch, model_of, names_function
+from dlemu.tools.steptime.steps import (
+    Job,
+    Preprocessing,
+    UsersFunction,
+    find_torch,
+    model_of,
+    names_function,
+    time_preprocessing,
+)
 from dlemu.units import format_bytes, format_seconds
 
 _PARTS = 20

@@ -1,11 +1,14 @@
 """Several targets at the same time: their sum, ranks that share them, devices, and GPUs."""
 
 import ctypes
+import json
 import mmap
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,10 @@ from dlemu.storage.path_bytes import PathBytes
 from dlemu.tools.paths import blocks, cells, sweep, target
 from dlemu.tools.paths.blocks import Done, Latencies, Work
 from dlemu.tools.paths.sweep import Sweep, run_paths
+from tests.lab.commands import with_checkout
 from tests.lab.many_hosts import ManyHosts
+from tests.lab.mpirun import mpirun
+from tests.lab.waiting import LONG
 from tests.storage.gpu.test_cufile import NONE, stats
 
 MIB = 1 << 20
@@ -110,11 +116,15 @@ def test_ranks_share_the_targets_and_begin_together(
 ) -> None:
     events: list[str] = []
     monkeypatch.setattr(cells, "perform", fakes(events, (1000, 3000)))
-    monkeypatch.setattr(sweep, "held", lambda *_, **__: pytest.MonkeyPatch().context())
-    job = plan(*folders)
+    monkeypatch.setattr(sweep, "held", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    job, notes = plan(*folders), list[str]()
 
-    all_found = ManyHosts(hosts, each).run(
-        lambda world: run_paths(job, lambda _: None, world=world)
+    all_found = ManyHosts(hosts, each).run(lambda world: run_paths(job, notes.append, world=world))
+
+    assert (
+        sum("its rank may use 1 of 8 CPUs; mpirun --bind-to none" in n for n in notes) == 2 * hosts
     )
 
     assert events == ["open"] * hosts * each + ["read"] * hosts * each
@@ -166,7 +176,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], line: str, tmp_pa
 def test_hosts_with_unequal_numbers_of_ranks_are_refused(folders: tuple[Path, ...]) -> None:
     class Uneven(Alone):
         def all_gather(self, value: Any) -> list[Any]:
-            return [value] if isinstance(value[0], list) else [("a", 2), ("a", 2), ("b", 1)]
+            return [value] if isinstance(value[0], list) else [("a", 2, 8e9), ("b", 1, 8e9)]
 
     with pytest.raises(RunError, match=r"unequal numbers of ranks \(a: 2, b: 1\); start as many"):
         run_paths(plan(*folders), lambda _: None, world=Uneven())
@@ -181,6 +191,21 @@ def test_a_dry_run_says_cells_and_time_and_writes_nothing(
     *_, line = capsys.readouterr().out.splitlines()
     assert line == "32 cells, 0 of them measured before; 24 x 45 s = 18:00"
     assert sorted(path.name for path in folders[0].parent.rglob("*")) == ["d0", "d1"]
+
+
+@pytest.mark.mpi
+def test_two_ranks_measure_a_target_each_and_one_shows_both(folders: tuple[Path, ...]) -> None:
+    words = [sys.executable, "-m", "dlemu", "paths", f"{folders[0]},{folders[1]}", "--json"]
+    words += ["seconds=0.1", "io_sizes=64KiB", "workers=1", "patterns=seq_read"]
+    words += ["paths=host_buffered", "file_size=1MiB", "output=out"]
+    folder = folders[0].parent
+    done = subprocess.run(
+        mpirun(2, *words), cwd=folder, env=with_checkout(), capture_output=True, timeout=LONG
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [row["target"] for row in told] == [*map(str, folders), "sum"]
+    assert told[2]["num_ios"] == told[0]["num_ios"] + told[1]["num_ios"]
 
 
 # --- a block device -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,20 +12,20 @@ from dlemu.host.devices import lies_in_memory
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load
 from dlemu.storage.pagecache import Pages, drop, look
-from dlemu.tools.model_load import measure as module
-from dlemu.tools.model_load import reading
-from dlemu.tools.model_load.measure import (
+from dlemu.tools import model_load as module
+from dlemu.tools import model_reading as reading
+from dlemu.tools.model_load import (
     Load,
     Model,
     document_of,
-    find_drive,
     find_model,
     known_models,
     measure,
 )
-from dlemu.tools.model_load.reading import WAYS, Way, read_once
+from dlemu.tools.model_reading import WAYS, Way, read_once
 
 SIZES = (9_000_000, 4096, 5_000_001)
+DRIVE: Any = "d3_s4520"
 MODEL = Model("tiny", SIZES, "fp16", "here")
 
 
@@ -43,7 +44,7 @@ def load(tmp_path: Path) -> Load:
         pytest.skip(f"{tmp_path} lies in memory")
     target = tmp_path / "drive"
     target.mkdir()
-    return Load(model=MODEL, target=target, readers=(1, 3), drive=find_drive("d3_s4520"))
+    return Load(model=MODEL, target=target, readers=(1, 3), drive=DRIVE)
 
 
 @pytest.mark.parametrize("way", WAYS[:3])
@@ -155,7 +156,7 @@ def test_a_file_of_several_names_is_read_once(files: list[Path], tmp_path: Path)
     os.link(files[0], tmp_path / "hard")
     names = (files[0], files[0], tmp_path / "link", tmp_path / "hard", files[1])
     events: list[str] = []
-    plan = Load(files=names, ways=("pread",), readers=(1,), drive=find_drive("d3_s4520"))
+    plan = Load(files=names, ways=("pread",), readers=(1,), drive=DRIVE)
 
     answer = measure(plan, events.append)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from dlemu.config.compose import datasheet, named, read_yaml
-from dlemu.config.model import Drive
+from dlemu.config.model import Drive, NamedDrive
 from dlemu.config.sections import LISTED, Arguments, Names, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
@@ -20,7 +20,7 @@ from dlemu.storage.gpu.availability import lists_gpu
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate
-from dlemu.tools.model_load.reading import WAYS, Way, read_once
+from dlemu.tools.model_reading import WAYS, Way, read_once
 from dlemu.tools.paths.target import path_problem, write_random_files
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 
@@ -70,19 +70,15 @@ def find_model(name: str) -> Model:
     return Model(name, tuple(row["files"]), row["datatype"], row["source"])
 
 
-def find_drive(name: str) -> Drive:
-    """Return a drive by the name of its datasheet. Raises ValueError: there is none."""
-    return Drive.model_validate(datasheet(name))
+def known_drives() -> list[Drive]:
+    """Return the drives that have a datasheet, the fastest first."""
+    drives = [Drive.model_validate(datasheet(name)) for name in named("drive")]
+    return sorted(drives, key=lambda drive: -drive.read_rate)
 
 
-def known_drives() -> list[str]:
-    """Return the names of the datasheets, the fastest drive first."""
-    return sorted(named("drive"), key=lambda name: -find_drive(name).read_rate)
-
-
-def _by(find: Callable[[str], object]) -> Callable[[object], object]:
-    """Return what takes a name as the thing that is found by it."""
-    return lambda value: find(value) if isinstance(value, str) else value
+def _model(value: object) -> object:
+    """Take a name as the model of that name."""
+    return find_model(value) if isinstance(value, str) else value
 
 
 def _found(value: object) -> object:
@@ -102,7 +98,7 @@ def _found(value: object) -> object:
 class Load(Arguments):
     """What to read, and how."""
 
-    model: Annotated[Model, BeforeValidator(_by(find_model)), Names(known_models)] | None = None
+    model: Annotated[Model, BeforeValidator(_model), Names(known_models)] | None = None
     """A model whose files are read."""
     target: Path | None = None
     """Folder on the drive; the files are written to dlemu_load.<model> there and removed again.
@@ -120,7 +116,7 @@ class Load(Arguments):
     ways: Annotated[tuple[Way, ...], LISTED, Field(min_length=1)] | None = None
     """How files are read. None: all that work here. One that is named and does not work is an
     error."""
-    drive: Annotated[Drive, BeforeValidator(_by(find_drive)), Names(known_drives)] | None = None
+    drive: NamedDrive | None = None
     """Datasheet of the drive to compare with; None: the files are probed."""
     drives: Annotated[int, Field(ge=1)] = 1
     """Number of such drives."""
@@ -173,7 +169,7 @@ def document_of(load: Load, answer: Answer | None = None) -> dict[str, Any]:
     """Return the document of a model load; without an answer only the arithmetic by datasheets."""
     model = load.model
     whole = model.num_bytes if model is not None else answer.num_bytes if answer else 0
-    drives = [find_drive(name) for name in known_drives()] if load.drive is None else [load.drive]
+    drives = known_drives() if load.drive is None else [load.drive]
     document: dict[str, Any] = {
         "kind": "load",
         "model": None if model is None else model.name,

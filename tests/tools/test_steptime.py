@@ -18,8 +18,7 @@ from dlemu.errors import WorkloadError
 from dlemu.host.processes import usable_cpus
 from dlemu.tools.steptime.job import StepTimes, batch_sizes, distribution
 from dlemu.tools.steptime.measure import Gpu, State, Timed, find_gpu
-from dlemu.tools.steptime.preprocessing import Preprocessing
-from dlemu.tools.steptime.steps import model_of
+from dlemu.tools.steptime.steps import Preprocessing, model_of
 
 STEP = """
 def quick(batch, device):
@@ -117,9 +116,7 @@ def test_workers_that_wait_for_a_core_wait_once(monkeypatch: pytest.MonkeyPatch)
     """In the run they wait again: what they waited while they were timed does not count."""
     waited, on_core = np.full(10, 0.006), np.full(10, 0.003)
     for cpus, mean in ((4.0, 0.006), (2.0, 0.003)):
-        monkeypatch.setattr(
-            "dlemu.tools.steptime.preprocessing.usable_cpus", lambda cpus=cpus: cpus
-        )
+        monkeypatch.setattr("dlemu.tools.steptime.steps.usable_cpus", lambda cpus=cpus: cpus)
         found = Preprocessing(
             function="own:f", workers=4, alone=on_core, together=waited, on_core=on_core
         )
