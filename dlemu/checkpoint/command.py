@@ -74,7 +74,8 @@ class CheckpointJob:
         self._plan, self._record, self._folder = plan, folder.record, folder.path
         self._content = Content(folder.record.seed)
         mount = mount_under(folder.path)
-        self._file_system = mount.kind if mount else ""
+        self.file_system = mount.kind if mount else ""
+        """Type of the folder's, "" of a bucket or if unknown."""
         self.say: Say = lambda text: None
         self.progress = Progress()
         self.observer: HostObserver | None = None
@@ -219,7 +220,7 @@ class CheckpointJob:
                 self.observer.mark(f"{doing} end")
                 seen = self.observer.between(f"{doing} start", f"{doing} end")
                 interval = summarize_interval(seen)
-                stored = stored_bytes(interval, self._file_system)
+                stored = stored_bytes(interval, self.file_system)
         own = zip(self._plan.accelerators, worked, strict=True)
         report = RankReport(
             self.world.rank,
@@ -330,7 +331,7 @@ def run_checkpoints(
         path = host_file(record.folder, world.rank) if record.folder.is_dir() else None
         saves, loads, pages = _work(workload, job, summary, path)
         if world.rank == 0:
-            _judge(summary, workload, saves, loads, pages)
+            _judge(summary, workload, job.file_system, saves, loads, pages)
             record.write()
     return (record.folder, summary) if world.rank == 0 else None
 
@@ -384,6 +385,7 @@ def _work(
 def _judge(
     summary: Summary,
     workload: Workload,
+    file_system: str,
     saves: list[Entry],
     loads: list[Entry],
     pages: Pages | None,
@@ -391,7 +393,7 @@ def _judge(
     """Add to the summary what was measured, and what it means."""
     key, share = workload.checkpoint, pages.share if pages else None
     conditions = Conditions(
-        file_system=summary["place"]["file_system"],
+        file_system=file_system,
         bypasses=summary["checkpoint"]["odirect"] or in_bucket(folder_of(workload)),
         fsync=key.fsync,
         cached_share=share,
