@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
-from dlemu.config.objects import access_of
+from dlemu.config.model import access_of
 from dlemu.config.sections import Section
 from dlemu.datagen.recipe import VERSION, Count, Recipe, StoredRecipe
 from dlemu.dataset.layout import Layout, Samples

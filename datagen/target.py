@@ -21,7 +21,7 @@ from dlemu.datagen.work import FILES_IN_FLIGHT, Stopped, Worker
 from dlemu.dataset.layout import Layout
 from dlemu.errors import RunError
 from dlemu.formats import format_of
-from dlemu.host.limits import memory_bytes
+from dlemu.host.processes import memory_bytes
 from dlemu.ranks.world import World
 from dlemu.storage.atomic import Write, sync_folder, writing
 from dlemu.storage.regular import direct_if_possible, open_regular, read_regular

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.config.model import Workload, check_workload
+from dlemu.config.model import check_workload
 from dlemu.config.sections import LOADERS, POLICIES
 from dlemu.datagen import generate
 from dlemu.datagen.assemble import Assembly, piece_buffer
@@ -36,7 +36,7 @@ from dlemu.loaders.cache.hits import PlannedCache
 from dlemu.plugins import Registry
 from dlemu.ranks.world import Alone
 from dlemu.storage.counted import CountedFile
-from dlemu.terminal import say
+from dlemu.terminal import Answer, say
 from dlemu.units import PAGE_BYTES
 
 _Used = TypeVar("_Used")
@@ -274,7 +274,7 @@ def _refused(call: Callable[[], object]) -> bool:
 class _Reading:
     """A dataset that a loader reads for two accelerators."""
 
-    workload: Workload
+    dataset: Dataset
 
     @classmethod
     def of(cls, folder: Path, loader: str, dataset: Mapping[str, Any]) -> "_Reading":
@@ -283,14 +283,14 @@ class _Reading:
         reader = {"data_loader": loader, "batch_size": 3, "read_threads": 2}
         workload = check_workload({"dataset": place | dict(dataset), "reader": reader})
         generate(workload, world=Alone())
-        return cls(workload)
+        return cls(Dataset.of(workload))
 
     def open(self, *, keep: int = 1) -> Loader:
-        return open_loader(Dataset.of(self.workload), accelerators=range(2), keep=keep)
+        return open_loader(self.dataset, accelerators=range(2), keep=keep)
 
     def plan(self, epoch: int) -> EpochPlan:
-        layout = Dataset.of(self.workload).layout
-        return make_plan(self.workload, layout, num_accelerators=2, epoch=epoch)
+        workload, layout = self.dataset.workload, self.dataset.layout
+        return make_plan(workload, layout, num_accelerators=2, epoch=epoch)
 
     def read(self, use: Callable[[Batch], _Used], *, keep: int = 1) -> list[_Used]:
         """Return what a use of each batch of two epochs has given."""
@@ -303,7 +303,7 @@ class _Reading:
             ]
 
     def bytes_of(self, batch: Batch) -> list[bytes]:
-        sizes = Dataset.of(self.workload).layout.sizes(batch.samples).tolist()
+        sizes = self.dataset.layout.sizes(batch.samples).tolist()
         return list(map(content, batch.samples.tolist(), sizes))
 
 
@@ -355,27 +355,18 @@ def _ends(reading: _Reading) -> bool:
     del epoch, loader
     end = time.monotonic() + _END_SECONDS
     while time.monotonic() < end:
-        if {*threading.enumerate()} <= before and not any(map(_is_there, pids)):
+        alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        if {*threading.enumerate()} <= before and not alive:
             return True
         time.sleep(0.01)
     return False
 
 
-def _is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
 def _refuses_cut_files(reading: _Reading) -> bool:
-    files = [path for path in reading.workload.data_folder.glob("train/*") if path.is_file()]
-    whole = {path: path.stat().st_size for path in files}
-    for path, size in whole.items():
-        os.truncate(path, size // 2)
-    try:
-        return _refused(lambda: reading.read(lambda batch: None))
-    finally:
-        for path in files:
-            path.unlink()
-        generate(reading.workload, world=Alone())
+    """The last promise: nothing can be read afterwards."""
+    for path in reading.dataset.folder.glob("train/*"):
+        os.truncate(path, path.stat().st_size // 2)
+    return _refused(lambda: reading.read(lambda batch: None))
 
 
 _OF_LOADERS: dict[str, Callable[[_Reading], bool]] = {
@@ -422,7 +413,7 @@ def main(names: Sequence[str]) -> int:
     for name in names:
         with TemporaryDirectory() as folder:
             found += [f"{name}: {fault}" for fault in _faults(name, Path(folder))]
-    say("\n".join(found or [f"{name}: sound" for name in names]))
+    say(Answer("\n".join(found or [f"{name}: sound" for name in names])))
     return 1 if found or not names else 0
 
 

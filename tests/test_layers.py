@@ -45,7 +45,7 @@ SPEAKERS = {
     "cli",
     "contract",
     "library",
-    "judge.lifecycle",
+    "judge.folders",
     "run",
     "sizing",
     "ranks.ending",
@@ -59,7 +59,6 @@ MAY_NEED = {
     "loaders.pytorch": {"torch"},
     "loaders.dali.loader": {"nvidia", "torch", "cupy"},
     "loaders.dali.pipelines": {"nvidia", "torch", "cupy"},
-    "loaders.dali.readers": {"nvidia", "torch", "cupy"},
     "report.png": {"matplotlib"},
     "tools.steptime.networks": {"torch"},
 }

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dlemu.sizing.cached import profile
 from numpy.typing import NDArray
 
 from dlemu.cli.main import run
@@ -19,6 +18,7 @@ from dlemu.formats.format import Field, Parsed
 from dlemu.formats.npy import Npy
 from dlemu.plugins import Registry
 from dlemu.ranks.world import Alone
+from dlemu.sizing.predict import profile
 from dlemu.storage.counted import CountedFile
 from tests.lab.commands import QUICK, SMALL
 from tests.lab.dataset import generated, workload_of
@@ -125,7 +125,7 @@ def test_a_cache_policy_of_ones_own_is_tried_planned_and_predicted(
     """The newest file is given up: a cache like `keep`, after the first epoch."""
     (tmp_path / "own.py").write_text(
         "from dlemu.loaders.cache.hits import Lru\n"
-        "class POLICY(Lru):\n    def victim(self, files): return list(files)[-1]\n"
+        "class POLICY(Lru):\n    def victim(self, files): return next(reversed(files))\n"
         "class Greedy(Lru):\n    def admits(self, size, *, used, capacity): return True\n"
         "class Lost(Lru):\n    def victim(self, files): return -1\n"
     )

@@ -22,7 +22,8 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DlemuError
-from dlemu.judge.header import introduction, place_fields
+from dlemu.host.place import find_host
+from dlemu.judge.header import introduction, servers_of
 from dlemu.loaders.cache.forecast import forecast_tier
 from dlemu.loaders.cache.host import check_tier, has_tier
 from dlemu.ranks.world import Alone, World
@@ -51,7 +52,6 @@ def dry_run(command: str, workload: Any, world: World) -> int:
 
 
 def _datagen(workload: Any, world: World, tell: Any) -> None:
-
     size = required_size(workload, world)
     workload = resolve_auto(workload, world)
     folder = workload.data_folder
@@ -72,7 +72,6 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
 
 
 def _run(workload: Any, world: World, tell: Any) -> None:
-
     if workload.workflow.generate_data:
         _datagen(workload, world, tell)
     if workload.workflow.train:
@@ -92,7 +91,6 @@ def _run(workload: Any, world: World, tell: Any) -> None:
 
 
 def _size(workload: Any, world: World, tell: Any) -> None:
-
     jobs = world.on_first(lambda: find_jobs(workload, tell))
     for target, job in jobs:
         settled, layout, _ = world.on_first(partial(settle, job, world))
@@ -144,7 +142,6 @@ def _checkpoints(workload: Any, num_accelerators: int, num_steps: int) -> list[s
     """Return the line on the checkpoints that a run would write, if it writes any."""
     if not workload.workflow.checkpoint:
         return []
-
     return [f"write:    {planned_in_run(workload, num_accelerators, num_steps)}"]
 
 
@@ -153,7 +150,6 @@ def _cache_of_new(workload: Any, layout: Any, tell: Any) -> None:
 
     What the run would refuse, datagen does not.
     """
-
     if has_tier(workload):
         total = num_accelerators(workload, Alone())
         try:
@@ -184,19 +180,14 @@ def _cache(cache: Any, tell: Any) -> None:
 
 
 def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
-
     plan = Plan.of(workload, world)
     if world.rank != 0:
         return None
     fields, drive, rate = planned(workload, plan), workload.drive, None
     folder = workload.checkpoint.checkpoint_folder
     if folder:
-        fields["place"] = place_fields(
-            folder_of(workload),
-            host=world.host,
-            num_hosts=world.num_hosts,
-            access=access_to(workload),
-        )
+        servers = servers_of(access_to(workload))
+        fields["system"] = [find_host(folder_of(workload), name=world.host, servers=servers)]
     text = render_text(present_plan(fields))
     tell(text)
     if folder:
@@ -216,7 +207,6 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
 
 
 def _introduce(workload: Any, world: World, tell: Any, num_files: int | None = None) -> None:
-
     tell(introduction(workload, host=world.host, num_hosts=world.num_hosts, num_files=num_files))
 
 

@@ -1,7 +1,6 @@
 """The commands for a workload: what each does, and what it prints.
 
-The docstring of a command is the first line of its help. What only one command needs is imported
-when it is called.
+What only one command needs is imported when it is called.
 """
 
 import shlex
@@ -25,9 +24,8 @@ from dlemu.cli.scripts import (
     size_row,
 )
 from dlemu.cli.words import Words
-from dlemu.config.compose import known_models
-from dlemu.config.model import Drive, Workload
-from dlemu.config.objects import access_of
+from dlemu.config.compose import named
+from dlemu.config.model import Drive, Workload, access_of
 from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
@@ -323,7 +321,7 @@ def predict_all(workloads: Sequence[Workload], world: World, words: Words) -> in
 def _asks_for_checkpoints(workload: Workload) -> bool:
     """Return whether a model was named, or the job is one of checkpoints alone."""
     alone = workload.workflow.checkpoint and not workload.workflow.train
-    return alone or "model" in workload.given or workload.made_from in known_models()
+    return alone or "model" in workload.given or workload.made_from in named("model")
 
 
 def _predict_checkpoint(workload: Workload, words: Words) -> None:

@@ -16,8 +16,8 @@ from dlemu.cli.commands import COMMANDS, Command, usage
 from dlemu.cli.words import DRY_RUN, Words, parse, refusal, with_command_first
 from dlemu.config.compose import (
     compose_words,
-    known_models,
     known_workloads,
+    named,
     no_workload,
     sweeps,
     without_secrets,
@@ -26,7 +26,6 @@ from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.ranks.ending import Interrupts
 from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import PeerError, World
-from dlemu.storage.s3.location import object_path
 from dlemu.terminal import (
     Answer,
     answer,
@@ -245,10 +244,10 @@ class _Job:
                 if len(parsed.others) != 1:
                     raise WorkloadError("one data folder is needed: dlemu verify FOLDER")
                 return [(None, parsed)]
-            each = _table(parsed) if self.name == "predict" else _jobs(parsed)
-            jobs = [(self._workload(own, world), own) for own in each]
+            rows = _table(parsed) if self.name == "predict" else _jobs(parsed)
+            jobs = [(self._workload(row, world), row) for row in rows]
             if "--cfg" not in parsed.options:
-                self._begin_log(jobs[0][0].output.log, without_secrets(words))
+                begin_log(jobs[0][0].output.log, [self.name, *without_secrets(words)])
         except DlemuError as error:
             complain(str(error))
             return None
@@ -256,14 +255,6 @@ class _Job:
         if ignored and "--cfg" not in parsed.options:
             say(f"ignored: {', '.join(ignored)}")
         return jobs
-
-    def _begin_log(self, path: str | None, words: Sequence[str]) -> None:
-        try:
-            begin_log(path, [self.name, *words])
-        except OSError as error:
-            raise WorkloadError(
-                f"output.log {path} cannot be written ({error.strerror}); name another file"
-            ) from None
 
     def _workload(self, words: Words, world: World) -> Any:
         from dlemu.config.keys import Job, idle_keys
@@ -285,7 +276,7 @@ class _Job:
             raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
         workload = check_workload(compose_words(overrides, words.path("--config-dir")), self.name)
         model = words.values.get("model", "")
-        if self.name not in _OF_MODELS and workload.made_from == model in known_models():
+        if self.name not in _OF_MODELS and workload.made_from == model in named("model"):
             raise WorkloadError(f"{no_workload(model, known_workloads())}; take dlemu checkpoint")
         if folder is not None:
             from dlemu.datagen.find import as_it_is
@@ -305,7 +296,7 @@ class _Job:
         if not words.others:
             return None
         word = words.others[0]
-        if self.name == "checkpoint" and word in known_models():
+        if self.name == "checkpoint" and word in named("model"):
             raise WorkloadError(f"{word!r} is no override; write model={word}")
         if "://" in word and self.name != "checkpoint":
             raise WorkloadError(
@@ -327,7 +318,11 @@ class _Job:
             other = words.values.get(key, word)
             if Path(other).absolute() != Path(word).absolute():
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
-        return object_path(word, *keys) if "://" in word else Path(word)
+        if "://" not in word:
+            return Path(word)
+        from dlemu.storage.s3.location import object_path
+
+        return object_path(word, *keys)
 
 
 def _table(words: Words) -> list[Words]:

@@ -8,7 +8,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -28,13 +27,12 @@ from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
-from dlemu.host.limits import memory_bytes
-from dlemu.host.place import find_system
+from dlemu.host.place import find_host
+from dlemu.host.processes import memory_bytes
 from dlemu.judge.cache import cache_fields
 from dlemu.judge.evidence import combine
-from dlemu.judge.folders import keep_leftovers, make
-from dlemu.judge.header import DatasetFields, header, place_fields
-from dlemu.judge.lifecycle import Record, begun
+from dlemu.judge.folders import Record, begun, keep_leftovers, make
+from dlemu.judge.header import DatasetFields, header, servers_of
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
 from dlemu.judge.records import (
@@ -95,7 +93,7 @@ def check_job(workload: Workload, world: World) -> None:
     if own:
         check_loader(workload, len(own))
         if workload.train.compute == "gpu":
-            _find_gpus(workload, len(own))
+            _find_gpus(workload, own)
 
 
 def run_job(
@@ -197,12 +195,6 @@ class _Run:
         self._summary = first_summary(self._workload, world, started, notes)
         if world.rank == 0:
             folder, found = self._workload.data_folder, self._dataset.layout
-            self._summary["place"] = place_fields(
-                folder,
-                host=world.host,
-                num_hosts=world.num_hosts,
-                access=self._dataset.access,
-            )
             self._summary["dataset"] = DatasetFields(
                 folder=str(folder),
                 format=found.format,
@@ -215,9 +207,11 @@ class _Run:
                     linked = count_linked(f"{folder}/{found.path(file)}" for file in few)
                 self._summary["dataset"]["num_links"] = linked
         with watchdog.phase("while looking at the host"):
-            system = find_system(self._workload.data_folder) if world.local_rank == 0 else None
-        hosts = world.gather(system)
-        self._summary["system"] = [asdict(host) for host in hosts or () if host is not None]
+            folder, servers = self._workload.data_folder, servers_of(self._dataset.access)
+            first = world.local_rank == 0
+            own = find_host(folder, name=world.host, servers=servers) if first else None
+        hosts = world.gather(own)
+        self._summary["system"] = [host for host in hosts or () if host is not None]
         sizes = dict(world.all_gather((world.host_index, (memory_bytes(), os.cpu_count() or 1))))
         self._summary.update(dlio_fields(self._dataset.layout, list(sizes.values())))
 
@@ -255,7 +249,7 @@ class _Run:
         """Start cold and run the epochs; return what was seen, and each epoch's own steps."""
         workload, world = self._workload, self._world
         clock, watchdog = self._clock, self._watchdog
-        on_gpu = _compute_on_gpu(workload, len(self._own), clock)
+        on_gpu = _compute_on_gpu(workload, self._own, clock)
         wait_until = after_launch(workload.train.launch_time, on_gpu or clock.sleep_until)
         compute = watchdog.computing(wait_until, clock)
         parts: list[Steps] = []
@@ -453,19 +447,17 @@ class _Run:
         )
 
 
-def _compute_on_gpu(
-    workload: Workload, accelerators: int, clock: Clock
-) -> Callable[[float], None] | None:
+def _compute_on_gpu(workload: Workload, own: range, clock: Clock) -> Callable[[float], None] | None:
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
-    if workload.train.compute == "sleep" or accelerators == 0:
+    if workload.train.compute == "sleep" or not own:
         return None
     from dlemu.run.compute import gpu_compute
 
-    return gpu_compute(_find_gpus(workload, accelerators), clock)
+    return gpu_compute(_find_gpus(workload, own), clock)
 
 
-def _find_gpus(workload: Workload, accelerators: int) -> range:
-    """Return the GPUs that compute for so many accelerators."""
+def _find_gpus(workload: Workload, own: range) -> list[int]:
+    """Return the GPUs that compute for a rank's accelerators: dealt out in turn, as DALI's are."""
     from dlemu.run.compute import find_torch
     from dlemu.storage.gpu.cuda import num_gpus
 
@@ -473,7 +465,7 @@ def _find_gpus(workload: Workload, accelerators: int) -> range:
         num = workload.dali.gpus_per_host or num_gpus()
     except RunError as error:
         raise WorkloadError(f"train.compute=gpu: {error}; or set train.compute=sleep") from None
-    gpus = range(max(1, min(num, accelerators)))
+    gpus = sorted({accelerator % max(1, num) for accelerator in own})
     find_torch(gpus)
     return gpus
 

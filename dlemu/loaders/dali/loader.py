@@ -24,6 +24,7 @@ from dlemu.loaders import Batch
 from dlemu.loaders.dali.device import DeviceReader
 from dlemu.loaders.dali.pipelines import (
     INPUT,
+    DaliReads,
     Pipeline,
     Settings,
     collate,
@@ -31,7 +32,6 @@ from dlemu.loaders.dali.pipelines import (
     in_one_line,
     take_samples,
 )
-from dlemu.loaders.dali.readers import DaliReads
 from dlemu.loaders.source import Source
 from dlemu.loaders.steps import Takers, describe
 from dlemu.loaders.threads import ThreadsLoader

@@ -356,7 +356,7 @@ def test_an_earlier_sweep_of_another_number_of_queues_joins_the_table(
 def test_all_paths_on_a_gpu_and_the_mode_is_told(tmp_path: Path) -> None:
     if not Path("/dev/nvidia0").exists():
         pytest.skip("no GPU on this host")
-    target = Path(__file__).parents[2] / "build" / "paths"
+    target = Path(__file__).parents[3] / "build" / "paths"
     target.mkdir(parents=True, exist_ok=True)
     events: list[str] = []
 
