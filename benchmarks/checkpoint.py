@@ -44,7 +44,7 @@ from benchmarks.harness import (
 from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.pagecache import drop
 from tests.lab import warm

@@ -20,9 +20,9 @@ import numpy as np
 from benchmarks.harness import describe_machine, markdown
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import Recipe, read_manifest
-from dlemu.datagen.listing import WORK
 from dlemu.datagen.manifest import MANIFEST, to_entries
 from dlemu.datagen.prepare import dataset_folders
+from dlemu.datagen.target import WORK
 from dlemu.datagen.write import _finish
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
-from dlemu.datagen.content import Content
-from dlemu.datagen.listing import WORK
+from dlemu.datagen.assemble import Content
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     FILES,
@@ -30,8 +29,7 @@ from dlemu.datagen.manifest import (
 )
 from dlemu.datagen.prepare import PLAN, choose_recipe, refuse_strays
 from dlemu.datagen.recipe import Recipe
-from dlemu.datagen.target import Bucket, FileMaker
-from dlemu.datagen.work import OnProgress, work_through
+from dlemu.datagen.target import WORK, Bucket, FileMaker, OnProgress, work_through
 from dlemu.errors import DatasetError
 from dlemu.ranks.world import World
 from dlemu.storage.s3.location import ObjectPath

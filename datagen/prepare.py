@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen.listing import WORK, Listing
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
@@ -21,7 +20,7 @@ from dlemu.datagen.manifest import (
     to_entries,
 )
 from dlemu.datagen.recipe import Recipe
-from dlemu.datagen.target import Folder
+from dlemu.datagen.target import WORK, Folder, Listing
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
 from dlemu.storage.atomic import sync_folder, write_atomically

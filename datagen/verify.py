@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.datagen.assemble import piece_buffer
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content, piece_buffer
 from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest
-from dlemu.datagen.target import Bucket, FileMaker, Folder, Read, Target
-from dlemu.datagen.work import OnProgress, work_through
+from dlemu.datagen.target import Bucket, FileMaker, Folder, OnProgress, Read, Target, work_through
 from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError

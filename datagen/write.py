@@ -22,9 +22,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from dlemu.config.model import Workload
+from dlemu.datagen.assemble import Content
 from dlemu.datagen.bucket import generate_objects
-from dlemu.datagen.content import Content
-from dlemu.datagen.listing import WORK
 from dlemu.datagen.manifest import (
     MANIFEST,
     Manifest,
@@ -35,8 +34,16 @@ from dlemu.datagen.manifest import (
 )
 from dlemu.datagen.prepare import Todo, dataset_folders, prepare
 from dlemu.datagen.recipe import Recipe
-from dlemu.datagen.target import FileMaker, Folder
-from dlemu.datagen.work import FileProgress, OnProgress, Stopped, Worker, work_through
+from dlemu.datagen.target import (
+    WORK,
+    FileMaker,
+    FileProgress,
+    Folder,
+    OnProgress,
+    Stopped,
+    Worker,
+    work_through,
+)
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, RunError
 from dlemu.ranks.world import Alone, World

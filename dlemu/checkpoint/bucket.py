@@ -12,7 +12,7 @@ from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.config.checkpoint_sections import CheckpointSection
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.storage.extents import File
 from dlemu.storage.s3.location import object_path
 from dlemu.storage.s3.objects import ObjectReader

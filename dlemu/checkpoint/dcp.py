@@ -10,7 +10,7 @@ import numpy as np
 
 from dlemu.checkpoint.times import WriteTimes
 from dlemu.checkpoint.writer import Stopped
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import WorkloadError
 from dlemu.host.limits import host_memory_bytes
 from dlemu.storage.atomic import sync_folder

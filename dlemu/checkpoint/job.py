@@ -21,7 +21,7 @@ from dlemu.checkpoint.plan import Plan
 from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.checkpoint.writer import Writer
 from dlemu.config.model import Workload
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError
 from dlemu.host.intervals import summarize_interval
 from dlemu.host.observer import HostObserver

@@ -15,7 +15,7 @@ from dlemu.checkpoint.bucket import BucketReader, BucketWriter
 from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.writer import Writer
 from dlemu.config.checkpoint_sections import CheckpointSection
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.devices import mount_under
 from dlemu.storage.atomic import partial_path, sync_folder

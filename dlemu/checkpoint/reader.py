@@ -9,7 +9,7 @@ import numpy as np
 
 from dlemu.checkpoint.times import ReadTimes
 from dlemu.checkpoint.writer import Stopped
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import DatasetError, RunError
 from dlemu.storage.extents import ExtentReader, File
 from dlemu.storage.regular import open_sized

@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 from dlemu.checkpoint.times import WriteTimes
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.storage.atomic import create, replacing, sync_folder
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.units import PAGE_BYTES, round_up

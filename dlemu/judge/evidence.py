@@ -19,9 +19,8 @@ from dlemu.judge.delivered import how_known, stored_bytes, vouched_bytes
 from dlemu.judge.losses import find_losses
 from dlemu.judge.summary import CacheWatched, Measured, NetworkFields, ObjectsMeasured
 from dlemu.judge.sums import Sums
-from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.counted import GetCounts, PathBytes, quantile_of
 from dlemu.storage.probe import Probe
-from dlemu.storage.s3.counts import GetCounts, quantile_of
 
 _CONTRADICTION = 0.1
 """Difference of two shares of cached bytes that is worth a note."""

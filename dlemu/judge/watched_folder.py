@@ -17,7 +17,7 @@ from dlemu.judge.header import place_fields
 from dlemu.judge.summary import Summary
 from dlemu.judge.sums import Sums
 from dlemu.ranks.world import World
-from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.counted import PathBytes
 
 
 class WatchedFolder:

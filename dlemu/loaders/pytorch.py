@@ -42,7 +42,7 @@ from dlemu.loaders.torch_internals import (
     stop_watching,
 )
 from dlemu.loaders.worker import SampleReader, make_batch
-from dlemu.storage.s3.counts import GetCounts
+from dlemu.storage.counted import GetCounts
 from dlemu.units import round_up
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

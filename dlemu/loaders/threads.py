@@ -34,7 +34,7 @@ from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, StepCollector, Window
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.storage.s3.counts import GetCounts
+from dlemu.storage.counted import GetCounts
 
 
 @dataclass(slots=True, eq=False)

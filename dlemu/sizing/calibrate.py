@@ -21,7 +21,7 @@ from dlemu.config.commands import command
 from dlemu.config.keys import all_keys
 from dlemu.config.model import Workload, read_by
 from dlemu.datagen import generate, read_manifest
-from dlemu.datagen.find import named_below
+from dlemu.datagen.survey import named_below
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, RunError, WorkloadError
@@ -37,7 +37,7 @@ from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import step_overhead
-from dlemu.storage.locks import locked
+from dlemu.storage.owned import locked
 from dlemu.storage.s3.location import in_bucket
 from dlemu.terminal import say, silent
 from dlemu.units import ceil_div, counted, format_bytes

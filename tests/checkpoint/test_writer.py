@@ -12,7 +12,7 @@ import pytest
 
 from dlemu.checkpoint.reader import Reader
 from dlemu.checkpoint.writer import Stopped, Writer
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.owned import direct as takes_direct

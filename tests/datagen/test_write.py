@@ -21,8 +21,7 @@ from dlemu.datagen import Recipe, generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.manifest import Plan, to_entries
 from dlemu.datagen.prepare import Examined, Todo
-from dlemu.datagen.target import FileMaker
-from dlemu.datagen.work import FILES_IN_FLIGHT, FileProgress
+from dlemu.datagen.target import FILES_IN_FLIGHT, FileMaker, FileProgress
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.ranks.world import Alone
 from dlemu.storage import owned

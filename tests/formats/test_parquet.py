@@ -10,7 +10,7 @@ from pyarrow import parquet as pq
 
 from dlemu.config.sections import ColumnSection
 from dlemu.contract import file_samples, write_file
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats.parquet import Amount, Parquet, Ranges, read_footer
 

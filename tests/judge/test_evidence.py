@@ -15,9 +15,8 @@ from dlemu.judge.bottleneck import HostEvidence, find_limit
 from dlemu.judge.delivered import stored_bytes, vouched_bytes
 from dlemu.judge.evidence import Gathered, HostReport, combine
 from dlemu.judge.records import STEP
-from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
 from dlemu.storage.probe import Probe
-from dlemu.storage.s3.counts import NUM_BINS, bin_of
 from tests.lab.summed import sums_of
 
 READ = 1000

@@ -56,9 +56,8 @@ from dlemu.sizing.answers import First, Sized, document_of
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.search import Point
 from dlemu.sizing.targets import Target
-from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
 from dlemu.storage.probe import Probe
-from dlemu.storage.s3.counts import NUM_BINS, bin_of
 from dlemu.tools.model_load.measure import Answer as Load
 from dlemu.tools.model_load.measure import Cell as LoadCell
 from dlemu.tools.model_load.measure import Load as LoadJob

@@ -24,7 +24,7 @@ from dlemu.run.live import Live
 from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _jitter, _Runs, calibrate_host
 from dlemu.sizing.calibration_file import Calibration
-from dlemu.storage.locks import locked
+from dlemu.storage.owned import locked
 from tests.lab import warm
 from tests.lab.mpirun import mpirun
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.storage.locks import lock_folder, locked, unlock_folder
+from dlemu.storage.owned import lock_folder, locked, unlock_folder
 
 
 def test_a_second_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:

@@ -14,8 +14,16 @@ import pytest
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.storage import owned, regular
 from dlemu.storage.atomic import create
-from dlemu.storage.locks import unlock_folder
-from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, held, made, room, scratch
+from dlemu.storage.owned import (
+    OwnedFolder,
+    direct,
+    disk_bytes,
+    held,
+    made,
+    room,
+    scratch,
+    unlock_folder,
+)
 from tests.lab.dataset import tree
 
 OURS = re.compile(r"step_\d+/(part_\d+)?")

@@ -27,9 +27,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from dlemu.errors import DlemuError, RunError
+from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu.cuda import DeviceMemory, Gpu, HostMemory
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
-from dlemu.storage.path_bytes import PathBytes
 from dlemu.tools.paths.latency import Latencies
 from dlemu.tools.paths.uring import Ring
 from dlemu.units import PAGE_BYTES

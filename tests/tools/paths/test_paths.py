@@ -17,7 +17,7 @@ from dlemu.host.wear import WearFields
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
 from dlemu.storage.gpu.availability import lists_gpu
-from dlemu.storage.locks import locked
+from dlemu.storage.owned import locked
 from dlemu.tools.paths import sweep, uring
 from dlemu.tools.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
 from dlemu.tools.paths.random_files import write_random_file
