@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from dlemu.config.commands import word
 from dlemu.config.model import Workload
+from dlemu.config.published import word
 from dlemu.config.sections import (
     MOST_AXES,
     ColumnSection,

@@ -66,11 +66,26 @@ def named_below(folder: Path) -> str:
     Raises:
         DatasetError: its manifest is damaged.
     """
+    below = dataset_below(folder)
+    return "" if below == folder else f"name {below}, which holds one"
+
+
+def dataset_below(folder: Path, name: str = "") -> Path:
+    """Return a folder one level below that holds a dataset, `name` before others.
+
+    That is the folder itself if it holds one, or none below does.
+
+    Raises:
+        DatasetError: a manifest is damaged.
+    """
+    if _stored(folder) is not None:
+        return folder
     with suppress(OSError):
-        for each in sorted(folder.iterdir())[:_MOST_BELOW]:
+        entries = sorted(folder.iterdir(), key=lambda path: (path.name != name, path.name))
+        for each in entries[:_MOST_BELOW]:
             if each.is_dir() and _stored(each) is not None:
-                return f"name {each}, which holds one"
-    return ""
+                return each
+    return folder
 
 
 def as_it_is(workload: Workload, folder: Path, given: Mapping[str, str]) -> Workload:

@@ -20,7 +20,7 @@ from dlemu.judge.summary import Summary
 from dlemu.judge.sums import Rule, Sums, sum_all
 from dlemu.judge.watched_folder import WatchedFolder
 from dlemu.ranks.world import Alone, World
-from dlemu.run.stream_clock import CudaStream, HostStream, StreamClock
+from dlemu.run.compute import CudaStream, HostStream, StreamClock
 
 B = TypeVar("B")
 _NO_CHECKPOINT = 0.0, False

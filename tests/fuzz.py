@@ -55,7 +55,7 @@ from dlemu.judge.records import JsonLines, dump_workload, read_config
 from dlemu.ranks.messages import MAX_BYTES, Stream, Word, decode, encode
 from dlemu.ranks.world import Alone
 from dlemu.report import stored as storing
-from dlemu.sizing.log import SearchLog, settings_of
+from dlemu.sizing.log import SizingRecord, settings_of
 from dlemu.sizing.predict import predict
 from dlemu.storage.counted import CountedFile
 from dlemu.terminal import shown
@@ -514,7 +514,7 @@ def _calibration(folder: Path) -> Sequence[Any]:
         "drive_read_bytes_per_second": 7e9, "page_cache_share": 0.1, "error": 0.36,
         "overhead_limit": "none", "host_limit": "host cpu", "drive_limit": "storage",
     }  # fmt: skip
-    return [_encoded({"version": 2, "host": "a", "calibrations": [entry]})]
+    return [_encoded({"version": 3, "host": "a", **entry})]
 
 
 @functools.cache
@@ -527,11 +527,12 @@ def _predict(folder: Path, data: bytes) -> None:
     str(predict(_to_be_predicted(folder / "calibration.json")))
 
 
-def _search_log(folder: Path) -> Sequence[Any]:
-    first = json.dumps({"settings": _settings()})
-    point = {"num_accelerators": 4, "au_percentage": 95.0, "samples_per_second": 10.0}
-    line = json.dumps(point | {"read_bytes_per_second": 1e9, "limit": "storage"})
-    return [f"{first}\n{line}\n{line}\n".encode()]
+def _searches(folder: Path) -> Sequence[Any]:
+    rates = {"au_percentage": 95.0, "samples_per_second": 10.0, "read_bytes_per_second": 1e9}
+    point = {"num_accelerators": 4, "limit": "storage", **rates}
+    search = {"points": [point, point], "conditions": {}}
+    document: Any = {"kind": "sizing", "status": "incomplete", "answers": [], "tried": None}
+    return [_encoded(document | {"unfinished": {"a": search}, "settings": {"a": _settings()}})]
 
 
 @functools.cache
@@ -539,9 +540,9 @@ def _settings() -> Any:
     return settings_of(load_workload("unet3d_h100"), Alone())
 
 
-def _read_search_log(folder: Path, data: bytes) -> None:
-    (folder / "search.jsonl").write_bytes(data)
-    SearchLog(folder / "search.jsonl", _settings())
+def _read_searches(folder: Path, data: bytes) -> None:
+    (folder / "sizing.json").write_bytes(data)
+    SizingRecord(folder).open("a", _settings())
 
 
 def _cells(folder: Path) -> Sequence[Any]:
@@ -636,7 +637,7 @@ TARGETS: dict[str, Target] = {
     "steps": _of_run("steps.0.npy", damaged, 1000),
     "host": _of_run("host.0.jsonl", damaged_lines, 700),
     "calibration": Target(_calibration, damaged_json, _predict, 2000),
-    "search log": Target(_search_log, damaged_lines, _read_search_log, 1500),
+    "searches": Target(_searches, damaged_json, _read_searches, 1500),
     "rank messages": Target(_messages, damaged, _receive, 10_000),
     "cells": Target(_cells, damaged_lines, _read_cells, 1500),
 }

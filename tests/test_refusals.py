@@ -14,7 +14,6 @@ _REMEDY = re.compile(
     r"\blists "
 )
 NO_REMEDY = (
-    "workload=nosuch.yaml",
     "--config-dir /nosuch",
     "dataset.data_folder=${oops}",
     "try /proc",

@@ -18,9 +18,9 @@ import pytest
 from dlemu import terminal
 from dlemu.cli.main import run
 from dlemu.cli.words import is_key_value
-from dlemu.config.commands import command
 from dlemu.config.compose import refuse_tilde
 from dlemu.config.model import load_workload
+from dlemu.config.published import command
 from dlemu.errors import RunError, WorkloadError
 from dlemu.terminal import shown, shown_line, terminal_width, turn
 from tests.lab.commands import QUICK, SMALL, dlemu

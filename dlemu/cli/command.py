@@ -127,13 +127,17 @@ class _Job:
             ) from None
 
     def _workload(self, words: Words, world: World) -> Any:
-        from dlemu.config.idle import Job, idle_keys
+        from dlemu.config.keys import Job, idle_keys
         from dlemu.config.model import check_workload
 
         folder = self._folder(words)
         overrides = words.overrides
         if self.name == "checkpoint" and folder is not None:
             overrides, folder = [*overrides, f"checkpoint.checkpoint_folder={folder}"], None
+        if folder is not None and self.name == "calibrate":
+            from dlemu.datagen.survey import dataset_below
+
+            folder = dataset_below(folder, words.values.get("workload", ""))
         if folder is not None and "workload" not in words.values:
             from dlemu.datagen.survey import find_workload
 

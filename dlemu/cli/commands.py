@@ -146,7 +146,7 @@ COMMANDS: dict[str, Command] = {
         keys="workload dataset.data_folder dataset.num_files_train size.quick size.confirm "
         "size.start size.max_accelerators size.targets size.workloads train.epochs "
         "reader.data_loader reader.odirect metric.au output.folder output.log",
-        options=(DRY_RUN, *FOR_SCRIPTS),
+        options=(DRY_RUN, "--multirun", *FOR_SCRIPTS),
         replays=True,
     ),
     "predict": Command(

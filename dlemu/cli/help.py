@@ -10,10 +10,10 @@ from importlib import import_module
 
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.words import OPTIONS, parse
-from dlemu.config.commands import value_of
 from dlemu.config.compose import known_workloads, read_yaml
 from dlemu.config.keys import Key, about, all_keys, keys_of_model
 from dlemu.config.model import read_by
+from dlemu.config.published import value_of
 from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.terminal import Answer
 

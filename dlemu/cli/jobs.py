@@ -25,10 +25,10 @@ from dlemu.cli.scripts import (
     size_row,
 )
 from dlemu.cli.words import Words
-from dlemu.config.commands import word
 from dlemu.config.compose import known_models
 from dlemu.config.model import Drive, Workload
 from dlemu.config.objects import access_of
+from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
 from dlemu.run.live import Live

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dlemu.cli.command import call
 from dlemu.cli.commands import COMMANDS, usage
-from dlemu.cli.words import refusal
+from dlemu.cli.words import refusal, with_command_first
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.ranks.ending import Interrupts
 from dlemu.ranks.mpi import make_world
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         world: World | None = None
         try:
-            arguments = _without_modes(arguments)
+            arguments = with_command_first(_without_modes(arguments))
             text = _answer(arguments)
             if text is not None:
                 say(text)

@@ -11,10 +11,10 @@ import numpy as np
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.judge.records import SUMMARY, plain
+from dlemu.judge.records import SIZING, SUMMARY, plain
 from dlemu.report.blocks import Lines, Section
 from dlemu.report.page import across, page_of, present_stored, section
-from dlemu.report.stored import ANSWER, Stored, find_results, read_result
+from dlemu.report.stored import Stored, find_results, read_result
 from dlemu.report.text import answer_of
 from dlemu.terminal import Answer, answer, complain, say, shown_line
 from dlemu.units import counted
@@ -125,7 +125,7 @@ def _sound(folder: Path) -> Iterator[None]:
         with np.errstate(all="ignore"):
             yield
     except DAMAGE as error:
-        name = ANSWER if (folder / ANSWER).is_file() else SUMMARY
+        name = SIZING if (folder / SIZING).is_file() else SUMMARY
         raise RunError(
             f"{folder / name} or a file beside it is damaged: {in_short(error)}"
         ) from None

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
 from dlemu.cli.words import Words
-from dlemu.config.commands import value_of
+from dlemu.config.published import value_of
 from dlemu.errors import WorkloadError
 from dlemu.host.place import find_system
 from dlemu.judge.records import plain

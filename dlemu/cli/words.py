@@ -54,14 +54,19 @@ FOR_SCRIPTS = ("--json", "--csv", "--label")
 _OF_ALL = ("--quiet", "--verbose", "--help", "--help-all")
 """Options that `main` has taken before words are parsed."""
 _KEYS = {
-    "--num-accelerators": "num_accelerators={}",
-    "--max-accelerators": "num_accelerators={}",
-    "--num-client-hosts": "num_hosts={}",
-    "--client-host-memory-in-gb": "host_memory={}GiB",
-    "--data-dir": "dataset.data_folder={}",
+    ("--num-accelerators", "-na"): "num_accelerators={}",
+    ("--max-accelerators", "-ma"): "num_accelerators={}",
+    ("--num-client-hosts", "-nc"): "num_hosts={}",
+    ("--client-host-memory-in-gb", "-cm"): "host_memory={}GiB",
+    ("--data-dir", "-dd"): "dataset.data_folder={}",
 }
 """Options of mlpstorage, and what dlemu takes for their value."""
-_FLAGS = {"--open": "division=open", "--closed": "division=closed"}
+_FLAGS = {
+    "--open": "division=open",
+    "--closed": "division=closed",
+    "--o-direct": "reader.odirect=true",
+}
+_MODES = {"closed": ["--closed"], "open": ["--open"], "whatif": []}
 _PARAMS = ("--params", "--param", "-p")
 _IDLE = ("--allow-invalid-params", "-aip")
 _NAMES = ("--workload", "--model")
@@ -70,9 +75,10 @@ _REFUSED = frozenset(
     (
         *("--results-dir", "--loops", "--what-if", "--debug", "--stream-log-level"),
         *("--hosts", "--num-processes", "--num-parallel", "--ssh-username", "--exec-type"),
-        *("--mpi-bin", "--mpi-params", "--oversubscribe", "--allow-run-as-root"),
+        *("--mpi-bin", "--mpi-params", "--mpi-btl", "--oversubscribe", "--allow-run-as-root"),
+        *("--systemname", "--drop-caches-timeout-seconds", "--config-file"),
         *("training", "checkpointing", "vectordb", "kvcache", "reports", "reportgen"),
-        *("configview", "history", "closed", "open", "whatif"),
+        *("configview", "history", "closed", "open", "whatif", "object"),
     )
 )
 """Words of mlpstorage that mean nothing here; docs/from_dlio.md has a row for each."""
@@ -135,6 +141,26 @@ def refusal(word: str) -> str:
     return f"{word} is a word of mlpstorage; {where}" if word in _REFUSED else ""
 
 
+def with_command_first(words: Sequence[str]) -> list[str]:
+    """Return `run --model unet3d …` for mlpstorage's `closed training unet3d run file …`.
+
+    Raises:
+        WorkloadError: the data lie in a bucket, which is named in another way here.
+    """
+    mode = words[:1] if words[:1] and words[0] in _MODES else []
+    match words[len(mode) :]:
+        case ["training", "datasize" | "datagen" | "run" as command, *rest]:
+            model = []
+        case ["training", name, "datasize" | "datagen" | "run" as command, *rest]:
+            model = ["--model", name]
+        case _:
+            return [*words]
+    if rest[:1] == ["object"]:
+        raise WorkloadError(refusal("object"))
+    rest = rest[1:] if rest[:1] == ["file"] else rest
+    return [command, *model, *(_MODES[mode[0]] if mode else []), *rest]
+
+
 def parse(words: Sequence[str], options: Sequence[str] = (), *, for_job: bool = False) -> Words:
     """Return the words by kind; options may stand anywhere, as in Hydra, up to a word `--`.
 
@@ -193,14 +219,16 @@ def _own(option: str, meant: str, word: str) -> str:
 
 def _add_spellings(parser: ArgumentParser) -> None:
     """Have a parser take the options of the others; `own` has what they mean."""
-    for option, meant in _KEYS.items():
-        parser.add_argument(option, dest="own", action="append", type=partial(_own, option, meant))
+    for options, meant in _KEYS.items():
+        own = partial(_own, options[0], meant)
+        parser.add_argument(*options, dest="own", action="append", type=own)
     for option, meant in _FLAGS.items():
         parser.add_argument(option, dest="own", action="append_const", const=meant)
     parser.add_argument(*_PARAMS, dest="own", action="extend", nargs="*")
     parser.add_argument(*_IDLE, action="store_true")
-    for option in (*_NAMES, _TYPE):
+    for option in _NAMES:
         parser.add_argument(option, dest=option)
+    parser.add_argument(_TYPE, "-at", dest=_TYPE)
 
 
 def _unknown(word: str, behind: Sequence[str], options: Sequence[str], *, for_job: bool) -> str:

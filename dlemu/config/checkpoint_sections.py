@@ -62,7 +62,7 @@ class TransformerSection(Section):
 class ModelSection(Section):
     """The model whose state a checkpoint holds: a transformer, or a number of bytes."""
 
-    name: str = "model"
+    name: Annotated[str, Use(closed=True)] = "model"
     """As it is shown."""
     model_size_bytes: Annotated[
         Annotated[Size, Field(ge=1, le=10**15)] | None, BeforeValidator(_unset)
@@ -114,7 +114,7 @@ class ModelSection(Section):
 class CheckpointSection(Section):
     """Checkpoints: what is written, how, and when in a run."""
 
-    checkpoint_folder: str | None = None
+    checkpoint_folder: Annotated[str | None, Use(closed=True)] = None
     """Where checkpoints go: each in a folder global_epoch<e>_step<s> below it. s3://bucket/prefix:
     they are objects, which are reached by the keys of `storage`."""
     num_checkpoints_write: Annotated[Natural, Use(by="checkpoint")] = 10

@@ -75,10 +75,10 @@ _Loader.add_implicit_resolver(
 
 
 def compose(
-    name: str | Path, overrides: Mapping[str, object], known: Mapping[str, Path]
+    name: str | Path, overrides: Mapping[str, object], group: str = "workload"
 ) -> dict[str, Any]:
-    """Return the keys of one of the `known` files or of a YAML file, with dotted overrides."""
-    path = _find(str(name), known)
+    """Return the keys of a row of a group or of a YAML file, with dotted overrides."""
+    path = find(group, str(name))
     return _complete(path, _with_values(path, read_yaml(path), overrides.items()), overrides)
 
 
@@ -114,15 +114,20 @@ def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> d
         key: [override.partition("=")[2] for override in overrides if _is(key, override)]
         for key in ("workload", "model")
     }
-    models = list(map(model_keys, asked["model"]))  # refused first: it may be the only name
-    path = _choose("workload" if asked["workload"] else "model", asked, config_dir)
+    # Files that are not there are refused first, for a model may be the only name.
+    models = [model_keys(name, config_dir) for name in asked["model"]]
+    words = [word for word in overrides if word.partition("=")[0].lstrip("+") not in asked]
+    pairs = [_plain_word(word) or _parsed_word(word) for word in words]
+    drives = [
+        (key, str(find("drive", value, config_dir)) if isinstance(value, str) else value)
+        for key, value in pairs
+        if key == "drive"
+    ]
+    group = "workload" if asked["workload"] else "model"
+    path = _choose(group, asked[group], config_dir)
     tree = read_yaml(path)
     for model in models:
         tree["model"] = model
-    words = [word for word in overrides if word.partition("=")[0].lstrip("+") not in asked]
-    pairs = [_plain_word(word) or _parsed_word(word) for word in words]
-    own = {} if config_dir is None else named("drive", config_dir)
-    drives = [(k, str(own[str(v)]) if str(v) in own else v) for k, v in pairs if k == "drive"]
     # A named drive first: keys of it change its values.
     values = [*drives, *(pair for pair in pairs if pair[0] != "drive")]
     given = dict.fromkeys([*(["model"] if models else []), *(key for key, _ in values)])
@@ -149,12 +154,9 @@ def datasheet(name: str) -> dict[str, Any]:
     """Return the values of a drive in workloads/drive/, or in a YAML file.
 
     Raises:
-        ValueError: there is none of that name.
+        WorkloadError: there is none of that name.
     """
-    known = named("drive")
-    if name not in known and not Path(name).is_file():
-        raise ValueError(f"no datasheet of drive {name!r}; known: {', '.join(known)}")
-    return read_yaml(known.get(name, Path(name)))
+    return read_yaml(find("drive", name))
 
 
 def known_models() -> dict[str, Path]:
@@ -167,9 +169,36 @@ def known_drives() -> dict[str, Path]:
     return named("drive")
 
 
-def named(group: str, folder: Path = CONFIGS) -> dict[str, Path]:
-    """Return the files of a group of rows, such as "model" or "drive", by name."""
-    return {path.stem: path for path in sorted((folder / group).glob("*.yaml"))}
+def named(group: str, config_dir: Path | None = None) -> dict[str, Path]:
+    """Return the files of a group of rows, such as "model", by name; those in `config_dir`, too."""
+    folders = [CONFIGS] if config_dir is None else [CONFIGS, config_dir]
+    paths = (path for folder in folders for path in sorted((folder / group).glob("*.yaml")))
+    return {path.stem: path for path in paths}
+
+
+def find(group: str, name: str, config_dir: Path | None = None) -> Path:
+    """Return the file of a row of a group, by its name or its path.
+
+    Raises:
+        WorkloadError: there is none.
+    """
+    known = known_workloads(config_dir) if group == "workload" else named(group, config_dir)
+    return _find(group, name, known)
+
+
+def _find(group: str, name: str, known: Mapping[str, Path]) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise WorkloadError(
+                f"{group} file {name} is not there; write its path, or a name without .yaml"
+            )
+        return Path(name)
+    if name not in known:
+        if group == "workload":
+            raise WorkloadError(no_workload(name, known))
+        hint = did_you_mean(name, known)
+        raise WorkloadError(f"no {group} {name}{hint} (known: {', '.join(known)}, or a file.yaml)")
+    return known[name]
 
 
 def no_workload(name: str, known: Iterable[str]) -> str:
@@ -183,17 +212,13 @@ def no_workload(name: str, known: Iterable[str]) -> str:
     return f"no workload {name}{hint} (known: {', '.join(known)}, or a file.yaml)"
 
 
-def model_keys(name: str) -> dict[str, Any]:
+def model_keys(name: str, config_dir: Path | None = None) -> dict[str, Any]:
     """Return the keys model.* of a published model, or of a YAML file.
 
     Raises:
         WorkloadError: there is no such file, or it has no model.
     """
-    known = known_models()
-    if name not in known and not name.endswith((".yaml", ".yml")):
-        hint = did_you_mean(name, known)
-        raise WorkloadError(f"no model {name}{hint} (known: {', '.join(known)}, or a file.yaml)")
-    path = _find(name, known)
+    path = find("model", name, config_dir)
     model = read_yaml(path).get("model")
     if not isinstance(model, dict):
         raise WorkloadError(f"{path} has no group of keys model, which says what is written")
@@ -210,10 +235,7 @@ def set_key(tree: dict[str, Any], key: str, value: object) -> None:
     for section in sections:
         below = tree.get(section)
         if section == "drive" and isinstance(below, str):  # other values of a named drive
-            try:
-                below = datasheet(below)
-            except ValueError as error:
-                raise WorkloadError(f"drive: {error}; or give its rates") from None
+            below = datasheet(below)
         # A copy, for YAML may refer to one group in two places.
         tree[section] = dict(below) if isinstance(below, dict) else {}
         tree = tree[section]
@@ -236,31 +258,17 @@ def refuse_tilde(key: str, path: str) -> None:
         )
 
 
-def _choose(key: str, named: Mapping[str, Sequence[str]], config_dir: Path | None) -> Path:
-    """Return the file of the one workload or model that was named by `key`."""
-    known, names = known_workloads(config_dir), named[key]
+def _choose(group: str, names: Sequence[str], config_dir: Path | None) -> Path:
+    """Return the file of the one workload or model that was named."""
     if not any(names):
         raise WorkloadError(
             "no job is named; write the folder of a dataset, or workload=NAME or FILE.yaml (dlemu "
             "workloads lists the names)"
         )
     if len(names) > 1:
-        raise WorkloadError(f"{key}= is set {len(names)} times: {', '.join(names)}; keep one")
-    refuse_tilde(key, names[0])
-    if key == "model":
-        return _find(names[0], known_models())
-    return _find(names[0], known)
-
-
-def _find(name: str, known: Mapping[str, Path]) -> Path:
-    """Return the file of a name, or a path."""
-    if name.endswith((".yaml", ".yml")):
-        if not Path(name).is_file():
-            raise WorkloadError(f"workload file {name} is not there")
-        return Path(name)
-    if name not in known:
-        raise WorkloadError(no_workload(name, known))
-    return known[name]
+        raise WorkloadError(f"{group}= is set {len(names)} times: {', '.join(names)}; keep one")
+    refuse_tilde(group, names[0])
+    return find(group, names[0], config_dir)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -68,32 +68,48 @@ from dlemu.errors import WorkloadError
 from dlemu.storage.s3.location import SCHEME, Access, in_bucket, object_path
 from dlemu.units import parse_bytes, unmistakable, with_unit
 
-# DLIO's keys that have no effect here (sources: DLIO's "config" page, the workload files of MLPerf
-# Storage v1.0 and v2.0). A key that could change what is read must not be in this list.
+# DLIO's keys that have no effect here (sources: `LoadConfig` of both DLIO repositories, the files
+# of MLPerf Storage); a key of which some values would change what is read is in _DECLINED.
 _IGNORED_KEYS = {
-    "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files compression_level "
-    "generation_buffer_size record_element_bytes",
-    "reader": "batch_size_eval computation_threads pin_memory read_type file_access dont_use_mmap "
-    "data_loader_classname data_loader_sampler reader_classname",
-    "train": "seed_change_epoch",
-    "workflow": "debug evaluation profiling",
-    "model": "type layer_parameters optimization_groups",
-    "checkpoint": "randomize_tensor ksm type recovery_rank_shift checkpoint_mechanism_classname",
+    "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files "
+    "generation_buffer_size data_gen_method skip_listing listing_validation_interval "
+    "record_element_bytes",
+    "reader": "batch_size_eval computation_threads pin_memory dont_use_mmap data_loader_sampler "
+    "write_threads",
+    "workflow": "debug profiling",
+    "model": "type",
+    "checkpoint": "randomize_tensor ksm type recovery_rank_shift",
     "output": "log_file log_level",
     "storage": "storage_library storage_options use_mpi_endpoint_distribution "
-    "load_balance_strategy",
+    "load_balance_strategy post_generation_settle_seconds",
     "metric": "exclude_end_epochs",
 }
-_IGNORED = {"evaluation", "profiling"} | {
+_CLASS = "is a class for DLIO, which dlemu cannot run; leave it out: "
+_TENSORS = (
+    "has the tensors of a checkpoint; dlemu takes model.transformer or model.model_size_bytes; "
+    "leave it out"
+)
+_DECLINED = {
+    "reader.reader_classname": f"{_CLASS}a format of yours is dataset.format=PACKAGE.MODULE",
+    "reader.data_loader_classname": f"{_CLASS}a loader of yours is reader.data_loader="
+    "PACKAGE.MODULE",
+    "checkpoint.checkpoint_mechanism_classname": f"{_CLASS}dlemu writes checkpoints itself",
+    "dataset.compression_level": "is not followed: gzip has level 4, as by default in DLIO; leave "
+    "it out",
+    "model.layer_parameters": _TENSORS,
+    "model.optimization_groups": _TENSORS,
+    "reader.read_type": "keeps files in memory, which dlemu does not; leave it out: each sample is "
+    "read when it is asked for, as with on_demand",
+    "reader.file_access": "shares a file among ranks by MPI-IO, which dlemu does not; leave it "
+    "out: each rank opens files itself, as with multi",
+    "workflow.evaluation": "reads files of its own after an epoch, which dlemu does not; set "
+    "workflow.evaluation=false",
+}
+"""What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
+_AS_HERE: tuple[object, ...] = (None, False, "", [], 4, "on_demand", "multi", "posix")
+_IGNORED = {"evaluation", "profiling", "logging", *_DECLINED} | {
     f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
 }
-_CLASSES = {
-    "reader.reader_classname": "a format of yours is dataset.format=PACKAGE.MODULE",
-    "reader.data_loader_classname": "a loader of yours is reader.data_loader=PACKAGE.MODULE",
-    "checkpoint.checkpoint_mechanism_classname": "dlemu writes checkpoints itself",
-}
-"""Keys that name a class of DLIO's, and what stands for it here: null alone is accepted."""
-
 
 _memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
 _memory_again = PlainSerializer(lambda value: unmistakable(value, 2**20))
@@ -153,10 +169,7 @@ class Drive(Section):
 
 def _datasheet(value: object) -> object:
     """Return the datasheet of a drive that is given by name, or else the value as it is."""
-    try:
-        return datasheet(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ValueError(f"{error}; or give its rates") from None
+    return datasheet(value) if isinstance(value, str) else value
 
 
 NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(known_drives)]
@@ -188,10 +201,10 @@ class Workload(Section):
     server: Annotated[ServerSection, Use(by="size predict", closed=True)] = ServerSection()
     origin: Annotated[OriginSection, Use(by="run size")] = OriginSection()
     checkpoint: Annotated[
-        CheckpointSection, Use(by="run size checkpoint", when=lambda job: job.saves, closed=True)
+        CheckpointSection, Use(by="run size checkpoint", when=lambda job: job.saves)
     ] = CheckpointSection()
     model: Annotated[
-        ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves, closed=True)
+        ModelSection, Use(by="run size checkpoint predict", when=lambda job: job.saves)
     ] = ModelSection()
     """The model of checkpoints: a row of workloads/model/ by its name, a file, or its keys."""
     drive: Annotated[NamedDrive | None, Use(by="predict size doctor", closed=True)] = None
@@ -294,6 +307,12 @@ class Workload(Section):
         return reader.hands_over and (decodes or not self.dataset.file_format.in_columns)
 
     @property
+    def drops_each_epoch(self) -> bool:
+        """Whether each epoch begins without the dataset in the page cache, not the first alone."""
+        asked = self.output.drop_each_epoch
+        return self.metric.edition == "v3.0" if asked is None else asked
+
+    @property
     def demand(self) -> float:
         """Bytes per second that one accelerator takes at full utilisation."""
         seconds = self.train.computation_time.mean
@@ -390,7 +409,8 @@ def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
     try:
         workload = Workload.model_validate(raw)
     except WorkloadError as error:
-        assert isinstance(error.__cause__, ValidationError)
+        if not isinstance(error.__cause__, ValidationError):
+            raise  # a drive that is not there
         text = describe(error.__cause__, Workload, known, lambda: _keys_of(command))
         name = str(raw["name"])
         if text == "dataset.format is not set" and name in known_models():
@@ -424,11 +444,9 @@ def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
             yield from [inner for inner, _ in leaves({section: value})] or [section]
         elif isinstance(raw.get(section), dict) and leaf in raw[section]:
             value = raw[section].pop(leaf)
-            if value and key in _CLASSES:
-                raise WorkloadError(
-                    f"{key}={value} is a class for DLIO, which dlemu cannot run; leave it out: "
-                    f"{_CLASSES[key]}"
-                )
+            if key in _DECLINED and value not in _AS_HERE:
+                shown = str(value).lower() if value is True else value
+                raise WorkloadError(f"{key}={shown} {_DECLINED[key]}")
             yield key
 
 
@@ -507,7 +525,7 @@ def load_workload(name: str | Path, overrides: Mapping[str, object] | None = Non
     Raises:
         WorkloadError: no such workload, or a key or value that is refused.
     """
-    return check_workload(compose(name, overrides or {}, known_workloads()))
+    return check_workload(compose(name, overrides or {}))
 
 
 def load_model(name: str, overrides: Mapping[str, object] | None = None) -> Workload:
@@ -516,7 +534,7 @@ def load_model(name: str, overrides: Mapping[str, object] | None = None) -> Work
     Raises:
         WorkloadError: no such model, or a key or value that is refused.
     """
-    return check_workload(compose(name, overrides or {}, known_models()))
+    return check_workload(compose(name, overrides or {}, "model"))
 
 
 def _rename(raw: dict[str, Any]) -> None:

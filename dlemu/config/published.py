@@ -1,15 +1,108 @@
-"""The published row that a job was made from, in which keys it differs, and files that say so."""
+"""The published row that a job was made from, and commands and files that say how it differs.
 
-from collections.abc import Collection, Mapping, Sequence
+A command names the workload that the job was made from, by its name or its file, and every key in
+which the job differs from it: a user who copies one gets the same job.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import yaml
 from numpy.typing import NDArray
 
-from dlemu.config.compose import SECRET_KEYS, known_workloads, set_key
-from dlemu.config.model import Workload, leaves, load_workload, use_of
+from dlemu.config.compose import PATH_KEYS, SECRET_KEYS, known_models, known_workloads, set_key
+from dlemu.config.model import Workload, leaves, load_model, load_workload, use_of
 from dlemu.config.refusal import NO_KEYS
+from dlemu.errors import WorkloadError
+from dlemu.terminal import shown_line
+
+_PLAIN = re.compile(r"[A-Za-z_/][\w./+-]*", re.ASCII)
+_NO_TEXT = ("null", "true", "false", "nan", "inf")
+"""Words that Hydra does not read as text."""
+_BASE = "unet3d_h100"
+"""Workload that a command names if nobody knows what the job was made from."""
+
+
+def command(
+    name: str, workload: Workload, keys: Iterable[str], more: Mapping[str, object] | None = None
+) -> str:
+    """Return `dlemu <name>` for a workload, with the keys that differ from the published one.
+
+    `keys` are those that are compared; the keys of `more` are always written. Values are quoted for
+    Hydra and the shell where needed.
+    """
+    more = more or {}
+    base, origin = _made_from(workload)
+    group = "workload" if origin not in known_models() or origin in known_workloads() else "model"
+    words = [f"dlemu {name}", _for_shell(f"{group}={origin}")]
+    if base.name != workload.name:
+        words.append(word("name", workload.name))
+    for key in keys:
+        value = _value(workload, key)
+        if key not in more and value != _value(base, key):
+            words.append(word(key, value))
+    return " ".join([*words, *(word(key, value) for key, value in more.items())])
+
+
+def _made_from(workload: Workload) -> tuple[Workload, str]:
+    """Return the workload that this one was made from, and what `workload=` takes to name it."""
+    for origin in (workload.made_from, workload.name):
+        for load in (load_workload, load_model):
+            with suppress(WorkloadError, OSError):
+                return load(origin), origin
+    return load_workload(_BASE), _BASE
+
+
+def _value(workload: Workload, key: str) -> object:
+    """Return the plain value of a dotted key; for a distribution without spread, its mean."""
+    value = value_of(workload.model_dump(mode="json"), key)
+    if isinstance(value, Mapping) and value.get("stdev") == 0 and value.get("type") == "normal":
+        return value["mean"]
+    return value
+
+
+def value_of(tree: object, key: str) -> object:
+    """Return the value of a dotted key; None where there is none."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def word(key: str, value: object) -> str:
+    """Return "key=value", quoted for the shell, and for Hydra if the key is not a path."""
+    if isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, float) and value.is_integer():
+        text = str(int(value))
+    elif value is None:
+        return f"{key}=null"
+    elif isinstance(value, Mapping):
+        text = "{" + ",".join(f"{inner}:{each}" for inner, each in value.items()) + "}"
+    else:
+        text = str(value)
+    if key in PATH_KEYS:
+        # The command line takes a path as it is, but for these, which have a meaning.
+        text = f"./{text}" if text[:1] in ("~", "'", '"') or text == "null" else text
+    elif isinstance(value, str) and (not _PLAIN.fullmatch(text) or text.lower() in _NO_TEXT):
+        # Hydra needs a backslash escaped only in a run of them before a quote.
+        text = re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", "\\'")
+        text = f"'{text}'"
+    return _for_shell(f"{key}={text}")
+
+
+def _for_shell(word: str) -> str:
+    """Return a word quoted for the shell, with control characters as escapes such as \\x1b."""
+    if word == shown_line(word):
+        return shlex.quote(word)
+    data = os.fsencode(word)
+    letters = (chr(b) if 32 <= b < 127 and b not in b"\\'" else f"\\x{b:02x}" for b in data)
+    return f"$'{''.join(letters)}'"
+
 
 _LEFT_OUT = {"given", "ignored", "made_from", "output", "steptime"}
 """What belongs to one command, not to the job."""

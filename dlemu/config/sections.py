@@ -41,7 +41,7 @@ class Use:
     by: str | None = None
     """Commands that read it, with blanks between them; None: those of the group."""
     when: Callable[[Any], bool] | None = None
-    """Whether it has an effect on an `idle.Job`; None: as the group, always without one."""
+    """Whether it has an effect on a `keys.Job`; None: as the group, always without one."""
     closed: bool | None = None
     """Whether a submission to the closed division may change it (rule 3.6.2), or it changes no
     run; None: as the group, else no."""
@@ -446,7 +446,7 @@ class DatasetSection(Section):
         Use(by=PLANS, closed=True),
     ]
     """Number of files, or "auto": as many as the benchmark's rule asks for (`dlemu datasize`)."""
-    num_samples_per_file: Annotated[Annotated[int, Whole, Field(ge=1, le=10**7)], Use(by=PLANS)] = 1
+    num_samples_per_file: Annotated[Annotated[int, Whole, Field(ge=1, le=10**9)], Use(by=PLANS)] = 1
     """Samples in each file."""
     record_length_bytes: Annotated[
         SampleBytes,
@@ -800,6 +800,8 @@ class TrainSection(Section):
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Annotated[Seed, Use(when=lambda job: job.is_drawn, closed=True)] = 123
     """Seed of the reading order and of drawn times (DLIO: 123)."""
+    seed_change_epoch: Annotated[bool, Use(when=lambda job: job.is_shuffled)] = True
+    """Shuffle anew for each epoch. `false`: all epochs have the order of the first."""
     loop: Annotated[Literal["rule", "pipelined"], Use(by=f"{RUNS} steptime")] = "rule"
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
@@ -904,6 +906,11 @@ class OutputSection(Section):
     ] = True
     """Before a run, drop the dataset's pages from the page cache if some are there. With O_DIRECT,
     only if the command line asks for it."""
+    drop_each_epoch: Annotated[
+        bool | None,
+        Use(by="run size", when=lambda job: job.train.epochs > 1 and job.drops_caches),
+    ] = None
+    """Do so before each further epoch as well. None: in edition v3.0 alone, as its DLIO does."""
     drop_all_caches: Annotated[
         bool, Use(by=f"{RUNS} checkpoint", when=lambda job: not job.in_bucket)
     ] = False

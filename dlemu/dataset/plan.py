@@ -222,7 +222,7 @@ def make_plan(
     epoch: int,
     own: range | None = None,
 ) -> EpochPlan:
-    """Return an epoch's plan for a workload; `train.seed` orders it.
+    """Return an epoch's plan for a workload; `train.seed` orders it, and seed_change_epoch.
 
     With `own`, a large plan has these accelerators only.
     """
@@ -257,7 +257,7 @@ def _options(
     return PlanOptions(
         batch_size=reader.batch_size // unit,
         num_accelerators=num_accelerators,
-        epoch=epoch,
+        epoch=epoch if workload.train.seed_change_epoch else 0,
         seed=workload.train.seed,
         samples_per_file=layout.samples_per_file // unit,
         shuffle_files=reader.file_shuffle != "off",

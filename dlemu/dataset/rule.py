@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dlemu.config.commands import command
 from dlemu.config.model import Workload
+from dlemu.config.published import command
 from dlemu.config.sections import MOST_FILES, DatasetSection
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, WorkloadError

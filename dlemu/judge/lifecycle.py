@@ -13,7 +13,7 @@ from typing import Any
 from dlemu.config.model import Workload
 from dlemu.errors import RunError
 from dlemu.judge.folders import hold_for_runs
-from dlemu.judge.records import overwrite_summary, write_config, write_summary
+from dlemu.judge.records import SUMMARY, overwrite_summary, write_config, write_summary
 from dlemu.judge.summary import how_it_ended, time_of_day
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
@@ -35,18 +35,26 @@ def versions() -> dict[str, str]:
 
 
 class Record:
-    """The summary of a job, in the job's folder. The job changes it, and calls `write`."""
+    """The document of a job, in the job's folder. The job changes it, and calls `write`."""
 
-    def __init__(self, folder: Path, summary: Any, world: World, watch: Watchdog | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        summary: Any,
+        rank: int = 0,
+        watch: Watchdog | None = None,
+        *,
+        name: str = SUMMARY,
+    ) -> None:
         self.folder = folder
-        self._summary, self._rank, self._watch = summary, world.rank, watch
+        self._summary, self._rank, self._watch, self._name = summary, rank, watch, name
 
     def write(self) -> None:
         """Write the summary as it is now."""
         room = _ROOM_FOR_AN_ERROR if self._summary["status"] == "incomplete" else 0
         if self._rank == 0:
             with self.writing():
-                write_summary(self.folder, self._summary, room=room)
+                write_summary(self.folder, self._summary, room=room, name=self._name)
 
     def fail(self, error: BaseException) -> None:
         """Write why the job did not end, over the old summary if the disk is full."""
@@ -56,10 +64,11 @@ class Record:
             summary["end"] = time_of_day()
             with self.writing():
                 try:
-                    write_summary(self.folder, summary)
+                    write_summary(self.folder, summary, name=self._name)
                 except RunError as second:
                     same_disk = str(self.folder) in summary["error"]
-                    if not (overwrite_summary(self.folder, summary) or same_disk):
+                    written = overwrite_summary(self.folder, summary, name=self._name)
+                    if not (written or same_disk):
                         complain(str(second))
 
     def writing(self) -> AbstractContextManager[None]:
@@ -94,7 +103,7 @@ def begun(
                     write_config(own, workload)
         folder = world.broadcast(own)
         assert folder is not None
-        record = Record(folder, summary, world, watch)
+        record = Record(folder, summary, world.rank, watch)
         if watch is not None:
             watch.record = record.fail
         try:

@@ -31,6 +31,7 @@ from dlemu.storage.atomic import append_whole, create, partial_path, replacing, 
 from dlemu.storage.regular import check_regular, read_regular
 
 SUMMARY = "summary.json"
+SIZING = "sizing.json"
 CONFIG = "config.yaml"
 UNFINISHED = ("incomplete", "failed")
 """Values of `status` for a run that did not end well: interrupted or killed, or failed."""
@@ -38,6 +39,8 @@ _CONDITIONS = (
     *("start", "end", "hostname", "num_hosts", "place", "versions", "data_loader", "dataset"),
 )
 """Fields of a run's summary that say where and when a search was measured."""
+_OF_A_RUN = ("num_accelerators", "au_percentage", "samples_per_second", "read_bytes_per_second")
+"""Numbers of a search's run that are shown."""
 _ROOM = 1 << 14
 """Bytes that results other than steps take, about."""
 
@@ -187,17 +190,19 @@ def _map(path: Path) -> Steps:
     return part.ravel()
 
 
-def write_summary(folder: Path, summary: Mapping[str, Any], *, room: int = 0) -> None:
-    """Write summary.json, whole or not at all; with so many spaces for `overwrite_summary`."""
+def write_summary(
+    folder: Path, summary: Mapping[str, Any], *, room: int = 0, name: str = SUMMARY
+) -> None:
+    """Write a job's document, whole or not at all; with so many spaces for `overwrite_summary`."""
     text = _json_text(dict(summary))  # a last act may add its error meanwhile
-    write_text(folder / SUMMARY, text + " " * room)
+    write_text(folder / name, text + " " * room)
 
 
-def overwrite_summary(folder: Path, summary: Mapping[str, Any]) -> bool:
-    """Write summary.json over itself, as a full disk still allows; return whether it had room."""
+def overwrite_summary(folder: Path, summary: Mapping[str, Any], *, name: str = SUMMARY) -> bool:
+    """Write a document over itself, as a full disk still allows; return whether it had room."""
     data = _json_text(dict(summary)).encode()
     try:
-        with (folder / SUMMARY).open("r+b", buffering=0) as file:
+        with (folder / name).open("r+b", buffering=0) as file:
             room = file.seek(0, os.SEEK_END)
             if len(data) > room:
                 return False
@@ -228,6 +233,28 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not isinstance(summary, dict):
         raise RunError(f"{path} is damaged: it holds no object")
     return summary
+
+
+def read_sizing(folder: Path) -> dict[str, Any]:
+    """Return a sizing's document, ended or not; {} if there is none.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    path = folder / SIZING
+    try:
+        tree: dict[str, Any] = json.loads(read_regular(path, error=RunError))
+        assert tree["kind"] == "sizing" and isinstance(tree["answers"], list)
+        for answer in tree["answers"]:
+            assert {"target", "workload", "num_accelerators"} <= dict(answer).keys()
+        for search in tree["unfinished"].values():
+            for point in search["points"]:
+                assert all(np.isfinite(point[name]) for name in _OF_A_RUN)
+    except FileNotFoundError:
+        return {}
+    except (*DAMAGE, AssertionError) as error:
+        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+    return tree
 
 
 def conditions_of(folder: Path, search: str) -> dict[str, Any]:

@@ -10,10 +10,12 @@ import os
 import pickle
 import queue
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from multiprocessing import popen_fork, reduction
 from multiprocessing.context import BaseContext, ForkProcess
@@ -163,10 +165,20 @@ class _Forked(popen_fork.Popen):
         self.pid = os.fork()
         if self.pid == 0:
             code = 1
+            # The parent's threads (watchdog, observer, live line) are there before the first fork.
+            # One of them may be printing: the stream's lock is then held for ever here.
+            sys.stdout, sys.stderr = (_stream(number) for number in (1, 2))
             try:
                 code = process_obj._bootstrap()
             finally:
                 os._exit(code)
+
+
+def _stream(number: int) -> Any:
+    """Return a new text stream to a descriptor; None where that is closed."""
+    with suppress(OSError):
+        return open(number, "w", buffering=1, encoding="utf-8", closefd=False)
+    return None
 
 
 class LeanProcess(ForkProcess):

@@ -24,10 +24,10 @@ from dlemu.config.compose import PATH_KEYS
 from dlemu.config.model import Workload, leaves
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.judge.metrics import t95
-from dlemu.judge.records import SUMMARY, read_config, read_summary
+from dlemu.judge.records import SIZING, SUMMARY, read_config, read_summary
 from dlemu.judge.summary import limit_name
 from dlemu.report.blocks import Block, Document, Lines, Table
-from dlemu.report.stored import ANSWER, Stored, read_result
+from dlemu.report.stored import Stored, read_result
 from dlemu.units import counted, each_once
 
 _PATHS = PATH_KEYS | {"size.targets"}
@@ -271,7 +271,7 @@ def _read(folder: Path) -> list[Document]:
     Raises:
         DlemuError: it holds none, or a damaged one.
     """
-    if folder.name in (ANSWER, SUMMARY):
+    if folder.name in (SIZING, SUMMARY):
         folder = folder.parent
     try:
         stored = read_result(folder)

@@ -3,8 +3,6 @@
 The metrics of runs are computed from their steps again.
 """
 
-import json
-import math
 import os
 import re
 import shlex
@@ -14,31 +12,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.errors import RunError
 from dlemu.judge.judgement import EXIT_STATUS, describe_end
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import (
     CONFIG,
+    SIZING,
     SUMMARY,
     UNFINISHED,
-    conditions_of,
     map_steps,
     read_config,
+    read_sizing,
     read_summary,
 )
 from dlemu.judge.several import counting_rows, judge_runs, row_of
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Rule, sum_all
 from dlemu.report.foreign import read_foreign
-from dlemu.storage.regular import read_regular
 from dlemu.units import counted
 
-ANSWER = "sizing.json"
-_SEARCHES = "*.jsonl"
 _OF_SEVERAL = re.compile(r"(run|warmup)\.\d+")
-_OF_A_RUN = {"num_accelerators", "au_percentage", "samples_per_second", "read_bytes_per_second"}
-"""Numbers of a search's run that are shown."""
 
 Document = Mapping[str, Any]
 
@@ -87,8 +81,10 @@ def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         RunError: it holds no result, the run did not end, or a file is damaged.
         WorkloadError: a key or value of `keys` is refused.
     """
-    if is_sizing(folder):
-        return Stored(folder, read_sizing(folder))
+    if sizing := read_sizing(folder):
+        if not (sizing["answers"] or any(each["points"] for each in sizing["unfinished"].values())):
+            raise RunError(f"{folder}: no answer, and no run of the search is complete")
+        return Stored(folder, sizing)
     if (foreign := read_foreign(folder, keys or {})) is not None:
         return Stored(folder, *foreign)
     document = read_summary(folder)
@@ -103,51 +99,6 @@ def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         case _:
             run = cast(Document, _read_run(folder, cast(Summary, document), keys or {}))
             return Stored(folder, run, {"": run})
-
-
-def is_sizing(folder: Path) -> bool:
-    """Return whether a folder holds a sizing, ended or not."""
-    return (folder / ANSWER).is_file() or (
-        (folder / "runs").is_dir() and any(folder.glob(_SEARCHES))
-    )
-
-
-def read_sizing(folder: Path) -> Document:
-    """Return sizing.json, and as `unfinished` the searches that did not end.
-
-    Raises:
-        RunError: a file is damaged.
-    """
-    path, tree = folder / ANSWER, cast(dict[str, Any], {"answers": []})
-    if path.exists():
-        try:
-            tree = json.loads(read_regular(path, error=RunError))
-            assert tree.get("kind") == "sizing" and isinstance(tree["answers"], list)
-            for answer in tree["answers"]:
-                assert {"target", "workload", "num_accelerators"} <= dict(answer).keys()
-        except (*DAMAGE, AssertionError) as error:
-            raise RunError(f"{path} is damaged: {in_short(error)}") from None
-    known = {f"{answer['target']}.{answer['workload']}" for answer in tree["answers"]}
-    unfinished = {
-        path.stem: {"points": _read_points(path), "conditions": conditions_of(folder, path.stem)}
-        for path in sorted(folder.glob(_SEARCHES))
-        if path.stem not in known
-    }
-    if not tree["answers"] and not any(each["points"] for each in unfinished.values()):
-        raise RunError(f"{folder}: no answer, and no run of the search is complete")
-    return {"kind": "sizing", **tree, "unfinished": unfinished}
-
-
-def _read_points(path: Path) -> list[Document]:
-    """Return the runs of a search's log, without its first line and a last one that was cut."""
-    try:
-        lines = read_regular(path, error=RunError).splitlines(keepends=True)
-        points = [json.loads(line) for line in lines if line.endswith(b"\n")][1:]
-        for point in points:
-            assert all(math.isfinite(point[name]) for name in _OF_A_RUN)
-    except DAMAGE as error:
-        raise RunError(f"{path} is damaged: {in_short(error)}") from None
-    return points
 
 
 def _read_runs(folder: Path, summary: RunsSummary, keys: Mapping[str, object]) -> Stored:
@@ -189,7 +140,7 @@ def find_results(parent: Path) -> list[Path]:
     found = []
     for folder, inner, files in os.walk(parent):
         path = Path(folder)
-        if is_sizing(path) or SUMMARY in files:
+        if not {SIZING, SUMMARY}.isdisjoint(files):
             inner.clear()  # its own runs are no results beside it
             found.append(path)
     return sorted(found, key=lambda path: (_written(path), path))
@@ -198,8 +149,7 @@ def find_results(parent: Path) -> list[Path]:
 def _written(folder: Path) -> float:
     """Return when a result was written last."""
     times = [0.0]
-    logs = folder.glob(_SEARCHES) if is_sizing(folder) else ()
-    for path in (folder / SUMMARY, folder / ANSWER, *logs):
+    for path in (folder / SUMMARY, folder / SIZING):
         with suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)

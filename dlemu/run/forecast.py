@@ -14,8 +14,8 @@ from dlemu.loaders.cache.forecast import TierForecast, forecast_tier
 from dlemu.loaders.cache.host import has_tier
 from dlemu.loaders.source import readers_memory
 from dlemu.ranks.world import World
-from dlemu.run.closed import check_closed
 from dlemu.run.job import check_job
+from dlemu.run.protocol import check_closed
 from dlemu.run.replay import check_blocks
 from dlemu.storage.probe import probe_rate
 from dlemu.storage.s3.location import ObjectPath

@@ -51,7 +51,6 @@ from dlemu.loaders.cache.host import HostCounts, HostTier, check_tier, emulates,
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
 from dlemu.run.cold import make_cold
-from dlemu.run.gathering import collect_files, gather_sums
 from dlemu.run.live import Live, StepsSoFar
 from dlemu.run.monitor import Reports, RunMonitor, watched_places
 from dlemu.run.replay import (
@@ -62,10 +61,12 @@ from dlemu.run.replay import (
     replay_epoch,
 )
 from dlemu.run.summary import (
+    collect_files,
     complete_summary,
     demand_line,
     dlio_fields,
     first_summary,
+    gather_sums,
     needed_ratio,
 )
 from dlemu.storage.regular import count_linked
@@ -263,9 +264,11 @@ class _Run:
             self._open_checkpoints() as self._checkpoints,
             closing(self._open_loader()) as loader,
         ):
-            layout = self._dataset.layout
-            direct = loader.direct
-            make_cold(workload, layout, world, direct=direct, watchdog=watchdog, say=self._say)
+            layout, direct = self._dataset.layout, loader.direct
+            start_cold = partial(
+                make_cold, workload, layout, world, direct=direct, watchdog=watchdog
+            )
+            start_cold(say=self._say)
             self._say(demand_line(workload, self._num_accelerators))
             with RunMonitor(
                 self._dataset, self._record.folder, world, loader, len(self._own), watchdog
@@ -280,6 +283,8 @@ class _Run:
                     prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,
                 )
                 for epoch in range(workload.train.epochs):
+                    if epoch and workload.drops_each_epoch:
+                        start_cold(say=silent)
                     steps = self._replay_epoch(epoch, loader, monitor, compute)
                     parts.append(steps)
                     with self._record.writing():

@@ -1,15 +1,27 @@
-"""Several runs in a row, as MLPerf Storage asks for them.
+"""Several runs in a row, as MLPerf Storage asks for them, and the rules of its closed division.
 
 Their results are "MLPerf-Storage-style": only what MLPerf's reviewers publish is an MLPerf result.
+Edition v3.0 numbers its rules (Rules.md of mlcommons/storage); the messages name them. dlemu checks
+and says what it found. It writes no submission: only `mlpstorage` may.
 """
 
+import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from dlemu.config.model import Workload
-from dlemu.dataset.rule import accelerators_of, num_accelerators, required_size
+from dlemu.config.model import Workload, leaves, load_workload
+from dlemu.config.published import differing
+from dlemu.dataset.rule import (
+    MEMORY_MULTIPLE,
+    STEPS_PER_EPOCH,
+    DatasetSize,
+    accelerators_of,
+    num_accelerators,
+    required_size,
+)
 from dlemu.errors import WorkloadError
 from dlemu.judge.judgement import EXIT_STATUS
 from dlemu.judge.lifecycle import begun
@@ -18,10 +30,183 @@ from dlemu.judge.several import LABEL, judge_runs, row_of
 from dlemu.judge.summary import RunsSummary, Summary, time_of_day
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.world import World
-from dlemu.run.closed import check_closed, closed_warnings
 from dlemu.run.job import OnRun, Say, run_job
 from dlemu.run.live import Live
 from dlemu.terminal import say
+
+_MAX_PREFETCH = 2
+_RUNS = 5
+"""Consecutive runs (rules, "repeatability"); v2.0 also asks for a warm-up before them."""
+_V3_MODELS = ("unet3d", "retinanet")
+"""Training workloads of edition v3.0 (rule 2.1.11)."""
+_MAX_CACHED_SHARE = 0.05
+_COMPUTATION_THREADS = "reader.computation_threads"
+"""DLIO's key, which a submitter may change, and which has no effect here."""
+
+
+def check_closed(
+    workload: Workload, size: DatasetSize, accelerators_per_host: Sequence[int] = ()
+) -> Workload:
+    """Return the workload with the closed division's bounds, if it keeps the rules.
+
+    All values that differ from the published workload of that name are checked, wherever they were
+    set, and all given keys that have no effect. `size` is the dataset that the rule asks for.
+
+    Raises:
+        WorkloadError: names all keys that may not be changed, and all values that are not allowed.
+    """
+    try:
+        published = load_workload(workload.name)
+    except WorkloadError:
+        raise WorkloadError(
+            f"division=closed runs the published workloads only, not {workload.name!r}"
+        ) from None
+    refusals = [
+        *_refused_keys(workload, published),
+        *_refused_values(workload),
+        *_refused_checkpoints(workload),
+        *_refused_runs(workload),
+        *_refused_files(workload, size),
+        *_refused_hosts(workload, accelerators_per_host),
+    ]
+    if refusals:
+        raise WorkloadError(f"division=closed: {'; '.join(refusals)}; or use division=open")
+    if workload.metric.max_cached_share is None:
+        workload = workload.with_keys({"metric.max_cached_share": _MAX_CACHED_SHARE})
+    return workload
+
+
+def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
+    """Yield the keys that a submitter may not change."""
+    unet3d, edition = workload.name.startswith("unet3d"), workload.metric.edition
+    was = dict(leaves(published.model_dump()))
+    for key in workload.given:
+        if key in workload.ignored and key not in {*was, _COMPUTATION_THREADS}:
+            yield f"{key} is not allowed{_rule(workload, '3.6.2')}, leave it out"
+    allowed = ["workflow.checkpoint"] if unet3d else []
+    allowed += ["reader.odirect"] if unet3d and edition != "v1.0" else []
+    for key, (value, wanted) in differing(workload, published, allowed).items():
+        why = f"(published: {wanted}){_rule(workload, '3.6.2')}"
+        yield f"{key}={value} is not allowed {why}, leave it out"
+
+
+def _refused_values(workload: Workload) -> Iterator[str]:
+    """Yield the values out of bounds, of keys that may be changed."""
+    if workload.reader.prefetch_size > _MAX_PREFETCH:
+        yield (
+            f"reader.prefetch_size must be at most {_MAX_PREFETCH}{_rule(workload, '3.6.2')}, got "
+            f"{workload.reader.prefetch_size}, set reader.prefetch_size={_MAX_PREFETCH}"
+        )
+    bound = workload.metric.max_cached_share
+    if bound is not None and bound > _MAX_CACHED_SHARE:
+        yield (
+            f"metric.max_cached_share must be at most {_MAX_CACHED_SHARE:g}, got {bound:g}, "
+            "leave it out"
+        )
+
+
+def _refused_checkpoints(workload: Workload) -> Iterator[str]:
+    """Yield a lack of UNet3D's checkpoint.
+
+    The benchmark's files of v1.0 and v2.0 write one; those of v3.0 do not, and v3.0 compares runs
+    with it and without it (editions.yaml of mlcommons/storage).
+    """
+    edition = workload.metric.edition
+    unet3d = workload.name.startswith("unet3d") and edition != "v3.0"
+    if unet3d and not workload.workflow.checkpoint:
+        yield (
+            f"workflow.checkpoint must be true in edition {edition}, whose UNet3D writes a "
+            "checkpoint, got false, add workflow.checkpoint=true "
+            "checkpoint.checkpoint_folder=/path/on/the/storage"
+        )
+
+
+def _refused_runs(workload: Workload) -> Iterator[str]:
+    """Yield numbers of runs, and caches before them, that the rules do not take."""
+    runs, warmup, edition = workload.runs, workload.warmup, workload.metric.edition
+    if edition == "v3.0":
+        if (warmup, runs) != (1, _RUNS):
+            yield (
+                f"warmup and runs must be 1 and {_RUNS} (rule 2.1.17: 6 runs, the first is the "
+                f"warm-up), got {warmup} and {runs}, add warmup=1 runs={_RUNS}"
+            )
+    elif runs < _RUNS:
+        yield f"runs must be at least {_RUNS}, got {runs}, add runs={_RUNS}"
+    if edition == "v2.0" and warmup < 1:
+        yield "warmup must be at least 1 in edition v2.0, got 0, add warmup=1"
+    every, missing = {"v1.0": "run", "v3.0": "epoch"}.get(edition), ""
+    if every and not (workload.output.drop_caches or workload.output.drop_all_caches):
+        missing = "output.drop_caches"
+    elif every == "epoch" and not workload.drops_each_epoch:
+        missing = "output.drop_each_epoch"
+    if missing:
+        yield (
+            f"{missing} must be true in edition {edition}, which wants cold caches before every "
+            f"{every}, got false, leave it out"
+        )
+
+
+def _refused_files(workload: Workload, size: DatasetSize) -> Iterator[str]:
+    """Yield a number of files that is not the rule's."""
+    if workload.dataset.num_files_train == "auto":
+        return
+    reason = (
+        f"{STEPS_PER_EPOCH} steps" if size.decided_by == "steps" else f"{MEMORY_MULTIPLE} x memory"
+    )
+    got, exact = workload.num_files, workload.metric.edition == "v3.0"
+    if got < size.num_files:
+        rule = "rule 3.3.1: " if exact else ""
+        yield (
+            f"dataset.num_files_train must be at least {size.num_files} ({rule}{reason}), got "
+            f"{got}, generate with dataset.num_files_train=auto"
+        )
+    elif exact and got != size.num_files:
+        yield (
+            f"dataset.num_files_train must be {size.num_files} (rule 3.3.1: what dlemu datasize "
+            f"says, {reason}), got {got}, set dataset.num_files_train={size.num_files}, the folder "
+            "may hold more"
+        )
+
+
+def _refused_hosts(workload: Workload, accelerators: Sequence[int]) -> Iterator[str]:
+    """Yield hosts that emulate other numbers of accelerators than others."""
+    if workload.metric.edition == "v3.0" and len(set(accelerators)) > 1:
+        each = ", ".join(map(str, accelerators))
+        total = max(1, round(sum(accelerators) / len(accelerators))) * len(accelerators)
+        yield (
+            f"accelerators of each host must be equal (rule 3.3.6), got {each}, start as many "
+            f"ranks on each host, or set num_accelerators={total}"
+        )
+
+
+def _rule(workload: Workload, number: str) -> str:
+    """Return " (rule 3.6.2)" in the edition whose rules have numbers."""
+    return f" (rule {number})" if workload.metric.edition == "v3.0" else ""
+
+
+def closed_warnings(workload: Workload, results: Path, num_hosts: int) -> list[str]:
+    """Return what keeps the rules of edition v3.0 only under a condition that dlemu cannot check.
+
+    `results` is the folder of the results; it and the data folder are there.
+    """
+    if workload.division != "closed" or workload.metric.edition != "v3.0":
+        return []
+    warnings = []
+    if not workload.name.startswith(_V3_MODELS):
+        names = ", ".join(_V3_MODELS)
+        warnings.append(f"rule 2.1.11: edition v3.0 has {names}, not {workload.name}")
+    if num_hosts > 1:
+        warnings.append(
+            f"rule 3.3.4: {num_hosts} hosts are a distributed result; a single-host one takes one"
+        )
+    with suppress(OSError):
+        if os.stat(workload.data_folder).st_dev == os.stat(results).st_dev:
+            warnings.append(
+                f"rule 3.4.2: {workload.data_folder} and the results in {results} are on one file "
+                "system; set output.folder to another"
+            )
+    return warnings
+
 
 OnEnd = Callable[[Path, RunsSummary, Sequence[Outcome]], None]
 

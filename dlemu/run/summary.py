@@ -1,8 +1,10 @@
-"""The summary of a run: what is known when it begins, when it is complete, and when it fails."""
+"""The summary of a run when it begins and when it is complete, and what rank 0 gathers for it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import reduce
+from pathlib import Path
 
 import numpy as np
 
@@ -14,10 +16,63 @@ from dlemu.judge.bottleneck import find_limit
 from dlemu.judge.evidence import Gathered
 from dlemu.judge.lifecycle import versions
 from dlemu.judge.metrics import Metrics
+from dlemu.judge.records import Steps, host_file, named, steps_file
 from dlemu.judge.summary import Measured, Summary
+from dlemu.judge.sums import Ends, Rule, Sums, both_ends, ends_of, sum_up
 from dlemu.loaders.cache.host import file_sizes
 from dlemu.ranks.world import World
+from dlemu.storage.atomic import write_atomically
 from dlemu.units import PAGE_BYTES, ceil_div, format_rate, round_up
+
+_PORTION_BYTES = 1 << 28
+"""Of records that rank 0 takes from other hosts at a time."""
+
+
+def gather_sums(workload: Workload, world: World, parts: Sequence[Steps]) -> Sums | None:
+    """Return the sums over the steps of all ranks on rank 0, None on the others.
+
+    `parts` are this rank's records. The records of others stay where they are.
+    """
+    ends: Ends = {}
+    if workload.workflow.checkpoint:
+        own = reduce(both_ends, map(ends_of, parts), ends)
+        ends = world.broadcast(world.reduce(own, both_ends) or own)
+    name, rule = f"rank {world.rank} on host {world.host}", Rule.of(workload)
+    sums = (sum_up(part, rule, ends, name) for part in parts)
+    return world.reduce(reduce(Sums.joined, sums, Sums(rule, ())), Sums.joined)
+
+
+def collect_files(world: World, folder: Path) -> None:
+    """Write into rank 0's folder the records of hosts that do not share it."""
+    if world.num_hosts == 1:
+        return
+    seen = world.on_first(lambda: {path.name for path in folder.iterdir()})
+    own = [steps_file(folder, world.rank)]
+    if world.local_rank == 0:
+        own.append(host_file(folder, world.rank))
+    own = [path for path in own if path.name not in seen]
+    sizes = world.all_gather(sum(path.stat().st_size for path in own))
+    for ranks in portions(sizes, _PORTION_BYTES):
+        sent = {path.name: path.read_bytes() for path in own if world.rank in ranks}
+        for files in world.gather(sent) or ():
+            for name, content in files.items():
+                with named(folder / name):
+                    write_atomically(folder / name, content, sync=False)
+
+
+def portions(sizes: Sequence[int], most: int) -> Iterator[range]:
+    """Yield the ranks in portions of at most so many bytes, or of one rank.
+
+    `sizes` has the bytes of each rank. Ranks without any may be in none.
+    """
+    first, so_far = 0, 0
+    for rank, size in enumerate([*sizes, 0]):
+        last = rank == len(sizes)
+        if so_far and (last or so_far + size > most):
+            yield range(first, rank)
+            first, so_far = rank, 0
+        so_far += size
+
 
 _LOOKED_AT = 64
 """Files whose sizes tell what a format adds to its samples."""

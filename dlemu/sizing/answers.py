@@ -11,8 +11,6 @@ from dlemu.config.model import Workload
 from dlemu.sizing.search import Point, Range, Sizing
 from dlemu.sizing.targets import Target
 
-ANSWER = "sizing.json"
-
 
 @dataclass(frozen=True, kw_only=True)
 class First(Range):
@@ -50,6 +48,11 @@ class Sized(Sizing):
     """Of an answer of `dlemu try`."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
     """Host, drive and day of the runs, as their summaries have them."""
+
+    @property
+    def name(self) -> str:
+        """Of its search."""
+        return f"{self.target.name}.{self.workload.name}"
 
     @property
     def shown(self) -> tuple[Point, ...]:
@@ -115,6 +118,8 @@ def document_of(answers: Sequence[Sized], tried: Path | None = None) -> dict[str
     """Return the content of sizing.json; `tried` is the folder of `dlemu try`."""
     return {
         "kind": "sizing",
+        "status": "complete",
         "tried": None if tried is None else str(tried),
         "answers": [answer.fields for answer in answers],
+        "unfinished": {},
     }

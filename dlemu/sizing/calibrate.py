@@ -9,22 +9,22 @@
 
 import math
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
-from dlemu.config.commands import command
 from dlemu.config.keys import all_keys
 from dlemu.config.model import Workload, read_by
+from dlemu.config.published import command
 from dlemu.datagen import generate, read_manifest
 from dlemu.datagen.survey import named_below
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import datagen_command
-from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.folders import hold
@@ -37,13 +37,13 @@ from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import step_overhead
-from dlemu.storage.owned import locked
+from dlemu.storage.owned import OwnedFolder, held
 from dlemu.storage.s3.location import in_bucket
-from dlemu.terminal import say, silent
+from dlemu.terminal import complain, say, silent
 from dlemu.units import ceil_div, counted, format_bytes
 
 _IN_MEMORY = Path("/dev/shm")
-_SCRATCH = "dlemu-calibrate."
+_SCRATCH, _MARK = "dlemu-calibrate.", "dlemu-calibrate.json"
 _SECONDS = 20.0
 """About how long each of the three runs reads."""
 _MEMORY_BYTES = 8 << 30
@@ -90,7 +90,9 @@ def calibrate_host(
         if world.rank == 0:
             num_files = target.num_files if target else None
             say(introduction(workload, host=world.host, num_files=num_files))
-        calibration = _Runs(workload, world, say, scratch, live or Live()).calibrate(memory, target)
+        calibration = _Calibrator(workload, world, say, scratch, live or Live()).calibrate(
+            memory, target
+        )
         if calibration is not None:
             on_found(calibration)
             write_json(path, calibration.model_dump(mode="json"))
@@ -109,16 +111,18 @@ def _keys_of_both() -> list[str]:
 
 @contextmanager
 def _scratch_folder() -> Iterator[Path]:
-    """Make a folder in memory, locked while in use; remove what killed calibrations have left."""
-    with ExitStack() as held:
-        with locked(_IN_MEMORY, seconds=math.inf):  # so that none is seen before it is locked
-            for left in _IN_MEMORY.glob(f"{_SCRATCH}*"):
-                with suppress(OSError), locked(left):
-                    shutil.rmtree(left)
-            folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}.", dir=_IN_MEMORY))
-            held.enter_context(locked(folder))
-            held.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield folder
+    """Make a folder in memory; clean those that killed calibrations have left."""
+
+    def owned(path: Path) -> OwnedFolder:
+        return OwnedFolder(path, _MARK, lambda name: name != _MARK, "folder", is_named=False)
+
+    for left in map(owned, _IN_MEMORY.glob(f"{_SCRATCH}*")):
+        with suppress(OSError, DlemuError), held(left.path):  # in use, or somebody else's
+            if left.fields() is not None:
+                left.clean()
+    own = owned(_IN_MEMORY / f"{_SCRATCH}{os.getpid()}.{secrets.token_hex(4)}")
+    with own.passing({"removed": "when dlemu calibrate ends"}, complain):
+        yield own.path
 
 
 def _find_target(workload: Workload) -> Layout | None:
@@ -136,7 +140,7 @@ def _find_target(workload: Workload) -> Layout | None:
             f"{workload.data_folder} holds no whole dataset of dlemu's; "
             + (
                 named_below(workload.data_folder)
-                or f"write it: {datagen_command(workload, workload.dataset.num_files_train)}"
+                or f"write some files: {datagen_command(workload, _few_files(workload))}"
             )
         )
     if lies_in_memory(workload.data_folder):
@@ -145,6 +149,18 @@ def _find_target(workload: Workload) -> Layout | None:
             "on the storage, or leave dataset.data_folder out to calibrate the host alone"
         )
     return manifest.layout
+
+
+def _few_files(workload: Workload) -> int:
+    """Return the files of a dataset for the cold read: no more than a calibration has in memory."""
+    file_bytes = workload.dataset.mean_bytes * workload.dataset.num_samples_per_file
+    return max(_least_files(workload), int(_MEMORY_BYTES / file_bytes))
+
+
+def _least_files(workload: Workload) -> int:
+    """Return the files of the fewest batches that a run needs."""
+    per_file = workload.dataset.num_samples_per_file
+    return ceil_div(_LEAST_BATCHES * workload.reader.batch_size, per_file)
 
 
 def _for_memory(workload: Workload, world: World, scratch: Path) -> Workload:
@@ -160,7 +176,7 @@ def _for_memory(workload: Workload, world: World, scratch: Path) -> Workload:
     batch, per_file = workload.reader.batch_size, workload.dataset.num_samples_per_file
     file_bytes = workload.dataset.mean_bytes * per_file
     fitting = int(room / file_bytes)
-    least = ceil_div(_LEAST_BATCHES * batch, per_file)
+    least = _least_files(workload)
     if fitting < least:
         raise RunError(
             f"{_IN_MEMORY} may take {fitting} files of {format_bytes(file_bytes)} "
@@ -180,7 +196,7 @@ def _for_memory(workload: Workload, world: World, scratch: Path) -> Workload:
     )
 
 
-class _Runs:
+class _Calibrator:
     """The three runs; all ranks call them alike."""
 
     def __init__(

@@ -28,12 +28,11 @@ from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.judge.folders import hold
 from dlemu.judge.header import header, place_fields
-from dlemu.judge.records import write_json
 from dlemu.loaders.descriptors import most_accelerators
 from dlemu.ranks.world import Alone
 from dlemu.run.job import Say, check_job
 from dlemu.run.live import Live
-from dlemu.sizing.answers import ANSWER, First, Sized, document_of
+from dlemu.sizing.answers import First, Sized
 from dlemu.sizing.first_files import (
     Files,
     find_files,
@@ -42,6 +41,7 @@ from dlemu.sizing.first_files import (
     scratch_folder,
     write_files,
 )
+from dlemu.sizing.log import SizingRecord
 from dlemu.sizing.measured import Search
 from dlemu.sizing.search import Goal, Point, Range, Sizing, conclude, search
 from dlemu.sizing.start import PROBE_READERS, START_SECONDS, probed_rate
@@ -110,6 +110,7 @@ def try_storage(
     with (
         scratch_folder(trial.folder, keep=trial.keep) as own,
         hold(trial.output.folder, "try") as results,
+        SizingRecord(results, tried=trial.folder).failing() as record,
     ):
         say(
             f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
@@ -124,7 +125,7 @@ def try_storage(
             share = (end - time.perf_counter()) / (len(datasets) - place)
             storage = Target(target, str(files.workload.data_folder), len(devices_under(own)))
             until = time.perf_counter() + share
-            one = _Try(storage, files, results, until=until, end=end, say=say)
+            one = _Try(storage, files, record, until=until, end=end, say=say)
             say(f"{place + 1}/{len(datasets)} {one.describe()}")
             found, between = one.conclude()
             number = found.num_accelerators
@@ -140,7 +141,7 @@ def try_storage(
                 full=needs,
             )
             answers.append(one.answer(found, dataset_bytes=files.num_bytes, first=first))
-            write_json(results / ANSWER, document_of(answers, trial.folder))
+            record.conclude(answers[-1], is_last=len(answers) == len(datasets))
             on_answer(answers)
         return answers
 
@@ -196,7 +197,14 @@ class _Try(Search):
     """The search of a workload on few files, in a given time. They are written where missing."""
 
     def __init__(
-        self, target: Target, files: Files, results: Path, *, until: float, end: float, say: Say
+        self,
+        target: Target,
+        files: Files,
+        record: SizingRecord,
+        *,
+        until: float,
+        end: float,
+        say: Say,
     ) -> None:
         # Steps of a run: for a share of the time, but many more than are read ahead.
         step = files.workload.train.computation_time.mean / files.workload.metric.au
@@ -208,8 +216,8 @@ class _Try(Search):
         def tell(text: str) -> None:
             say(f"{text}{self._left()}")
 
-        super().__init__(target, workload, (results, None), Alone(), tell, Live())
-        self._log = self._open_log()
+        super().__init__(target, workload, record, Alone(), tell, Live())
+        self._points = self._open()
 
     def describe(self) -> str:
         """Return what is read, and whether it is written first."""
@@ -249,16 +257,17 @@ class _Try(Search):
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
         threshold = 100 * self._workload.metric.au
         start = max(1, min(math.floor(self._expected) + 1, most))
+        self._record.begin(self._name)
         try:
             search(self._measure, Goal(threshold, most, start, confirm=1), on_event=self._keep)
         except _TimeIsUp:
             self._say("     no time is left for it")
         share = self._workload.batches_in_flight / self._num_steps
-        return conclude(self._log.points, threshold=threshold, read_ahead_share=share, most=most)
+        return conclude(self._points, threshold=threshold, read_ahead_share=share, most=most)
 
     def _measure(self, number: int, layout: Layout | None = None) -> Point:
         """Make one run, if there is time for it."""
-        feeds, points = self._expected, self._log.points
+        feeds, points = self._expected, self._points
         if points:
             feeds = points[-1].num_accelerators * points[-1].au_percentage / 100
         slower = max(1.0, number / max(feeds, 0.1))

@@ -14,18 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.config.commands import command
 from dlemu.config.model import Workload
+from dlemu.config.published import command
 from dlemu.datagen import generate, read_manifest
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.host.devices import lies_in_memory
-from dlemu.ranks.ending import last_act
 from dlemu.ranks.world import Alone
 from dlemu.sizing.search import about_runs
 from dlemu.sizing.start import START_SECONDS
-from dlemu.storage.owned import OwnedFolder, direct, held
+from dlemu.storage.owned import OwnedFolder, direct
 from dlemu.terminal import complain
 from dlemu.units import format_bytes, format_seconds
 
@@ -81,14 +80,8 @@ def scratch_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
     own = OwnedFolder(folder / NAME, _MARK, _is_ours, "folder", is_named=False)
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(own.path))
-            if own.path.is_symlink() or own.fields() is None:
-                own.entries()  # refuses what is there
-            own.write({"removed": "when dlemu try ends; see dlemu try --help"})
-            if not keep:
-                # The last act ends after the removal: an interrupted removal is then done again.
-                stack.enter_context(last_act(lambda error: _remove_at_last(own)))
-                stack.callback(own.clean)
+            fields = {"removed": "when dlemu try ends; see dlemu try --help"}
+            stack.enter_context(own.passing(fields, complain, keep=keep))
             is_direct = direct(own.path)
         except OSError as error:
             raise DatasetError(f"{folder} cannot be written ({error.strerror})") from None
@@ -104,13 +97,6 @@ def _is_ours(name: str) -> bool:
     """Return whether a try makes what has this path; foreign files keep their folders."""
     *folders, own = name.split("/")
     return name.endswith("/") or ".dlemu" in folders or _OURS.fullmatch(own) is not None
-
-
-def _remove_at_last(own: OwnedFolder) -> None:
-    """Remove it while the process ends, and say so if the files of a stuck thread stay."""
-    own.clean()
-    if own.path.exists():
-        complain(f"{own.path} could not be removed; remove it, or let the next dlemu try do it")
 
 
 def find_files(folder: Path, workload: Workload) -> Files | None:

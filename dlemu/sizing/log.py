@@ -1,8 +1,10 @@
-"""What a search keeps, so that it continues after any end.
+"""What a search keeps, so that it continues after any end: sizing.json, written after each run.
 
-<search>.jsonl    first line: the settings that the runs depend on; then one line a run
-unfinished.json   in a folder that the search made: what it searches for, until it has ended; the
-                  same command finds it and goes on
+status        "incomplete" until all searches have answers; then "complete", or "failed"
+answers       of the searches that have ended
+unfinished    by "<target>.<workload>", the runs of the others
+settings      by the same names, what the runs depend on
+wanted        what is searched for, in a folder that nobody named: the same command finds it
 """
 
 import json
@@ -10,21 +12,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import TypeAdapter
 
 from dlemu.config.model import Workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.judge.folders import hold
-from dlemu.judge.records import JsonLines, write_json
+from dlemu.judge.lifecycle import Record
+from dlemu.judge.records import SIZING, check_writable, conditions_of, read_sizing
 from dlemu.ranks.world import World
 from dlemu.run.job import Say
+from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.search import Point
 from dlemu.storage.regular import read_regular
 
 _PARENT = Path("outputs") / "size"
-UNFINISHED = "unfinished.json"
 _SECTIONS = ("dataset", "reader", "train", "metric", "dali", "cache", "origin")
 # A search may ask for a larger dataset; another threshold needs no other runs.
 _MAY_CHANGE = {"dataset.num_files_train", "metric.au"}
@@ -32,46 +35,100 @@ _MAY_CHANGE = {"dataset.num_files_train", "metric.au"}
 _POINT = TypeAdapter(Point)
 
 
-class SearchLog:
-    """The runs of one search, in a file that survives a full disk and `kill -9` at any moment."""
+class SizingRecord:
+    """The document of the searches in a folder, on rank 0. It survives `kill -9` at any moment."""
 
     def __init__(
-        self, path: Path, settings: Mapping[str, Any], wanted: dict[str, Any] | None = None
+        self, folder: Path, wanted: dict[str, Any] | None = None, *, tried: Path | None = None
     ) -> None:
-        """Read the log; the first run creates its file.
+        """Read what an earlier command has left there; nothing is written before the first run.
 
-        `wanted`: what is searched for, until all searches of the folder have ended.
+        `wanted`: what is searched for, if somebody has to find it. `tried`: as in `document_of`.
+
+        Raises:
+            RunError: it is damaged, or cannot be written.
         """
-        self._wanted = wanted
-        self._settings = json.loads(json.dumps(settings))
-        self._lines = JsonLines(path)
-        self.points: list[Point] = []
-        if self._lines.values:
-            first, *runs = self._lines.values
-            try:
-                self._check(first["settings"])
-                self.points = [_POINT.validate_python(run) for run in runs]
-            except DAMAGE as error:
-                raise RunError(
-                    f"{path} is no log of a search ({in_short(error)}); remove it"
-                ) from None
+        check_writable(folder / SIZING)
+        self._document = document_of([], tried)
+        before = self._document | read_sizing(folder)
+        self.folder, self._wanted = folder, wanted
+        self._answers = {f"{each['target']}.{each['workload']}": each for each in before["answers"]}
+        self._unfinished, self._settings = before["unfinished"], before.get("settings", {})
+        self._record = Record(folder, self._document, name=SIZING)
+        self._is_begun = False
 
-    def append(self, point: Point) -> None:
-        """Keep a run."""
-        first = () if self._lines.values else ({"settings": self._settings},)
-        self._lines.append(*first, asdict(point))
-        self.points.append(point)
-        if self._wanted is not None:
-            write_json(self._lines.path.with_name(UNFINISHED), self._wanted)
+    def open(self, name: str, settings: Mapping[str, Any]) -> list[Point]:
+        """Return the runs of a search that were made before.
 
-    def _check(self, found: Mapping[str, Any]) -> None:
-        wanted, folder = self._settings, self._lines.path.parent
+        Raises:
+            WorkloadError: they were made with other settings.
+            RunError: the document is damaged.
+        """
+        wanted = json.loads(json.dumps(settings))
+        try:
+            found = dict(self._settings.get(name, wanted))
+            points = [_POINT.validate_python(each) for each in self._points(name)]
+        except DAMAGE as error:
+            raise RunError(
+                f"{self.folder / SIZING} is damaged ({in_short(error)}); remove it"
+            ) from None
         for key in {**wanted, **found}:
             if found.get(key) != wanted.get(key):
                 raise WorkloadError(
-                    f"output.folder {folder} holds runs with {key}={found.get(key)}, "
+                    f"output.folder {self.folder} holds runs with {key}={found.get(key)}, "
                     f"now it is {wanted.get(key)}; name another output.folder, or set it back"
                 )
+        self._settings[name] = wanted
+        return points
+
+    def _points(self, name: str) -> list[Any]:
+        found = self._unfinished.get(name) or self._answers.get(name)
+        return [] if found is None else list(found["points"])
+
+    def begin(self, name: str) -> None:
+        """Note that a run of a search begins."""
+        self._keep(name, self._points(name))
+
+    def add(self, name: str, point: Point) -> None:
+        """Keep a run."""
+        self._keep(name, [*self._points(name), asdict(point)])
+
+    def _keep(self, name: str, points: list[Any]) -> None:
+        self._answers.pop(name, None)
+        found = {"points": points, "conditions": conditions_of(self.folder, name)}
+        self._unfinished[name] = found
+        self._write("incomplete")
+
+    def conclude(self, answer: Sized, *, is_last: bool) -> None:
+        """Keep an answer."""
+        self._unfinished.pop(answer.name, None)
+        self._answers.pop(answer.name, None)
+        self._answers[answer.name] = answer.fields
+        self._write("complete" if is_last else "incomplete")
+
+    def _write(self, status: str) -> None:
+        self._is_begun = True
+        self._document |= {
+            "status": status,
+            "answers": list(self._answers.values()),
+            "unfinished": self._unfinished,
+            "settings": self._settings,
+        }
+        if self._wanted is not None:
+            self._document["wanted"] = self._wanted
+        if status == "complete":
+            self._document.pop("wanted", None)
+        self._record.write()
+
+    @contextmanager
+    def failing(self) -> Iterator[Self]:
+        """Note why the searches did not end, if one has begun."""
+        try:
+            yield self
+        except BaseException as error:
+            if self._is_begun:
+                self._record.fail(error)
+            raise
 
 
 def settings_of(workload: Workload, world: World) -> dict[str, Any]:
@@ -92,19 +149,19 @@ def settings_of(workload: Workload, world: World) -> dict[str, Any]:
 
 
 @contextmanager
-def hold_search(
-    workload: Workload, world: World, say: Say
-) -> Iterator[tuple[Path, dict[str, Any] | None]]:
-    """Yield the folder for a search: output.folder, else the newest unfinished one, else a new one.
+def hold_search(workload: Workload, world: World, say: Say) -> Iterator[SizingRecord]:
+    """Yield the record for a search, in a held folder.
 
-    And what is searched for; None: the folder was named, nothing needs to find it.
+    That is output.folder, else the newest with the same search that has not ended, else a new one.
 
     Raises:
         WorkloadError: the folder cannot be made, or another command holds it.
+        RunError: sizing.json there is damaged, or cannot be written.
     """
     with ExitStack() as stack:
         if workload.output.folder is not None:
-            yield stack.enter_context(hold(workload.output.folder, "size")), None
+            folder = stack.enter_context(hold(workload.output.folder, "size"))
+            yield stack.enter_context(SizingRecord(folder).failing())
             return
         wanted = _wanted(workload, world)
         for folder in _unfinished(wanted):
@@ -119,7 +176,7 @@ def hold_search(
             break
         else:
             folder = stack.enter_context(hold(None, "size"))
-        yield folder, wanted
+        yield stack.enter_context(SizingRecord(folder, wanted).failing())
 
 
 def _wanted(workload: Workload, world: World) -> dict[str, Any]:
@@ -136,8 +193,8 @@ def _wanted(workload: Workload, world: World) -> dict[str, Any]:
 def _unfinished(wanted: dict[str, Any]) -> list[Path]:
     """Return the folders of the same search that has not ended, the newest first."""
     found = []
-    for path in _PARENT.glob(f"*/{UNFINISHED}"):
+    for path in _PARENT.glob(f"*/{SIZING}"):
         with suppress(OSError, DlemuError, *DAMAGE):
-            if json.loads(read_regular(path)) == wanted:
+            if json.loads(read_regular(path)).get("wanted") == wanted:
                 found.append((path.stat().st_mtime, path.parent))
     return [folder for _, folder in sorted(found, reverse=True)]

@@ -3,9 +3,8 @@
 Every file is written as soon as possible, so that an interrupted search continues when the same
 output.folder is named:
 
-    <target>.<workload>.jsonl          one line a run (`log.py`)
-    runs/                              each run's own folder
-    sizing.json                        the answers so far
+    sizing.json    the runs and answers so far (`log.py`)
+    runs/          each run's own folder
 """
 
 import itertools
@@ -29,13 +28,13 @@ from dlemu.judge.header import introduction
 from dlemu.judge.judgement import cached_too_much, judge_run
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome
-from dlemu.judge.records import check_writable, conditions_of, write_json
+from dlemu.judge.records import conditions_of
 from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.ranks.world import World
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
-from dlemu.sizing.answers import ANSWER, Sized, document_of
-from dlemu.sizing.log import UNFINISHED, SearchLog, hold_search, settings_of
+from dlemu.sizing.answers import Sized
+from dlemu.sizing.log import SizingRecord, hold_search, settings_of
 from dlemu.sizing.search import Event, Goal, Point, Sizing, about_runs, search
 from dlemu.sizing.start import describe_plan, first_number
 from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
@@ -67,22 +66,19 @@ def size_all(
     answers: list[Sized] = []
     live = live or Live()
     with ExitStack() as stack:
-        kept = world.on_first(lambda: stack.enter_context(hold_search(workload, world, say)))
-        folder, _ = kept
+        record = world.on_first(lambda: stack.enter_context(hold_search(workload, world, say)))
         try:
             for target, job in jobs:
-                answers.append(Search(target, job, kept, world, say, live).run())
+                answers.append(Search(target, job, record, world, say, live).run())
                 live.job = ""
                 if world.rank == 0:
                     try:
-                        write_json(folder / ANSWER, document_of(answers))
+                        record.conclude(answers[-1], is_last=len(answers) == len(jobs))
                     finally:  # a full disk hides no answer
                         on_answer(answers)
         except KeyboardInterrupt:
-            say(f"interrupted; to resume: {go_on(folder)}")
+            say(f"interrupted; to resume: {go_on(record.folder)}")
             raise
-        if world.rank == 0:
-            (folder / UNFINISHED).unlink(missing_ok=True)
     return answers
 
 
@@ -110,7 +106,7 @@ class Search:
 
     _enough: SizeCheck
     """What the dataset is enough for."""
-    _log: SearchLog
+    _points: list[Point]
     """The runs so far, on rank 0."""
     _bound: str
     """Why size.max_accelerators is lower than was asked; empty: it is not."""
@@ -121,13 +117,13 @@ class Search:
         self,
         target: Target,
         workload: Workload,
-        kept: tuple[Path, dict[str, Any] | None],
+        record: SizingRecord,
         world: World,
         say: Say,
         live: Live,
     ) -> None:
         self._target, self._workload = target, workload
-        self._folder, self._wanted = kept
+        self._record, self._folder = record, record.folder
         self._world, self._say, self._live = world, say, live
         self._name = f"{target.name}.{workload.name}"
 
@@ -139,8 +135,8 @@ class Search:
             self._say(introduction(self._workload, host=world.host, num_hosts=world.num_hosts))
         memory = measure_memory(self._workload, world)
         self._enough = SizeCheck(self._workload, layout, memory)
-        self._log = world.on_first(self._open_log)
-        if not self._log.points:
+        self._points = world.on_first(self._open)
+        if not self._points:
             with self._live.doing("probing the drive"):
                 self._first, self._expected = first_number(
                     self._target, self._enough, world, self._say
@@ -148,17 +144,15 @@ class Search:
         if world.rank == 0:
             self._introduce()
             self._bound_by_dataset()
+            self._record.begin(self._name)
             return world.broadcast(self._decide())
         message: Mapping[str, object] | Sized = {}
         while not isinstance(message := world.broadcast(message), Sized):
             self._carry_out(message)
         return message
 
-    def _open_log(self) -> SearchLog:
-        settings = settings_of(self._workload, self._world)
-        log = SearchLog(self._folder / f"{self._name}.jsonl", settings, self._wanted)
-        check_writable(self._folder / ANSWER)
-        return log
+    def _open(self) -> list[Point]:
+        return self._record.open(self._name, settings_of(self._workload, self._world))
 
     def _bound_by_dataset(self) -> None:
         """Search no further than the dataset allows; refuse one that is too small for 1."""
@@ -168,7 +162,7 @@ class Search:
         if most >= asked:
             return
         # A smaller dataset than this one may have been enough for more, in a quick search.
-        tried = [point.num_accelerators for point in self._log.points]
+        tried = [point.num_accelerators for point in self._points]
         most = min(asked, max([most, *tried]))
         self._bound = self._enough.describe_bound(self._expected)
         self._workload = self._workload.with_keys({"size.max_accelerators": most})
@@ -182,7 +176,7 @@ class Search:
             start=self._first,
             confirm=workload.size.confirm,
         )
-        found = search(self._measure, goal, known=tuple(self._log.points), on_event=self._keep)
+        found = search(self._measure, goal, known=tuple(self._points), on_event=self._keep)
         most = max(point.num_accelerators for point in found.points)
         return self.answer(
             found,
@@ -205,11 +199,12 @@ class Search:
     def _keep(self, event: Event) -> None:
         self._say(describe_event(event))  # first: the disk may be full
         if event.point is not None:
-            self._log.append(event.point)
+            self._record.add(self._name, event.point)
+            self._points.append(event.point)
 
     def _measure(self, number: int, layout: Layout | None = None) -> Point:
         """Make one run on all ranks; with a `layout`, of its files."""
-        num_runs = len(self._log.points)
+        num_runs = len(self._points)
         keys: dict[str, object] = {
             "num_accelerators": number,
             "train.seed": self._workload.train.seed + num_runs,
@@ -226,7 +221,7 @@ class Search:
 
     def _state(self, number: int) -> str:
         """Return how far the search is: "run 3 of about 8, trying 12 accelerators, ..."."""
-        points, asked = self._log.points, 100 * self._workload.metric.au
+        points, asked = self._points, 100 * self._workload.metric.au
         about = about_runs(self._workload.size.confirm, len(points))
         passing = [p.num_accelerators for p in points if passes(p.au_percentage, asked)]
         best = f", best so far {max(passing):,} PASS" if passing else ""
@@ -261,8 +256,8 @@ class Search:
         )
         if self._bound:
             self._say(f"size.max_accelerators={workload.size.max_accelerators} here: {self._bound}")
-        if self._log.points:
-            self._say(f"going on after {counted(len(self._log.points), 'run')} in {self._folder}")
+        if self._points:
+            self._say(f"going on after {counted(len(self._points), 'run')} in {self._folder}")
         elif self._enough.most_accelerators:
             self._say(describe_plan(self._enough, self._first, self._expected))
         if workload.workflow.checkpoint:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
-from dlemu.config.commands import word
 from dlemu.config.compose import named
 from dlemu.config.model import Drive, Workload
+from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.judge.folders import make
 from dlemu.judge.records import write_json

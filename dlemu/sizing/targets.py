@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlemu.config.commands import value_of
 from dlemu.config.model import Workload, load_workload
+from dlemu.config.published import value_of
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under

@@ -232,6 +232,34 @@ class OwnedFolder:
                 os.unlink(self.path / self.mark)
             os.rmdir(self.path)
 
+    @contextmanager
+    def passing(
+        self, fields: Mapping[str, Any], say: Callable[[str], None], *, keep: bool = False
+    ) -> Iterator[None]:
+        """Hold and mark it; at any end it is cleaned, unless `keep`.
+
+        `say` is called where the process ends and the files of a stuck thread stay.
+
+        Raises:
+            WorkloadError: another process holds it, or what has its name is somebody else's.
+            OSError: it cannot be made or written.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(held(self.path))
+            if self.path.is_symlink() or self.fields() is None:
+                self.entries()  # refuses what is there
+            self.write(fields)
+            if not keep:
+                # The last act ends after the removal: an interrupted removal is then done again.
+                stack.enter_context(last_act(lambda error: self._clean_at_last(say)))
+                stack.callback(self.clean)
+            yield
+
+    def _clean_at_last(self, say: Callable[[str], None]) -> None:
+        self.clean()
+        if self.path.exists():
+            say(f"{self.path} could not be removed; remove it, or let the next dlemu do it")
+
     def _is_ours(self, name: str) -> bool:
         return self.is_ours(name) or self.is_ours(name.removesuffix(PARTIAL))
 

@@ -8,7 +8,7 @@ import yaml
 
 from dlemu.cli import words as words_module
 from dlemu.cli.main import run
-from dlemu.cli.words import OPTIONS, parse
+from dlemu.cli.words import OPTIONS, parse, with_command_first
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,30 @@ from dlemu.cli.words import OPTIONS, parse
         ("--max-accelerators=8 --num-client-hosts 2", "num_accelerators=8 num_hosts=2"),
         ("--client-host-memory-in-gb 256", "host_memory=256GiB"),
         ("--closed", "division=closed"),
+        (
+            "--o-direct -ma 8 -cm 189 -at b200 --model unet3d",
+            "workload=unet3d_b200 reader.odirect=true num_accelerators=8 host_memory=189GiB",
+        ),
         ("a -- --closed", "a --closed"),
     ],
 )
 def test_a_word_of_the_others_means_the_same(words: str, own: str) -> None:
     assert parse(words.split(), [*OPTIONS], for_job=True).as_typed == own.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ("closed training unet3d run file -na 4", "run --model unet3d --closed -na 4"),
+        ("whatif training unet3d datasize -ma 4", "datasize --model unet3d -ma 4"),
+        ("training run --model unet3d", "run --model unet3d"),
+        ("run file", "run file"),
+        ("closed checkpointing llama3-8b run file", "closed checkpointing llama3-8b run file"),
+        ("", ""),
+    ],
+)
+def test_mlpstorage_has_the_command_behind_the_model(words: str, own: str) -> None:
+    assert with_command_first(words.split()) == own.split()
 
 
 def test_a_command_line_of_mlpstorage_works(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,8 +67,11 @@ def test_every_word_that_is_refused_has_a_row_in_the_page(
     page = (Path(__file__).parents[2] / "docs" / "from_dlio.md").read_text()
     rows = set(re.findall(r"`(?:mlpstorage )?([\w-]+)[^`]*`", page))
     assert not words_module._REFUSED - rows
-    for words in (["training", "run"], ["run", "--loops=3"]):
+    for word, words in (
+        ("closed", ["closed", "checkpointing", "llama3-8b", "run", "file"]),
+        ("object", ["open", "training", "unet3d", "run", "object"]),
+        ("--loops", ["run", "--loops=3"]),
+    ):
         assert run(words) == 1
-        word = words[-1].partition("=")[0] if words[0] == "run" else words[0]
         line = f"{word} is a word of mlpstorage; the table in docs/from_dlio.md says what to write"
         assert capsys.readouterr().err == f"dlemu: {line}\n"

@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 
-from dlemu.config.commands import command
 from dlemu.config.compose import compose_words
 from dlemu.config.model import check_workload, load_workload
+from dlemu.config.published import command
 from dlemu.dataset.rule import datagen_command
 
 KEYS = (

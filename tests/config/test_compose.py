@@ -73,6 +73,18 @@ def test_a_file_means_the_same_to_both(tmp_path: Path) -> None:
             assert by_library(file, keys) == by_words(file, keys), (file, keys)
 
 
+def test_rows_of_ones_own_are_found_below_the_config_dir(tmp_path: Path) -> None:
+    for group, keys in (("model", "model: {name: m, num_layers: 3}"), ("drive", "{name: d}")):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "own.yaml").write_text(keys)
+    tree = compose_words(["workload=unet3d_h100", "model=own", "drive=own"], tmp_path)
+    assert (tree["model"], tree["drive"]) == (
+        {"name": "m", "num_layers": 3},
+        str(tmp_path / "drive" / "own.yaml"),
+    )
+    assert compose_words(["model=own"], tmp_path)["made_from"] == str(tmp_path / "model/own.yaml")
+
+
 def test_references_and_groups_are_resolved(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(f"name: ours{OWN}")
     own = load_workload(tmp_path / "own.yaml")

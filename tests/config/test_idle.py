@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.config.idle import Job, idle_keys
-from dlemu.config.keys import all_keys
+from dlemu.config.keys import Job, all_keys, idle_keys
 from dlemu.config.model import load_workload, use_of
 from tests.lab.commands import QUICK, generate
 

@@ -135,51 +135,20 @@ def test_a_changed_copy_keeps_the_rest() -> None:
     assert changed.with_keys({"reader.batch_size": workload.reader.batch_size}) == workload
 
 
-@pytest.mark.parametrize(
-    ("name", "ignored"),
-    [
-        (
-            "mlperf_unet3d_h100",
-            "model.type",
-        ),
-        ("mlperf_unet3d_datagen", "model.type"),
-        ("mlperf_resnet50_h100", "model.type reader.computation_threads"),
-        ("mlperf_cosmoflow_a100", ""),
-        (
-            "dlio_bert",
-            "reader.computation_threads train.seed_change_epoch workflow.debug",
-        ),
-        (
-            "dlio_hdf5",
-            "dataset.compression_level dataset.generation_buffer_size dataset.keep_files "
-            "dataset.num_files_eval dataset.num_subfolders_eval evaluation.eval_time "
-            "evaluation.epochs_between_evals output.log_file profiling.profiler "
-            "profiling.iostat_devices reader.batch_size_eval reader.computation_threads "
-            "reader.dont_use_mmap reader.pin_memory workflow.evaluation workflow.profiling",
-        ),
-    ],
-)
-def test_the_peers_files_run_unchanged(name: str, ignored: str) -> None:
-    assert list(load_workload(DATA / f"{name}.yaml").ignored) == ignored.split()
-
-
 def test_the_peers_names_mean_what_they_mean_there() -> None:
-    bert = load_workload(DATA / "dlio_bert.yaml")
-    assert bert.reader.batch_size == 48
-    assert bert.train.total_training_steps == 1000
-
-    cosmoflow = load_workload(DATA / "mlperf_cosmoflow_a100.yaml")
-    assert cosmoflow.dataset.record_length_bytes == 2_828_486
-    assert cosmoflow.reader.data_loader == "tensorflow"
-
-    datagen = load_workload(DATA / "mlperf_unet3d_datagen.yaml")
-    assert (datagen.workflow.generate_data, datagen.workflow.train) == (True, False)
-
     volumes = load_workload(DATA / "dlio_hdf5.yaml")
     assert volumes.dataset.mean_bytes == 128 * 64 * 2 * 4, "the shape decides"
     assert volumes.reader.preprocess_time == Distribution(mean=0.001, stdev=0.0002)
     assert volumes.metric.exclude_start_steps == 2
     assert volumes.data_folder == Path("/mnt/lustre/data/volumes")
+    ignored = (
+        "dataset.compression_level dataset.generation_buffer_size dataset.keep_files "
+        "dataset.num_files_eval dataset.num_subfolders_eval evaluation.eval_time "
+        "evaluation.epochs_between_evals output.log_file profiling.profiler "
+        "profiling.iostat_devices reader.batch_size_eval reader.computation_threads "
+        "reader.dont_use_mmap reader.pin_memory workflow.evaluation workflow.profiling"
+    )
+    assert list(volumes.ignored) == ignored.split()
 
 
 @pytest.mark.parametrize("model", ["bert", {"name": "bert", "type": "transformer"}])

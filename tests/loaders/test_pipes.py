@@ -5,14 +5,17 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dlemu.loaders.pipes import Flag, Pipe, SharedMemory
+from dlemu.loaders.pipes import Flag, LeanProcess, Pipe, SharedMemory
 from dlemu.loaders.torch_internals import Requests, lean_context
+from tests.lab.waiting import until
 
 
 @pytest.fixture
@@ -91,6 +94,34 @@ def test_who_is_killed_while_looking_at_a_flag_holds_up_nobody() -> None:
     assert flag.is_set()
     os.close(begins)
     os.close(begun)
+
+
+def test_a_process_ends_though_a_thread_was_printing_when_it_was_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread holds the lock of sys.stderr for ever, as on a terminal that nobody reads."""
+    unread, full = os.pipe()
+    monkeypatch.setattr(sys, "stderr", os.fdopen(full, "w"))
+    printer = threading.Thread(target=lambda: print("x" * (1 << 20), file=sys.stderr), daemon=True)
+    fork = os.fork
+
+    def fork_while_it_prints() -> int:
+        printer.start()
+        task = Path(f"/proc/self/task/{printer.native_id}/wchan")
+        until(lambda: "pipe" in task.read_text(), "a thread that waits in write(2)")
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fork_while_it_prints)
+    process = LeanProcess(target=int, daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    left = 1 << 20
+    while left:
+        left -= len(os.read(unread, left))
+    printer.join(60)
+    sys.stderr.close()
+    os.close(unread)
 
 
 def test_too_many_messages_take_queues_that_never_are_full() -> None:

@@ -10,7 +10,7 @@ from dlemu.judge.records import Steps
 from dlemu.judge.sums import Rule, Sums, sum_all
 from dlemu.ranks.links import Tree
 from dlemu.ranks.world import PeerError
-from dlemu.run.gathering import gather_sums
+from dlemu.run.summary import gather_sums
 from tests.lab.many_hosts import ManyHosts, SimulatedRank, replay_on
 
 NUM_HOSTS = 1250

@@ -29,13 +29,13 @@ FIRST: dict[str, Any] = {
 
 def write(folder: Path, *answers: Sized, unfinished: int = 0) -> Path:
     """Write what `dlemu size` would; `unfinished` runs of a search on a second drive as well."""
-    (folder / "runs").mkdir(parents=True)
-    if answers:
-        (folder / "sizing.json").write_text(json.dumps(document_of(answers)))
+    folder.mkdir(parents=True)
+    document = document_of(answers)
     if unfinished:
-        points = map(asdict, sized().points[:unfinished])
-        log = "".join(json.dumps(line) + "\n" for line in ({"settings": {}}, *points))
-        (folder / "sata.unet3d_h100.jsonl").write_text(log + '{"num_accel')
+        points = [asdict(point) for point in sized().points[:unfinished]]
+        search = {"sata.unet3d_h100": {"points": points, "conditions": {}}}
+        document |= {"status": "incomplete", "unfinished": search}
+    (folder / "sizing.json").write_text(json.dumps(document))
     return folder
 
 
@@ -43,7 +43,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = write(tmp_path / "size", sized())
     found = read_result(folder)
     assert found.status == 0
-    assert found.document == {**json.loads((folder / "sizing.json").read_text()), "unfinished": {}}
+    assert found.document == json.loads((folder / "sizing.json").read_text())
     none = replace(sized(), num_accelerators=0)
     assert read_result(write(tmp_path / "none", none)).status == 2, (
         "a storage that feeds none fails"
@@ -73,7 +73,8 @@ def test_an_interrupted_search_shows_its_runs(
         ("{}", "is damaged: "),
         ('{"kind": "sizing", "answers": [3]}', "is damaged: "),
         (
-            '{"kind": "sizing", "answers": [{"target": 1, "workload": 1, "num_accelerators": 1}]}',
+            '{"kind": "sizing", "unfinished": {}, '
+            '"answers": [{"target": 1, "workload": 1, "num_accelerators": 1}]}',
             "or a file beside it is damaged: KeyError '",
         ),
     ],

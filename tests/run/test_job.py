@@ -13,6 +13,7 @@ from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import read_steps
 from dlemu.judge.summary import Summary
+from dlemu.loaders.cache.forecast import forecast_tier
 from tests.lab.commands import ran, small_job, summary_of
 
 
@@ -110,3 +111,30 @@ def test_batches_that_memory_cannot_hold_are_refused(
         "dataset.record_length_bytes_resize or a smaller reader.prefetch_size, or emulate fewer "
         "accelerators"
     )
+
+
+@pytest.mark.parametrize(
+    ("edition", "asked", "times"), [("v2.0", None, 1), ("v3.0", None, 3), ("v1.0", True, 3)]
+)
+def test_each_epoch_begins_cold_where_the_edition_says_so(
+    edition: str, asked: bool | None, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold: list[bool] = []
+    monkeypatch.setattr("dlemu.run.job.make_cold", lambda *_, **how: cold.append(how["direct"]))
+    keys = {"metric__edition": edition, "output__drop_each_epoch": asked, "train__epochs": 3}
+    ran(small_job(tmp_path, **keys))
+    assert cold == [False] * times
+
+
+def test_one_order_for_all_epochs_gives_a_small_lru_cache_no_hit(tmp_path: Path) -> None:
+    """What is read next was given up last; a new order in each epoch hits by chance."""
+    for change, hits in ((True, True), (False, False)):
+        keys: dict[str, object] = {
+            "train.seed_change_epoch": change,
+            "train.epochs": 3,
+            "reader.batch_size": 1,
+        }
+        keys |= {"cache.folder": str(tmp_path / "cache"), "cache.capacity": 0.5}
+        job = small_job(tmp_path).with_keys(keys)
+        planned = forecast_tier(find_dataset(job, Alone()), Alone(), range(1), 1)
+        assert [epoch.hit_share > 0 for epoch in planned.epochs] == [False, hits, hits]

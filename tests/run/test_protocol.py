@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -19,15 +18,14 @@ from dlemu.judge.records import read_steps, read_summary
 from dlemu.judge.several import LABEL, judge_runs
 from dlemu.judge.summary import RunRow, RunsSummary, Summary, Verdict
 from dlemu.report.run import runs_verdict_line
-from dlemu.run.closed import check_closed, closed_warnings
+from dlemu.run.protocol import check_closed, closed_warnings
 from tests.lab.commands import QUICK, generate
-
-ROOT = Path(__file__).parents[2]
 
 
 def workload(keys: Mapping[str, object] | None = None, name: str = "unet3d_h100") -> Workload:
     """Return a published workload in the closed division, large enough for 1 GiB of memory."""
     least = {"division": "closed", "runs": 5, "dataset.num_files_train": 3500}
+    least["workflow.checkpoint"] = name.startswith("unet3d")
     return load_workload(name, least | dict(keys or {}))
 
 
@@ -60,13 +58,20 @@ def test_what_a_submitter_may_change(word: str) -> None:
     assert check(closed).metric.max_cached_share == share
 
 
-@pytest.mark.parametrize("name", ["cosmoflow_a100", "resnet50_h100", "unet3d_h100"])
-def test_the_benchmarks_own_files_are_closed_as_they_stand(name: str, tmp_path: Path) -> None:
-    """TensorFlow's loader among them: what it reads when is emulated."""
-    own = tmp_path / f"{name}.yaml"
-    shutil.copy(ROOT / "tests" / "data" / f"mlperf_{name}.yaml", own)
-    job = load_workload(own, {"division": "closed", "runs": 5, "dataset.num_files_train": "auto"})
-    assert check(job).reader == load_workload(name).reader
+def test_unet3d_writes_its_checkpoint_as_the_edition_does() -> None:
+    """v3.0 takes a run with it and one without it; the checkpoint itself is the row's."""
+    without: dict[str, object] = {"workflow.checkpoint": False}
+    assert refusal(workload(without)) == (
+        "division=closed: workflow.checkpoint must be true in edition v1.0, whose UNet3D writes a "
+        "checkpoint, got false, add workflow.checkpoint=true "
+        "checkpoint.checkpoint_folder=/path/on/the/storage; or use division=open"
+    )
+    assert check(v3(without)).workflow.checkpoint is False
+    assert check(v3({"workflow.checkpoint": True})).workflow.checkpoint is True
+    other = refusal(workload({"workflow.checkpoint": True}, "resnet50_h100"))
+    assert "workflow.checkpoint=True is not allowed (published: False)" in other
+    sooner = refusal(workload({"checkpoint.checkpoint_after_epoch": 1}))
+    assert "checkpoint.checkpoint_after_epoch=1 is not allowed (published: 5)" in sooner
 
 
 def test_direct_reads_are_unet3ds_alone_and_v2s() -> None:
@@ -84,6 +89,8 @@ def v3(keys: Mapping[str, object] | None = None, name: str = "unet3d_h100") -> W
 
 def test_edition_v3_takes_six_runs_of_the_rules_size() -> None:
     assert check(v3()).metric.max_cached_share == 0.05
+    told = refusal(v3({"output.drop_each_epoch": False}))
+    assert told.startswith("division=closed: output.drop_each_epoch must be true in edition v3.0")
     assert check(v3({"reader.odirect": True})).reader.odirect is True
     size = dataset_size(v3(), num_accelerators=8, host_memory=2**30)
     eight = v3({"dataset.num_files_train": 28000})

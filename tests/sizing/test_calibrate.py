@@ -22,7 +22,7 @@ from dlemu.report.predict import present_calibration
 from dlemu.report.text import render_text
 from dlemu.run.live import Live
 from dlemu.sizing import calibrate
-from dlemu.sizing.calibrate import _jitter, _Runs, calibrate_host
+from dlemu.sizing.calibrate import _Calibrator, _jitter, calibrate_host
 from dlemu.sizing.calibration_file import Calibration
 from dlemu.storage.owned import locked
 from tests.lab import warm
@@ -75,16 +75,22 @@ def test_what_a_killed_calibration_has_left_is_removed_by_the_next(
 ) -> None:
     """And nothing that is in use, nor what is no folder of a calibration."""
     monkeypatch.setattr(calibrate, "_IN_MEMORY", tmp_path)
-    killed = tmp_path / "dlemu-calibrate.1.x"
-    for folder in (tmp_path / "elsewhere", killed):
+    killed, foreign = tmp_path / "dlemu-calibrate.1.x", tmp_path / "dlemu-calibrate.2"
+    for folder in (tmp_path / "elsewhere", killed, foreign):
         (folder / "data").mkdir(parents=True)
+        (folder / "data" / "file").touch()
+    for folder in (tmp_path / "elsewhere", killed):
+        (folder / "dlemu-calibrate.json").write_text("{}")
     (tmp_path / "dlemu-calibrate.link").symlink_to(tmp_path / "elsewhere")
     with locked(killed), calibrate._scratch_folder() as own:
         assert own.is_dir() and killed.is_dir(), "it is in use"
     with calibrate._scratch_folder() as own:
         assert own.is_dir() and not killed.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dlemu-calibrate.link", "elsewhere"]
-    assert (tmp_path / "elsewhere" / "data").is_dir()
+    names = ["dlemu-calibrate.2", "dlemu-calibrate.link", "elsewhere"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert (tmp_path / "elsewhere" / "data" / "file").exists() and (
+        foreign / "data" / "file"
+    ).exists()
 
 
 def test_a_prediction_takes_what_was_measured(
@@ -155,7 +161,7 @@ def concluded(
     said: list[str] | None = None,
 ) -> Calibration:
     """Return what runs give that were bound so, the last with this share from memory."""
-    runs = _Runs(job, Alone(), ([] if said is None else said).append, folder, Live())
+    runs = _Calibrator(job, Alone(), ([] if said is None else said).append, folder, Live())
     return runs._conclude(
         outcome(folder / "one", "none", seconds=0.0021),
         outcome(folder / "full", full, seconds=0.002),
@@ -231,7 +237,8 @@ def test_ranks_calibrate_together(job: Workload) -> None:
 def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     above = "holds no whole dataset of dlemu's; name .*/data, which holds one$"
-    for folder, why in ((tmp_path / "empty", "dataset of dlemu's; write it: "), (tmp_path, above)):
+    few = "dataset of dlemu's; write some files: dlemu datagen .*dataset.num_files_train=131072$"
+    for folder, why in ((tmp_path / "empty", few), (tmp_path, above)):
         with pytest.raises(DatasetError, match=why):
             calibrate_host(job.with_keys({"dataset.data_folder": str(folder)}), Alone())
     with pytest.raises(RunError, match="calibrate needs 1000 there, 4 batches; free memory"):
@@ -243,6 +250,19 @@ def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> 
         calibrate_host(job, several)
 
 
+def test_a_folder_above_the_dataset_is_enough(
+    job: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `dlemu try`; the workload is the dataset's."""
+    read: list[Path] = []
+    monkeypatch.setattr(
+        calibrate, "calibrate_host", lambda workload, *_, **__: read.append(workload.data_folder)
+    )
+    assert run(["calibrate", str(tmp_path)]) == 0
+    assert run(["calibrate", str(tmp_path), "workload=cosmoflow_h100"]) == 0
+    assert read == 2 * [job.data_folder]
+
+
 def test_what_was_measured_is_shown_before_it_is_written(
     job: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +270,7 @@ def test_what_was_measured_is_shown_before_it_is_written(
     said: list[str] = []
     shown: list[Calibration] = []
     found = concluded(job, tmp_path)
-    monkeypatch.setattr(_Runs, "calibrate", lambda *_: found)
+    monkeypatch.setattr(_Calibrator, "calibrate", lambda *_: found)
 
     def full(*_: object) -> None:
         raise RunError("the disk is full")

@@ -1,44 +1,40 @@
 """The log of a search: what was measured stays, whatever becomes of the disk or the process."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dlemu.config.model import load_workload
+from dlemu.errors import RunError, WorkloadError
 from dlemu.ranks.world import Alone
-from dlemu.sizing.log import SearchLog, settings_of
+from dlemu.sizing.log import SizingRecord, settings_of
 from dlemu.sizing.search import Point
 
 SETTINGS = {"num_ranks": 1, "reader.read_threads": 4}
 POINT = Point(3, 91.0, 9.0, 1e6)
 
 
-def points(number: int) -> list[Point]:
-    return [replace(POINT, num_accelerators=each) for each in range(number)]
-
-
-def written(path: Path, number: int) -> SearchLog:
-    log = SearchLog(path, SETTINGS)
-    for point in points(number):
-        log.append(point)
-    return log
-
-
-def test_a_search_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    SearchLog(path, SETTINGS)
-    assert not path.exists(), "a search that is refused leaves nothing"
-    assert written(path, 3).points == points(3)
-    content = path.read_bytes()
-    assert json.loads(content.splitlines()[0]) == {"settings": SETTINGS}
-    for cut in range(1, len(content.splitlines()[-1])):
-        path.write_bytes(content[:-cut])
-        assert SearchLog(path, SETTINGS).points == points(2 if cut else 3)
-    again = SearchLog(path, SETTINGS)
-    again.append(points(3)[2])
-    assert path.read_bytes() == content
+def test_a_search_goes_on_after_its_last_run(tmp_path: Path) -> None:
+    record = SizingRecord(tmp_path)
+    assert record.open("a", SETTINGS) == [] and not list(tmp_path.iterdir()), "nothing is left"
+    runs = [replace(POINT, num_accelerators=number) for number in range(3)]
+    for number, run in enumerate(runs):
+        record.add("a", run)
+        again = SizingRecord(tmp_path)
+        assert again.open("a", SETTINGS) == runs[: number + 1]
+        assert again.open("b", SETTINGS) == []
+    with pytest.raises(WorkloadError, match=r"holds runs with reader\.read_threads=4, now it is 5"):
+        SizingRecord(tmp_path).open("a", SETTINGS | {"reader.read_threads": 5})
+    content = (tmp_path / "sizing.json").read_text()
+    for damage in (
+        content.rstrip()[:-1],
+        content.replace("91.0", '"x"'),
+        content.replace("91.0", "NaN"),
+    ):
+        (tmp_path / "sizing.json").write_text(damage)
+        with pytest.raises(RunError, match=r"sizing\.json is damaged: "):
+            SizingRecord(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,13 @@ from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.judge.folders import hold
 from dlemu.judge.judgement import judge_run
+from dlemu.judge.lifecycle import Record
 from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import Outcome
-from dlemu.judge.records import STEP, JsonLines, dump_workload, read_steps
+from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps
 from dlemu.judge.summary import Summary
 from dlemu.ranks.world import Alone
+from dlemu.sizing.log import SizingRecord
 from dlemu.sizing.measured import point_of
 from dlemu.sizing.start import describe_plan
 from tests.lab import warm
@@ -175,10 +177,10 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
     assert folder == results_of(job)
     log = "data.cosmoflow_h100"
     assert {path.name for path in folder.iterdir()} == {
-        *(f"{log}.jsonl", f"{log}.png", f"{log}.svg"),
-        *("runs", "sizing.json", "table.md"),
+        *(f"{log}.png", f"{log}.svg", "runs", "sizing.json", "table.md")
     }
     document = json.loads((folder / "sizing.json").read_text())
+    assert document.pop("settings").keys() == {log}
     assert document == json.loads(json.dumps(answer.document))
     (sizing,) = document["answers"]
     assert (sizing["num_accelerators"], sizing["at_least"], sizing["quick"]) == (3, True, True)
@@ -214,28 +216,60 @@ def test_what_is_refused_makes_no_run(job: Workload) -> None:
 
 
 def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
-    log = results_of(job) / "data.cosmoflow_h100.jsonl"
+    def points() -> list[object]:
+        found = read_sizing(results_of(job))
+        searches = [*found.get("unfinished", {}).values(), *found.get("answers", ())]
+        return [point for search in searches for point in search["points"]]
+
     command = [*warm.COMMAND, "size", *words(job, size__confirm=4)]
     endless = [*warm.COMMAND, "size", *words(job, size__confirm=100)]
     child = warm.Popen(endless, stdout=subprocess.DEVNULL, start_new_session=True)
-    until(lambda: log.exists() and len(log.read_text().splitlines()) >= 3, "two runs")
+    until(lambda: len(points()) >= 2, "two runs")
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    kept = log.read_text().splitlines()
-    with log.open("a") as file:
-        file.write('{"num_accelerators": 3, "au_perc')  # what the kill cut short
+    kept = points()
+    assert read_sizing(results_of(job))["status"] == "incomplete"
+    (results_of(job) / "sizing.json.partial").write_text("what the kill cut short")
 
     done = warm.run(command)
 
     assert done.returncode == 0, done.stderr
-    assert f"going on after {len(kept) - 1} runs" in done.stdout
-    lines = log.read_text().splitlines()
-    assert lines[: len(kept)] == kept
-    assert [json.loads(line) for line in lines[1:]] == sizing_of(job)["points"]
+    assert f"going on after {len(kept)} runs" in done.stdout
+    ended = points()
+    assert ended[: len(kept)] == kept and ended == sizing_of(job)["points"]
 
     again = warm.run(command)
     assert again.returncode == 0
-    assert log.read_text().splitlines() == lines, "nothing was left to be measured"
+    assert points() == ended, "nothing was left to be measured"
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_kill_before_any_write_of_the_document_loses_no_run(
+    job: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept is what was written before; the next search begins there."""
+    write, left = SizingRecord._write, 0
+    endless = job.with_keys({"size.confirm": 50})
+
+    class Killed(BaseException):
+        pass
+
+    def killed(record: SizingRecord, status: str) -> None:
+        nonlocal left
+        if left == 0:
+            raise Killed
+        left -= 1
+        write(record, status)
+
+    for allowed in range(4):
+        left = allowed
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(SizingRecord, "_write", killed)
+            patch.setattr(Record, "fail", lambda *_: None)
+            size_storage(endless, Alone())
+        found = read_sizing(results_of(job))
+        made = found["unfinished"]["data.cosmoflow_h100"]["points"] if found else []
+        assert len(made) == sum(range(allowed)), "the first write begins, others add a run"
 
 
 EACH_RANK = """
@@ -372,19 +406,21 @@ def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     unnamed = job.with_keys({"output.folder": None})
-    append, room = JsonLines.append, 2
+    write, room = SizingRecord._write, 3
 
-    def interrupt(lines: JsonLines, *values: object) -> None:
+    def interrupt(record: SizingRecord, status: str) -> None:
         nonlocal room
-        append(lines, *values)
+        write(record, status)
         room -= 1
         if room == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(JsonLines, "append", interrupt)
+    monkeypatch.setattr(SizingRecord, "_write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         size_storage(unnamed, Alone(), ["workload=a b", "size.quick=true"])
     (folder,) = (tmp_path / "outputs" / "size").iterdir()
+    cut = read_sizing(folder)
+    assert (cut["status"], cut["error"]) == ("incomplete", "interrupted")
     below = folder.relative_to(tmp_path)
     said = capsys.readouterr().out.splitlines()[-1]
     assert said == (
@@ -401,7 +437,8 @@ def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
     out = capsys.readouterr().out
     assert f"going on with the same search in {below}, which has not ended" in out
     assert "going on after 2 runs" in out or "going on after 1 runs" in out
-    assert not (folder / "unfinished.json").exists()
+    ended = read_sizing(folder)
+    assert ended["status"] == "complete" and not {"wanted", "error"} & ended.keys()
     # It has ended: the same command begins anew.
     size_storage(unnamed, Alone())
     assert "going on" not in capsys.readouterr().out
@@ -413,22 +450,21 @@ def test_what_a_full_disk_does_not_take_is_said_first(
     job: Workload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run whose line cannot be kept has been shown; what was kept before stays."""
-    append, room = JsonLines.append, 2
+    write, room = SizingRecord._write, 3
 
-    def full(lines: JsonLines, *values: object) -> None:
+    def full(record: SizingRecord, status: str) -> None:
         nonlocal room
         room -= 1
         if room < 0:
             raise RunError("the disk is full")
-        append(lines, *values)
+        write(record, status)
 
-    monkeypatch.setattr(JsonLines, "append", full)
+    monkeypatch.setattr(SizingRecord, "_write", full)
     with pytest.raises(RunError, match="the disk is full"):
         size_storage(job.with_keys({"size.confirm": 5}), Alone())
     assert len(re.findall(r" accelerators?: AU ", capsys.readouterr().out)) == 3
-    log = results_of(job) / "data.cosmoflow_h100.jsonl"
-    assert len(log.read_text().splitlines()) == 3, "the settings and two runs"
-    assert not (results_of(job) / "sizing.json").exists()
+    found = read_sizing(results_of(job))
+    assert (found["status"], found["error"]) == ("failed", "the disk is full")
 
 
 def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
