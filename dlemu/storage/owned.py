@@ -61,16 +61,6 @@ def unlock_folder(descriptor: int) -> None:
     os.close(descriptor)
 
 
-@contextmanager
-def locked(folder: Path, *, seconds: float = 0.0) -> Iterator[None]:
-    """Keep a folder locked. Raises as `lock_folder` does."""
-    descriptor = lock_folder(folder, seconds=seconds)
-    try:
-        yield
-    finally:
-        unlock_folder(descriptor)
-
-
 def _try_lock(descriptor: int) -> bool:
     """Lock an open folder; return False if another process has locked it."""
     try:

@@ -17,7 +17,7 @@ from dlemu.host.wear import WearFields
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
 from dlemu.storage.gpu.availability import lists_gpu
-from dlemu.storage.owned import locked
+from dlemu.storage.owned import held
 from dlemu.tools.paths import sweep, uring
 from dlemu.tools.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
 from dlemu.tools.paths.random_files import write_random_file
@@ -313,7 +313,7 @@ def test_two_sweeps_of_one_folder_do_not_meet(tmp_path: Path, output: str) -> No
     one = plan(tmp_path)
     target = one.target[0]
     mine = one.model_copy(update={"output": tmp_path / output})
-    with locked(target), pytest.raises(WorkloadError, match="is in use by another dlemu; wait"):
+    with held(target), pytest.raises(WorkloadError, match="is in use by another dlemu; wait"):
         run_paths(mine, lambda _: pytest.fail("it has begun"))
     assert not list(target.glob("dlemu_paths.*"))
     assert run_paths(mine, lambda _: None)
