@@ -27,9 +27,9 @@ from dlemu.datagen.manifest import (
     read_manifest,
     read_plan,
 )
-from dlemu.datagen.prepare import PLAN, choose_recipe, refuse_strays
-from dlemu.datagen.recipe import Recipe
+from dlemu.datagen.prepare import PLAN, choose_layout, refuse_strays
 from dlemu.datagen.target import WORK, Bucket, FileMaker, OnProgress, work_through
+from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError
 from dlemu.ranks.world import World
 from dlemu.storage.s3.location import ObjectPath
@@ -45,24 +45,24 @@ def generate_objects(
     """Do what `write.generate` does, in a bucket, with the access of rank 0."""
     folder, access = workload.data_folder, world.on_first(lambda: workload.access)
     assert isinstance(folder, ObjectPath) and access is not None
-    bucket, recipe = Bucket(folder, access), Recipe.of(workload)
-    complete, there = world.on_first(lambda: _begin(bucket, recipe, workload.made_from))
+    bucket, layout = Bucket(folder, access), layout_of(workload)
+    complete, there = world.on_first(lambda: _begin(bucket, layout, workload.made_from))
     if world.rank == 0:
         on_begin()
     if complete is not None:
         return complete
-    content = Content(recipe.layout.seed)
-    writers = [_Writer(each, recipe, content, there) for each in bucket.of_workers(recipe, world)]
+    content = Content(layout.seed)
+    writers = [_Writer(each, layout, content, there) for each in bucket.of_workers(layout, world)]
     work_through(
-        np.arange(recipe.layout.num_files),
+        np.arange(layout.num_files),
         writers,
-        num_bytes=int(recipe.layout.all_sizes()[0].sum()),
+        num_bytes=int(layout.all_sizes()[0].sum()),
         world=world,
         on_progress=on_progress,
     )
     parts = world.gather({file: crc for writer in writers for file, crc in writer.crcs.items()})
     if parts is not None:
-        _finish(bucket, recipe, parts, workload.made_from)
+        _finish(bucket, layout, parts, workload.made_from)
     manifest = world.on_first(lambda: read_manifest(bucket.path, bucket.access))
     if manifest is None:
         raise DatasetError(f"{bucket.path / MANIFEST} has vanished: somebody removed it")
@@ -73,9 +73,9 @@ class _Writer(FileMaker):
     """Writes the objects that are not there yet, and keeps the checksums of all."""
 
     def __init__(
-        self, bucket: Bucket, recipe: Recipe, content: Content, there: NDArray[np.bool_]
+        self, bucket: Bucket, layout: Layout, content: Content, there: NDArray[np.bool_]
     ) -> None:
-        super().__init__(bucket, recipe, content)
+        super().__init__(bucket, layout, content)
         self._there = there
         self.crcs: dict[int, int] = {}
 
@@ -88,28 +88,28 @@ class _Writer(FileMaker):
 
 
 def _begin(
-    bucket: Bucket, wanted: Recipe, workload: str
+    bucket: Bucket, wanted: Layout, workload: str
 ) -> tuple[Manifest | None, NDArray[np.bool_]]:
     """Write the plan; return which files an earlier datagen has completed, (files,).
 
     If the dataset is complete, its manifest is returned and nothing is written.
     """
-    there = np.ones(wanted.layout.num_files, np.bool_)
+    there = np.ones(wanted.num_files, np.bool_)
     manifest = read_manifest(bucket.path, bucket.access)
     plan = None if manifest else read_plan(bucket.path / WORK / PLAN, bucket.access)
-    choose_recipe(bucket.path, wanted, manifest, plan)
+    choose_layout(bucket.path, wanted, manifest, plan)
     if manifest is None:
-        listing = bucket.listing(wanted.layout)
+        listing = bucket.listing(wanted)
         refuse_strays(bucket.path, listing, wanted, known=plan is not None)
-        there = (listing.found[0] == wanted.layout.all_sizes()).all(axis=0)
+        there = (listing.found[0] == wanted.all_sizes()).all(axis=0)
         if plan is None:
             bucket.put(f"{WORK}/{PLAN}", Plan(wanted, None, workload or None).to_json())
     return manifest, there
 
 
-def _finish(bucket: Bucket, recipe: Recipe, parts: list[dict[int, int]], of: str) -> None:
+def _finish(bucket: Bucket, layout: Layout, parts: list[dict[int, int]], of: str) -> None:
     """Write the manifest, and remove the plan."""
-    sizes = recipe.layout.all_sizes()[0]
+    sizes = layout.all_sizes()[0]
     files = np.zeros(len(sizes), FILE_TYPE)
     files["bytes"] = sizes
     for part in parts:
@@ -117,6 +117,6 @@ def _finish(bucket: Bucket, recipe: Recipe, parts: list[dict[int, int]], of: str
     array = io.BytesIO()
     np.save(array, files)
     bucket.put(FILES, array.getbuffer())
-    manifest = Manifest(recipe, files, int(sizes.sum()), workload=of or None)
+    manifest = Manifest(layout, files, int(sizes.sum()), workload=of or None)
     bucket.put(MANIFEST, manifest.to_json())
     bucket.delete(f"{WORK}/{PLAN}")

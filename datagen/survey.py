@@ -16,9 +16,8 @@ import numpy as np
 
 from dlemu.config.compose import known_workloads
 from dlemu.config.model import Workload, load_workload
-from dlemu.datagen.manifest import MANIFEST, read_manifest, read_plan
+from dlemu.datagen.manifest import MANIFEST, keys_for, read_manifest, read_plan
 from dlemu.datagen.prepare import PLAN
-from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.target import WORK, left_behind, walk
 from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.dataset.rule import datagen_command, resolve_auto
@@ -104,7 +103,7 @@ def as_it_is(workload: Workload, folder: Path, given: Mapping[str, str]) -> Work
     stored = _stored(folder)
     if stored is None:
         return workload
-    keys = stored[0].keys_for(workload)
+    keys = keys_for(stored[0], workload)
     return workload.with_keys({key: keys[key] for key in keys if key not in given})
 
 
@@ -127,16 +126,16 @@ def refuse_other(workload: Workload) -> None:
         asked = load_workload(workload.made_from)
     except (WorkloadError, OSError):  # nobody knows; what is read differs, and the verdict says so
         return
-    if _shape(Recipe.of(_numbered(asked)), written_for):
+    if _shape(layout_of(_numbered(asked)), written_for):
         raise WorkloadError(
             f"{folder} holds a {written_for.name} dataset; leave workload= out, or name another "
             "folder"
         )
 
 
-def _shape(recipe: Recipe, workload: Workload) -> set[str]:
-    """Return the keys of a workload's samples that differ from those of a recipe."""
-    return set(recipe.keys_for(workload)) - _NO_SHAPE
+def _shape(layout: Layout, workload: Workload) -> set[str]:
+    """Return the keys of a workload's samples that differ from those of a layout."""
+    return set(keys_for(layout, workload)) - _NO_SHAPE
 
 
 def _numbered(workload: Workload) -> Workload:
@@ -145,13 +144,13 @@ def _numbered(workload: Workload) -> Workload:
     return workload.with_keys({"dataset.num_files_train": 1}) if auto else workload
 
 
-def _stored(folder: Path) -> tuple[Recipe, str | None] | None:
-    """Return the recipe in a folder, and the workload that it was written for if that is known."""
+def _stored(folder: Path) -> tuple[Layout, str | None] | None:
+    """Return the layout in a folder, and the workload that it was written for if that is known."""
     manifest = read_manifest(folder)
     if manifest is not None:
-        return manifest.recipe, manifest.workload
+        return manifest.layout, manifest.workload
     plan = read_plan(folder / WORK / PLAN)
-    return None if plan is None else (plan.recipe, plan.workload)
+    return None if plan is None else (plan.layout, plan.workload)
 
 
 def _unknown(why: str) -> WorkloadError:

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.datagen.assemble import Assembly, Content, piece_buffer
-from dlemu.datagen.recipe import Recipe
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import RunError
 from dlemu.formats import format_of
@@ -253,7 +252,7 @@ class Folder:
         yield
         sync_folder(folder)
 
-    def of_workers(self, recipe: Recipe, world: World) -> list["Folder"]:
+    def of_workers(self, layout: Layout, world: World) -> list["Folder"]:
         """Return the place for each worker of this rank."""
         return [self] * FILES_IN_FLIGHT
 
@@ -320,9 +319,9 @@ class Bucket:
         """Remove an object; it may be missing."""
         self._store.delete((self.path / name).key)
 
-    def of_workers(self, recipe: Recipe, world: World) -> list["Bucket"]:
+    def of_workers(self, layout: Layout, world: World) -> list["Bucket"]:
         """Return the place for each worker of this rank: as many as there is memory for."""
-        largest = int(recipe.layout.all_sizes().max())
+        largest = int(layout.all_sizes().max())
         room = memory_bytes() // _SHARE_OF_MEMORY // world.num_local_ranks
         if largest > room:
             raise RunError(
@@ -346,15 +345,15 @@ Target = Folder | Bucket
 class FileMaker(Worker):
     """Makes the bytes of files, for the place where they are written or compared."""
 
-    def __init__(self, target: Target, recipe: Recipe, content: Content) -> None:
+    def __init__(self, target: Target, layout: Layout, content: Content) -> None:
         super().__init__()
-        self.target, self.recipe = target, recipe
-        self._content, self._format = content, format_of(recipe.layout)
+        self.target, self.layout = target, layout
+        self._content, self._format = content, format_of(layout)
         self._buffer = piece_buffer()
 
     def names(self, file: int) -> tuple[str, ...]:
         """Return the names of a file and of its indexes."""
-        layout = self.recipe.layout
+        layout = self.layout
         return layout.path(file), *layout.index_paths(file)
 
     def made(self, file: int, take: Write) -> int:
@@ -370,13 +369,13 @@ class FileMaker(Worker):
             self.bytes_done += num_bytes
 
         assembly = Assembly(self._content, self._buffer, put)
-        self._format.write(assembly, self.recipe.file_samples(file))
+        self._format.write(assembly, self.layout.file_samples(file))
         _, crc = assembly.finish()
         return crc
 
     def write_indexes(self, file: int, *, sync: bool = True) -> None:
         """Write a file's indexes, if the format has some."""
-        for name, index in zip(self.names(file)[1:], self.recipe.indexes(file), strict=True):
+        for name, index in zip(self.names(file)[1:], self.layout.indexes(file), strict=True):
             with self.target.writing(name, direct=False, sync=sync) as write:
                 write(memoryview(index), 0, len(index))
 

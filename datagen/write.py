@@ -33,7 +33,6 @@ from dlemu.datagen.manifest import (
     write_manifest,
 )
 from dlemu.datagen.prepare import Todo, dataset_folders, prepare
-from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.target import (
     WORK,
     FileMaker,
@@ -44,7 +43,7 @@ from dlemu.datagen.target import (
     Worker,
     work_through,
 )
-from dlemu.dataset.layout import Layout
+from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError
 from dlemu.ranks.world import Alone, World
 from dlemu.storage import probe
@@ -76,7 +75,7 @@ def generate(
         PeerError: another rank failed.
     """
     world = world or Alone()
-    wanted, folder = Recipe.of(workload), workload.data_folder
+    wanted, folder = layout_of(workload), workload.data_folder
     if in_bucket(folder):
         return generate_objects(workload, world=world, on_progress=on_progress, on_begin=on_begin)
     remedy = "start datagen again, it continues with the files that are missing"
@@ -85,14 +84,14 @@ def generate(
         if world.rank == 0:
             on_begin()
         if todo.older is not None:
-            newer = todo.recipe.layout
-            places = Folder(folder).of_workers(todo.recipe, world)
+            newer = todo.layout
+            places = Folder(folder).of_workers(todo.layout, world)
             renamers = [_Renamer(each.path, todo.older, newer) for each in places]
             work_through(np.arange(todo.older.num_files), renamers, num_bytes=0, world=world)
         if len(todo.missing):
             _write(folder, todo, world, on_progress)
         if world.rank == 0:
-            _finish(folder, todo.recipe, workload.made_from)
+            _finish(folder, todo.layout, workload.made_from)
     world.barrier()
     manifest = read_manifest(folder)
     if manifest is None:
@@ -153,22 +152,22 @@ class _Renamer(Worker):
 
 def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | None) -> None:
     """Write the missing files; all ranks call it, and return when all files are written."""
-    recipe, missing = todo.recipe, todo.missing
-    content = Content(recipe.layout.seed)
+    layout, missing = todo.layout, todo.missing
+    content = Content(layout.seed)
     path = folder / WORK / f"rank{world.rank}.journal"
     journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
     try:
         work_through(
             missing,
             [
-                _Writer(each, recipe, content, journal)
-                for each in Folder(folder).of_workers(recipe, world)
+                _Writer(each, layout, content, journal)
+                for each in Folder(folder).of_workers(layout, world)
             ],
-            num_bytes=int(recipe.layout.all_sizes()[0, missing].sum()),
+            num_bytes=int(layout.all_sizes()[0, missing].sum()),
             world=world,
             on_progress=on_progress,
         )
-        if recipe.layout.index_paths(0):
+        if layout.index_paths(0):
             _sync_file_system(journal)  # for the indexes
     finally:
         os.close(journal)
@@ -179,8 +178,8 @@ def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | Non
 class _Writer(FileMaker):
     """Writes missing files, and enters them in this rank's journal."""
 
-    def __init__(self, folder: Folder, recipe: Recipe, content: Content, journal: int) -> None:
-        super().__init__(folder, recipe, content)
+    def __init__(self, folder: Folder, layout: Layout, content: Content, journal: int) -> None:
+        super().__init__(folder, layout, content)
         self._journal = journal
 
     def do(self, file: int) -> None:
@@ -197,16 +196,16 @@ def _sync_file_system(number: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _finish(folder: Path, recipe: Recipe, workload: str) -> None:
+def _finish(folder: Path, layout: Layout, workload: str) -> None:
     """Write the manifest, if it is not there, and remove the journals."""
     work = folder / WORK
     if not (folder / MANIFEST).exists():
-        known, crcs = read_journals(work, recipe.layout.num_files)
+        known, crcs = read_journals(work, layout.num_files)
         if not known.all():  # every rank has entered each of its files
             raise DatasetError(_vanished(work))
-        for below in dataset_folders(folder, recipe):
+        for below in dataset_folders(folder, layout):
             sync_folder(below)
-        write_manifest(folder, recipe, crcs, workload or None)
+        write_manifest(folder, layout, crcs, workload or None)
     shutil.rmtree(work, ignore_errors=True)  # where there is a manifest, journals are ignored
 
 
@@ -214,7 +213,7 @@ def _vanished(path: Path) -> str:
     return f"{path} has vanished: another process removed it; start dlemu datagen again"
 
 
-def write_rate(recipe: Recipe, folder: Path) -> float | None:
+def write_rate(layout: Layout, folder: Path) -> float | None:
     """Return bytes per second at which a rank writes such files; None if it cannot tell.
 
     The files are written as `generate` does, into a temporary folder beside `folder`, or in the
@@ -229,11 +228,11 @@ def write_rate(recipe: Recipe, folder: Path) -> float | None:
 
     try:
         with TemporaryDirectory(dir=there, prefix=".dlemu-probe.") as name:
-            for below in dataset_folders(Path(name), recipe):
+            for below in dataset_folders(Path(name), layout):
                 below.mkdir(parents=True, exist_ok=True)
-            places, content = Folder(Path(name)).of_workers(recipe, Alone()), Content(0)
-            writers = [_Prober(each, recipe, content) for each in places]
-            files = np.arange(recipe.layout.num_files)
+            places, content = Folder(Path(name)).of_workers(layout, Alone()), Content(0)
+            writers = [_Prober(each, layout, content) for each in places]
+            files = np.arange(layout.num_files)
             every = min(_PROBE_SECONDS, probe.longest_seconds)
             work_through(files, writers, num_bytes=0, world=Alone(), on_progress=stop, every=every)
     except (OSError, Stopped):  # a full disk may end it early
