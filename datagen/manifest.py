@@ -12,7 +12,6 @@ uint32 CRC-32C of the file, uint32 check over both. A killed writer may leave ha
 
 import dataclasses
 import io
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -76,21 +75,12 @@ _KEYS = {
 class _StoredManifest(Section):
     """`dlemu.json`."""
 
-    manifest: Annotated[int, Field(ge=VERSION, le=VERSION)]
+    manifest: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
     dataset: Layout
     num_samples: Count
     num_bytes: Count
-    checksum: Literal["crc32c"]
-    files: Literal["dlemu.files.npy"]
-    workload: Origin | None = None
-
-
-class _StoredPlan(Section):
-    """The layout of an unfinished dataset."""
-
-    manifest: Annotated[int, Field(ge=VERSION, le=VERSION)]
-    dataset: Layout
-    extends: Count | None
+    checksum: Literal["crc32c"] = "crc32c"
+    files: Literal["dlemu.files.npy"] = "dlemu.files.npy"
     workload: Origin | None = None
 
 
@@ -135,16 +125,13 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Return the content of dlemu.json."""
-        tree = {
-            "manifest": VERSION,
-            "dataset": to_tree(self.layout),
-            "num_samples": self.layout.num_samples,
-            "num_bytes": self.num_bytes,
-            "checksum": "crc32c",
-            "files": FILES,
-            **_known(self.workload),
-        }
-        return json.dumps(tree, indent=1).encode() + b"\n"
+        stored = _StoredManifest(
+            dataset=self.layout,
+            num_samples=self.layout.num_samples,
+            num_bytes=self.num_bytes,
+            workload=self.workload or None,
+        )
+        return stored.model_dump_json(exclude_none=True, indent=1).encode() + b"\n"
 
 
 _STORED = TypeAdapter(Layout)
@@ -287,10 +274,6 @@ def read_manifest(
     return Manifest(layout, files, stored.num_bytes, workload=stored.workload)
 
 
-def _known(workload: str | None) -> dict[str, str]:
-    return {"workload": workload} if workload else {}
-
-
 def _read_files(path: Path, num_files: int, access: Access | None) -> NDArray[np.void]:
     """Return each file's bytes and checksum."""
     try:
@@ -317,25 +300,18 @@ def _read_files(path: Path, num_files: int, access: Access | None) -> NDArray[np
         raise _damaged(path, error) from None
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What an unfinished dataset will be."""
+class Plan(Section):
+    """What an unfinished dataset will be, in JSON."""
 
-    layout: Layout
-    extends: int | None = None
+    manifest: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
+    dataset: Layout
+    extends: Count | None = None
     """Number of files of the smaller dataset that is extended: some may still have its names."""
-    workload: str | None = None
-    """As in the manifest."""
+    workload: Origin | None = None
 
     def to_json(self) -> bytes:
         """Return it as it is written."""
-        tree = {
-            "manifest": VERSION,
-            "dataset": to_tree(self.layout),
-            "extends": self.extends,
-            **_known(self.workload),
-        }
-        return json.dumps(tree).encode()
+        return self.model_dump_json(exclude_none=True).encode()
 
     def write(self, path: Path) -> None:
         """Write it as JSON, atomically."""
@@ -348,11 +324,11 @@ def read_plan(path: Path, access: Access | None = None) -> Plan | None:
     if data is None:
         return None
     try:
-        stored = _StoredPlan.model_validate_json(data)
-        if stored.extends is not None and stored.extends >= stored.dataset.num_files:
-            raise ValueError(f"{stored.extends} files are not extended to fewer")
-        _check_stored(stored.dataset)
-        return Plan(stored.dataset, stored.extends, stored.workload)
+        plan = Plan.model_validate_json(data)
+        if plan.extends is not None and plan.extends >= plan.dataset.num_files:
+            raise ValueError(f"{plan.extends} files are not extended to fewer")
+        _check_stored(plan.dataset)
+        return plan
     except ValueError as error:
         raise _damaged(path, error) from None
 

@@ -126,7 +126,11 @@ def prepare(folder: Path, wanted: Layout, workload: str = "") -> Todo:
         for below in dataset_folders(folder, todo.layout):
             below.mkdir(parents=True, exist_ok=True)
         extends = None if todo.older is None else todo.older.num_files
-        _begin(folder, Plan(todo.layout, extends, workload or None), found.done)
+        _begin(
+            folder,
+            Plan(dataset=todo.layout, extends=extends, workload=workload or None),
+            found.done,
+        )
     return todo
 
 
@@ -163,9 +167,9 @@ def choose_layout(
     if plan is None:
         return wanted, None
     other = "use another dataset.data_folder, or finish that one with"
-    refuse(plan.layout, wanted, folder, what="an unfinished dataset", remedy=other)
-    older = None if plan.extends is None else replace(plan.layout, num_files=plan.extends)
-    return plan.layout, older
+    refuse(plan.dataset, wanted, folder, what="an unfinished dataset", remedy=other)
+    older = None if plan.extends is None else replace(plan.dataset, num_files=plan.extends)
+    return plan.dataset, older
 
 
 def _joined(found: Sequence[Samples]) -> Samples:

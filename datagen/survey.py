@@ -19,11 +19,10 @@ from dlemu.config.model import Workload, load_workload
 from dlemu.datagen.manifest import MANIFEST, keys_for, read_manifest, read_plan
 from dlemu.datagen.prepare import PLAN
 from dlemu.datagen.target import WORK, left_behind, walk
-from dlemu.dataset.layout import Dataset, Layout, layout_of
+from dlemu.dataset.layout import Dataset, Layout, amount_of, layout_of
 from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import Places, format_of
-from dlemu.formats.parquet import Parquet
 from dlemu.ranks.world import World
 from dlemu.storage.pagecache import OnFile
 from dlemu.storage.regular import open_regular
@@ -150,7 +149,7 @@ def _stored(folder: Path) -> tuple[Layout, str | None] | None:
     if manifest is not None:
         return manifest.layout, manifest.workload
     plan = read_plan(folder / WORK / PLAN)
-    return None if plan is None else (plan.layout, plan.workload)
+    return None if plan is None else (plan.dataset, plan.workload)
 
 
 def _unknown(why: str) -> WorkloadError:
@@ -254,13 +253,9 @@ def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
 
 def _amount_of(workload: Workload, layout: Layout) -> tuple[str, ...]:
     """Return a line about what is read of a row, for parquet files that dlemu wrote."""
-    parquet = format_of(layout)
-    if not isinstance(parquet, Parquet) or workload.reader.decode != "raw":
+    if not layout.columns or workload.reader.decode != "raw":
         return ()
-    reader = workload.reader
-    amount = parquet.amount(
-        layout.samples_per_file, gap=reader.coalesce_gap, transfer=reader.transfer_size
-    )
+    amount = amount_of(workload, layout)
     rate = ""
     if workload.demand < math.inf:
         reads = amount.reads * workload.demand / amount.useful

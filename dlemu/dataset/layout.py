@@ -20,6 +20,7 @@ from dlemu.config.model import Workload
 from dlemu.config.sections import MOST_AXES, ColumnSection, DatasetSection, FileName
 from dlemu.errors import WorkloadError
 from dlemu.formats import FileSamples, format_of
+from dlemu.formats.parquet import Amount, Parquet
 from dlemu.storage.s3.location import Access
 
 Samples = NDArray[np.int64]
@@ -234,6 +235,14 @@ def _distribution_of(dataset: DatasetSection) -> Literal["normal", "lognormal", 
         return "listed"
     named = dataset.record_length_bytes_distribution
     return "lognormal" if named == "lognormal" and dataset.stdev_bytes else "normal"
+
+
+def amount_of(workload: Workload, layout: Layout) -> Amount:
+    """Return what a row of a parquet dataset that dlemu wrote costs to read."""
+    parquet, reader = format_of(layout), workload.reader
+    assert isinstance(parquet, Parquet)
+    gap, transfer = reader.coalesce_gap, reader.transfer_size
+    return parquet.amount(layout.samples_per_file, gap=gap, transfer=transfer)
 
 
 @lru_cache(maxsize=4)

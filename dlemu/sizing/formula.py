@@ -26,10 +26,9 @@ from typing import Literal, Self
 import numpy as np
 
 from dlemu.config.model import Drive, Workload
-from dlemu.dataset.layout import layout_of
+from dlemu.dataset.layout import amount_of, layout_of
 from dlemu.errors import WorkloadError
 from dlemu.judge.metrics import passes
-from dlemu.loaders.columns import amount_of
 from dlemu.sizing.calibration_file import ERROR, Calibration
 from dlemu.units import ceil_div
 

@@ -54,7 +54,6 @@ def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
             "row_group_size": 0,
             "dims": [10, 20],
             "num_parts": 1,
-            "chunks": None,
             "compression": "none",
             "element_type": "uint8",
         },

@@ -150,7 +150,7 @@ def test_what_is_no_entry_in_a_journal_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "dlemu.json").unlink()
     work = tmp_path / ".dlemu"
     work.mkdir()
-    Plan(layout_of(workload)).write(work / "recipe.json")
+    Plan(dataset=layout_of(workload)).write(work / "recipe.json")
     entries = bytearray(to_entries(np.arange(6), manifest.files["crc32c"]))
     assert len(entries) == 6 * 16
     (work / "rank0.journal").write_bytes(entries[:40])
