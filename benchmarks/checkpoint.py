@@ -41,9 +41,7 @@ from benchmarks.harness import (
     spread,
     tell,
 )
-from dlemu.checkpoint.reader import Reader
-from dlemu.checkpoint.times import WriteTimes
-from dlemu.checkpoint.writer import Writer
+from dlemu.checkpoint.files import Reader, Writer, WriteTimes
 from dlemu.datagen.assemble import Content
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.pagecache import drop

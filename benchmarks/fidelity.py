@@ -3,6 +3,8 @@
     cells=NET/RATE/LOOP/ARM+ARM,…  repeats=3 limit_s=100000 json=fidelity.json
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
     python -m benchmarks.fidelity steps JSON...         the table of what `dlemu steptime` stored
+    python -m benchmarks.fidelity nearest JSON...       the same beside the published step
+    python -m benchmarks.fidelity decoding              resnet50_jpeg12 simulated
 
 Nets: unet3d (npz files of 16 MB), resnet50 (npy), resnet50_jpeg4, _jpeg8 and _jpeg12 (so many
 workers decode JPEG files), cosmoflow (hdf5) and cosmoflow_graph (its step as one CUDA graph). LOOP:
@@ -15,9 +17,9 @@ E   dlemu replays the loop with its pytorch loader, in a process of its own: `co
     mean and stdev of the step that R's network has shown just before with its data on the GPU,
     `launch_time` as long as the host took to queue one, and `preprocess_time` as `dlemu steptime`
     finds it for what R's Dataset does with a file's bytes.
-L   E without `launch_time`. T: E with the threads loader. S: E with `reader.preprocess=sleep`.
 M   E with the computation and launch time that `dlemu.Meter` has found in R's loop, in a run whose
     reads were not held.
+B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart.
 N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock.
 
 As root, a cgroup holds reads to RATE times the demand (bytes of a batch / c); 0: they are not held.
@@ -28,7 +30,7 @@ of its own and held by a cgroup of its own.
 Whole AU = n c / (time from the start of the loader to the end of the last of n steps). The rule's
 AU = (n - 1) c / (T - T1), from the end of the first step. Both arms use the same c: of R by CUDA
 events, of the others by the host's clock. Epochs have 10 times the batches that are in flight, and
-those that storage holds back last 14 s (CosmoFlow's 4 and 10 s).
+those that storage holds back last 14 s (ResNet-50's without decoding 30 s, CosmoFlow's 4 and 10).
 On a host without a GPU, small inputs are trained on the CPU, to try the program.
 """
 
@@ -41,19 +43,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 import dlemu
 from benchmarks.fidelity_real import FILES, Net, Real, plain_loader, write_pictures
-from benchmarks.fidelity_table import Cell, Run, draw, load, step_times, tables
-from benchmarks.harness import describe_machine
+from benchmarks.fidelity_simulated import simulated_decoding
+from benchmarks.fidelity_table import Cell, Run, draw, load, nearest, step_times, tables
+from benchmarks.harness import Asked, describe_machine
 from dlemu.clock import WallClock, after_launch
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
@@ -65,6 +69,9 @@ from tests.lab.cgroups import throttled_reads
 _DECODE_SECONDS = 2.0
 _LOAD_SECONDS = 0.5
 """How long the workers' work on a sample is timed: that of decoding, and other work."""
+_REAL = "RBN"
+"""Arms with a real job."""
+_KEYS = ("cells", "repeats", "limit_s", "json", "plot")
 
 
 @cache
@@ -103,7 +110,7 @@ class Job:
         """Return how dlemu reads the arm's files."""
         net = self.net
         label = "pictures" if net.decodes else net.label
-        place = f"{label}.{'R' if arm in 'RN' or not self.at_once else 'E'}"
+        place = f"{label}.{'R' if arm in _REAL or not self.at_once else 'E'}"
         return {
             "dataset.data_folder": str(self.folder / place),
             "dataset.format": net.form,
@@ -143,12 +150,19 @@ class Job:
         print(f"{net.label}, loading a sample: {found.key()}", flush=True)
         return {"reader.preprocess_time": found.key()}
 
-    def train(self, loop: str, steps: int, repeat: int, *, metered: bool) -> dict[str, Any]:
-        """Run R, or N; return its times, and what `Meter` says."""
+    def train(self, arm: str, loop: str, steps: int, repeat: int) -> dict[str, Any]:
+        """Run R, B or N; return its times, and what `Meter` says."""
         real, workload = self.real, self.workload("R")
-        loader = plain_loader(self.net, workload.data_folder, steps, seed=repeat, pin=real.cuda)
+        loader = plain_loader(
+            self.net,
+            workload.data_folder,
+            steps,
+            seed=repeat,
+            pin=real.cuda,
+            in_one_read=arm == "B",
+        )
         synchronous = loop == "rule"
-        if not metered:
+        if arm != "N":
             return real.train(loader, synchronous=synchronous)
         sample_bytes = self.file_bytes
         meter = dlemu.Meter(workload, batch_size=self.net.batch, sample_bytes=sample_bytes)
@@ -163,7 +177,7 @@ class Job:
     @cached_property
     def metered(self) -> Mapping[str, object]:
         """Computation and launch time of R's pipelined loop, by `dlemu.Meter`."""
-        keys: dict[str, object] = self.train("pipelined", 300, 0, metered=True)["keys"]
+        keys: dict[str, object] = self.train("N", "pipelined", 300, 0)["keys"]
         print(f"{self.net.label}, in the loop: {keys}", flush=True)
         return keys
 
@@ -195,9 +209,11 @@ def run_emulated(job: dlemu.Workload, bytes_per_second: float, line: Any) -> dic
     dataset = find_dataset(job, dlemu.Alone())
     clock = WallClock.calibrate()
     launch = after_launch(job.train.launch_time, clock.sleep_until)
+    begins: list[float] = []
     ends: list[float] = []
 
     def compute(deadline: float) -> None:
+        begins.append(time.perf_counter())
         launch(deadline)
         ends.append(time.perf_counter())
 
@@ -230,6 +246,7 @@ def run_emulated(job: dlemu.Workload, bytes_per_second: float, line: Any) -> dic
         "seconds": ends[-1] - ends[0],
         "wall": wall,
         "num_steps": len(ends),
+        "first": begins[0] - begin,
     }
 
 
@@ -253,11 +270,22 @@ def held(workload: dlemu.Workload, bytes_per_second: float) -> Iterator[None]:
         raise SystemExit(f"no cgroup holds the reads: {reason}") from None
 
 
+def counted(folder: Path) -> tuple[float, int, int]:
+    """Return the host's busy CPU seconds, and its reads from the folder's drive and their bytes."""
+    user, nice, system, _, _, *irq = Path("/proc/stat").read_text().split()[1:8]
+    ticks = sum(map(int, (user, nice, system, *irq)))
+    number = os.stat(folder).st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
+    reads, _, sectors = map(int, device.read_text().split()[:3] if device.exists() else (0, 0, 0))
+    return ticks / os.sysconf("SC_CLK_TCK"), reads, 512 * sectors
+
+
 def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int, line: Any) -> list[Run]:
     """Run the arms of a cell; `line` leads to `emulate`."""
     real, net = job.real, job.net
     if net.decodes:  # a host's cores change their speed within minutes
         vars(job).pop("loading", None)
+        assert job.loading
     c, stdev = real.time_alone(synchronous=cell.loop == "rule")
     launch = real.launch_seconds()
     rate = cell.rate * net.batch * job.file_bytes / c
@@ -271,10 +299,10 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int, line: Any) -
             "train.total_training_steps": steps,
             "train.computation_time": {"mean": c, "stdev": stdev, "type": "normal"},
             "train.loop": cell.loop,
-            "train.launch_time": 0.0 if arm == "L" else min(launch, c),
+            "train.launch_time": min(launch, c),
             "train.seed": 123 + repeat,
-            "reader.data_loader": "threads" if arm == "T" else "pytorch",
-            "reader.preprocess": "sleep" if arm == "S" else "cpu",
+            "reader.data_loader": "pytorch",
+            "reader.preprocess": "cpu",
             **job.loading,
             **(job.metered if arm == "M" else {}),
         }
@@ -287,7 +315,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int, line: Any) -
 
     def train(arm: str) -> None:
         with held(job.workload("R"), rate):
-            done(arm, job.train(cell.loop, steps, repeat, metered=arm == "N"))
+            done(arm, job.train(arm, cell.loop, steps, repeat))
 
     for arm in arms[:: -1 if repeat % 2 else 1]:
         together = job.at_once and {"R", "E"} <= set(arms)
@@ -300,32 +328,40 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int, line: Any) -
             line.send("go")
             train("R")
             done("E", line.recv())
-        elif arm in "RN":
+            continue
+        before = counted(job.folder)
+        if arm in _REAL:
             train(arm)
         else:
             ask(arm)
             line.send("go")
             done(arm, line.recv())
+        cpu, reads, num_bytes = np.subtract(counted(job.folder), before).tolist()
+        runs[-1] = replace(runs[-1], cpu_seconds=cpu, reads=int(reads), read_bytes=int(num_bytes))
     return runs
 
 
 def main(words: list[str]) -> None:
-    keys = {"cells": "", "repeats": "3", "limit_s": "100000", "json": "fidelity.json", "plot": ""}
-    keys |= dict(word.split("=", 1) for word in words if "=" in word)
-    places = [word for word in words if "=" not in word]
-    if places[0] == "steps":
-        print(step_times(places[1:]))
-        return
-    if places[0] == "table":
-        runs = load(places[1:])
-        if keys["plot"]:
-            draw(runs, Path(keys["plot"]))
-        print(tables(runs))
-        return
-    experiment(Path(places[0]), keys)
+    what, rest = words[0], words[1:]
+    paths = [word for word in rest if "=" not in word]
+    asked = Asked([word for word in rest if "=" in word], *_KEYS)
+    match what:
+        case "steps":
+            print(step_times(paths))
+        case "nearest":
+            print(nearest(paths))
+        case "decoding":
+            print(simulated_decoding())
+        case "table":
+            runs = load(paths)
+            if plot := asked.value("plot", ""):
+                draw(runs, Path(plot))
+            print(tables(runs))
+        case folder:
+            experiment(Path(folder), asked)
 
 
-def experiment(folder: Path, keys: Mapping[str, str]) -> None:
+def experiment(folder: Path, asked: Asked) -> None:
     """Run all cells, a repeat of all before the next, until the time is over."""
     import torch
 
@@ -335,10 +371,10 @@ def experiment(folder: Path, keys: Mapping[str, str]) -> None:
     machine = f"{describe_machine()}; torch {torch.__version__}, {device}"
     print(machine, flush=True)
     cells: list[tuple[Cell, list[str]]] = []
-    for word in keys["cells"].split(","):
-        label, rate, loop, asked = word.split("/")
+    for word in asked.names("cells", []):
+        label, rate, loop, arms = word.split("/")
         cell = Cell(device=device, net=label, loop=loop, rate=float(rate))
-        cells.append((cell, asked.split("+")))
+        cells.append((cell, arms.split("+")))
     # CUDA does not survive a fork; and the emulation has a process of its own.
     context = multiprocessing.get_context("spawn")
     line, other = context.Pipe()
@@ -361,9 +397,9 @@ def experiment(folder: Path, keys: Mapping[str, str]) -> None:
         print(f"{time.perf_counter() - begin:.0f} s: the files are ready", flush=True)
         assert all(job.loading for job in jobs.values() if not job.net.decodes)
         runs: list[Run] = []
-        for repeat in range(int(keys["repeats"])):
+        for repeat in range(asked.value("repeats", 3)):
             for cell, arms in cells:
-                if time.perf_counter() - begin > float(keys["limit_s"]):
+                if time.perf_counter() - begin > asked.value("limit_s", 100_000.0):
                     break
                 found = measure(jobs[cell.net], cell, arms, repeat, line)
                 runs += found
@@ -376,7 +412,7 @@ def experiment(folder: Path, keys: Mapping[str, str]) -> None:
                     flush=True,
                 )
                 stored = {"machine": machine, "runs": [asdict(run) for run in runs]}
-                Path(keys["json"]).write_text(json.dumps(stored))
+                Path(asked.value("json", "fidelity.json")).write_text(json.dumps(stored))
     finally:
         process.kill()
     print(f"\n{tables(runs)}")

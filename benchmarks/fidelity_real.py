@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ ON_GPU = [
     # Volumes of 146.6 MB would ask for more than the drive gives; the crop that is trained on is
     # the benchmark's.
     Net("unet3d", 1, 16_000_000, "npz"),
-    Net("resnet50", 200, PIXELS, "npy"),
+    Net("resnet50", 200, PIXELS, "npy", seconds=30.0),
     Net("resnet50_jpeg4", 200, 120_000, "jpeg", workers=4, prefetch=1, seconds=0.0),
     Net("resnet50_jpeg8", 200, 120_000, "jpeg", workers=8, prefetch=1, seconds=0.0),
     Net("resnet50_jpeg12", 200, 120_000, "jpeg", workers=12, prefetch=1, seconds=0.0),
@@ -117,15 +118,18 @@ ON_CPU = [
 class Files:
     """A plain map-style dataset: one file, one sample. `__getitem__` opens, reads, decodes."""
 
-    def __init__(self, folder: Path, form: str, most_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, form: str, most_bytes: int, *, in_one_read: bool = False
+    ) -> None:
         self.paths = sorted(str(path) for path in folder.glob("train/**/*") if path.is_file())
-        self._form, self._most = form, most_bytes
+        self._form, self._most, self._in_one_read = form, most_bytes, in_one_read
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, number: int) -> Any:
-        return self.sample(self.paths[number])
+        path = self.paths[number]
+        return self.sample(io.BytesIO(Path(path).read_bytes()) if self._in_one_read else path)
 
     def sample(self, file: Any) -> Any:
         """Return the sample of a file, given by its path or as an open one."""
@@ -206,11 +210,16 @@ def write_pictures(folder: Path, number: int, num_bytes: int) -> None:
         (folder / f"img_{each:07d}.jpeg").write_bytes(encoded[each % _NUM_PICTURES])
 
 
-def plain_loader(net: Net, folder: Path, num_steps: int, *, seed: int, pin: bool) -> Any:
-    """Return a DataLoader over the files of a folder, in an order of its own."""
+def plain_loader(
+    net: Net, folder: Path, num_steps: int, *, seed: int, pin: bool, in_one_read: bool
+) -> Any:
+    """Return a DataLoader over the files of a folder, in an order of its own.
+
+    `in_one_read`: a file is read by one call, before it is opened as what it is.
+    """
     import torch
 
-    data = Files(folder, net.form, net.pixels)
+    data = Files(folder, net.form, net.pixels, in_one_read=in_one_read)
     order = np.random.default_rng(seed).permutation(len(data))[: num_steps * net.batch]
     library: Any = torch.utils.data
     return library.DataLoader(
@@ -222,6 +231,27 @@ def plain_loader(net: Net, folder: Path, num_steps: int, *, seed: int, pin: bool
         pin_memory=pin,
         drop_last=True,
     )
+
+
+def _unsearched(precision: str, batch: int, device: str) -> Callable[[], object]:
+    """Return a step of UNet3D whose convolutions cuDNN chooses without trying them.
+
+    MLPerf's reference of the network trains so. For `steptime.model`.
+    """
+    import torch
+
+    from dlemu.tools.steptime.networks import Training, network
+
+    training = Training(network("unet3d"), device, layout="contiguous", precision=precision)
+    torch.backends.cudnn.benchmark = False
+    data, target = training.data(batch), training.net.target(batch, device)
+    return lambda: training.step(data, target)
+
+
+unsearched_bf16 = partial(_unsearched, "bf16")
+unsearched_fp16 = partial(_unsearched, "fp16")
+unsearched_tf32 = partial(_unsearched, "tf32")
+unsearched_fp32 = partial(_unsearched, "fp32")
 
 
 class Real:
@@ -308,7 +338,16 @@ class Real:
         computing: Computing = contextlib.nullcontext if meter is None else meter.computing
         if meter is not None:
             loader = meter.epoch(loader, 0, device=self.device if self.cuda else None)
-        begins, ends = loop(iter(loader), computing)
+        batches = iter(loader)
+        opened = time.perf_counter() - begin
+        first: list[float] = []
+
+        def noted() -> Iterator[Any]:
+            for batch in batches:
+                first.append(time.perf_counter() - begin)
+                yield batch
+
+        begins, ends = loop(noted(), computing)
         self.finish()
         spans = [self.between(a, b) for a, b in zip(begins[1:], ends[1:], strict=True)]
         return {
@@ -317,6 +356,8 @@ class Real:
             "wall": time.perf_counter() - begin,
             "num_steps": len(ends),
             "busy": statistics.fmean(spans),
+            "opened": opened,
+            "first": first[0],
         }
 
     def _pipelined(

@@ -1,19 +1,22 @@
 """What `fidelity` has measured: its runs, stored and read back, as a table and a plot."""
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import markdown
+from dlemu.config.model import load_workload
 
 _HELD = 0.9
 """Up to this rate / demand E may differ by 1 point of whole AU from R; elsewhere by 2."""
 _LAUNCH_BOUND = 0.9
 """Of c: from here on a step is called launch-bound, as `dlemu steptime` does."""
-_OTHERS = ("L", "T", "S", "M")
+_OTHERS = ("M", "B")
 """Arms beside R and E."""
 _COLOURS = [f"C{number}" for number in range(10)]
 
@@ -53,8 +56,17 @@ class Run:
     wall: float
     num_steps: int
     batch: int
+    first: float = 0.0
+    """Seconds from the start of the loader to the first batch; 0: not noted."""
+    opened: float = 0.0
+    """R: until its workers had been started."""
     busy: float = 0.0
     """R: mean seconds of a step in this very loop, from its first kernel to its last."""
+    cpu_seconds: float = 0.0
+    """Of all processes of the host, during the run."""
+    reads: int = 0
+    """Requests that the drive served, and their bytes; 0, too: others ran at the same time."""
+    read_bytes: int = 0
     meter_au: float = 0.0
     """N: what `dlemu.Meter` says of this very loop."""
 
@@ -75,10 +87,19 @@ HEADER = [
 ]
 
 
+_SHORTER = 0.7
+"""A run of fewer than this share of a cell's most steps is left out: its start weighs more."""
+
+
 def tables(runs: Sequence[Run]) -> str:
-    """Return the table of all cells: means, and least and greatest difference of a repeat."""
+    """Return the table of all cells: means, and least and greatest difference of a repeat.
+
+    Where a cell was run with epochs of two lengths, the longer ones count.
+    """
+    most = {cell: max(run.num_steps for run in runs if run.cell == cell) for cell in _cells(runs)}
+    runs = [run for run in runs if run.num_steps >= _SHORTER * most[run.cell]]
     rows, met, judged = [], 0, 0
-    for cell in sorted({run.cell for run in runs}, key=lambda cell: cell.order):
+    for cell in _cells(runs):
         arms = {
             arm: {run.repeat: run for run in runs if (run.cell, run.arm) == (cell, arm)}
             for arm in ("R", "E", *_OTHERS)
@@ -93,7 +114,7 @@ def tables(runs: Sequence[Run]) -> str:
             for run in runs
             if (run.cell.device, run.cell.net, run.arm) == (cell.device, cell.net, "R")
         )
-        if of_step < _LAUNCH_BOUND:
+        if of_step < _LAUNCH_BOUND and goal == 1.0:
             judged += 1
             met += abs(_off(emulated, real, "whole_au")[0]) <= goal
         rows.append(
@@ -120,14 +141,53 @@ def tables(runs: Sequence[Run]) -> str:
                 str(len(both)),
             ]
         )
-    count = f"{met} of {judged} cells that are not launch-bound meet the goal."
-    return "\n\n".join([markdown(HEADER, rows), count, *_meters(runs)])
+    count = (
+        f"{met} of {judged} cells at 0.3 to {_HELD:g} of the demand that are not launch-bound meet "
+        "the goal."
+    )
+    return "\n\n".join([markdown(HEADER, rows), count, *_parts(runs), *_meters(runs)])
+
+
+def _cells(runs: Sequence[Run]) -> list[Cell]:
+    return sorted({run.cell for run in runs}, key=lambda cell: cell.order)
+
+
+def _parts(runs: Sequence[Run]) -> list[str]:
+    """Return the table of what the arms' first steps consist of, and of their reads."""
+    heads = ["GPU", "job", "loop", "rate / demand", "arm", "workers started after ms"]
+    heads += ["first batch", "end of the first step", "KB a read", "cores", "runs"]
+    rows = []
+    for cell in _cells(runs):
+        for arm in "REB":
+            own = [run for run in runs if (run.cell, run.arm) == (cell, arm) and run.first]
+            if not own:
+                continue
+            firsts = [1e3 * (run.whole - run.seconds) for run in own]
+            cores = [run.cpu_seconds / run.wall for run in own]
+            reads, read = sum(run.reads for run in own), sum(run.read_bytes for run in own)
+            rows.append(
+                [
+                    *(cell.device.split()[1], cell.net, cell.loop),
+                    *(f"{cell.rate:g}" if cell.rate else "not held", arm),
+                    f"{1e3 * statistics.fmean(run.opened for run in own):.0f}"
+                    if arm in "RB"
+                    else "",
+                    f"{1e3 * statistics.fmean(run.first for run in own):.0f}",
+                    f"{statistics.fmean(firsts):.0f}",
+                    f"{read / reads / 1e3:.0f}" if reads else "",
+                    " … ".join(f"{each:.1f}" for each in sorted({min(cores), max(cores)}))
+                    if arm in "RB" and reads
+                    else "",
+                    str(len(own)),
+                ]
+            )
+    return [markdown(heads, rows)] if rows else []
 
 
 def _meters(runs: Sequence[Run]) -> list[str]:
     """Return the table of `dlemu.Meter` beside R's own clock, if it was in a loop."""
     rows = []
-    for cell in sorted({run.cell for run in runs if run.arm == "N"}, key=lambda cell: cell.order):
+    for cell in _cells([run for run in runs if run.arm == "N"]):
         found = [run for run in runs if (run.cell, run.arm) == (cell, "N")]
         # The Meter counts a step as long as it took in the loop, not as long as alone.
         own = [run.au * run.busy / run.c for run in found]
@@ -181,17 +241,13 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     real = {(r.cell, r.repeat): r for r in runs if r.arm == "R"}
     colours = dict(zip(dict.fromkeys(run.cell.net for run in runs), cycle(_COLOURS)))
     for net, colour in colours.items():
-        for arm, marker in (("E", "o"), ("L", "x")):
-            pairs = [
-                (real[run.cell, run.repeat].whole_au, run.whole_au)
-                for run in runs
-                if (run.arm, run.cell.net) == (arm, net) and (run.cell, run.repeat) in real
-            ]
-            if pairs:
-                label = net if arm == "E" else f"{net}, without launch_time (L)"
-                x, y = zip(*pairs, strict=True)
-                axes.scatter(x, y, s=24, marker=marker, color=colour,
-                             alpha=0.6, linewidth=float(arm == "L"), label=label)  # fmt: skip
+        pairs = [
+            (real[run.cell, run.repeat].whole_au, run.whole_au)
+            for run in runs
+            if (run.arm, run.cell.net) == ("E", net) and (run.cell, run.repeat) in real
+        ]
+        x, y = zip(*pairs, strict=True)
+        axes.scatter(x, y, s=24, color=colour, alpha=0.6, label=net)
     axes.set(xlim=(0, 105), ylim=(0, 105), aspect="equal")
     axes.set_xlabel("AU of the real job, %")
     axes.set_ylabel("AU of the emulation, %")
@@ -216,13 +272,12 @@ def step_times(paths: Sequence[str]) -> str:
     """Return the table of what `dlemu steptime` stored, a line for each batch size."""
     header = ["network", "precision", "batch", "mean ms", "median", "p05", "p95", "samples/s"]
     rows = []
-    for path in paths:
-        stored = json.loads(Path(path).read_text())
+    for stored in map(_stored, paths):
         for each in stored["batches"]:
             times = ("mean", "median", "p05", "p95")
             rows.append(
                 [
-                    *(stored["model"], _how(stored["environment"])),
+                    *(_network(stored), _how(stored)),
                     str(each["batch"]),
                     *(f"{1e3 * each[f'{name}_seconds']:.4g}" for name in times),
                     f"{each['batch'] / each['mean_seconds']:,.4g}",
@@ -233,9 +288,45 @@ def step_times(paths: Sequence[str]) -> str:
     return markdown([*header, "launch, ms", "SM MHz"], rows)
 
 
-def _how(environment: Mapping[str, str]) -> str:
+def nearest(paths: Sequence[str]) -> str:
+    """Return measured steps beside the published one of their batch size, the nearest first."""
+    found = []
+    for stored in map(_stored, paths):
+        row = load_workload(stored["workload"], {})
+        published = row.train.computation_time.mean
+        found += [
+            (row.name, abs(math.log(each["mean_seconds"] / published)), published, each, stored)
+            for each in stored["batches"]
+            if each["batch"] == row.reader.batch_size
+        ]
+    rows = [
+        [
+            *(name, str(each["batch"]), f"{1e3 * published:.4g}", _how(stored)),
+            f"{1e3 * each['mean_seconds']:.4g}" + _BOUND * each["launch_bound"],
+            f"{each['mean_seconds'] / published:.2f}",
+        ]
+        for name, _, published, each, stored in sorted(found, key=lambda one: one[:2])
+    ]
+    heads = ["row", "batch", "published ms", "setting", "measured ms", "measured / published"]
+    return markdown(heads, rows)
+
+
+def _stored(path: str) -> dict[str, Any]:
+    stored: dict[str, Any] = json.loads(Path(path).read_text())
+    return stored
+
+
+def _network(stored: Mapping[str, Any]) -> str:
+    return str(stored["workload"]).partition("_")[0]
+
+
+def _how(stored: Mapping[str, Any]) -> str:
+    environment, function = stored["environment"], stored["model"].partition(":")[2]
+    if function:
+        return f"{function.replace('_', ', ')}, contiguous"
     words = [environment["dtype"].partition(" by ")[0], environment["layout"]]
-    return ", ".join([*words, "CUDA graph"] if environment.get("graph") == "true" else words)
+    words += ["CUDA graph"] * (environment.get("graph") == "true")
+    return ", ".join([*words, *["compiled"] * (environment["compile"] == "true")])
 
 
 _BOUND = ", launch-bound"

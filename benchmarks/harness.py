@@ -176,8 +176,10 @@ def describe_machine() -> str:
     model = re.search(r"^model name\s*: (.*)$", cpuinfo, re.MULTILINE)
     meminfo = Path("/proc/meminfo").read_text()
     memory = int(re.findall(r"^MemTotal:\s+(\d+)", meminfo, re.MULTILINE)[0]) / 2**20
+    cores, own = os.cpu_count(), len(os.sched_getaffinity(0))
     return (
-        f"{model[1] if model else platform.processor()}, {os.cpu_count()} cores, "
+        f"{model[1] if model else platform.processor()}, "
+        f"{cores if own == cores else f'{own} of {cores}'} cores, "
         f"{memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}, "
         f"load {os.getloadavg()[0]:.1f}"
     )

@@ -1,6 +1,7 @@
-"""Compare `dlemu paths` with fio: the same blocks, workers and seconds, in turn, on one folder.
+"""Compare `dlemu paths` with fio: the same blocks, workers and seconds, in turn, on the same files.
 
     python -m benchmarks.paths_vs_fio FOLDER [seconds=1] [rounds=10]
+    python -m benchmarks.paths_vs_fio FOLDER,FOLDER [seconds=1] [rounds=10]     # at the same time
 
 fio runs with psync, which is what our workers do: one blocking call at a time. Rounds go A B, B A …
 with a pause before each measurement, because rented drives save up credit while idle. The ratio is
@@ -11,7 +12,9 @@ the row says so. On tmpfs, where no drive hides it, the table shows the price of
 
 import statistics
 import sys
+from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.harness import (
@@ -25,7 +28,7 @@ from benchmarks.harness import (
     tell,
 )
 from dlemu.tools.paths.blocks import DataPath, Pattern, Work, perform
-from dlemu.tools.paths.random_files import write_random_file
+from dlemu.tools.paths.target import write_random_file
 
 FILE_BYTES = 256 << 20
 PAUSE = 0.5
@@ -42,31 +45,40 @@ CELLS: tuple[tuple[DataPath, Pattern, int, int], ...] = (
     ("host_buffered", "seq_read", 64 << 10, 1),
     ("host_buffered", "seq_read", 1 << 20, 1),
 )
+TOGETHER: tuple[tuple[DataPath, Pattern, int, int], ...] = (
+    ("host_direct", "random_read", 4 << 10, 4),
+    ("host_direct", "random_read", 1 << 20, 4),
+)
+"""Of each of several folders, all at the same time: fio has a job for each."""
 FIO_NAMES = {"seq_read": "read", "random_read": "randread", "seq_write": "write"}
 
 
-def ours(work: Work) -> float:
-    """Return GiB/s."""
-    done, elapsed = perform(work, lambda: None)
-    return done.latencies.num * work.io_size / elapsed / 2**30
-
-
-def fio(work: Work) -> float:
-    """Return GiB/s of fio on the same files."""
-    [job] = run_fio(
-        *("--name=paths", "--ioengine=psync", "--group_reporting"),
-        *(f"--rw={FIO_NAMES[work.pattern]}", f"--bs={work.io_size}", f"--size={work.file_bytes}"),
-        *(f"--numjobs={len(work.files)}", f"--directory={Path(work.files[0]).parent}"),
-        *("--filename_format=dlemu_paths.$jobnum", "--invalidate=1", "--fallocate=none"),
-        *("--time_based", f"--runtime={work.seconds}", f"--direct={int('direct' in work.path)}"),
-        way="write" if work.writes else "read",
+def ours(works: Sequence[Work]) -> float:
+    """Return GiB/s, of all folders together."""
+    return sum(
+        done.latencies.num * works[0].io_size / elapsed / 2**30 for done, elapsed in perform(works)
     )
-    return job.num_bytes / job.seconds / 2**30
 
 
-def row_of(work: Work, rounds: int) -> list[str]:
+def fio(works: Sequence[Work]) -> float:
+    """Return GiB/s of fio on the same files."""
+    work = works[0]
+    words = [f"--rw={FIO_NAMES[work.pattern]}", f"--bs={work.io_size}"]
+    words += [f"--size={work.file_bytes}", f"--numjobs={len(work.files)}", "--group_reporting"]
+    words += ["--ioengine=psync", f"--direct={int('direct' in work.path)}", "--invalidate=1"]
+    words += ["--fallocate=none", "--time_based", f"--runtime={work.seconds}"]
+    for number, each in enumerate(works):
+        folder = Path(each.files[0]).parent
+        words += [f"--name=paths{number}", f"--directory={folder}", "--new_group"]
+        words.append("--filename_format=dlemu_paths.$jobnum")
+    jobs = run_fio(*words, way="write" if work.writes else "read")
+    return sum(job.num_bytes / job.seconds / 2**30 for job in jobs)
+
+
+def row_of(works: Sequence[Work], rounds: int) -> list[str]:
     """Return the row of a cell."""
-    found = in_turn({"ours": partial(ours, work), "fio": partial(fio, work)}, rounds, pause=PAUSE)
+    work = works[0]
+    found = in_turn({"ours": partial(ours, works), "fio": partial(fio, works)}, rounds, pause=PAUSE)
     ratio = statistics.median(ratios(found["ours"], found["fio"], float))
     noise = middle_half(found["fio"])
     limit = 0.15 if work.io_size < 64 << 10 else 0.05
@@ -81,25 +93,28 @@ def row_of(work: Work, rounds: int) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     """Measure each cell and print the table."""
-    folder = Path(arguments[0])
     asked = Asked(arguments[1:], "seconds", "rounds")
-    files = tuple(str(folder / f"dlemu_paths.{index}") for index in range(4))
+    folders = arguments[0].split(",")
+    files = [[f"{folder}/dlemu_paths.{index}" for index in range(4)] for folder in folders]
     rows = []
     try:
-        for seed, file in enumerate(files):
+        for seed, file in enumerate(chain.from_iterable(files)):
             write_random_file(file, seed, FILE_BYTES)
-        for path, pattern, io_size, workers in CELLS:
-            work = Work(
-                path=path,
-                pattern=pattern,
-                io_size=io_size,
-                files=files[:workers],
-                file_bytes=FILE_BYTES,
-                seconds=asked.value("seconds", 1.0),
-            )
-            rows.append(tell(row_of(work, asked.value("rounds", 10))))
+        for path, pattern, io_size, workers in CELLS if len(folders) == 1 else TOGETHER:
+            works = [
+                Work(
+                    path=path,
+                    pattern=pattern,
+                    io_size=io_size,
+                    files=tuple(own[:workers]),
+                    file_bytes=FILE_BYTES,
+                    seconds=asked.value("seconds", 1.0),
+                )
+                for own in files
+            ]
+            rows.append(tell(row_of(works, asked.value("rounds", 10))))
     finally:
-        for file in files:
+        for file in chain.from_iterable(files):
             Path(file).unlink(missing_ok=True)
     print(f"{describe_machine()}\n")
     head = ["path", "pattern", "KiB", "workers", "ours GiB/s", "fio GiB/s", "ratio"]

@@ -38,8 +38,7 @@ from benchmarks.published_cells import (
 )
 from benchmarks.published_training import Minutes, fit_efficiency, read_minutes
 from dlemu.host.wear import sustained
-from dlemu.sizing.calibration_file import ERROR
-from dlemu.sizing.formula import Prediction, Published, predict
+from dlemu.sizing.formula import ERROR, Prediction, Published, predict
 
 
 def close(predicted: int, published: int) -> bool:

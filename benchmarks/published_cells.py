@@ -15,10 +15,10 @@ from statistics import fmean, median
 
 from dlemu.config.compose import read_yaml
 from dlemu.config.model import Drive, Workload, load_workload
-from dlemu.sizing.cached import predict_cached
-from dlemu.sizing.calibration_file import ERROR, Calibration
 from dlemu.sizing.formula import (
     DLIO_CORE_SECONDS,
+    ERROR,
+    Calibration,
     Prediction,
     PredictionInput,
     Published,
@@ -26,6 +26,7 @@ from dlemu.sizing.formula import (
     predict,
     published,
 )
+from dlemu.sizing.predict import predict_cached
 
 TABLE = Path(__file__).parent / "data" / "mlperf_storage_v1.0_published.csv"
 ONE_HOST = Path(__file__).parent / "data" / "mlperf_storage_v1.0_one_host.csv"
@@ -72,7 +73,7 @@ class Cell:
     @property
     def published(self) -> Published:
         """What a published run on this host would show."""
-        return published(self.job, host_of(load_workload(WORKLOADS[self.workload]), CORES), CORES)
+        return published_on(load_workload(WORKLOADS[self.workload]), self.job, CORES)
 
     @property
     def read_bytes_per_second(self) -> float:
@@ -130,7 +131,14 @@ class OneHost:
         """Return what the drive feeds by its datasheet, and what a published run would show."""
         assert self.drive is not None
         job = PredictionInput.of(self.workload, self.drive)
-        return predict(job), published(job, host_of(self.workload, self.cores), self.cores)
+        return predict(job), published_on(self.workload, job, self.cores)
+
+
+def published_on(workload: Workload, job: PredictionInput, cores: int) -> Published:
+    """Return what a published run on a host of so many cores would show."""
+    found = published(workload, job, cores)
+    assert found is not None, "the formats of all these results are known"
+    return found
 
 
 def host_of(workload: Workload, cores: int) -> tuple[float, float]:

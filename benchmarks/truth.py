@@ -45,8 +45,7 @@ from dlemu.host.intervals import IntervalSummary, summarize_interval
 from dlemu.host.observer import HostObserver
 from dlemu.loaders import Batch
 from dlemu.run.replay import new_steps, replay_epoch
-from dlemu.sizing.calibration_file import ERROR
-from dlemu.sizing.formula import DLIO_CORE_SECONDS, UNMEASURED_OVERHEAD
+from dlemu.sizing.formula import DLIO_CORE_SECONDS, ERROR, UNMEASURED_OVERHEAD
 from tests.lab.bench import dataset, folder_in_memory, start
 from tests.lab.cgroups import throttled_reads
 from tests.lab.commands import QUICK, with_checkout

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from dlemu.config.model import Workload
-from dlemu.config.objects import access_of
+from dlemu.config.model import Workload, access_of
 from dlemu.config.published import word
 from dlemu.config.sections import Section
 from dlemu.dataset.layout import MOST_SAMPLES, Count, Layout, Samples, check_layout, layout_of

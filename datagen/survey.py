@@ -76,14 +76,19 @@ def dataset_below(folder: Path, name: str = "") -> Path:
     Raises:
         DatasetError: a manifest is damaged.
     """
-    if _stored(folder) is not None:
-        return folder
-    with suppress(OSError):
-        entries = sorted(folder.iterdir(), key=lambda path: (path.name != name, path.name))
-        for each in entries[:_MOST_BELOW]:
-            if each.is_dir() and _stored(each) is not None:
+    if _stored(folder) is None:
+        for each in folders_below(folder, name):
+            if _stored(each) is not None:
                 return each
     return folder
+
+
+def folders_below(folder: Path, name: str = "") -> list[Path]:
+    """Return the folders one level below, `name` before others; of very many only some."""
+    entries: list[Path] = []
+    with suppress(OSError):
+        entries = sorted(folder.iterdir(), key=lambda path: (path.name != name, path.name))
+    return [each for each in entries[:_MOST_BELOW] if each.is_dir()]
 
 
 def as_it_is(workload: Workload, folder: Path, given: Mapping[str, str]) -> Workload:

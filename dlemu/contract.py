@@ -1,9 +1,9 @@
-"""What a file format and a loader must do, tried on small files and datasets.
+"""What a file format, a loader and a cache policy must do, tried on small files and datasets.
 
     python -m dlemu.contract mypackage.mymodule
 
-Each line that it prints is a promise of `dlemu.formats.Format` or of `dlemu.loaders.Loader` that is
-not kept; the exit status is then 1. Those of the house are held to the same.
+Each line that it prints is a promise of `dlemu.formats.Format`, of `dlemu.loaders.Loader` or of
+`dlemu.loaders.cache.hits.Lru` that is not kept; the exit status is then 1. The house keeps them.
 """
 
 import os
@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.config.model import Workload, check_workload
-from dlemu.config.sections import LOADERS
+from dlemu.config.model import check_workload
+from dlemu.config.sections import LOADERS, POLICIES
 from dlemu.datagen import generate
 from dlemu.datagen.assemble import Assembly, Content, piece_buffer
 from dlemu.dataset.layout import Dataset
@@ -31,6 +31,8 @@ from dlemu.errors import DatasetError, in_short
 from dlemu.formats import FORMATS, FileSamples, Format, Places
 from dlemu.formats.format import Checksum
 from dlemu.loaders import Batch, Loader, open_loader
+from dlemu.loaders.cache.hits import PlannedCache
+from dlemu.plugins import Registry
 from dlemu.ranks.world import Alone
 from dlemu.storage.counted import CountedFile
 from dlemu.terminal import say
@@ -271,7 +273,7 @@ def _refused(call: Callable[[], object]) -> bool:
 class _Reading:
     """A dataset that a loader reads for two accelerators."""
 
-    workload: Workload
+    dataset: Dataset
 
     @classmethod
     def of(cls, folder: Path, loader: str, dataset: Mapping[str, Any]) -> "_Reading":
@@ -280,14 +282,14 @@ class _Reading:
         reader = {"data_loader": loader, "batch_size": 3, "read_threads": 2}
         workload = check_workload({"dataset": place | dict(dataset), "reader": reader})
         generate(workload, world=Alone())
-        return cls(workload)
+        return cls(Dataset.of(workload))
 
     def open(self, *, keep: int = 1) -> Loader:
-        return open_loader(Dataset.of(self.workload), accelerators=range(2), keep=keep)
+        return open_loader(self.dataset, accelerators=range(2), keep=keep)
 
     def plan(self, epoch: int) -> EpochPlan:
-        layout = Dataset.of(self.workload).layout
-        return make_plan(self.workload, layout, num_accelerators=2, epoch=epoch)
+        workload, layout = self.dataset.workload, self.dataset.layout
+        return make_plan(workload, layout, num_accelerators=2, epoch=epoch)
 
     def read(self, use: Callable[[Batch], _Used], *, keep: int = 1) -> list[_Used]:
         """Return what a use of each batch of two epochs has given."""
@@ -300,7 +302,7 @@ class _Reading:
             ]
 
     def bytes_of(self, batch: Batch) -> list[bytes]:
-        sizes = Dataset.of(self.workload).layout.sizes(batch.samples).tolist()
+        sizes = self.dataset.layout.sizes(batch.samples).tolist()
         return list(map(content, batch.samples.tolist(), sizes))
 
 
@@ -352,27 +354,18 @@ def _ends(reading: _Reading) -> bool:
     del epoch, loader
     end = time.monotonic() + _END_SECONDS
     while time.monotonic() < end:
-        if {*threading.enumerate()} <= before and not any(map(_is_there, pids)):
+        alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+        if {*threading.enumerate()} <= before and not alive:
             return True
         time.sleep(0.01)
     return False
 
 
-def _is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
 def _refuses_cut_files(reading: _Reading) -> bool:
-    files = [path for path in reading.workload.data_folder.glob("train/*") if path.is_file()]
-    whole = {path: path.stat().st_size for path in files}
-    for path, size in whole.items():
-        os.truncate(path, size // 2)
-    try:
-        return _refused(lambda: reading.read(lambda batch: None))
-    finally:
-        for path in files:
-            path.unlink()
-        generate(reading.workload, world=Alone())
+    """The last promise: nothing can be read afterwards."""
+    for path in reading.dataset.folder.glob("train/*"):
+        os.truncate(path, path.stat().st_size // 2)
+    return _refused(lambda: reading.read(lambda batch: None))
 
 
 _OF_LOADERS: dict[str, Callable[[_Reading], bool]] = {
@@ -402,8 +395,19 @@ def loader_faults(name: str, folder: Path) -> Iterator[str]:
                 yield f"{promise}: not of {dataset['format']} files{why.removesuffix(' and more')}"
 
 
+def policy_faults(name: str, _folder: Path) -> Iterator[str]:
+    """Yield what is wrong with a policy of a cache; some files are larger than the cache."""
+    random = np.random.default_rng(_SEED)
+    try:
+        cache = PlannedCache(name, 5, [1 + file % 7 for file in range(50)])
+        for _ in range(3):
+            cache.epoch(random.integers(0, 50, 200).tolist())
+    except Exception as error:  # whatever a user's module raises
+        yield f"`admits` and `victim` plan an epoch: {type(error).__name__}: {in_short(error)}"
+
+
 def main(names: Sequence[str]) -> int:
-    """Print what is wrong with each format and loader; return the exit status."""
+    """Print what is wrong with each part; return the exit status."""
     found = []
     for name in names:
         with TemporaryDirectory() as folder:
@@ -413,21 +417,31 @@ def main(names: Sequence[str]) -> int:
 
 
 def _faults(name: str, folder: Path) -> Iterator[str]:
-    """Yield what is wrong with all parts of a name: a module may hold a format and a loader."""
-    unknown = []
-    for registry, of_kind in ((FORMATS, _of_format), (LOADERS, loader_faults)):
+    """Yield what is wrong with all parts of a name: a module may hold one of each kind."""
+    reason, tried = "", False
+    for registry, method, of_kind in _KINDS:
         try:
-            registry[name]
+            part: object = registry[name]
         except ValueError as error:
-            unknown.append(str(error).removeprefix(f"={name} ").partition("; python -m")[0])
-        else:
+            reason = reason or str(error).removeprefix(f"={name} ").partition("; python -m")[0]
+            continue
+        if hasattr(part, method):
+            tried = True
             yield from of_kind(name, folder)
-    if len(unknown) == 2:
-        yield unknown[0]
+    if not tried:
+        yield reason
 
 
-def _of_format(name: str, folder: Path) -> Iterator[str]:
+def _format_faults(name: str, folder: Path) -> Iterator[str]:
     return faults(FORMATS[name], folder)
+
+
+_KINDS: tuple[tuple[Registry[Any], str, Callable[[str, Path], Iterator[str]]], ...] = (
+    (FORMATS, "write", _format_faults),
+    (LOADERS, "epoch", loader_faults),
+    (POLICIES, "admits", policy_faults),
+)
+"""Parts of one's own, each with a method that the other kinds lack."""
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ from dlemu.report.sizing import draw, present_sizing, write_table
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_datasize
 from dlemu.run.job import Say
-from dlemu.sizing.answers import Sized, document_of
+from dlemu.sizing.answers import Sized, answers_twice, document_of
 from dlemu.sizing.measured import size_all
-from dlemu.sizing.targets import answers_twice
 from dlemu.terminal import say
 
 _PRESENT: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Block]]] = {

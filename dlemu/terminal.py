@@ -12,6 +12,8 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TextIO
 
+from dlemu.errors import WorkloadError
+
 # Control characters (C0, DEL, C1), marks of the writing direction, separators of lines and
 # paragraphs, and surrogates, which stand for bytes that are not UTF-8.
 _ACTS = re.compile(
@@ -82,12 +84,17 @@ def begin_log(path: str | None, words: Sequence[str]) -> None:
     """Write the command line to the log's file.
 
     Raises:
-        OSError: the file cannot be written.
+        WorkloadError: the file cannot be written.
     """
     if path is None:
         return
-    with open(path, "a", encoding="utf-8"):
-        pass
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise WorkloadError(
+            f"output.log {path} cannot be written ({error.strerror}); name another file"
+        ) from None
     log_to(path)
     _append(f"$ {shlex.join(['dlemu', *words])}")
 

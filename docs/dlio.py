@@ -15,7 +15,8 @@ import yaml
 
 from dlemu import load_workload
 from dlemu.config.checkpoint_sections import ModelSection
-from dlemu.config.model import Workload, leaves, read_by
+from dlemu.config.compose import leaves
+from dlemu.config.model import Workload, read_by
 from dlemu.config.refusal import NO_KEYS
 from dlemu.errors import WorkloadError
 from docs.house import page_with

@@ -25,7 +25,7 @@ def main() -> None:
 
 def table() -> str:
     """Return all published workloads as a table of Markdown."""
-    return render_markdown(present_workloads([row.document for row in rows()]))
+    return render_markdown(present_workloads(rows()))
 
 
 if __name__ == "__main__":

@@ -52,14 +52,15 @@ from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import FORMATS, Format, raw, tfrecord
 from dlemu.formats.parquet import Parquet
 from dlemu.judge.records import JsonLines, dump_workload, read_config
-from dlemu.ranks.messages import MAX_BYTES, Stream, Word, decode, encode
+from dlemu.ranks.links import MAX_BYTES, Stream, Word, decode, encode
 from dlemu.ranks.world import Alone
 from dlemu.report import stored as storing
 from dlemu.sizing.log import SizingRecord, settings_of
 from dlemu.sizing.predict import predict
 from dlemu.storage.counted import CountedFile
 from dlemu.terminal import shown
-from dlemu.tools.paths.sweep import Cell, cells_of
+from dlemu.tools.paths.cells import Cell
+from dlemu.tools.paths.sweep import cells_of
 from dlemu.units import PAGE_BYTES
 from tests.lab.commands import QUICK, SMALL
 

@@ -62,7 +62,7 @@ def test_what_must_not_be_is_found() -> None:
 
 
 def test_an_input_follows_from_its_number(tmp_path: Path) -> None:
-    for name in ("npy", "index", "overrides", "calibration", "search log"):
+    for name in ("npy", "index", "overrides", "calibration", "searches"):
         seeds = fuzz.TARGETS[name].seeds(tmp_path)
         made = [[fuzz.make(name, seeds, 5, number) for number in range(40)] for _ in range(2)]
         assert made[0] == made[1]

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "dataset": "config formats host ranks storage",
     "judge": "config dataset host ranks storage",
     "datagen": "config dataset formats host ranks storage",
-    "tools": "config host judge storage",
+    "tools": "config host judge ranks storage",
     "checkpoint": "config datagen dataset host judge ranks storage",
     "loaders": "config datagen dataset formats host ranks storage",
     "contract": "config datagen dataset formats loaders ranks storage",
@@ -59,7 +59,6 @@ MAY_NEED = {
     "loaders.pytorch": {"torch"},
     "loaders.dali.loader": {"nvidia", "torch", "cupy"},
     "loaders.dali.pipelines": {"nvidia", "torch", "cupy"},
-    "loaders.dali.readers": {"nvidia", "torch", "cupy"},
     "report.png": {"matplotlib"},
     "tools.steptime.networks": {"torch"},
 }
@@ -68,8 +67,8 @@ MAY_NEED = {
 INTERFACE = {"hydra": {"config.compose"}, "rich": {"cli.progress", "report.text"}}
 """Libraries of the command line, and the modules that know them."""
 
-DIRECT = {"storage", "storage.gpu", "tools.paths.blocks"}
-"""Who may know O_DIRECT: others ask storage. The last one measures O_DIRECT itself."""
+DIRECT = {"storage"}
+"""Who may know O_DIRECT: others ask storage."""
 
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}
 

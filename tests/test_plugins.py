@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dlemu.cli.main import run
-from dlemu.config.sections import LOADERS
+from dlemu.config.sections import LOADERS, POLICIES
 from dlemu.contract import _OF_LOADERS, faults, main
 from dlemu.datagen import generate, read_manifest, verify
 from dlemu.errors import DatasetError, WorkloadError
@@ -18,6 +18,7 @@ from dlemu.formats.format import Field, Parsed
 from dlemu.formats.npy import Npy
 from dlemu.plugins import Registry
 from dlemu.ranks.world import Alone
+from dlemu.sizing.predict import profile
 from dlemu.storage.counted import CountedFile
 from tests.lab.commands import QUICK, SMALL
 from tests.lab.dataset import generated, workload_of
@@ -34,6 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "modules", {**sys.modules})
     monkeypatch.setattr(FORMATS, "_loaded", {})
     monkeypatch.setattr(LOADERS, "_loaded", {})
+    monkeypatch.setattr(POLICIES, "_loaded", {})
 
 
 class Broken(Npy):
@@ -115,6 +117,30 @@ def test_the_contract_reads_by_a_loader(
     ]
     assert [line.partition("npz files")[2] for line in lines] == ["", "", ends, "", "", ""]
     assert main(["own:NONE"]) == 1 and main(["threads:LOADER"]) == 1
+
+
+def test_a_cache_policy_of_ones_own_is_tried_planned_and_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest file is given up: a cache like `keep`, after the first epoch."""
+    (tmp_path / "own.py").write_text(
+        "from dlemu.loaders.cache.hits import Lru\n"
+        "class POLICY(Lru):\n    def victim(self, files): return list(files)[-1]\n"
+        "class Greedy(Lru):\n    def admits(self, size, *, used, capacity): return True\n"
+        "class Lost(Lru):\n    def victim(self, files): return -1\n"
+    )
+    assert main(["own:POLICY", "lru", "keep"]) == 0
+    for name, error in (("Lost", "KeyError"), ("Greedy", "StopIteration")):
+        assert main([f"own:{name}"]) == 1
+        line = f"own:{name}: `admits` and `victim` plan an epoch: {error}"
+        assert line in capsys.readouterr().out
+    assert profile("own:POLICY", 0.3).mean() == pytest.approx(0.3, abs=0.02)
+    words = [*QUICK, "cache.folder=cache", "cache.capacity=0.5", "dataset.data_folder=data"]
+    words += ["workflow.generate_data=true", "output.folder=run"]
+    assert run(["run", *words, "cache.policy=own:POLICY"]) == 0
+    assert "cache.policy=own:POLICY" in capsys.readouterr().out
+    assert run(["run", *words, "cache.policy=own:NONE"]) == 1
+    assert "cache.policy=own:NONE cannot be used (AttributeError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

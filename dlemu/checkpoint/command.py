@@ -1,32 +1,272 @@
-"""`dlemu checkpoint`: from the keys to summary.json, around the job that writes and reads."""
+"""`dlemu checkpoint`: from the keys to summary.json, around the job that writes, drops and reads.
 
+All ranks call every method of the job. What it finds is told by rank 0.
+"""
+
+import errno
 import os
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlemu.checkpoint.crew import Progress
-from dlemu.checkpoint.dcp import check_dcp
-from dlemu.checkpoint.folder import Opened, access_to, folder_of, opened
-from dlemu.checkpoint.job import CheckpointJob
-from dlemu.checkpoint.outcome import Conditions, Entry, dlio_metric, find_limit, judge
+from dlemu.checkpoint.crew import Crew, Progress
+from dlemu.checkpoint.dcp import DcpWriter, check_dcp
+from dlemu.checkpoint.files import ReadTimes, Writer, WriteTimes
+from dlemu.checkpoint.folder import Opened, access_to, folder_of, opened, step_folder
+from dlemu.checkpoint.outcome import (
+    Conditions,
+    Entry,
+    Kind,
+    RankReport,
+    dlio_metric,
+    entry_of,
+    limit_of,
+    verdict_of,
+)
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.config.model import Workload
+from dlemu.datagen.assemble import Content
+from dlemu.errors import RunError
+from dlemu.host.intervals import summarize_interval
 from dlemu.host.limits import host_memory_bytes
 from dlemu.host.observer import HostObserver
 from dlemu.host.place import find_system
 from dlemu.host.wear import WearWatch, combine_hosts
+from dlemu.judge.delivered import stored_bytes
 from dlemu.judge.header import place_fields
 from dlemu.judge.lifecycle import begun, versions
 from dlemu.judge.records import host_file
 from dlemu.judge.summary import time_of_day
+from dlemu.ranks.ending import last_act
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
-from dlemu.storage.pagecache import Pages
+from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.storage.s3.location import in_bucket
 from dlemu.terminal import silent
+from dlemu.units import format_rate, format_seconds
+
+Say = Callable[[str], None]
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_END_SECONDS = 30.0
+"""A thread that ends the process does so within this time."""
+
+
+class CheckpointJob:
+    """Writes and reads the checkpoints of a record, on this rank."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        plan: Plan,
+        folder: Opened,
+        *,
+        world: World,
+        watch: Watchdog,
+    ) -> None:
+        self.world, self.watch = world, watch
+        self._checkpoint, self._output = workload.checkpoint, workload.output
+        self._place, self._keeps, self._direct = folder.place, folder.keeps, folder.direct
+        self._plan, self._record, self._folder = plan, folder.record, folder.path
+        self._content = Content(folder.record.seed)
+        self._file_system = folder.place.file_system
+        self.say: Say = lambda text: None
+        self.progress = Progress()
+        self.observer: HostObserver | None = None
+        """Of this host, on its first rank."""
+        self._gate = threading.Lock()
+        """Held while a checkpoint's folder is made, and while all are removed."""
+        self._is_over = False
+
+    def write(self) -> list[Entry]:
+        """Write the checkpoints; return the fields of each on rank 0.
+
+        If it fails or is interrupted, what was written is removed.
+
+        Raises:
+            RunError: the drive is full, or refuses a write.
+        """
+        number = self._checkpoint.num_checkpoints_write
+        entries: list[Entry] = []
+        with ExitStack() as stack:
+            stack.enter_context(self._removed_on_failure())
+            writers = [self._writer(a, stack) for a in self._plan.accelerators]
+            crew = stack.enter_context(Crew[Any](writers, self._folder, self.world, self.watch))
+            for step in range(1, number + 1):
+                folder = step_folder(self._folder, step)
+                files = [self._plan.written_by(a, step) for a in self._plan.accelerators]
+                with self.watch.phase(f"while preparing checkpoint {step}", lambda: str(folder)):  # noqa: B023
+                    if self._keeps:
+                        self._make(folder)
+                    for writer, own in zip(writers, files, strict=True):
+                        writer.prepare([(sample, size) for _, size, sample in own])
+
+                def act(number: int) -> WriteTimes:
+                    self.watch.at(str(folder))  # noqa: B023 (called in this turn)
+                    return writers[number].write_share(folder, files[number])  # noqa: B023
+
+                entries += self._shot("save", step, number, step, crew, act)
+                self._note(step)
+        return entries
+
+    def read(self) -> list[Entry]:
+        """Read the checkpoints, the oldest first and in turn; return the fields of each on rank 0.
+
+        Raises:
+            RunError: a file is missing or damaged.
+        """
+        key, steps = self._checkpoint, self._record.steps
+        number, entries = key.num_checkpoints_read, list[Entry]()
+        content = self._content if key.verify else None
+        reader = partial(self._place.reader, key, content, direct=self._direct)
+        with ExitStack() as stack:
+            own = [reader(accelerator=each) for each in self._plan.accelerators]
+            readers = [stack.enter_context(each) for each in own]
+            crew = stack.enter_context(Crew[Any](readers, self._folder, self.world, self.watch))
+            for turn in range(number):
+                step = steps[turn % len(steps)]
+                if turn >= len(steps):  # it was read before, and is in memory again
+                    self.make_cold([step])
+                folder = step_folder(self._folder, step)
+                files = [self._plan.read_by(a, step) for a in self._plan.accelerators]
+
+                def act(number: int) -> ReadTimes:
+                    return readers[number].read_share(folder, files[number], at=self.watch.at)  # noqa: B023
+
+                entries += self._shot("load", turn + 1, number, step, crew, act)
+        return entries
+
+    def make_cold(self, steps: Sequence[int] | None = None) -> Pages | None:
+        """Drop checkpoints from each host's page cache; return on rank 0 what stayed, of all hosts.
+
+        With output.drop_caches=false it only looks. None as well for a bucket, which has no cache
+        on these hosts.
+        """
+        if in_bucket(self._folder):
+            return None
+        world, output = self.world, self._output
+        own = [
+            file.name
+            for file in self._plan.files
+            if self._plan.shift or self._plan.hosts[file.rank] == world.host_index
+        ]
+        names = own[world.local_rank :: world.num_local_ranks]
+        paths = [
+            step_folder(self._folder, step) / name
+            for step in (self._record.steps if steps is None else steps)
+            for name in names
+        ]
+        with self.watch.phase("in the cold start"):
+            if output.drop_all_caches and world.local_rank == 0:
+                drop_all_caches()
+            world.barrier()
+            act = drop if output.drop_caches and not output.drop_all_caches else look
+            own_pages = act([path for path in paths if path.exists()], at=self.watch.at)
+        everyone = world.gather(astuple(own_pages))
+        return None if everyone is None else Pages(*map(sum, zip(*everyone, strict=True)))
+
+    def _make(self, folder: Path) -> None:
+        """Make a checkpoint's folder, unless another thread removes them all: the process ends."""
+        with self._gate:
+            if not self._is_over:
+                self._place.make(folder)
+                return
+        time.sleep(_END_SECONDS)
+
+    def clean(self, error: BaseException | None = None) -> None:
+        """Remove all that was written, and the record; no folder is made after that."""
+        with self._gate:
+            self._is_over = True
+            self._place.remove_all(self._record)
+
+    def _writer(self, accelerator: int, stack: ExitStack) -> Writer | DcpWriter:
+        key = self._checkpoint
+        if key.writer == "dcp":
+            return stack.enter_context(DcpWriter(self._content, accelerator, fsync=key.fsync))
+        writer = self._place.writer(
+            key, self._content, direct=self._direct, accelerator=accelerator
+        )
+        return stack.enter_context(writer)
+
+    def _shot(
+        self,
+        kind: Kind,
+        turn: int,
+        number: int,
+        step: int,
+        crew: Crew[Any],
+        act: Callable[[int], WriteTimes | ReadTimes],
+    ) -> list[Entry]:
+        """Let all accelerators work between two barriers; return the fields of that on rank 0."""
+        doing = f"{'writing' if kind == 'save' else 'reading'} checkpoint {turn}"
+        time.sleep(self._checkpoint.time_between_checkpoints)
+        self.progress.does(doing, crew, self._plan.num_bytes)
+        with self.watch.phase(f"while {doing}", self.watch.longest_at):
+            if self.observer is not None:
+                self.observer.mark(f"{doing} start")
+            self.watch.barrier()
+            begin = time.perf_counter()
+            worked = crew.run(act)
+            self.watch.barrier()
+            between = time.perf_counter() - begin
+            interval = stored = None
+            if self.observer is not None:
+                self.observer.mark(f"{doing} end")
+                seen = self.observer.between(f"{doing} start", f"{doing} end")
+                interval = summarize_interval(seen)
+                stored = stored_bytes(interval, self._file_system)
+        own = zip(self._plan.accelerators, worked, strict=True)
+        report = RankReport(
+            self.world.rank,
+            self.world.host,
+            [(accelerator, *each) for accelerator, each in own],
+            interval,
+            stored,
+        )
+        reports = self.world.gather(report)
+        if reports is None:
+            return []
+        entry = entry_of(step, reports, between)
+        rate = format_rate(entry["num_bytes"] / entry["seconds"])
+        self.say(f"{kind} {turn} of {number}: {format_seconds(entry['seconds'])}, {rate}")
+        return [entry]
+
+    def _note(self, step: int) -> None:
+        """Enter a whole checkpoint in the record, and remove those that are not to be kept."""
+        steps = (*self._record.steps, step)
+        keep = self._checkpoint.keep or len(steps)
+        gone, kept = steps[:-keep], steps[-keep:]
+        with self.watch.phase(f"while removing checkpoints below {self._folder}"):
+            self._record = replace(self._record, steps=kept)
+            if self._keeps:
+                self._place.write(vars(self._record))
+                for each in gone:
+                    self._place.remove(step_folder(self._folder, each), self._record)
+
+    @contextmanager
+    def _removed_on_failure(self) -> Iterator[None]:
+        """Remove what was written if the `with` fails, or the process ends in it."""
+        try:
+            with last_act(self.clean):
+                yield
+        except BaseException as error:
+            with suppress(OSError, RunError):
+                self.clean()
+            if not isinstance(error, OSError):
+                raise
+            problem, remedy = "cannot be written", "name another checkpoint.checkpoint_folder"
+            if error.errno in _FULL:
+                problem = "is full"
+                remedy = "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale"
+            why = (
+                f"{self._folder} {problem} ({error.strerror or error}), what was written is removed"
+            )
+            raise RunError(why, remedy=remedy) from error
+
 
 Summary = dict[str, Any]
 _COUNTERS = "while reading the drives' counters"
@@ -166,9 +406,9 @@ def _judge(
         "host_memory_bytes": host_memory_bytes()[0],
     }
     summary["metric"] = dlio_metric(saves, loads, rank_sync=key.rank_sync)
-    summary["limit"] = find_limit("save", saves, conditions) if saves else None
-    summary["load_limit"] = find_limit("load", loads, conditions) if loads else None
+    summary["limit"] = limit_of("save", saves, conditions) if saves else None
+    summary["load_limit"] = limit_of("load", loads, conditions) if loads else None
     if key.num_checkpoints_read and key.writer != "dlemu":
         summary["notes"] = [*summary["notes"], "checkpoint.writer=dcp: nothing was read back"]
-    summary["verdict"] = judge(saves, loads, key.max_seconds, summary["limit"])
+    summary["verdict"] = verdict_of(saves, loads, key.max_seconds, summary["limit"])
     summary |= {"status": "complete", "end": time_of_day()}

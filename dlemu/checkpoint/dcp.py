@@ -8,8 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dlemu.checkpoint.times import WriteTimes
-from dlemu.checkpoint.writer import Stopped
+from dlemu.checkpoint.files import Stopped, WriteTimes
 from dlemu.datagen.assemble import Content
 from dlemu.errors import WorkloadError
 from dlemu.host.limits import host_memory_bytes

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from dlemu.checkpoint.dcp import FILES
 from dlemu.checkpoint.dcp import folder_of as dcp_folder
-from dlemu.checkpoint.place import KEY, CheckpointFolder, Record, place_of
+from dlemu.checkpoint.place import KEY, CheckpointFolder, Written, place_of
 from dlemu.checkpoint.plan import Plan
-from dlemu.config.model import Workload
-from dlemu.config.objects import access_of
+from dlemu.config.model import Workload, access_of
 from dlemu.errors import RunError, WorkloadError
 from dlemu.ranks.world import World
 from dlemu.storage.owned import room
@@ -33,7 +32,7 @@ class Opened:
     """The folder, as one rank has it."""
 
     place: CheckpointFolder
-    record: Record
+    record: Written
     shared: bool
     """Whether all hosts see the same folder."""
     keeps: bool
@@ -82,7 +81,7 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
     place = place_of(path, world.on_first(lambda: access_to(workload)))
     with ExitStack() as stack:
 
-        def take(record: Record | None) -> Record:
+        def take(record: Written | None) -> Written:
             return stack.enter_context(_taken(place, record, workload, plan, world, say))
 
         record = world.on_first(lambda: take(None))
@@ -126,13 +125,13 @@ def probe(path: Path) -> float:
         ) from None
 
 
-def _look(place: CheckpointFolder) -> tuple[Record | None, list[str]]:
+def _look(place: CheckpointFolder) -> tuple[Written | None, list[str]]:
     """Return the record of a folder and what dlemu has made there. Raises as `opened` does."""
     record = place.record()
     return record, place.of(record).entries()
 
 
-def _sees(place: CheckpointFolder, record: Record) -> bool:
+def _sees(place: CheckpointFolder, record: Written) -> bool:
     with suppress(RunError):
         seen = place.record()
         return seen is not None and seen.seed == record.seed
@@ -142,12 +141,12 @@ def _sees(place: CheckpointFolder, record: Record) -> bool:
 @contextmanager
 def _taken(
     place: CheckpointFolder,
-    record: Record | None,
+    record: Written | None,
     workload: Workload,
     plan: Plan,
     world: World,
     say: Say,
-) -> Iterator[Record]:
+) -> Iterator[Written]:
     """Yield the record of what is written, or read, in the folder of this host.
 
     `record` is that of rank 0, None on it.
@@ -172,15 +171,15 @@ def _taken(
             place.forget()
 
 
-def _new_record(workload: Workload, plan: Plan) -> Record:
+def _new_record(workload: Workload, plan: Plan) -> Written:
     key, accelerators = workload.checkpoint, range(plan.share.written)
     files = tuple((file.name, file.num_bytes) for file in plan.files)
     if key.writer == "dcp":  # sizes are torch's
         files = tuple((f"{dcp_folder(a)}/{name}", 0) for a in accelerators for name in FILES)
-    return Record(workload.model.name, secrets.randbits(63), key.scale, key.writer, files)
+    return Written(workload.model.name, secrets.randbits(63), key.scale, key.writer, files)
 
 
-def _check_known(path: Path, old: Record | None, plan: Plan, first: Record | None) -> None:
+def _check_known(path: Path, old: Written | None, plan: Plan, first: Written | None) -> None:
     """Refuse to read what this job would not have written."""
     files = tuple((file.name, file.num_bytes) for file in plan.files)
     if old is None or not old.steps:

@@ -15,11 +15,9 @@ from types import MappingProxyType
 import numpy as np
 
 from dlemu.checkpoint.crew import Crew, Shot
+from dlemu.checkpoint.files import Writer, WriteTimes
 from dlemu.checkpoint.folder import Opened, Say, examine, folder_of, opened, step_folder
-from dlemu.checkpoint.plan import Plan
-from dlemu.checkpoint.shares import share_of
-from dlemu.checkpoint.times import WriteTimes
-from dlemu.checkpoint.writer import Writer
+from dlemu.checkpoint.plan import Plan, share_of
 from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload
@@ -35,8 +33,8 @@ from dlemu.units import counted, format_bytes
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run is, on this rank."""
+class OwnRank:
+    """A rank of a run, as its checkpoints see it."""
 
     world: World
     clock: Clock
@@ -137,7 +135,7 @@ def _plan_of_all(workload: Workload, num_accelerators: int) -> Plan:
 
 @contextmanager
 def open_checkpoints(
-    workload: Workload, place: Place, num_steps: Sequence[int], say: Say
+    workload: Workload, rank: OwnRank, num_steps: Sequence[int], say: Say
 ) -> Iterator["RunCheckpoints"]:
     """Yield the checkpoints of a run, whose folder is held and has room; all ranks call it.
 
@@ -148,16 +146,16 @@ def open_checkpoints(
         RunError: there is too little room.
     """
     section, number = workload.checkpoint, _number(workload, num_steps)
-    parts = place.world.all_gather((place.world.host_index, place.own))
-    share = share_of(workload.model, place.num_accelerators, section.mode)
-    plan = Plan.over(workload, share, parts, place.own)
+    parts = rank.world.all_gather((rank.world.host_index, rank.own))
+    share = share_of(workload.model, rank.num_accelerators, section.mode)
+    plan = Plan.over(workload, share, parts, rank.own)
     if not number:
-        yield RunCheckpoints(section, place, plan)
+        yield RunCheckpoints(section, rank, plan)
         return
     # As in a command that writes so many.
     job = workload.with_keys({"checkpoint.num_checkpoints_write": number})
     with ExitStack() as stack:
-        folder = stack.enter_context(opened(job, plan, place.world, say))
+        folder = stack.enter_context(opened(job, plan, rank.world, say))
         content = Content(folder.record.seed)
         writers = {
             each: stack.enter_context(
@@ -166,9 +164,9 @@ def open_checkpoints(
             for each in plan.accelerators
             if plan.written_by(each, 0)
         }
-        tools, world, now = list(writers.values()), place.world, place.clock.now
-        crew = stack.enter_context(Crew[WriteTimes](tools, folder.path, world, place.watch, now))
-        yield RunCheckpoints(section, place, plan, folder, writers, crew)
+        tools, world, now = list(writers.values()), rank.world, rank.clock.now
+        crew = stack.enter_context(Crew[WriteTimes](tools, folder.path, world, rank.watch, now))
+        yield RunCheckpoints(section, rank, plan, folder, writers, crew)
 
 
 class RunCheckpoints:
@@ -181,7 +179,7 @@ class RunCheckpoints:
     def __init__(
         self,
         section: CheckpointSection,
-        place: Place,
+        rank: OwnRank,
         plan: Plan,
         folder: Opened | None = None,
         writers: Mapping[int, Writer] = MappingProxyType({}),
@@ -189,8 +187,8 @@ class RunCheckpoints:
     ) -> None:
         self._section, self._plan, self._folder = section, plan, folder
         self._writers, self._crew = writers, crew
-        self._clock, self._watch = place.clock, place.watch
-        observes = folder is not None and place.world.local_rank == 0
+        self._clock, self._watch = rank.clock, rank.watch
+        observes = folder is not None and rank.world.local_rank == 0
         self._devices = devices_under(folder.path) if folder and observes else []
         self._under_way: tuple[Path, Shot[WriteTimes]] | None = None
         self._spans: list[tuple[float, float]] = []

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from statistics import fmean, pstdev
 from typing import Any, Literal, TypedDict
 
-from dlemu.checkpoint.times import ReadTimes, WriteTimes
+from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
 from dlemu.units import format_seconds
 
@@ -143,7 +143,7 @@ class Conditions:
     """Share (0-1) of the pages that were in memory before the reads."""
 
 
-def find_limit(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, str]:
+def limit_of(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, str]:
     """Return `name`, `evidence` and `advice` of what decided the durations."""
     suspects = _suspects(kind, entries, conditions)
     return dict(zip(("name", "evidence", "advice"), next(suspects), strict=True))
@@ -252,7 +252,7 @@ def _storage(kind: Kind, entries: Sequence[Entry]) -> str:
     return f"the accelerators were {' and '.join(shares)} calls{drive}"
 
 
-def judge(
+def verdict_of(
     saves: Sequence[Entry],
     loads: Sequence[Entry],
     max_seconds: float | None,

@@ -1,28 +1,87 @@
 """Where checkpoints lie: in a folder or in a bucket, which dlemu owns by a record.
 
 The record says which files dlemu has written there. What it does not name is foreign.
+
+An object is there whole or not at all, and on the storage when its last request is answered: so
+there is no temporary name, no fsync and no O_DIRECT. A piece is a part of an upload, or a range.
 """
 
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from dlemu.checkpoint.bucket import BucketReader, BucketWriter
-from dlemu.checkpoint.reader import Reader
-from dlemu.checkpoint.writer import Writer
+from dlemu.checkpoint.files import Reader, Writer, WriteTimes
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.devices import mount_under
 from dlemu.storage.atomic import partial_path, sync_folder
-from dlemu.storage.extents import extent_reader
+from dlemu.storage.extents import File, extent_reader
 from dlemu.storage.owned import OwnedFolder, direct, disk_bytes
 from dlemu.storage.s3.location import Access, ObjectPath, object_path
+from dlemu.storage.s3.objects import ObjectReader
 from dlemu.storage.s3.store import MissingError, Store, store_of
+
+_LEAST_BYTES = 8 << 20
+"""Of a piece: S3 takes parts of 5 MiB and more."""
+
+
+class BucketWriter(Writer):
+    """Puts an accelerator's objects while their bytes are made; `io_depth` parts at a time."""
+
+    def __init__(self, section: CheckpointSection, content: Content, store: Store) -> None:
+        super().__init__(content, piece_bytes=_piece_bytes(section), fsync=False)
+        self._store, self._at_once = store, section.io_depth
+
+    def _write_file(self, path: Path, num_bytes: int) -> WriteTimes:
+        waited, begin = 0.0, time.perf_counter()
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal waited
+            while True:
+                start = time.perf_counter()
+                piece = self._made.get()
+                waited += time.perf_counter() - start
+                if piece is None or self._stopped:
+                    return self._check()
+                sent = bytes(piece.memory[: piece.num_bytes])  # kept until the part is answered
+                self._free.put(piece.memory)
+                yield sent
+                self.bytes_done += len(sent)
+
+        self._store.put_pieces(
+            object_path(str(path)).key,
+            pieces(),
+            num_bytes,
+            part_bytes=self._piece_bytes,
+            at_once=self._at_once,
+        )
+        write = time.perf_counter() - begin - waited
+        return WriteTimes(num_bytes=num_bytes, write=write, waited=waited)
+
+
+class BucketReader(Reader):
+    """Reads an accelerator's objects by ranges, `io_depth` at a time."""
+
+    def __init__(self, section: CheckpointSection, content: Content | None, store: Store) -> None:
+        self._objects = ObjectReader(
+            store, range_bytes=_piece_bytes(section), in_flight=section.io_depth, whole=True
+        )
+        super().__init__(self._objects, content)
+
+    def _open(self, path: Path, num_bytes: int) -> File:
+        self._objects.know(str(path), num_bytes)
+        return self._objects.open(str(path))
+
+
+def _piece_bytes(section: CheckpointSection) -> int:
+    return max(section.piece_bytes, _LEAST_BYTES)
+
 
 KEY = "checkpoint.checkpoint_folder"
 RECORD = "dlemu-checkpoints.json"
@@ -32,7 +91,7 @@ _NAME = re.compile(r"(dcp_\d+/)?[\w.-]*\w[\w.-]*")
 
 
 @dataclass(frozen=True)
-class Record:
+class Written:
     """What dlemu has written into a folder."""
 
     model: str
@@ -51,7 +110,7 @@ class Record:
 class CheckpointFolder(OwnedFolder):
     """A folder of checkpoints on a file system, as dlemu owns it by a record."""
 
-    def of(self, record: Record | None) -> Self:
+    def of(self, record: Written | None) -> Self:
         """Return the same place, where the files of this record are dlemu's."""
         files = [] if record is None else [name for name, _ in record.files]
         own = {"", *files} | {f"{name.partition('/')[0]}/" for name in files if "/" in name}
@@ -62,7 +121,7 @@ class CheckpointFolder(OwnedFolder):
 
         return replace(self, is_ours=is_ours)
 
-    def record(self) -> Record | None:
+    def record(self) -> Written | None:
         """Return what dlemu has written there; None: nothing, or the folder is not there.
 
         Raises:
@@ -75,7 +134,7 @@ class CheckpointFolder(OwnedFolder):
             files = tuple((str(name), int(size)) for name, size in fields.pop("files"))
             if any(not _NAME.fullmatch(name) for name, _ in files):
                 raise ValueError("a file's name leads elsewhere")
-            return Record(**fields | {"files": files, "steps": tuple(map(int, fields["steps"]))})
+            return Written(**fields | {"files": files, "steps": tuple(map(int, fields["steps"]))})
         except DAMAGE as error:
             raise RunError(
                 f"{self.path / RECORD} is damaged ({in_short(error)})",
@@ -88,7 +147,7 @@ class CheckpointFolder(OwnedFolder):
         if sync:
             sync_folder(self.path)
 
-    def remove(self, below: Path, record: Record) -> None:
+    def remove(self, below: Path, record: Written) -> None:
         """Remove a checkpoint's folder, but nothing that the record does not name."""
         # The temporary name first: a thread that is being stopped may just give the final one.
         for name, _ in record.files:
@@ -100,7 +159,7 @@ class CheckpointFolder(OwnedFolder):
             with suppress(OSError):  # it holds something foreign, or is gone
                 os.rmdir(folder)
 
-    def remove_all(self, record: Record) -> int:
+    def remove_all(self, record: Written) -> int:
         """Remove all checkpoints that the record names, whole or not; return their number."""
         steps = self._steps()
         for name in steps:
@@ -173,7 +232,7 @@ class CheckpointBucket(CheckpointFolder):
     def make(self, below: Path, *, sync: bool = True) -> None:
         """Do nothing: names need no folder."""
 
-    def remove(self, below: Path, record: Record) -> None:
+    def remove(self, below: Path, record: Written) -> None:
         """Remove a checkpoint's objects, but none that the record does not name."""
         for name, _ in record.files:
             self._delete(below / name)

@@ -1,21 +1,197 @@
-"""Who writes and reads what: the accelerators of each rank, and their files."""
+"""Who writes and reads what: the files of each accelerator, and the accelerators of each rank.
 
-from collections.abc import Sequence
+The sizes are those of MLPerf Storage's DLIO (dlio_benchmark/checkpointing/base_checkpointing.py of
+mlcommons/DLIO_local_changes), which follows Megatron-DeepSpeed. Its integer divisions are kept, so
+that sizes agree to the byte. A "rank" of DLIO is an accelerator here.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from dlemu.checkpoint.shares import (
-    CheckpointFile,
-    Share,
-    all_files,
-    describe,
-    share_of,
-    total_bytes,
-)
+from dlemu.config.checkpoint_sections import ModelSection
 from dlemu.config.model import Workload
 from dlemu.dataset.rule import accelerators_of
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import Alone, World
+from dlemu.units import counted
+
+_BYTES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
+_SUBSET = 8
+"""Accelerators of a subset in MLPerf Storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """A file of a checkpoint."""
+
+    rank: int
+    """The accelerator that writes it."""
+    name: str
+    """Below the checkpoint's folder."""
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """The accelerators whose files are written, of all that the model is spread over."""
+
+    written: int
+    total: int
+
+
+def share_of(
+    model: ModelSection, num_accelerators: int | None, mode: Literal["default", "subset"]
+) -> Share:
+    """Return how many accelerators write, and how many there are.
+
+    Raises:
+        WorkloadError: the number does not fit the model's parallelism, or the model has no bytes.
+    """
+    if model.num_layers is None and model.model_size_bytes is None:
+        raise WorkloadError(
+            f"model {model.name} has no size; write model=llama3_8b, or set model.num_layers or "
+            "model.model_size_bytes"
+        )
+    copy, data = model.model_parallelism, model.parallelism.data
+    if mode == "subset":
+        if data is None:
+            raise WorkloadError(
+                "checkpoint.mode=subset needs model.parallelism.data: the copies of the model in "
+                "the whole job"
+            )
+        total = copy * data
+        written = min(_SUBSET, total) if num_accelerators is None else num_accelerators
+        if written > total:
+            raise WorkloadError(
+                f"num_accelerators must be at most {total}, all of model {model.name}, got "
+                f"{written}"
+            )
+        return Share(written, total)
+    total = copy * (data or 1) if num_accelerators is None else num_accelerators
+    if total % copy:
+        raise WorkloadError(
+            f"num_accelerators must be a multiple of {copy} (model.parallelism.tensor "
+            f"{model.parallelism.tensor} x pipeline {model.parallelism.pipeline}), got {total}; "
+            f"for a part of the model add checkpoint.mode=subset"
+        )
+    return Share(total, total)
+
+
+def files_of_rank(
+    model: ModelSection, num_accelerators: int, rank: int, *, scale: float = 1.0
+) -> list[CheckpointFile]:
+    """Return the files that an accelerator writes, in order; empty if it writes none.
+
+    `num_accelerators` are all that the model is spread over, also if only some write (subset).
+    With a `scale` below 1 each file has that share of its bytes, at least one.
+    """
+    files = _files(model, num_accelerators, rank)
+    return [
+        CheckpointFile(rank, name, size if scale == 1 else max(1, round(size * scale)))
+        for name, size in files
+        if size
+    ]
+
+
+def all_files(model: ModelSection, share: Share, *, scale: float = 1.0) -> list[CheckpointFile]:
+    """Return the files of all accelerators that write, in their order."""
+    return [
+        file
+        for rank in range(share.written)
+        for file in files_of_rank(model, share.total, rank, scale=scale)
+    ]
+
+
+def total_bytes(model: ModelSection, share: Share, *, scale: float = 1.0) -> int:
+    """Return the bytes of a checkpoint."""
+    return sum(file.num_bytes for file in all_files(model, share, scale=scale))
+
+
+def num_parameters(model: ModelSection) -> int:
+    """Return the parameters of a transformer, 0 for a model without layers."""
+    if model.num_layers is None:
+        return 0
+    shape, hidden = model.transformer, model.hidden
+    vocabulary, inner = shape.vocab_size or 0, shape.ffn_hidden_size or 0
+    layer = 2 * hidden + hidden * (hidden + 2 * _width_of_kv(model)) + hidden * hidden
+    return 2 * vocabulary * hidden + model.num_layers * (layer + 3 * hidden * inner) + hidden
+
+
+def describe(model: ModelSection, share: Share) -> str:
+    """Return the model's shape in words: "8,030,261,248 parameters, fp16 + fp32, …"."""
+    split = model.parallelism
+    if model.num_layers is None:
+        return counted(share.total, "accelerator")
+    return (
+        f"{num_parameters(model):,} parameters, {model.model_datatype} + "
+        f"{model.optimizer_datatype}, {counted(share.total, 'accelerator')} (tensor "
+        f"{split.tensor} x pipeline {split.pipeline} x data "
+        f"{share.total // model.model_parallelism}, ZeRO {split.zero_stage})"
+    )
+
+
+def _files(model: ModelSection, num_accelerators: int, rank: int) -> Iterator[tuple[str, int]]:
+    """Yield name and bytes of each file of a rank."""
+    copy, stage = model.model_parallelism, model.parallelism.zero_stage
+    data_rank, model_rank = divmod(rank, copy)
+    if stage == 0 and data_rank:  # one copy saves for all
+        return
+    if model.num_layers is None:
+        yield f"model_states-{rank}.pt", model.model_size_bytes or 0
+        return
+    shard = f"zero_pp_rank_{data_rank}_mp_rank_{model_rank}"
+    layers = _layers(model, model_rank // model.parallelism.tensor)
+    shards = num_accelerators // copy if stage == 3 else 1
+    sizes = [(layer, _layer_bytes(model, layer, shards)) for layer in layers]
+    whole = sum(size for _, size in sizes)
+    if stage in (0, 3):
+        yield f"{shard}_model_states.pt", whole
+    elif data_rank == 0 and model.parallelism.pipeline > 1:
+        for layer, size in sizes:
+            yield f"layer_{layer}-model_{model_rank}_model_states.pt", size
+    elif data_rank == 0:
+        yield f"model_{model_rank}_model_states.pt", whole
+    yield f"{shard}_optim_states.pt", _optimizer_bytes(model, num_accelerators)
+
+
+def _layers(model: ModelSection, stage: int) -> range:
+    """Return a pipeline stage's layers: 0 is the embedding, the last two are head and norm."""
+    assert model.num_layers is not None
+    stages = model.parallelism.pipeline
+    each, more = divmod(model.num_layers, stages)
+    first = stage * each + min(stage, more) + 1
+    stop = first + each + (stage < more)
+    return range(0 if stage == 0 else first, model.num_layers + 3 if stage == stages - 1 else stop)
+
+
+def _layer_bytes(model: ModelSection, layer: int, shards: int) -> int:
+    """Return the bytes of a rank's part of a layer; each tensor is cut by itself."""
+    assert model.num_layers is not None
+    shape, hidden, cut = model.transformer, model.hidden, model.parallelism.tensor
+    inner = shape.ffn_hidden_size or 0
+    if layer in (0, model.num_layers + 1):
+        tensors = [hidden * (shape.vocab_size or 0) // cut]
+    elif layer == model.num_layers + 2:
+        tensors = [hidden]  # norms are whole on each tensor rank
+    else:
+        kv = hidden * (hidden + 2 * _width_of_kv(model))
+        parts = [kv, hidden * hidden, 2 * hidden * inner, hidden * inner]
+        tensors = [hidden, hidden, *(part // cut for part in parts)]
+    return _BYTES[model.model_datatype] * sum(tensor // shards for tensor in tensors)
+
+
+def _optimizer_bytes(model: ModelSection, num_accelerators: int) -> int:
+    """Return the bytes of a rank's optimizer: master copy, mean, variance, and small tensors."""
+    ranks = num_accelerators if model.parallelism.zero_stage else model.model_parallelism
+    each = num_parameters(model) // ranks
+    return 3 * _BYTES[model.optimizer_datatype] * (each + 5 * model.hidden) if each else 0
+
+
+def _width_of_kv(model: ModelSection) -> int:
+    """Return the columns of the keys, and as many of the values."""
+    return model.hidden // model.heads * (model.transformer.num_kv_heads or 0)
+
 
 RATE_ERROR = 0.36
 """Relative error of a drive's rate. It is that of reads in published results (docs/prediction.md);

@@ -44,6 +44,8 @@ class Command:
     Without it, all ranks call the function of the command's name in dlemu/cli/jobs.py."""
     arguments: str = ""
     """Its own keys: the `Arguments` that this names, module and class."""
+    by_ranks: bool = False
+    """Whether all ranks call its function, with the words and the world."""
     measures: bool = False
     """Whether it measures from one process, which rank 0 must not do alone for all."""
 
@@ -80,20 +82,21 @@ COMMANDS: dict[str, Command] = {
         keys="model checkpoint.checkpoint_folder num_accelerators checkpoint.mode checkpoint.scale "
         "checkpoint.num_checkpoints_write checkpoint.num_checkpoints_read checkpoint.keep "
         "checkpoint.odirect checkpoint.max_seconds checkpoint.mtbf output.folder output.log",
-        options=(DRY_RUN, "--verify", "--json"),
+        options=(DRY_RUN, "--multirun", "--verify", "--json"),
         makes_folder=True,
     ),
     "paths": Command(
         aim="measure",
-        line="compare the data paths from a folder to memory and to the GPU",
-        words="FOLDER [key=value ...]",
+        line="compare the data paths from folders or drives to memory and to GPUs",
+        words="TARGET [key=value ...]\ntarget=TARGET,TARGET... together=true [key=value ...]",
         about="Page cache, O_DIRECT, O_DIRECT with a copy to the GPU, and cuFile (GPUDirect "
-        "Storage), side by side. Writes files named dlemu_paths.<n> into the folder and removes "
-        "them. The same command goes on where it was interrupted.",
-        options=FOR_SCRIPTS,
+        "Storage), side by side. Writes files named dlemu_paths.<n> into a folder and removes "
+        "them; a block device is read only. The same command goes on where it was interrupted. "
+        "Under mpirun each rank measures its share of the targets, all at the same time.",
+        options=(DRY_RUN, *FOR_SCRIPTS),
         function="dlemu.cli.paths:main",
         arguments="dlemu.tools.paths.sweep:Sweep",
-        measures=True,
+        by_ranks=True,
     ),
     "load": Command(
         aim="measure",
@@ -199,8 +202,8 @@ COMMANDS: dict[str, Command] = {
         "differs: hosts, kernel, drives, mount options, versions, keys. Exit status: 0, 1 on an "
         "error, 2 where a result has lost more than compare.max_loss.",
         options=("--json",),
-        function="dlemu.cli.compare:main",
-        arguments="dlemu.cli.compare:Allowed",
+        function="dlemu.cli.report:compare",
+        arguments="dlemu.cli.report:Allowed",
     ),
     "doctor": Command(
         aim="prepare",
@@ -263,7 +266,7 @@ COMMANDS: dict[str, Command] = {
         about="For bash, write it to ~/.local/share/bash-completion/completions/dlemu; for zsh, "
         "to a file that ~/.zshrc sources behind compinit. For this shell only: source <(dlemu "
         "completion bash).",
-        function="dlemu.cli.completion:main",
+        function="dlemu.cli.help:completion",
     ),
 }
 

@@ -28,8 +28,8 @@ from dlemu.ranks.world import Alone, World
 from dlemu.report.checkpoint import present_plan
 from dlemu.report.text import render_text
 from dlemu.run.forecast import check_run, forecast_run
+from dlemu.sizing.answers import find_jobs
 from dlemu.sizing.measured import settle
-from dlemu.sizing.targets import find_jobs
 from dlemu.terminal import say, silent
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
@@ -50,7 +50,6 @@ def dry_run(command: str, workload: Any, world: World) -> int:
 
 
 def _datagen(workload: Any, world: World, tell: Any) -> None:
-
     size = required_size(workload, world)
     workload = resolve_auto(workload, world)
     folder = workload.data_folder
@@ -71,7 +70,6 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
 
 
 def _run(workload: Any, world: World, tell: Any) -> None:
-
     if workload.workflow.generate_data:
         _datagen(workload, world, tell)
     if workload.workflow.train:
@@ -91,7 +89,6 @@ def _run(workload: Any, world: World, tell: Any) -> None:
 
 
 def _size(workload: Any, world: World, tell: Any) -> None:
-
     jobs = world.on_first(lambda: find_jobs(workload, tell))
     for target, job in jobs:
         settled, layout, _ = world.on_first(partial(settle, job, world))
@@ -143,7 +140,6 @@ def _checkpoints(workload: Any, num_accelerators: int, num_steps: int) -> list[s
     """Return the line on the checkpoints that a run would write, if it writes any."""
     if not workload.workflow.checkpoint:
         return []
-
     return [f"write:    {planned_in_run(workload, num_accelerators, num_steps)}"]
 
 
@@ -152,7 +148,6 @@ def _cache_of_new(workload: Any, layout: Any, tell: Any) -> None:
 
     What the run would refuse, datagen does not.
     """
-
     if has_tier(workload):
         total = num_accelerators(workload, Alone())
         try:
@@ -183,7 +178,6 @@ def _cache(cache: Any, tell: Any) -> None:
 
 
 def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
-
     plan = Plan.of(workload, world)
     if world.rank != 0:
         return None
@@ -215,7 +209,6 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
 
 
 def _introduce(workload: Any, world: World, tell: Any, num_files: int | None = None) -> None:
-
     tell(introduction(workload, host=world.host, num_hosts=world.num_hosts, num_files=num_files))
 
 

@@ -1,7 +1,6 @@
 """The commands for a workload: what each does, and what it prints.
 
-The docstring of a command is the first line of its help. What only one command needs is imported
-when it is called.
+What only one command needs is imported when it is called.
 """
 
 import shlex
@@ -25,9 +24,8 @@ from dlemu.cli.scripts import (
     size_row,
 )
 from dlemu.cli.words import Words
-from dlemu.config.compose import known_models
-from dlemu.config.model import Drive, Workload
-from dlemu.config.objects import access_of
+from dlemu.config.compose import named
+from dlemu.config.model import Drive, Workload, access_of
 from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
@@ -283,53 +281,47 @@ def size_storage(
 
 def predict(workload: Workload, world: World, words: Words) -> int:
     """say what a storage would feed, from a drive's rates or a calibration, with its error"""
-    from dlemu.report.predict import present_cached, present_prediction
+    return predict_all([workload], world, words)
+
+
+def predict_all(workloads: Sequence[Workload], world: World, words: Words) -> int:
+    """Predict, for each of several values such as drives and their numbers in one table."""
+    from dlemu.report.predict import present_cached, present_prediction, present_predictions
     from dlemu.report.text import answer_of
-    from dlemu.sizing.cached import asks_for_cache, predict_cached
+    from dlemu.sizing.predict import asks_for_cache, keep, predict_cached
     from dlemu.sizing.predict import predict as foretell
 
     if world.rank != 0:
         return 0
-    if _asks_for_checkpoints(workload):
-        _predict_checkpoint(workload, words)
-        return 0
-    script = Script.of(words, PREDICT)
-    cached = predict_cached(workload) if asks_for_cache(workload) else None
-    each = [cached.cold, cached.warm] if cached else [foretell(workload)]
-    found = cached or each[0]
-    say(answer_of((present_cached if cached else present_prediction)(found.document)))
-    script.tell(found.document, list(map(predict_row, each)))
-    return 0
-
-
-def predict_several(workloads: Sequence[Workload], world: World, words: Words) -> int:
-    """Predict for each of several values, such as drives and their numbers; show one table."""
-    from dlemu.report.predict import present_predictions
-    from dlemu.report.text import answer_of
-    from dlemu.sizing.cached import asks_for_cache
-    from dlemu.sizing.predict import keep
-    from dlemu.sizing.predict import predict as foretell
-
-    if world.rank != 0:
-        return 0
-    if any(_asks_for_checkpoints(each) or asks_for_cache(each) for each in workloads):
+    first, *others = workloads
+    if others and any(_asks_for_checkpoints(each) or asks_for_cache(each) for each in workloads):
         raise WorkloadError(
             "a table of several predictions has no cache and no checkpoints; give one value a key"
         )
+    if _asks_for_checkpoints(first):
+        _predict_checkpoint(first, words)
+        return 0
     script = Script.of(words, PREDICT)
-    found = [foretell(workload.with_keys({"output.folder": None})) for workload in workloads]
-    documents = [each.document for each in found]
-    whole: dict[str, object] = {"kind": "predictions", "answers": documents}
-    keep(workloads[0], whole)
-    say(answer_of(present_predictions(documents)))
-    script.tell(whole, list(map(predict_row, found)))
+    cached = predict_cached(first) if asks_for_cache(first) else None
+    each = [cached.cold, cached.warm] if cached else list(map(foretell, workloads))
+    found = (cached or each[0]).document
+    blocks = present_cached(found) if cached else present_prediction(found)
+    if others:
+        documents = [one.document for one in each]
+        found, blocks = (
+            {"kind": "predictions", "answers": documents},
+            present_predictions(documents),
+        )
+        keep(first, found)
+    say(answer_of(blocks))
+    script.tell(found, list(map(predict_row, each)))
     return 0
 
 
 def _asks_for_checkpoints(workload: Workload) -> bool:
     """Return whether a model was named, or the job is one of checkpoints alone."""
     alone = workload.workflow.checkpoint and not workload.workflow.train
-    return alone or "model" in workload.given or workload.made_from in known_models()
+    return alone or "model" in workload.given or workload.made_from in named("model")
 
 
 def _predict_checkpoint(workload: Workload, words: Words) -> None:

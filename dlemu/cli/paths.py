@@ -11,19 +11,24 @@ from typing import Any
 
 from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, drive_models, short_hash
-from dlemu.cli.words import Words
-from dlemu.errors import WorkloadError
+from dlemu.cli.words import DRY_RUN, Words
 from dlemu.host.place import find_system
+from dlemu.host.wear import WearFields
 from dlemu.judge.records import write_text
 from dlemu.judge.summary import time_of_day
+from dlemu.ranks.world import World
 from dlemu.report.in_run import wear_line
 from dlemu.report.paths import plots_of, present_paths, title_of
 from dlemu.report.table import Row
 from dlemu.report.text import answer_of, render_text
 from dlemu.terminal import detail, say
-from dlemu.tools.paths.sweep import CELLS, Cell, Sweep, run_paths
+from dlemu.tools.paths.cells import Cell
+from dlemu.tools.paths.sweep import CELLS, Sweep, run_paths
 
-_NEWER = ("queue_depth", "queues", "cpu_seconds_per_million_ios")
+_NEWER = (
+    *("queue_depth", "queues", "cpu_seconds_per_million_ios", "gpu", "together", "ceiling"),
+    "ceiling_bytes_per_second",
+)
 COLUMNS = (
     *("time", "id", "label"),
     *(field.name for field in fields(Cell) if field.name not in _NEWER),
@@ -33,13 +38,20 @@ COLUMNS = (
 """Of --csv; new ones come last."""
 
 
-def main(words: Words) -> int:
-    """Run `dlemu paths`; return the exit status."""
-    plan = plan_of(words)
-    script = Script.of(words, COLUMNS)
-    doing = Doing()
-    with show_progress("paths", lambda: str(doing), on=plan.progress == "on"):
-        cells = run_paths(plan, say, doing.begin, lambda wear: detail(wear_line(wear)))
+def main(words: Words, world: World) -> int:
+    """Run `dlemu paths`; return the exit status. All ranks call it."""
+    plan = world.on_first(lambda: plan_of(words))
+    script = world.on_first(lambda: Script.of(words, COLUMNS))
+    doing, dry = Doing(), DRY_RUN in words.options
+    shown = plan.progress == "on" and world.rank == 0 and not dry
+
+    def tell(wear: WearFields) -> None:
+        detail(wear_line(wear))
+
+    with show_progress("paths", lambda: str(doing), on=shown):
+        cells = run_paths(plan, say, doing.begin, tell, world=world, dry=dry)
+    if world.rank != 0 or dry:
+        return 0
     document = document_of(cells, plan.output)
     say(answer_of(present_paths(document), apart=True))
     _write(document, plan.output)
@@ -51,10 +63,9 @@ def main(words: Words) -> int:
 def plan_of(words: Words) -> Sweep:
     """Return the plan that words mean."""
     values = words.tree("paths")
-    sweep = Sweep(**{"target": (words.folder or Path(),), **values})
-    if words.folder is None and "target" not in values:
-        raise WorkloadError("no folder to measure; write dlemu paths FOLDER")
-    return sweep
+    if words.folder is not None:
+        values = {"target": tuple(words.others[0].split(",")), **values}
+    return Sweep(**values)
 
 
 def document_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
@@ -84,16 +95,22 @@ def cells_csv(cells: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Cell)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(cells)
+    writer.writerows({**cell, "together": ",".join(cell["together"])} for cell in cells)
     return text.getvalue()
 
 
 def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:
     """Return the rows of measured cells, in the units of paths.csv."""
-    here = {cell.target: asdict(find_system(Path(cell.target))) for cell in cells}
+    here = {
+        cell.target: asdict(find_system(Path(cell.target)))
+        if Path(cell.target).exists()
+        else {"host": cell.target.rpartition(":")[0], "drives": ()}  # another host's, or the sum
+        for cell in cells
+    }
     return [
         {
             **asdict(cell),
+            "together": ",".join(cell.together),
             "time": time_of_day(),
             "id": short_hash(folder.resolve(), cell.asked),
             "host": here[cell.target]["host"],

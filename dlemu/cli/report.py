@@ -1,18 +1,22 @@
-"""`dlemu report`: stored results shown again, as text, JSON, a page or a trace."""
+"""`dlemu report` and `dlemu compare`: stored results shown again, and side by side."""
 
-import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BeforeValidator
 
+from dlemu.cli.scripts import json_text
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
+from dlemu.config.sections import Arguments
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.judge.records import SIZING, SUMMARY, plain
+from dlemu.judge.records import SIZING, SUMMARY
 from dlemu.report.blocks import Lines, Section
+from dlemu.report.compare import compare_folders, losses, present_compare
 from dlemu.report.page import across, page_of, present_stored, section
 from dlemu.report.stored import Stored, find_results, read_result
 from dlemu.report.text import answer_of
@@ -100,15 +104,16 @@ def show_across(folders: Sequence[Path]) -> None:
 
 
 def _show_table(sections: Sequence[Section]) -> None:
-    say(answer_of([across(sections), Lines([_LEGEND])], apart=True))
+    table = across(sections)
+    legend = [Lines([_LEGEND])] if any("AU" in head for head in table.heads) else []
+    say(answer_of([table, *legend], apart=True))
 
 
 def _text(result: Stored, *, as_json: bool, apart: bool) -> Answer:
     """Return what is shown of a result; as text `apart` from what is above."""
     if not as_json:
         return answer_of(present_stored(result), apart=apart)
-    text = json.dumps({"folder": str(result.folder)} | plain(result.document))
-    return Answer(text.replace("\x7f", "\\u007f"))  # json leaves DEL as it is
+    return Answer(json_text({"folder": str(result.folder)} | dict(result.document), indent=None))
 
 
 def _write_trace(path: Path, result: Stored) -> None:
@@ -143,3 +148,43 @@ def show(folder: Path, document: Mapping[str, Any], *, is_last: bool = True) -> 
 def show_on_the_way(folder: Path, document: Mapping[str, Any]) -> None:
     """Print one run of several, or of one that fails; nothing in the quiet mode."""
     show(folder, document, is_last=False)
+
+
+# --- dlemu compare --------------------------------------------------------------------------------
+
+_MAX_LOSS = "compare.max_loss"
+_PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
+
+
+def _percent(text: object) -> float:
+    found = _PERCENT.fullmatch(str(text).strip())
+    if found is None or float(found[1]) > 100:
+        raise ValueError(f"must be 0% to 100%, such as 5%, got {text}")
+    return float(found[1])
+
+
+class Allowed(Arguments):
+    """What a result may have lost against the first one."""
+
+    max_loss: Annotated[float, BeforeValidator(_percent)] | None = None
+    """Exit with 2 where a result has lost more than that, as 5%: samples/s of runs, accelerators of
+    sizings."""
+
+
+def compare(words: Words) -> int:
+    """Run `dlemu compare`; return the exit status."""
+    percent = Allowed(**words.tree("compare")).max_loss
+    if len(words.others) < 2:
+        raise WorkloadError("dlemu compare needs two folders of results: dlemu compare A B")
+    max_loss = None if percent is None else percent / 100
+    documents = compare_folders(list(map(Path, words.others)), max_loss)
+    lost = [shown_line(line) for document in documents for line in losses(document)]
+    if "--json" in words.options:
+        answer(json_text(documents[0] if len(documents) == 1 else documents))
+    else:
+        for number, document in enumerate(documents):
+            say(answer_of(present_compare(document), apart=number > 0))
+    if max_loss is not None:
+        text = "\n".join(lost) or f"no result lost more than {_MAX_LOSS}={percent:g}%"
+        say(Answer(f"\n{text}", text))
+    return 2 if lost else 0

@@ -89,9 +89,9 @@ class Script:
             answer(json_text(document))
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Any, *, indent: int | None = 2) -> str:
     """Return JSON in ASCII without control characters; what is not finite becomes null."""
-    return json.dumps(plain(value), indent=2).replace("\x7f", "\\u007f")
+    return json.dumps(plain(value), indent=indent).replace("\x7f", "\\u007f")
 
 
 def run_document(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +131,7 @@ def run_row(
 def size_row(answer: "Sized") -> Row:
     """Return the row of one target and workload."""
     low, high = answer.interval or (None, None)
+    rate = answer.mean("read_bytes_per_second")
     here = asdict(find_system(Path(answer.target.folder)))
     same = ("num_accelerators", "at_least", "real_accelerators", "limit")
     return {
@@ -141,9 +142,9 @@ def size_row(answer: "Sized") -> Row:
         "interval_low": low,
         "interval_high": high,
         "threshold_percent": answer.threshold,
-        "au_percent": fmean(answer.au_percentages) if answer.shown else None,
-        "samples_per_second": answer.samples_per_second if answer.shown else None,
-        "read_MB_per_second": answer.read_bytes_per_second / 1e6 if answer.shown else None,
+        "au_percent": answer.mean("au_percentage"),
+        "samples_per_second": answer.mean("samples_per_second"),
+        "read_MB_per_second": rate and rate / 1e6,
         "remarks": "; ".join(answer.remarks),
         "first": answer.first is not None,
         "quick": answer.workload.size.quick,

@@ -5,15 +5,17 @@ same. Where they do not, one line names the page that says what to write.
 """
 
 import re
-from argparse import SUPPRESS, ArgumentError, ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlemu.config.compose import known_workloads, refuse_tilde, set_key, without_secrets
 from dlemu.errors import WorkloadError, did_you_mean
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 _KEY = re.compile(r"[+~]*(?:[\w.@]*|hydra/[\w/]*)", re.ASCII)
 """A key, or a group of Hydra's own keys, as in hydra/job_logging=none."""
@@ -33,7 +35,7 @@ OPTIONS: dict[str, Option] = {
     "--config-dir": Option("look for workload files there too, as DLIO does", "FOLDER", "-cd"),
     "--cfg": Option("show all keys with their values, and do nothing else", "job", "-c"),
     "--dry-run": Option("say what would be done, and do not do it"),
-    "--multirun": Option("a run of each of several values, as reader.batch_size=1,2", "", "-m"),
+    "--multirun": Option("a job of each of several values, as reader.batch_size=1,2", "", "-m"),
     "--full": Option("read every byte, not only the sizes"),
     "--verify": Option("compare every byte that is read with what was written"),
     "--repair": Option("write bad files again"),
@@ -167,6 +169,8 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, for_job: bool = 
     With `for_job`, a word such as ~train.seed is an override, as in Hydra, and the words of the
     others are taken as well.
     """
+    from argparse import SUPPRESS, ArgumentError, ArgumentParser  # --help needs none of it
+
     end = words.index("--") if "--" in words else len(words)
     parser = ArgumentParser(
         add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS
@@ -207,7 +211,7 @@ def _value(option: str, word: str) -> str:
     """Return the value of an option."""
     refuse_tilde(option, word)
     if not word or (is_key_value(word) and OPTIONS[option].value != "TEXT"):
-        raise ArgumentTypeError
+        raise ValueError
     return word
 
 
@@ -217,7 +221,7 @@ def _own(option: str, meant: str, word: str) -> str:
     return meant.format(word)
 
 
-def _add_spellings(parser: ArgumentParser) -> None:
+def _add_spellings(parser: "ArgumentParser") -> None:
     """Have a parser take the options of the others; `own` has what they mean."""
     for options, meant in _KEYS.items():
         own = partial(_own, options[0], meant)

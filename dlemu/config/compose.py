@@ -159,16 +159,6 @@ def datasheet(name: str) -> dict[str, Any]:
     return read_yaml(find("drive", name))
 
 
-def known_models() -> dict[str, Path]:
-    """Return the files that "model=" takes by name: a job of checkpoints each, as DLIO has them."""
-    return named("model")
-
-
-def known_drives() -> dict[str, Path]:
-    """Return the datasheets that "drive=" takes by name."""
-    return named("drive")
-
-
 def named(group: str, config_dir: Path | None = None) -> dict[str, Path]:
     """Return the files of a group of rows, such as "model", by name; those in `config_dir`, too."""
     folders = [CONFIGS] if config_dir is None else [CONFIGS, config_dir]
@@ -246,6 +236,15 @@ def _joined(old: object, new: object) -> object:
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return new
     return {**old, **{key: _joined(old.get(key), value) for key, value in new.items()}}
+
+
+def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each dotted key of a tree with its value."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def refuse_tilde(key: str, path: str) -> None:

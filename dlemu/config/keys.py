@@ -19,8 +19,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from dlemu.config import sections
-from dlemu.config.compose import PATH_KEYS, known_workloads
-from dlemu.config.model import Workload, check_workload, leaves, use_of
+from dlemu.config.compose import PATH_KEYS, known_workloads, leaves
+from dlemu.config.model import Workload, check_workload, use_of
 from dlemu.config.published import published_row
 from dlemu.config.refusal import NO_KEYS, group_of
 from dlemu.config.sections import Use

@@ -5,18 +5,21 @@ effect here are accepted and listed in `Workload.ignored`.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
     PlainSerializer,
+    SecretStr,
     ValidationError,
     model_validator,
 )
@@ -25,15 +28,13 @@ from dlemu.config.checkpoint_sections import CheckpointSection, ModelSection
 from dlemu.config.compose import (
     compose,
     datasheet,
-    known_drives,
-    known_models,
     known_workloads,
-    model_keys,
+    named,
     no_workload,
     set_key,
 )
-from dlemu.config.objects import access_of
-from dlemu.config.refusal import describe, group_of, known_keys, unknown_key
+from dlemu.config.dlio import IGNORED, translated
+from dlemu.config.refusal import describe, group_of, known_keys
 from dlemu.config.sections import (
     PLANS,
     RUNS,
@@ -68,48 +69,8 @@ from dlemu.errors import WorkloadError
 from dlemu.storage.s3.location import SCHEME, Access, in_bucket, object_path
 from dlemu.units import parse_bytes, unmistakable, with_unit
 
-# DLIO's keys that have no effect here (sources: `LoadConfig` of both DLIO repositories, the files
-# of MLPerf Storage); a key of which some values would change what is read is in _DECLINED.
-_IGNORED_KEYS = {
-    "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files "
-    "generation_buffer_size data_gen_method skip_listing listing_validation_interval "
-    "record_element_bytes",
-    "reader": "batch_size_eval computation_threads pin_memory dont_use_mmap data_loader_sampler "
-    "write_threads",
-    "workflow": "debug profiling",
-    "model": "type",
-    "checkpoint": "randomize_tensor ksm type recovery_rank_shift",
-    "output": "log_file log_level",
-    "storage": "storage_library storage_options use_mpi_endpoint_distribution "
-    "load_balance_strategy post_generation_settle_seconds",
-    "metric": "exclude_end_epochs",
-}
-_CLASS = "is a class for DLIO, which dlemu cannot run; leave it out: "
-_TENSORS = (
-    "has the tensors of a checkpoint; dlemu takes model.transformer or model.model_size_bytes; "
-    "leave it out"
-)
-_DECLINED = {
-    "reader.reader_classname": f"{_CLASS}a format of yours is dataset.format=PACKAGE.MODULE",
-    "reader.data_loader_classname": f"{_CLASS}a loader of yours is reader.data_loader="
-    "PACKAGE.MODULE",
-    "checkpoint.checkpoint_mechanism_classname": f"{_CLASS}dlemu writes checkpoints itself",
-    "dataset.compression_level": "is not followed: gzip has level 4, as by default in DLIO; leave "
-    "it out",
-    "model.layer_parameters": _TENSORS,
-    "model.optimization_groups": _TENSORS,
-    "reader.read_type": "keeps files in memory, which dlemu does not; leave it out: each sample is "
-    "read when it is asked for, as with on_demand",
-    "reader.file_access": "shares a file among ranks by MPI-IO, which dlemu does not; leave it "
-    "out: each rank opens files itself, as with multi",
-    "workflow.evaluation": "reads files of its own after an epoch, which dlemu does not; set "
-    "workflow.evaluation=false",
-}
-"""What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
-_AS_HERE: tuple[object, ...] = (None, False, "", [], 4, "on_demand", "multi", "posix")
-_IGNORED = {"evaluation", "profiling", "logging", *_DECLINED} | {
-    f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
-}
+_AWS = "https://s3.{region}.amazonaws.com"
+_REGION = "us-east-1"
 
 _memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
 _memory_again = PlainSerializer(lambda value: unmistakable(value, 2**20))
@@ -172,7 +133,7 @@ def _datasheet(value: object) -> object:
     return datasheet(value) if isinstance(value, str) else value
 
 
-NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(known_drives)]
+NamedDrive = Annotated[Drive, BeforeValidator(_datasheet), Names(lambda: named("drive"))]
 
 
 class Workload(Section):
@@ -254,7 +215,7 @@ class Workload(Section):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise WorkloadError(describe(error, Workload, _IGNORED)) from error
+            raise WorkloadError(describe(error, Workload, IGNORED)) from error
 
     @property
     def data_folder(self) -> Path:
@@ -399,21 +360,15 @@ def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
 
     Where a key is unknown, those that `command` reads are named rather than others.
     """
-    raw = _plain(tree)
-    known = {*_IGNORED}
-    if "ignored" in raw:
-        raise WorkloadError(unknown_key("ignored", Workload, known))
-    _rename(raw)
-    raw["ignored"] = tuple(dict.fromkeys(_take_ignored(raw)))
-    raw.setdefault("name", "workload")
+    raw = translated(tree)
     try:
         workload = Workload.model_validate(raw)
     except WorkloadError as error:
         if not isinstance(error.__cause__, ValidationError):
             raise  # a drive that is not there
-        text = describe(error.__cause__, Workload, known, lambda: _keys_of(command))
+        text = describe(error.__cause__, Workload, IGNORED, lambda: _keys_of(command))
         name = str(raw["name"])
-        if text == "dataset.format is not set" and name in known_models():
+        if text == "dataset.format is not set" and name in named("model"):
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
         raise WorkloadError(text) from None
     return _checked(workload)
@@ -433,21 +388,6 @@ def _checked(workload: Workload) -> Workload:
     _check_access(workload)
     _check_places(workload)
     return workload
-
-
-def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
-    """Yield the keys that have no effect here; they are taken out of the tree."""
-    for key in sorted(_IGNORED):
-        section, _, leaf = key.partition(".")
-        if not leaf and section in raw:
-            value = raw.pop(section)
-            yield from [inner for inner, _ in leaves({section: value})] or [section]
-        elif isinstance(raw.get(section), dict) and leaf in raw[section]:
-            value = raw[section].pop(leaf)
-            if key in _DECLINED and value not in _AS_HERE:
-                shown = str(value).lower() if value is True else value
-                raise WorkloadError(f"{key}={shown} {_DECLINED[key]}")
-            yield key
 
 
 def _check_dali(workload: Workload) -> None:
@@ -537,105 +477,52 @@ def load_model(name: str, overrides: Mapping[str, object] | None = None) -> Work
     return check_workload(compose(name, overrides or {}, "model"))
 
 
-def _rename(raw: dict[str, Any]) -> None:
-    """Move DLIO's keys that have another place or another name here."""
-    _rename_model(raw)
-    if "data_reader" in raw:
-        raw.setdefault("reader", raw.pop("data_reader"))
-    _rename_storage(raw)
-    output = raw.get("output")
-    if isinstance(output, dict) and isinstance(output.get("metric"), dict):
-        metric = raw.setdefault("metric", {})
-        if isinstance(metric, dict):
-            raw["metric"] = output.pop("metric") | metric
-    if "edition" in raw and isinstance(metric := raw.setdefault("metric", {}), dict):
-        metric["edition"] = raw.pop("edition")
-    if "clients" in raw:  # as storage's vendors call the hosts that train
-        raw.setdefault("num_hosts", raw.pop("clients"))
-    dataset = raw.get("dataset")
-    if isinstance(dataset, dict):
-        for old in ("record_length", "record_length_stdev", "record_length_resize"):
-            if old in dataset:
-                dataset.setdefault(old.replace("length", "length_bytes"), dataset.pop(old))
-        if dataset.get("record_length_bytes_resize") == 0:
-            dataset["record_length_bytes_resize"] = None
-        hdf5 = dataset.get("hdf5")
-        names = {"max_shape": "enable_chunking"}  # so that they may grow
-        for key in ("num_dset_per_record", "chunk_dims", "max_shape"):
-            if isinstance(hdf5, dict) and (value := hdf5.pop(key, None)):
-                dataset.setdefault(names.get(key, key), key in names or value)
-        if hdf5 == {}:
-            del dataset["hdf5"]
-    for section, key in (("reader", "preprocess_time"), ("train", "computation_time")):
-        group = raw.get(section)
-        if isinstance(group, dict) and f"{key}_stdev" in group:
-            stdev, mean = group.pop(f"{key}_stdev"), group.get(key, 0.0)
-            group[key] = mean if isinstance(mean, dict) else {"mean": mean}
-            group[key].setdefault("stdev", stdev)
+def access_of(storage: StorageSection | None = None) -> Access:
+    """Return what the keys say; what they leave open, AWS's variables in the environment say.
+
+    Raises:
+        WorkloadError: an endpoint is no URL, or one half of the credentials is missing.
+    """
+    storage = storage or StorageSection()
+    told, endpoints = os.environ.get, storage.endpoint_url
+    region = storage.region or told("AWS_REGION") or told("AWS_DEFAULT_REGION") or _REGION
+    if not endpoints:
+        named = told("AWS_ENDPOINT_URL_S3") or told("AWS_ENDPOINT_URL") or ""
+        endpoints = tuple(named.split(",")) if named else (_AWS.format(region=region),)
+    for endpoint in endpoints:
+        _check_endpoint(endpoint)
+    key_id, secret = map(_revealed, (storage.access_key_id, storage.secret_access_key))
+    token = ""
+    if not (key_id or secret):
+        key_id, secret = told("AWS_ACCESS_KEY_ID", ""), told("AWS_SECRET_ACCESS_KEY", "")
+        token = told("AWS_SESSION_TOKEN", "")
+    if bool(key_id) != bool(secret):
+        missing = "storage.secret_access_key" if key_id else "storage.access_key_id"
+        raise WorkloadError(
+            f"{missing} is not set, its other half is; set both keys, or AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY in the environment of rank 0"
+        )
+    limits = storage.get_seconds, storage.retries
+    return Access(endpoints, region, key_id, secret, token, *limits)
 
 
-def _rename_storage(raw: dict[str, Any]) -> None:
-    """Move DLIO's storage.storage_options to the keys that they are here; others are ignored."""
-    storage, reader = raw.get("storage"), raw.setdefault("reader", {})
-    if not isinstance(storage, dict) or not isinstance(reader, dict):
-        return
-    storage = raw["storage"] = dict(storage)
-    options = storage.get("storage_options")
-    library = storage.get("storage_library")
-    if isinstance(options, dict):
-        known = ("endpoint_url", "region", "access_key_id", "secret_access_key")
-        library = options.get("storage_library", library)
-        for name in options.keys() & set(known):
-            storage.setdefault(name, options[name])
-        if options.keys() <= set(known):
-            del storage["storage_options"]
-    if "endpoint_uris" in storage:
-        storage.setdefault("endpoint_url", storage.pop("endpoint_uris"))
-    kind = storage.get("storage_type")
-    if kind == "direct_fs":  # a folder, read by s3dlio with O_DIRECT
-        storage["storage_type"] = "local_fs"
-        reader.setdefault("odirect", True)
-    elif kind == "s3dlio" or (kind == "s3" and library == "s3dlio"):
-        storage["storage_type"] = "s3"
-        if reader.get("data_loader", "pytorch") == "pytorch":  # DLIO spawns its workers, too
-            reader.setdefault("multiprocessing_context", "spawn")
+def _revealed(secret: SecretStr | None) -> str:
+    return "" if secret is None else secret.get_secret_value()
 
 
-def _rename_model(raw: dict[str, Any]) -> None:
-    """Take a model that is given by its name alone, and DLIO's names of its keys."""
-    checkpoint = raw.get("checkpoint")
-    if isinstance(checkpoint, dict) and "model_size" in checkpoint:  # MLPerf Storage v1.0
-        size = checkpoint.pop("model_size")
-        if isinstance(group := raw.setdefault("model", {}), dict):
-            group.setdefault("model_size_bytes", size)
-    model = raw.get("model")
-    if model is None:
-        raw.pop("model", None)
-        return
-    if not isinstance(model, dict):
-        known = str(model) in known_models() or str(model).endswith((".yaml", ".yml"))
-        model = raw["model"] = model_keys(str(model)) if known else {"name": str(model)}
-    if "name" in model:
-        raw.setdefault("name", str(model["name"]))
-    if "model_size" in model:  # as the files of MLPerf Storage have it
-        model.setdefault("model_size_bytes", model.pop("model_size"))
-    if "dataset" not in raw and model.keys() & {"num_layers", "model_size_bytes"}:
-        # A job of checkpoints alone, as MLPerf Storage's llama3_8b.yaml.
-        raw["dataset"] = {"format": "npz", "num_files_train": 1}
-
-
-def _plain(value: Any) -> Any:
-    """Return a tree of dicts whose keys are text that can be shown in one line."""
-    if not isinstance(value, Mapping):
-        return value
-    shown = {key: key if str(key).isprintable() else repr(key) for key in value}
-    return {str(shown[key]): _plain(inner) for key, inner in value.items()}
-
-
-def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each dotted key of a tree with its value."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+def _check_endpoint(endpoint: str) -> None:
+    """Refuse what is no plain URL of a server; a password in it would be shown."""
+    try:
+        parts = urlsplit(endpoint)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if "@" in endpoint:
+        raise WorkloadError(
+            "storage.endpoint_url must not have a user or a password; set storage.access_key_id "
+            "and storage.secret_access_key"
+        )
+    if not fits:
+        raise WorkloadError(
+            f"storage.endpoint_url must be URLs such as http://10.0.0.7:9000, got {endpoint[:80]!a}"
+        )

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 from numpy.typing import NDArray
 
-from dlemu.config.compose import PATH_KEYS, SECRET_KEYS, known_models, known_workloads, set_key
-from dlemu.config.model import Workload, leaves, load_model, load_workload, use_of
+from dlemu.config.compose import PATH_KEYS, SECRET_KEYS, known_workloads, leaves, named, set_key
+from dlemu.config.model import Workload, load_model, load_workload, use_of
 from dlemu.config.refusal import NO_KEYS
 from dlemu.errors import WorkloadError
 from dlemu.terminal import shown_line
@@ -38,7 +38,7 @@ def command(
     """
     more = more or {}
     base, origin = _made_from(workload)
-    group = "workload" if origin not in known_models() or origin in known_workloads() else "model"
+    group = "workload" if origin not in named("model") or origin in known_workloads() else "model"
     words = [f"dlemu {name}", _for_shell(f"{group}={origin}")]
     if base.name != workload.name:
         words.append(word("name", workload.name))

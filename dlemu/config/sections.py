@@ -1012,7 +1012,24 @@ class SteptimeSection(Section):
     """Voxels or pixels along each axis of the input. None: the benchmark's, 128 or 224."""
 
 
-CachePolicy = Literal["none", "lru", "keep"]
+POLICIES: Registry[type] = Registry(
+    "dlemu.cache_policies",
+    type,
+    "POLICY",
+    "it must be a class as Lru of dlemu.loaders.cache.hits",
+    none="dlemu.loaders.cache.hits:Nothing",
+    lru="dlemu.loaders.cache.hits:Lru",
+    keep="dlemu.loaders.cache.hits:Keep",
+)
+"""What a cache gives up, by `cache.policy`: imported where a cache is planned."""
+
+
+def _known_policy(name: str) -> str:
+    POLICIES.place(name)
+    return name
+
+
+CachePolicy = Annotated[str, AfterValidator(_known_policy), Names(lambda: POLICIES)]
 
 
 def _capacity(value: object) -> object:

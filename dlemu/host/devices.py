@@ -94,16 +94,22 @@ class BlockDevice:
         )
 
 
-def devices_under(*folders: Path, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
+def devices_under(*places: Path, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
     """Return the physical drives that hold these folders, by name; none for tmpfs and networks.
 
-    A partition is resolved to its drive; md, dm, LVM and multipath to their members; a loop device
-    to the drives under its file; overlay to the drives under those of its layers that are visible.
+    Of a block device such as /dev/nvme0n1p1 its own. A partition is resolved to its drive; md, dm,
+    LVM and multipath to their members; a loop device to the drives under its file; overlay to the
+    drives under those of its layers that are visible.
     """
     mounts = read_mounts(proc=proc)
-    return _block_devices(
-        [disk for each in folders for disk in _disks_under(each.resolve(), mounts, sys, set())], sys
-    )
+    disks: list[Path] = []
+    for place in places:
+        if place.is_block_device():
+            for device in _named_device(place, sys):
+                disks += _members(device, mounts, sys, set())
+        else:
+            disks += _disks_under(place.resolve(), mounts, sys, set())
+    return _block_devices(disks, sys)
 
 
 def counted_devices(place: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
@@ -118,15 +124,6 @@ def counted_devices(place: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[
     if mount is None or mount.kind == "overlay":
         return devices_under(place, proc=proc, sys=sys)
     return _block_devices(_mounted_devices(mount, sys), sys)
-
-
-def drives_of(device: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
-    """Return the physical drives of a block device such as /dev/nvme0n1p1, by name."""
-    mounts = read_mounts(proc=proc)
-    disks = [
-        disk for found in _named_device(device, sys) for disk in _members(found, mounts, sys, set())
-    ]
-    return _block_devices(disks, sys)
 
 
 def mount_under(folder: Path, *, proc: Path = PROC) -> Mount | None:

@@ -164,8 +164,8 @@ def _past_memory(workload: Workload, summary: Summary) -> str:
     ways.append("a dataset of five times the memory")
     if not workload.output.drop_caches:
         ways.append("a cold epoch (output.drop_caches=true)")
-    elif workload.train.epochs > 1:
-        ways.append("one cold epoch (train.epochs=1)")
+    elif workload.train.epochs > 1 and not workload.drops_each_epoch:
+        ways.append("cold epochs (output.drop_each_epoch=true)")
     return " or ".join(ways)
 
 

@@ -250,7 +250,7 @@ def read_sizing(folder: Path) -> dict[str, Any]:
         for search in tree["unfinished"].values():
             for point in search["points"]:
                 assert all(np.isfinite(point[name]) for name in _OF_A_RUN)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (*DAMAGE, AssertionError) as error:
         raise RunError(f"{path} is damaged: {in_short(error)}") from None

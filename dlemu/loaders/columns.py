@@ -16,8 +16,8 @@ from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import format_of
 from dlemu.formats.parquet import TAIL_BYTES, Parquet, Ranges, read_footer
-from dlemu.loaders.activity import READING, Note
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
+from dlemu.loaders.steps import READING, Note
 from dlemu.storage.counted import CountedFile
 from dlemu.storage.extents import ExtentReader, File
 from dlemu.storage.s3.objects import ObjectReader

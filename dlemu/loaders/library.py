@@ -10,9 +10,9 @@ from time import perf_counter
 
 from dlemu.formats import format_of
 from dlemu.formats.format import Parsed
-from dlemu.loaders.activity import READING, Note
 from dlemu.loaders.cache.reader import TierReader
 from dlemu.loaders.source import Cost, Rows, Source, Task
+from dlemu.loaders.steps import READING, Note
 from dlemu.storage.counted import CountedFile, ReadCounts
 from dlemu.storage.regular import open_regular
 

@@ -29,20 +29,20 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DlemuError, RunError
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import make_room
-from dlemu.loaders.pipes import SharedMemory, Starter
-from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
-from dlemu.loaders.steps import CLOSE_SECONDS, Takers
-from dlemu.loaders.torch_internals import (
+from dlemu.loaders.pipes import (
     Requests,
+    SharedMemory,
+    Starter,
     disarm,
     lean_context,
     many_workers,
     stop_watching,
 )
+from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
+from dlemu.loaders.steps import CLOSE_SECONDS, Activity, Takers, describe
 from dlemu.loaders.worker import SampleReader, make_batch
-from dlemu.storage.counted import GetCounts
+from dlemu.storage.counted import NUM_BINS, GetCounts
 from dlemu.units import round_up
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -93,7 +93,8 @@ class PyTorchLoader:
         self._starter.close()
 
     def read_counts(self) -> NDArray[np.float64]:
-        return np.sum([workers.shared.activity.read_counts() for workers in self._workers], axis=0)
+        shared = (workers.shared.activity for workers in self._workers)
+        return sum((each.read_counts() for each in shared), np.zeros(NUM_BINS))
 
     def gets(self) -> GetCounts:
         counts = (each for workers in self._workers for each in workers.gets.values())

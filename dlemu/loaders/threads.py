@@ -28,13 +28,12 @@ from dlemu.errors import RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.host.limits import usable_cpus
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import Activity, describe
 from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
-from dlemu.loaders.steps import CLOSE_SECONDS, StepCollector, Window
+from dlemu.loaders.steps import CLOSE_SECONDS, Activity, StepCollector, Window, describe
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.storage.counted import GetCounts
+from dlemu.storage.counted import NUM_BINS, GetCounts
 
 
 @dataclass(slots=True, eq=False)
@@ -215,7 +214,7 @@ class ThreadsLoader:
         return sum((stream.reader.gets for stream in streams), GetCounts())
 
     def read_counts(self) -> NDArray[np.float64]:
-        return np.sum([activity.read_counts() for activity in self._activities], axis=0)
+        return sum((each.read_counts() for each in self._activities), np.zeros(NUM_BINS))
 
     def memory(self) -> list[NDArray[np.uint8]]:
         return [column.slots.data for column in self._columns if column.slots is not None]

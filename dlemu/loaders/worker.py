@@ -19,12 +19,12 @@ from dlemu.errors import DatasetError
 from dlemu.formats import Places, format_of
 from dlemu.formats.format import Checksum
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import IDLE, PREPROCESSING, READING, Note
 from dlemu.loaders.cache.reader import TierReader
 from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.library import LibraryReader
 from dlemu.loaders.preprocessing import Work
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
+from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Note
 from dlemu.storage.counted import GetCounts
 from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
 from dlemu.storage.s3.location import ObjectPath

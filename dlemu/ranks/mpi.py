@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from dlemu.errors import LostRankError, RunError
 from dlemu.ranks.ending import say_launcher_waits
-from dlemu.ranks.links import Links, Tree
-from dlemu.ranks.messages import Word, decode, encode
+from dlemu.ranks.links import Links, Tree, Word, decode, encode
 from dlemu.ranks.world import Alone, PeerError, World
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from dlemu.config.compose import PATH_KEYS
-from dlemu.config.model import Workload, leaves
+from dlemu.config.compose import PATH_KEYS, leaves
+from dlemu.config.model import Workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.judge.metrics import t95
 from dlemu.judge.records import SIZING, SUMMARY, read_config, read_summary

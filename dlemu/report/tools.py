@@ -305,7 +305,7 @@ def _life(drive: Document) -> Iterator[tuple[str, str]]:
 
 
 def present_workloads(rows: Sequence[Document]) -> list[Block]:
-    """Return what each published workload reads; a row has the fields of `sizing.rows.Row`."""
+    """Return what each published workload reads; the rows of `sizing.rows`."""
 
     def of_format(row: Document) -> str:
         return str(row["format"]) + (", random" if row["access"] == "random" else "")

@@ -133,6 +133,7 @@ def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
     seconds on `clock`.
     """
     torch = find_torch(gpus)
+    torch.cuda.set_device(gpus[0])  # else CUDA makes a context on GPU 0 too, of half a GiB
     products = [_Product(torch, gpu) for gpu in gpus]
     longest = max(product.seconds for product in products)
 

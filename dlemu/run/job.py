@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from dlemu.checkpoint.in_run import (
-    Place,
+    OwnRank,
     RunCheckpoints,
     check_checkpoints,
     combine_checkpoints,
@@ -95,7 +95,7 @@ def check_job(workload: Workload, world: World) -> None:
     if own:
         check_loader(workload, len(own))
         if workload.train.compute == "gpu":
-            _find_gpus(workload, len(own))
+            _find_gpus(workload, own)
 
 
 def run_job(
@@ -255,7 +255,7 @@ class _Run:
         """Start cold and run the epochs; return what was seen, and each epoch's own steps."""
         workload, world = self._workload, self._world
         clock, watchdog = self._clock, self._watchdog
-        on_gpu = _compute_on_gpu(workload, len(self._own), clock)
+        on_gpu = _compute_on_gpu(workload, self._own, clock)
         wait_until = after_launch(workload.train.launch_time, on_gpu or clock.sleep_until)
         compute = watchdog.computing(wait_until, clock)
         parts: list[Steps] = []
@@ -351,8 +351,8 @@ class _Run:
             yield None
             return
         steps = [self._count_steps()] * workload.train.epochs
-        place = Place(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
-        with open_checkpoints(workload, place, steps, self._say) as checkpoints:
+        rank = OwnRank(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
+        with open_checkpoints(workload, rank, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
             try:
                 yield checkpoints
@@ -453,19 +453,17 @@ class _Run:
         )
 
 
-def _compute_on_gpu(
-    workload: Workload, accelerators: int, clock: Clock
-) -> Callable[[float], None] | None:
+def _compute_on_gpu(workload: Workload, own: range, clock: Clock) -> Callable[[float], None] | None:
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
-    if workload.train.compute == "sleep" or accelerators == 0:
+    if workload.train.compute == "sleep" or not own:
         return None
     from dlemu.run.compute import gpu_compute
 
-    return gpu_compute(_find_gpus(workload, accelerators), clock)
+    return gpu_compute(_find_gpus(workload, own), clock)
 
 
-def _find_gpus(workload: Workload, accelerators: int) -> range:
-    """Return the GPUs that compute for so many accelerators."""
+def _find_gpus(workload: Workload, own: range) -> list[int]:
+    """Return the GPUs that compute for a rank's accelerators: dealt out in turn, as DALI's are."""
     from dlemu.run.compute import find_torch
     from dlemu.storage.gpu.cuda import num_gpus
 
@@ -473,7 +471,7 @@ def _find_gpus(workload: Workload, accelerators: int) -> range:
         num = workload.dali.gpus_per_host or num_gpus()
     except RunError as error:
         raise WorkloadError(f"train.compute=gpu: {error}; or set train.compute=sleep") from None
-    gpus = range(max(1, min(num, accelerators)))
+    gpus = sorted({accelerator % max(1, num) for accelerator in own})
     find_torch(gpus)
     return gpus
 

@@ -12,7 +12,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from dlemu.config.model import Workload, leaves, load_workload
+from dlemu.config.compose import leaves
+from dlemu.config.model import Workload, load_workload
 from dlemu.config.published import differing
 from dlemu.dataset.rule import (
     MEMORY_MULTIPLE,

@@ -35,8 +35,7 @@ from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
-from dlemu.sizing.calibration_file import Calibration
-from dlemu.sizing.formula import step_overhead
+from dlemu.sizing.formula import Calibration, step_overhead
 from dlemu.storage.owned import OwnedFolder, held
 from dlemu.storage.s3.location import in_bucket
 from dlemu.terminal import complain, say, silent

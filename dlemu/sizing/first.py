@@ -23,6 +23,7 @@ from pydantic import Field
 
 from dlemu.config.model import Workload, load_workload
 from dlemu.config.sections import LISTED, Arguments, MostBytes, Seconds, Section, Use
+from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, Layout, Repeated
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under
@@ -32,20 +33,17 @@ from dlemu.loaders.descriptors import most_accelerators
 from dlemu.ranks.world import Alone
 from dlemu.run.job import Say, check_job
 from dlemu.run.live import Live
-from dlemu.sizing.answers import First, Sized
+from dlemu.sizing.answers import First, Sized, Target, names_of
 from dlemu.sizing.first_files import (
     Files,
     find_files,
     full_measurement,
     plan_files,
     scratch_folder,
-    write_files,
 )
 from dlemu.sizing.log import SizingRecord
-from dlemu.sizing.measured import Search
+from dlemu.sizing.measured import PROBE_READERS, START_SECONDS, Search, probed_rate
 from dlemu.sizing.search import Goal, Point, Range, Sizing, conclude, search
-from dlemu.sizing.start import PROBE_READERS, START_SECONDS, probed_rate
-from dlemu.sizing.targets import Target, names_of
 from dlemu.storage.probe import probe_writing
 from dlemu.terminal import say
 from dlemu.units import (
@@ -132,10 +130,11 @@ def try_storage(
             needs, commands = full_measurement(
                 trial.folder, files, number, between.high or number, write_rate=rate, own=own
             )
+            reads, asked = files.workload.reader.data_loader, job.reader.data_loader
+            took = f"read by {reads}, which take less CPU time than {asked}: that is not installed"
             first = First(
                 **vars(between),
-                data_loader=files.workload.reader.data_loader,
-                instead_of=job.reader.data_loader,
+                remark="" if reads == asked else took,
                 written=files.written,
                 commands=commands,
                 full=needs,
@@ -217,7 +216,7 @@ class _Try(Search):
             say(f"{text}{self._left()}")
 
         super().__init__(target, workload, record, Alone(), tell, Live())
-        self._points = self._open()
+        self._points = self._runs_before()
 
     def describe(self) -> str:
         """Return what is read, and whether it is written first."""
@@ -229,7 +228,7 @@ class _Try(Search):
     def conclude(self) -> tuple[Sizing, Range]:
         """Return the answer for the workload, and between which numbers it lies."""
         if self._files.written:
-            write_files(self._files)
+            generate(self._files.workload, world=Alone())
         rate = probed_rate(Dataset(self._workload, self._files.layout))
         taken = self._workload.metric.au * self._workload.demand
         self._expected = rate / taken
@@ -242,10 +241,7 @@ class _Try(Search):
                 num_accelerators=0,
                 real_accelerators=self._expected,
                 at_least=False,
-                fewest_failed=None,
                 threshold=100 * self._workload.metric.au,
-                points=(),
-                confirmations=(),
                 interval=(0.7 * self._expected, 1.1 * self._expected),
                 limit="storage",
             )
@@ -257,7 +253,7 @@ class _Try(Search):
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
         threshold = 100 * self._workload.metric.au
         start = max(1, min(math.floor(self._expected) + 1, most))
-        self._record.begin(self._name)
+        self._record.add(self._name)
         try:
             search(self._measure, Goal(threshold, most, start, confirm=1), on_event=self._keep)
         except _TimeIsUp:

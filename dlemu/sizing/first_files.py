@@ -16,14 +16,15 @@ import numpy as np
 
 from dlemu.config.model import Workload
 from dlemu.config.published import command
-from dlemu.datagen import generate, read_manifest
+from dlemu.datagen import read_manifest
+from dlemu.datagen.survey import folders_below
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.ranks.world import Alone
+from dlemu.sizing.measured import START_SECONDS
 from dlemu.sizing.search import about_runs
-from dlemu.sizing.start import START_SECONDS
 from dlemu.storage.owned import OwnedFolder, direct
 from dlemu.terminal import complain
 from dlemu.units import format_bytes, format_seconds
@@ -42,8 +43,6 @@ _SIZE_KEYS = (
 _FREE_SHARE = 0.9
 _LEAST_FILES = 2
 _SEEDS = 64
-_MOST_FOLDERS = 100
-"""So many folders below the one that is tried are searched for datasets."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +100,7 @@ def _is_ours(name: str) -> bool:
 
 def find_files(folder: Path, workload: Workload) -> Files | None:
     """Return a dataset in a folder, or one level below it, that the workload can read."""
-    try:
-        below = sorted(path for path in folder.iterdir() if path.is_dir())[:_MOST_FOLDERS]
-    except OSError:
-        below = []
-    for place in (folder, folder / workload.name, folder / NAME / workload.name, *below):
+    for place in (folder, folder / NAME / workload.name, *folders_below(folder, workload.name)):
         with suppress(DlemuError, OSError):  # damaged, or somebody else's: then files are written
             manifest = read_manifest(place)
             if manifest is None or manifest.layout.num_files < _LEAST_FILES:
@@ -152,11 +147,6 @@ def plan_files(
     return planned
 
 
-def write_files(files: Files) -> None:
-    """Write a planned dataset, or what is missing of it."""
-    generate(files.workload, world=Alone())
-
-
 def _file_bytes(workload: Workload) -> float:
     return workload.dataset.num_samples_per_file * workload.dataset.mean_bytes
 
@@ -191,7 +181,9 @@ def full_measurement(
     It is of `number` accelerators, and `most` at most. `own` holds files that will be removed.
     Where the dataset of the rule has no room, it is a quick search.
     """
-    free = shutil.disk_usage(folder).free + _bytes_in(own)
+    free = shutil.disk_usage(folder).free + sum(
+        path.lstat().st_blocks * 512 for path in own.rglob("*") if path.is_file()
+    )
     job, have = _job(folder, files, own)
 
     def missing(num_files: int) -> float:
@@ -239,7 +231,3 @@ def _enough(workload: Workload, most: int, *, quick: bool) -> tuple[Workload, in
     workload = workload.with_keys({"size.quick": quick, "train.epochs": 1 if quick else 5})
     check = SizeCheck(workload, layout_of(workload), measure_memory(workload, Alone()))
     return workload, check.files_for(max(1, round(_HEADROOM * most)))
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

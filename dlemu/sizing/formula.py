@@ -21,16 +21,61 @@ so every answer has a range. Source: docs/prediction.md, which also says how wel
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from dlemu.config.model import Drive, Workload
 from dlemu.dataset.layout import amount_of, layout_of
 from dlemu.errors import WorkloadError
 from dlemu.judge.metrics import passes
-from dlemu.sizing.calibration_file import ERROR, Calibration
 from dlemu.units import ceil_div
+
+ERROR = 0.36
+"""Relative error of a rate, by datasheet or calibration: 90 % of the published cells are no further
+off when their drive is left out of the fit (printed by `benchmarks.published`)."""
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Calibration(BaseModel):
+    """What was measured on one host with one workload, loader and odirect setting: the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    kind: Literal["calibration"] = "calibration"
+    version: Literal[3] = 3
+    host: str = ""
+    """Its name."""
+    host_cpus: Annotated[int, Field(ge=1)] | None = None
+    """Its CPU cores; None: not known."""
+    workload: str
+    loader: str
+    odirect: bool
+    sample_bytes: Positive | None = None
+    """Mean bytes of the samples it was measured with; None: unknown, not compared."""
+    read_threads: Annotated[int, Field(ge=0)] | None = None
+    overhead: Annotated[float, Field(ge=0)]
+    """Seconds of a step beyond compute, where storage is not the limit (o)."""
+    jitter: Annotated[float, Field(ge=0)] = 0.0
+    """Scale of the step's jitter over the accelerators, seconds (σ); differs from site to site."""
+    host_read_bytes_per_second: Positive
+    """What one host moves at full load, where storage is not the limit (C)."""
+    drive_read_bytes_per_second: Positive | None = None
+    """Rate of one drive, read cold in the loader's own pattern (S); None: use the datasheet."""
+    page_cache_share: Share = 0.0
+    """Share of the bytes that memory serves, 0 to 1 (h)."""
+    error: Share = ERROR
+    """Relative error of what is predicted from these figures."""
+    overhead_limit: str | None = None
+    """Limit of the run that gave the overhead, as in summary.json; None: it had none."""
+    host_limit: str | None = None
+    """Limit of the run that gave the host's rate; if not the host, the host may move more."""
+    drive_limit: str | None = None
+    """Limit of the cold read; if not the storage, the drive may give more."""
+
 
 AU_NOISE = 0.0036
 """Two standard deviations of AU from run to run, 0 to 1 (published cells: median 0.18 points)."""
@@ -238,8 +283,10 @@ def host_with_dlio(workload: Workload, cpus: int) -> tuple[float, float] | None:
     return 1e9 * cpus / dearest, 1e9 * cpus / cheapest
 
 
-def published(job: PredictionInput, host: tuple[float, float], cpus: int) -> Published:
-    """Return what a published run shows whose hosts move so much: `host_with_dlio`."""
+def published(workload: Workload, job: PredictionInput, cpus: int) -> Published | None:
+    """Return what a run published on hosts of so many cores shows; None as `host_with_dlio`."""
+    if (host := host_with_dlio(workload, cpus)) is None:
+        return None
     mean, low, high = (_Terms.of(job, None, sign, host) for sign in (0, -1, 1))
     figure: Literal["drive", "host", "either"] = "either"
     if high.feeds["host cpu"] < low.feeds["storage"]:

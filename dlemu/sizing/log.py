@@ -49,13 +49,13 @@ class SizingRecord:
             RunError: it is damaged, or cannot be written.
         """
         check_writable(folder / SIZING)
+        self.folder, self._wanted = folder, {} if wanted is None else {"wanted": wanted}
         self._document = document_of([], tried)
-        before = self._document | read_sizing(folder)
-        self.folder, self._wanted = folder, wanted
-        self._answers = {f"{each['target']}.{each['workload']}": each for each in before["answers"]}
-        self._unfinished, self._settings = before["unfinished"], before.get("settings", {})
+        before = self._document | {"settings": {}} | read_sizing(folder)
+        ended = {f"{each['target']}.{each['workload']}": each for each in before["answers"]}
+        self._searches: dict[str, Any] = ended | before["unfinished"]
+        self._settings = before["settings"]
         self._record = Record(folder, self._document, name=SIZING)
-        self._is_begun = False
 
     def open(self, name: str, settings: Mapping[str, Any]) -> list[Point]:
         """Return the runs of a search that were made before.
@@ -82,40 +82,30 @@ class SizingRecord:
         return points
 
     def _points(self, name: str) -> list[Any]:
-        found = self._unfinished.get(name) or self._answers.get(name)
-        return [] if found is None else list(found["points"])
+        return list(self._searches.get(name, {"points": ()})["points"])
 
-    def begin(self, name: str) -> None:
-        """Note that a run of a search begins."""
-        self._keep(name, self._points(name))
-
-    def add(self, name: str, point: Point) -> None:
-        """Keep a run."""
-        self._keep(name, [*self._points(name), asdict(point)])
-
-    def _keep(self, name: str, points: list[Any]) -> None:
-        self._answers.pop(name, None)
-        found = {"points": points, "conditions": conditions_of(self.folder, name)}
-        self._unfinished[name] = found
+    def add(self, name: str, *new: Point) -> None:
+        """Keep the runs of a search that has no answer yet: none as it begins."""
+        points = [*self._points(name), *map(asdict, new)]
+        conditions = conditions_of(self.folder, name)
+        self._searches[name] = {"points": points, "conditions": conditions}
         self._write("incomplete")
 
     def conclude(self, answer: Sized, *, is_last: bool) -> None:
         """Keep an answer."""
-        self._unfinished.pop(answer.name, None)
-        self._answers.pop(answer.name, None)
-        self._answers[answer.name] = answer.fields
+        self._searches.pop(answer.name, None)
+        self._searches[answer.name] = answer.fields
         self._write("complete" if is_last else "incomplete")
 
     def _write(self, status: str) -> None:
-        self._is_begun = True
+        ended = {name: each for name, each in self._searches.items() if "workload" in each}
         self._document |= {
             "status": status,
-            "answers": list(self._answers.values()),
-            "unfinished": self._unfinished,
+            "answers": list(ended.values()),
+            "unfinished": {n: each for n, each in self._searches.items() if n not in ended},
             "settings": self._settings,
+            **self._wanted,
         }
-        if self._wanted is not None:
-            self._document["wanted"] = self._wanted
         if status == "complete":
             self._document.pop("wanted", None)
         self._record.write()
@@ -126,7 +116,7 @@ class SizingRecord:
         try:
             yield self
         except BaseException as error:
-            if self._is_begun:
+            if "settings" in self._document:
                 self._record.fail(error)
             raise
 

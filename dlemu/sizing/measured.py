@@ -8,18 +8,20 @@ output.folder is named:
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dlemu.checkpoint.in_run import planned_in_run
-from dlemu.checkpoint.shares import share_of
+from dlemu.checkpoint.plan import share_of
 from dlemu.config.model import Workload
 from dlemu.datagen import read_manifest
 from dlemu.datagen.survey import refuse_other
-from dlemu.dataset.layout import Layout
+from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
@@ -29,17 +31,26 @@ from dlemu.judge.judgement import cached_too_much, judge_run
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import conditions_of
+from dlemu.loaders.cache.folder import CacheFolder, entry_path
+from dlemu.loaders.cache.host import file_sizes, has_tier
 from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.ranks.world import World
+from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
-from dlemu.sizing.answers import Sized
+from dlemu.sizing.answers import FIRST_DATASET, Sized, Target, find_jobs
+from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.log import SizingRecord, hold_search, settings_of
+from dlemu.sizing.predict import known_rates, rate_at, supply_of
 from dlemu.sizing.search import Event, Goal, Point, Sizing, about_runs, search
-from dlemu.sizing.start import describe_plan, first_number
-from dlemu.sizing.targets import FIRST_DATASET, Target, find_jobs
+from dlemu.storage.probe import probe_rate
 from dlemu.terminal import silent
 from dlemu.units import ceil_div, counted, format_rate, format_seconds
+
+_PROBE_SECONDS = 3.0
+PROBE_READERS = 64
+START_SECONDS = 3.0
+"""About how long a run takes beside its steps."""
 
 OnAnswer = Callable[[list[Sized]], None]
 
@@ -135,7 +146,7 @@ class Search:
             self._say(introduction(self._workload, host=world.host, num_hosts=world.num_hosts))
         memory = measure_memory(self._workload, world)
         self._enough = SizeCheck(self._workload, layout, memory)
-        self._points = world.on_first(self._open)
+        self._points = world.on_first(self._runs_before)
         if not self._points:
             with self._live.doing("probing the drive"):
                 self._first, self._expected = first_number(
@@ -144,14 +155,14 @@ class Search:
         if world.rank == 0:
             self._introduce()
             self._bound_by_dataset()
-            self._record.begin(self._name)
+            self._record.add(self._name)
             return world.broadcast(self._decide())
         message: Mapping[str, object] | Sized = {}
         while not isinstance(message := world.broadcast(message), Sized):
             self._carry_out(message)
         return message
 
-    def _open(self) -> list[Point]:
+    def _runs_before(self) -> list[Point]:
         return self._record.open(self._name, settings_of(self._workload, self._world))
 
     def _bound_by_dataset(self) -> None:
@@ -320,3 +331,96 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         au_with_stalls_percentage=None if cost is None else cost["au_with_stalls_percentage"],
         remarks=tuple(judge_run(workload, metrics, outcome.summary)["remarks"]),
     )
+
+
+# --- before the runs ------------------------------------------------------------------------------
+
+
+def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> tuple[int, float]:
+    """Return the first number to try, and how many accelerators the storage is expected to feed.
+
+    In this order: what the user says (size.start), a prediction, a probe. All ranks call it.
+    """
+    workload = enough.workload
+    # Start with the first that should fail: a failing run tells where AU meets the threshold.
+    most = max(1, min(workload.size.max_accelerators, enough.most_accelerators))
+    if workload.size.start is not None:
+        return min(workload.size.start, most), 1.0
+    drive, calibration = world.on_first(lambda: known_rates(workload))
+    if drive is not None and not has_tier(workload):
+        job = PredictionInput.of(workload, drive)
+        job = replace(job, num_hosts=max(world.num_hosts, workload.num_hosts))
+        expected = predict(job, calibration).real_accelerators
+        say(f"the prediction for {drive.name} is {expected:.1f} accelerators")
+    else:
+        access = world.on_first(lambda: workload.access)
+        own = cached = 0.0
+        if world.local_rank == 0:
+            dataset = Dataset(workload, enough.layout, access=access)
+            own = min(probed_rate(dataset), workload.origin.read_bandwidth or math.inf)
+            cached = _cache_rate(dataset)
+        rates = world.all_gather((own, cached))
+        rate, cached = (math.fsum(each) for each in zip(*rates, strict=True))
+        what = f"get {format_rate(rate)}"
+        if workload.cache.folder is not None:
+            rate = _with_cache(workload, rate, cached)
+            what += f" from the origin, and {format_rate(rate)} with the cache"
+        expected = rate / workload.demand / workload.metric.au
+        say(
+            f"{target.name}: {PROBE_READERS} readers at once {what}, as much as "
+            f"{expected:.1f} accelerators take at AU {100 * workload.metric.au:g}%"
+        )
+    return max(1, min(math.floor(expected) + 1, most)), expected
+
+
+def _cache_rate(dataset: Dataset) -> float:
+    """Return bytes per second that a probe gets of what this host's cache holds; 0: nothing."""
+    workload = dataset.workload
+    if workload.cache.folder is None or workload.cache.warm is not True:
+        return 0.0
+    folder = CacheFolder(workload, dataset.layout, file_sizes(dataset), claim=False)
+    paths = [Path(entry_path(str(folder.path), *entry)) for entry in folder.look()]
+    if not paths:
+        return 0.0
+    return probe_rate(paths, num_readers=PROBE_READERS, seconds=_PROBE_SECONDS) or 0.0
+
+
+def _with_cache(workload: Workload, origin: float, cached: float) -> float:
+    """Return bytes per second that an origin and the cache before it should give.
+
+    `cached` is the rate of the caches by a probe; the key drive, which says the same, comes first.
+    """
+    drive, reads, writes = workload.drive, cached, math.inf
+    if drive is not None:
+        reads = workload.drives * drive.read_bandwidth if drive.read_bandwidth else cached
+        writes = workload.drives * (drive.write_bandwidth or math.inf)
+    warm = workload.cache.warm is True
+    if not origin or (warm and not reads):  # nothing tells more than the origin does
+        return origin
+    given = supply_of(workload, origin=origin, reads=reads or math.inf, writes=writes)
+    return rate_at(given.warm if warm else given.cold, workload.metric.au)
+
+
+def probed_rate(dataset: Dataset) -> float:
+    """Return bytes per second that PROBE_READERS threads get from a dataset, 0 if nothing."""
+    return probe_dataset(dataset, num_readers=PROBE_READERS, seconds=_PROBE_SECONDS) or 0.0
+
+
+def describe_plan(enough: SizeCheck, first: int, expected: float) -> str:
+    """Return what the search will take, and before it what the files are not enough for.
+
+    `first` is the first number to try, `expected` an estimate of what the storage feeds.
+    """
+    workload, most = enough.workload, enough.most_accelerators
+    lines = []
+    if math.floor(expected) > most and most < workload.size.max_accelerators:
+        files = enough.describe_bound(expected).partition(": ")[2]
+        lines.append(f"this storage may feed {math.floor(expected)}: {files}")
+    steps = enough.num_steps(first)
+    seconds = workload.train.epochs * steps * workload.train.computation_time.mean
+    runs, each = about_runs(workload.size.confirm), START_SECONDS + seconds / workload.metric.au
+    lines.append(
+        f"about {runs} runs of {format_seconds(each)} each: {counted(steps, 'step')} x "
+        f"{counted(workload.train.epochs, 'epoch')}"
+    )
+    return "\n".join(lines)

@@ -3,8 +3,6 @@
 Arithmetic only: sizes and times beside the datasheets of workloads/drive/ (docs/workloads.md).
 """
 
-from dataclasses import dataclass
-
 from dlemu.config.compose import datasheet, known_workloads
 from dlemu.config.model import Drive, Workload, load_workload
 from dlemu.config.published import is_measured
@@ -20,64 +18,47 @@ _ACCELERATORS = 8
 """Of a host: a drive that feeds these is not felt either."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One workload, and what an accelerator reads."""
-
-    workload: Workload
-
-    @property
-    def bytes_per_second(self) -> float:
-        """Bytes that storage must give: those that are read, not only those that are used."""
-        return Reads.of(self.workload).num_bytes / self._step
-
-    @property
-    def reads_per_second(self) -> float:
-        """Read calls that one accelerator causes."""
-        return Reads.of(self.workload).num_calls / self._step
-
-    @property
-    def _step(self) -> float:
-        return self.workload.train.computation_time.mean
-
-    def drives(self, drive: Drive) -> float:
-        """Return how many such drives one accelerator needs, by bandwidth or by IOPS."""
-        return self.bytes_per_second / Reads.of(self.workload).rate_of(drive)
-
-    @property
-    def limited(self) -> str:
-        """Whether storage matters, with the number that says so."""
-        slow, fast = (Drive.model_validate(datasheet(name)) for name in (_SLOWEST, _FASTEST))
-        if self.drives(slow) < _NOT_FELT:
-            return f"no: {format_rate(self.bytes_per_second)}; any drive is fast enough"
-        if self.drives(slow) * _ACCELERATORS < 1:
-            return f"no: one {slow.name} feeds {1 / self.drives(slow):.0f}"
-        if self.workload.name in _BOUNDS:
-            return f"unknown: at most {self.drives(fast):.2g} {fast.name} for one"
-        if self.drives(fast) < 1:
-            return f"yes: one {fast.name} feeds {1 / self.drives(fast):.3g}"
-        return f"yes: one needs {self.drives(fast):.2g} {fast.name}"
-
-    @property
-    def document(self) -> dict[str, object]:
-        """The row for scripts; sizes in bytes, times in seconds."""
-        workload = self.workload
-        return {
-            "workload": workload.name,
-            "sample_bytes": workload.dataset.mean_bytes,
-            "format": workload.dataset.format,
-            "access": workload.reader.access or "stream",
-            "batch_size": workload.reader.batch_size,
-            "step_seconds": self._step,
-            "step_measured": is_measured(workload.name),
-            "bytes_per_second": self.bytes_per_second,
-            "useful_bytes_per_second": workload.demand,
-            "reads_per_second": self.reads_per_second,
-            "threshold": workload.metric.au,
-            "limited_by_storage": self.limited,
-        }
+def rows() -> list[dict[str, object]]:
+    """Return what an accelerator reads of each published workload, by name."""
+    return [row_of(load_workload(name)) for name in known_workloads()]
 
 
-def rows() -> list[Row]:
-    """Return all published workloads, by name."""
-    return [Row(load_workload(name)) for name in known_workloads()]
+def row_of(workload: Workload) -> dict[str, object]:
+    """Return what an accelerator reads of a workload; sizes in bytes, times in seconds."""
+    reads, step = Reads.of(workload), workload.train.computation_time.mean
+    return {
+        "workload": workload.name,
+        "sample_bytes": workload.dataset.mean_bytes,
+        "format": workload.dataset.format,
+        "access": workload.reader.access or "stream",
+        "batch_size": workload.reader.batch_size,
+        "step_seconds": step,
+        "step_measured": is_measured(workload.name),
+        "bytes_per_second": reads.num_bytes / step,
+        "useful_bytes_per_second": workload.demand,
+        "reads_per_second": reads.num_calls / step,
+        "threshold": workload.metric.au,
+        "limited_by_storage": limited(workload),
+    }
+
+
+def drives_for_one(workload: Workload, drive: Drive) -> float:
+    """Return how many such drives one accelerator needs at AU 100 %."""
+    reads = Reads.of(workload)
+    return reads.num_bytes / workload.train.computation_time.mean / reads.rate_of(drive)
+
+
+def limited(workload: Workload) -> str:
+    """Return whether storage matters, with the number that says so."""
+    slow, fast = (Drive.model_validate(datasheet(name)) for name in (_SLOWEST, _FASTEST))
+    slow_ones, fast_ones = (drives_for_one(workload, drive) for drive in (slow, fast))
+    if slow_ones < _NOT_FELT:
+        rate = slow_ones * Reads.of(workload).rate_of(slow)
+        return f"no: {format_rate(rate)}; any drive is fast enough"
+    if slow_ones * _ACCELERATORS < 1:
+        return f"no: one {slow.name} feeds {1 / slow_ones:.0f}"
+    if workload.name in _BOUNDS:
+        return f"unknown: at most {fast_ones:.2g} {fast.name} for one"
+    if fast_ones < 1:
+        return f"yes: one {fast.name} feeds {1 / fast_ones:.3g}"
+    return f"yes: one needs {fast_ones:.2g} {fast.name}"

@@ -78,7 +78,7 @@ class Event:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sizing:
     """The answer of a search."""
 
@@ -89,13 +89,13 @@ class Sizing:
     limit, or the runs contradict each other."""
     at_least: bool
     """The storage may feed more: nothing failed, or something other than the storage failed."""
-    fewest_failed: int | None
+    fewest_failed: int | None = None
     """The fewest accelerators that fail; None: nothing failed."""
     threshold: float
     """Least AU that passes, in percent."""
-    points: tuple[Point, ...]
+    points: tuple[Point, ...] = ()
     """All runs, in order."""
-    confirmations: tuple[Point, ...]
+    confirmations: tuple[Point, ...] = ()
     """The last consecutive runs with `num_accelerators`; all pass."""
     interval: tuple[float, float] | None
     """95 % interval of `real_accelerators`, from the noise of the runs; None where that is None."""

@@ -39,21 +39,33 @@ def open_regular(
 
 
 def open_sized(
-    path: str | Path, *, direct: bool = False, error: type[DlemuError] = DatasetError
+    path: str | Path,
+    *,
+    direct: bool = False,
+    writes: bool = False,
+    device: bool = False,
+    error: type[DlemuError] = DatasetError,
 ) -> tuple[int, int]:
-    """As `open_regular`; return the descriptor and the file's size in bytes."""
+    """As `open_regular`; return the descriptor and the file's size in bytes.
+
+    `writes`: open it for writing, too. `device`: take a block device as well; never with `writes`.
+    """
+    assert not (writes and device), "a device is never written"
+    flags = READ | (os.O_RDWR if writes else 0) | (os.O_DIRECT if direct else 0)
     try:
-        number = os.open(path, READ | (os.O_DIRECT if direct else 0))
+        number = os.open(path, flags)
     except OSError:
-        check_regular(path, error=error)  # a socket cannot be opened, nor a FIFO with O_DIRECT
+        if not (device and Path(path).is_block_device()):
+            check_regular(path, error=error)  # a socket cannot be opened, nor a FIFO with O_DIRECT
         raise
     status = os.fstat(number)
-    if not stat.S_ISREG(status.st_mode):
+    is_device = device and stat.S_ISBLK(status.st_mode)
+    if not (is_device or stat.S_ISREG(status.st_mode)):
         os.close(number)
         raise error(_line(path, status.st_mode))
     # With O_NONBLOCK, reads on some network file systems fail instead of waiting for a lock.
     os.set_blocking(number, True)
-    return number, status.st_size
+    return number, os.lseek(number, 0, os.SEEK_END) if is_device else status.st_size
 
 
 def direct_if_possible(open_file: Callable[..., int], path: str | Path) -> tuple[int, bool]:

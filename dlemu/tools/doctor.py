@@ -20,7 +20,7 @@ from dlemu.clock import WallClock, timer_error
 from dlemu.config.model import NamedDrive
 from dlemu.config.sections import Arguments, Section, Share, Use
 from dlemu.errors import RunError, WorkloadError
-from dlemu.host.devices import BlockDevice, devices_under, drives_of, mount_under, read_text
+from dlemu.host.devices import BlockDevice, devices_under, mount_under, read_text
 from dlemu.host.drive_counters import lifetime
 from dlemu.host.limits import host_memory_bytes, usable_cpus
 from dlemu.host.wear import sustained
@@ -279,7 +279,7 @@ def _queue(queue: Path) -> str:
 
 def _direct(folder: Path) -> Check:
     """Try O_DIRECT on a file of our own."""
-    from dlemu.tools.paths.sweep import smallest_direct
+    from dlemu.tools.paths.target import smallest_direct
 
     try:
         return Check("O_DIRECT", "ok", f"works, aligned to {smallest_direct(folder)} bytes")
@@ -324,7 +324,7 @@ def _devices(path: Path | None) -> list[BlockDevice]:
         raise WorkloadError(
             f"{path} is not there; name a folder or a drive such as /dev/nvme0n1{drives}"
         )
-    devices = drives_of(path) if path.is_block_device() else devices_under(path)
+    devices = devices_under(path)
     if not devices:
         mount = mount_under(path)
         kind = mount.kind if mount else "unknown file system"

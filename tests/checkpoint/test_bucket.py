@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from moto.s3 import models
 
-from dlemu.checkpoint import bucket
-from dlemu.checkpoint.bucket import BucketWriter
+from dlemu.checkpoint import place as places
+from dlemu.checkpoint.files import Stopped
 from dlemu.checkpoint.in_run import combine_checkpoints, open_checkpoints
-from dlemu.checkpoint.place import RECORD
-from dlemu.checkpoint.writer import Stopped
+from dlemu.checkpoint.place import RECORD, BucketWriter
 from dlemu.cli.main import run
 from dlemu.config.checkpoint_sections import CheckpointSection
-from dlemu.config.objects import access_of
+from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError
@@ -40,7 +39,7 @@ def moto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moto]:
     """A server with the bucket "training" that takes small parts, and the environment for it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", PART)
-    monkeypatch.setattr(bucket, "_LEAST_BYTES", PART)
+    monkeypatch.setattr(places, "_LEAST_BYTES", PART)
     with moto_server() as moto:
         for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
             monkeypatch.setenv(f"AWS_{name}", value)

@@ -1,23 +1,26 @@
 """`dlemu checkpoint` from its words to files, results and the exit status."""
 
 import errno
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from dlemu.checkpoint.place import RECORD, place_of
+from dlemu.checkpoint.place import place_of
 from dlemu.cli.main import run
 from dlemu.config.compose import compose_words
 from dlemu.config.model import check_workload
 from tests.lab import warm
-from tests.lab.commands import dlemu
 from tests.lab.mpirun import mpirun
 from tests.lab.waiting import until
 
@@ -210,17 +213,38 @@ def test_an_interrupt_leaves_nothing() -> None:
     assert summary()["status"] == "incomplete"
 
 
-def test_after_a_kill_the_same_command_works() -> None:
-    process = begun()
-    process.kill()
-    process.communicate()
-    assert (Path("ck") / RECORD).exists()
-    again = dlemu(
-        "checkpoint", *LONG, "checkpoint.num_checkpoints_write=2", "--verify", cwd=Path.cwd()
-    )
-    assert (again.returncode, again.stderr) == (0, "")
-    assert "out holds a run that did not end; it is kept as " in again.stdout
-    assert files_of() == {"global_epoch1_step2": FILES[:1]}
+def killed_at(step: int, words: list[str]) -> int | None:
+    """Run a command that is killed at this change of a file; return its status."""
+    with pytest.MonkeyPatch.context() as patch:
+        calls = itertools.count()
+
+        def counted(own: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*given: Any, **how: Any) -> Any:
+                if next(calls) == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return own(*given, **how)
+
+            return call
+
+        for name in ("mkdir", "pwrite", "fsync", "rename", "unlink", "rmdir"):
+            patch.setattr(os, name, counted(getattr(os, name)))
+        child = get_context("fork").Process(target=lambda: sys.exit(run(words)))
+        child.start()
+        child.join()
+    return child.exitcode
+
+
+def test_killed_at_any_step_it_leaves_what_the_record_names() -> None:
+    words = ["-q", "checkpoint", *LONG[:3], "model.model_size_bytes=3MB", "checkpoint.keep=1"]
+    words += ["checkpoint.num_checkpoints_write=3", "checkpoint.num_checkpoints_read=1", "--verify"]
+    for step in itertools.count():
+        if (status := killed_at(step, words)) == 0:
+            break
+        assert status == -signal.SIGKILL
+        place = place_of(Path("ck"), None)
+        place.of(place.record()).entries()  # raises where something else is there
+    assert step > 30
+    assert files_of() == {"global_epoch1_step3": FILES[:1]}
 
 
 @pytest.mark.parametrize(

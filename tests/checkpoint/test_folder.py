@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.checkpoint import job as writing
+from dlemu.checkpoint import command as writing
 from dlemu.checkpoint.folder import examine, opened, step_folder
-from dlemu.checkpoint.place import RECORD, CheckpointFolder, Record, place_of
+from dlemu.checkpoint.place import RECORD, CheckpointFolder, Written, place_of
 from dlemu.checkpoint.plan import Plan
 from dlemu.config.model import Workload, load_model
 from dlemu.errors import RunError, WorkloadError
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 
-RECORDED = Record("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadata", 0)), (1, 2))
+RECORDED = Written("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadata", 0)), (1, 2))
 
 
 def place(folder: Path) -> CheckpointFolder:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlemu.checkpoint.files import Writer, WriteTimes
 from dlemu.checkpoint.in_run import (
-    Place,
+    OwnRank,
     combine_checkpoints,
     due_after,
     examine_in_run,
@@ -18,8 +19,6 @@ from dlemu.checkpoint.in_run import (
     planned_in_run,
 )
 from dlemu.checkpoint.plan import Plan
-from dlemu.checkpoint.times import WriteTimes
-from dlemu.checkpoint.writer import Writer
 from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, check_workload
@@ -43,8 +42,8 @@ def job(folder: Path | None, **keys: Any) -> Workload:
     return check_workload(tree)
 
 
-def place(clock: Clock | None = None, own: range = range(1)) -> Place:
-    return Place(Alone(), clock or VirtualClock(), Watchdog(1e9, Alone()), own, len(own))
+def place(clock: Clock | None = None, own: range = range(1)) -> OwnRank:
+    return OwnRank(Alone(), clock or VirtualClock(), Watchdog(1e9, Alone()), own, len(own))
 
 
 def names_in(folder: Path) -> list[str]:

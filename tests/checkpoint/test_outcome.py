@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
+from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.checkpoint.outcome import (
     Conditions,
     Entry,
     RankReport,
     dlio_metric,
     entry_of,
-    find_limit,
     from_memory,
-    judge,
+    limit_of,
+    verdict_of,
     young_interval,
 )
-from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
 
 GIB = 2**30
@@ -133,15 +133,15 @@ CASES: list[tuple[str, str, list[Entry], Conditions]] = [
 
 @pytest.mark.parametrize(("name", "kind", "entries", "conditions"), CASES)
 def test_the_limit(name: str, kind: Any, entries: list[Entry], conditions: Conditions) -> None:
-    assert find_limit(kind, entries, conditions)["name"] == name
+    assert limit_of(kind, entries, conditions)["name"] == name
 
 
 def test_a_limit_has_its_figures() -> None:
-    uneven = find_limit("save", [saved(2.0, 2.0, 8.0, sizes=(GIB, GIB, 4 * GIB))], ON_DRIVE)
+    uneven = limit_of("save", [saved(2.0, 2.0, 8.0, sizes=(GIB, GIB, 4 * GIB))], ON_DRIVE)
     assert uneven["evidence"] == (
         "accelerator 2 on host b took 8 s, with 2.00 times the mean bytes, the mean of all 4 s"
     )
-    assert find_limit("save", [saved(5.0)], ON_DRIVE)["evidence"] == (
+    assert limit_of("save", [saved(5.0)], ON_DRIVE)["evidence"] == (
         "the accelerators were 60% in write and 40% in fsync calls; the drive was busy 80% of the "
         "time"
     )
@@ -157,8 +157,8 @@ def test_what_came_from_memory() -> None:
 @pytest.mark.parametrize(("bound", "verdict"), [(None, ""), (3.0, "PASS"), (2.999, "FAIL")])
 def test_a_bound_on_the_mean_duration(bound: float | None, verdict: str) -> None:
     saves = [saved(2.0), saved(3.9992)]
-    assert judge(saves, [loaded(9.0)], bound) == verdict
-    assert judge([], saves, bound) == verdict
+    assert verdict_of(saves, [loaded(9.0)], bound) == verdict
+    assert verdict_of([], saves, bound) == verdict
 
 
 @pytest.mark.parametrize(("bound", "verdict"), [(None, ""), (3.0, "NO VERDICT"), (2.9, "FAIL")])
@@ -166,10 +166,10 @@ def test_writes_that_ended_in_memory_pass_no_bound(bound: float | None, verdict:
     saves = [saved(3.0)]
     buffered = replace(ON_DRIVE, fsync=False)
     for conditions in (buffered, replace(buffered, file_system="tmpfs", fsync=True)):
-        limit = find_limit("save", saves, conditions)
-        assert judge(saves, [], bound, limit) == verdict
-    assert judge(saves, [], 3.0, find_limit("save", saves, ON_DRIVE)) == "PASS"
-    assert judge([], [], bound) == ""
+        limit = limit_of("save", saves, conditions)
+        assert verdict_of(saves, [], bound, limit) == verdict
+    assert verdict_of(saves, [], 3.0, limit_of("save", saves, ON_DRIVE)) == "PASS"
+    assert verdict_of([], [], bound) == ""
 
 
 def test_young_s_interval() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dlemu.checkpoint.plan import Plan, planned
-from dlemu.checkpoint.shares import Share, share_of
+from dlemu.checkpoint.plan import Plan, Share, planned, share_of
 from dlemu.config.model import load_model
 from dlemu.ranks.world import Alone
 

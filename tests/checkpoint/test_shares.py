@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlemu.checkpoint.shares import (
+from dlemu.checkpoint.plan import (
     Share,
     all_files,
     files_of_rank,
@@ -11,7 +11,7 @@ from dlemu.checkpoint.shares import (
     total_bytes,
 )
 from dlemu.config.checkpoint_sections import ModelSection
-from dlemu.config.compose import known_models
+from dlemu.config.compose import named
 from dlemu.config.model import load_model
 
 
@@ -68,7 +68,7 @@ MODEL_OF_RANK = [
 
 
 def test_all_published_models_are_known_here() -> None:
-    assert known_models().keys() == TOTALS.keys()
+    assert named("model").keys() == TOTALS.keys()
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

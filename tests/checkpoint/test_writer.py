@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlemu.checkpoint.reader import Reader
-from dlemu.checkpoint.writer import Stopped, Writer
+from dlemu.checkpoint.files import Reader, Stopped, Writer
 from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError
 from dlemu.storage.extents import extent_reader
@@ -66,7 +65,7 @@ def test_waiting_for_bytes_is_no_writing(
     tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("dlemu.checkpoint.writer.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("dlemu.checkpoint.files.time.perf_counter", lambda: now[0])
 
     def write(writer: Writer, file: int, num_bytes: int) -> float:
         now[0] += 5.0

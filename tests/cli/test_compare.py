@@ -110,9 +110,8 @@ def sizing(folder: Path, number: int, real: float | None, **more: Any) -> Path:
     folder.mkdir()
     one = tree | more
     both = [one, one | {"target": "d2", "num_accelerators": number + 1}]
-    (folder / "sizing.json").write_text(
-        json.dumps({"kind": "sizing", "answers": both if "several" in more else [one]})
-    )
+    document = {"kind": "sizing", "answers": both if "several" in more else [one], "unfinished": {}}
+    (folder / "sizing.json").write_text(json.dumps(document))
     return folder
 
 

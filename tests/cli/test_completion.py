@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.commands import COMMANDS
-from dlemu.cli.completion import SHELLS
+from dlemu.cli.help import SHELLS
 from dlemu.cli.main import run
 from dlemu.config.keys import all_keys
 

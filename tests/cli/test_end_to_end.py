@@ -159,7 +159,7 @@ def on_ranks(*words: str, cwd: Path) -> tuple[int, list[str]]:
             "56 samples are too few for 2 steps: a step of 2 accelerators",
         ),
         ("run division=closed", "division=closed: dataset.record_length_bytes=20000.0 is not all"),
-        ("paths .", "this command measures from one process, and 2 ranks were started: start it"),
+        ("try .", "this command measures from one process, and 2 ranks were started: start it"),
     ],
 )
 def test_what_all_ranks_find_wrong_one_says(

@@ -14,7 +14,7 @@ import yaml
 
 from dlemu.cli.main import run
 from tests.lab import warm
-from tests.lab.commands import QUICK, SMALL, dlemu, generate, summary_of, with_checkout
+from tests.lab.commands import QUICK, SMALL, dlemu, generate, with_checkout
 from tests.lab.waiting import until
 
 DATA = Path(__file__).parents[1] / "data"
@@ -109,16 +109,29 @@ def test_a_drive_is_found_as_a_workload_is(
         assert (drive["read_bandwidth"], drive["capacity"]) == (9 * 10**9, 5 * 10**12)
 
 
-def test_several_values_are_a_run_each_and_one_table(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+_SWEPT = {
+    "run": ("num_accelerators", QUICK),
+    "size": (
+        "size.max_accelerators",
+        [*QUICK, *["reader.batch_size=1", "reader.prefetch_size=1", "size.quick=true"]],
+    ),
+    "checkpoint": ("checkpoint.num_checkpoints_write", ["model=unet3d", "checkpoint.scale=0.001"]),
+}
+
+
+@pytest.mark.parametrize("command", _SWEPT)
+def test_several_values_are_a_job_each_and_one_table(
+    command: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*QUICK, data, "num_accelerators=1,2", f"output.folder={tmp_path / 'sweep'}", "-m"]
+    key, words = _SWEPT[command]
+    place = f"checkpoint.checkpoint_folder={tmp_path}/x" if command == "checkpoint" else data
     capsys.readouterr()
-    assert run(["run", *words]) == 0
-    folders = [tmp_path / "sweep" / f"num_accelerators={number}" for number in (1, 2)]
+    assert run([command, *words, place, f"{key}=1,2", f"output.folder={tmp_path}/all", "-m"]) == 0
+    folders = [tmp_path / "all" / f"{key}={number}" for number in (1, 2)]
     shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
-    assert [each for each in shown if each.startswith("/")] == [*map(str, folders)]
-    assert [summary_of(folder)["num_accelerators"] for folder in folders] == [1, 2]
+    assert [each for each in shown if each.startswith("/")][-2:] == [*map(str, folders)]
+    stored = "sizing.json" if command == "size" else "summary.json"
+    assert [(folder / stored).is_file() for folder in folders] == [True, True]
 
 
 def test_verify_names_what_is_bad_and_repairs_it(

@@ -142,10 +142,10 @@ def test_a_published_workload_needs_no_hydra() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "set()\n"
 
 
-@pytest.mark.parametrize("name", [*compose.known_models(), "d7_ps1010"])
+@pytest.mark.parametrize("name", [*compose.named("model"), "d7_ps1010"])
 def test_a_model_or_a_drive_is_no_workload(name: str) -> None:
     """mlpstorage calls its workload unet3d, which is a model here: a default job would be run."""
-    group = "model" if name in compose.known_models() else "drive"
+    group = "model" if name in compose.named("model") else "drive"
     with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):
         compose_words([f"workload={name}"])
     with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.checkpoint.outcome import (
     Conditions,
     Entry,
     RankReport,
     dlio_metric,
     entry_of,
-    find_limit,
-    judge,
+    limit_of,
+    verdict_of,
 )
 from dlemu.checkpoint.plan import Plan, planned
-from dlemu.checkpoint.times import ReadTimes, WriteTimes
 from dlemu.cli.paths import cells_csv
 from dlemu.cli.paths import document_of as paths_document
 from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
@@ -52,10 +52,9 @@ from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load, present_steptime
 from dlemu.run.summary import complete_summary
-from dlemu.sizing.answers import First, Sized, document_of
-from dlemu.sizing.calibration_file import Calibration
+from dlemu.sizing.answers import First, Sized, Target, document_of
+from dlemu.sizing.formula import Calibration
 from dlemu.sizing.search import Point
-from dlemu.sizing.targets import Target
 from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
 from dlemu.storage.probe import Probe
 from dlemu.tools.model_load.measure import Answer as Load
@@ -65,7 +64,7 @@ from dlemu.tools.model_load.measure import document_of as load_document
 from dlemu.tools.model_load.measure import find_model
 from dlemu.tools.model_load.reading import Way
 from dlemu.tools.paths.blocks import DataPath
-from dlemu.tools.paths.sweep import Cell
+from dlemu.tools.paths.cells import Cell
 from dlemu.tools.steptime.job import StepTimes
 from dlemu.tools.steptime.measure import Timed
 from dlemu.tools.steptime.preprocessing import Preprocessing
@@ -345,9 +344,9 @@ def _checkpoint() -> dict[str, Any]:
         "checkpoint": {**plan["checkpoint"], **told},
         "metric": dlio_metric(saves, loads, rank_sync=False),
         "measured": {"wear": combine_hosts([])},
-        "limit": find_limit("save", saves, conditions),
-        "load_limit": find_limit("load", loads, conditions),
-        "verdict": judge(saves, loads, _MODEL.checkpoint.max_seconds),
+        "limit": limit_of("save", saves, conditions),
+        "load_limit": limit_of("load", loads, conditions),
+        "verdict": verdict_of(saves, loads, _MODEL.checkpoint.max_seconds),
         "status": "complete",
         "end": _time(120),
     }
@@ -416,7 +415,8 @@ def _size(folder: Path) -> str:
 
 def _first(**changes: Any) -> First:
     values: Any = {"low": 7, "high": 8, "evidence": "nvme1n1 was busy 99% of the time"}
-    values |= {"data_loader": "threads", "instead_of": "pytorch", "written": True}
+    took = "read by threads, which take less CPU time than pytorch: that is not installed"
+    values |= {"remark": took, "written": True}
     values |= {
         "commands": ("dlemu datagen ...", "dlemu size ..."),
         "full": "measures for about 10:00",

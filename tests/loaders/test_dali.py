@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 pytest.importorskip("nvidia.dali", reason="needs DALI: pip install 'dlemu[dali-cuda13]'")
 
 from dlemu.errors import DatasetError, RunError, WorkloadError
-from dlemu.loaders.dali import readers as dali_readers
+from dlemu.loaders.dali import pipelines
 from dlemu.loaders.dali.device import spread_batch
 from dlemu.loaders.dali.loader import DaliLoader
 from dlemu.loaders.dali.pipelines import read_numpy
@@ -121,7 +121,7 @@ def test_its_own_readers_are_asked_when_the_loop_would_ask(
         pipeline.schedule_run = schedule_run
         return pipeline
 
-    monkeypatch.setattr(dali_readers, "read_numpy", counted)
+    monkeypatch.setattr(pipelines, "read_numpy", counted)
     loader = open_dali(case)
     for step, _ in enumerate(loader.epoch(0, case.plan(0))):
         taken = step + 1 if loop == "rule" else step + 2

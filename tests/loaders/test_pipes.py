@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from dlemu.loaders.pipes import Flag, LeanProcess, Pipe, SharedMemory
-from dlemu.loaders.torch_internals import Requests, lean_context
+from dlemu.loaders.pipes import Flag, LeanProcess, Pipe, Requests, SharedMemory, lean_context
 from tests.lab.waiting import until
 
 

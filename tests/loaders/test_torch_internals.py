@@ -12,12 +12,12 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from dlemu.loaders import torch_internals
-from dlemu.loaders.torch_internals import Requests, lean_context
+from dlemu.loaders import pipes as torch_internals
+from dlemu.loaders.pipes import Requests, lean_context
 from tests.lab.waiting import until
 
 WORKERS, PREFETCH = 2, 3
-MISSING = f"torch {torch.__version__}: change dlemu/loaders/torch_internals.py: "
+MISSING = f"torch {torch.__version__}: change dlemu/loaders/pipes.py: "
 
 
 @pytest.fixture(autouse=True)

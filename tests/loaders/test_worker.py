@@ -15,8 +15,8 @@ from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.formats import FORMATS
 from dlemu.loaders import worker as loaders_worker
-from dlemu.loaders.activity import IDLE, PREPROCESSING, READING, Activity
 from dlemu.loaders.source import Cost, Slots, Source, Task
+from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Activity
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage import extents
 from dlemu.storage.buffers import aligned_buffer
@@ -293,7 +293,7 @@ def test_a_member_whose_header_another_thread_disturbed_is_read_again(
 
 def test_a_read_lasts_until_the_worker_does_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 0.010, 0.020, 5.0, 6.0, 6.010, 7.0])
-    monkeypatch.setattr("dlemu.loaders.activity.perf_counter", lambda: next(times))
+    monkeypatch.setattr("dlemu.loaders.steps.perf_counter", lambda: next(times))
     activity = Activity(np.zeros((2, Activity.NUM_FIELDS)))
     for what in (READING, READING, PREPROCESSING, READING, IDLE):  # 10 ms, 10 ms and 1 s
         activity.note(0, what)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from dlemu.ranks import admission, links
 from dlemu.ranks.admission import admit, introduce, own_addresses, reach
-from dlemu.ranks.links import Links, Tree
-from dlemu.ranks.messages import MAX_BYTES, Stream, Word, decode, encode
+from dlemu.ranks.links import MAX_BYTES, Links, Stream, Tree, Word, decode, encode
 
 SECRET = bytes(32)
 LONG = 60.0

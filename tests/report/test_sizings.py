@@ -22,7 +22,7 @@ FIRST: dict[str, Any] = {
     "low": 7,
     "high": 8,
     "evidence": "64 readers at once get 1.86 GB/s, one takes 2.86 GB/s; no run was made",
-    "data_loader": "threads",
+    "remark": "read by threads",
     "written": True,
 }
 
@@ -214,7 +214,7 @@ def test_a_first_answer_keeps_the_remarks_that_not_every_one_has() -> None:
 
 
 def test_a_first_answer_without_a_run_is_shown_as_the_others(tmp_path: Path) -> None:
-    first = First(**FIRST, instead_of="pytorch", commands=(), full="")
+    first = First(**FIRST, commands=(), full="")
     none: Any = {"num_accelerators": 0, "real_accelerators": 0.65}
     answer = replace(sized(), **none, points=(), confirmations=(), first=first)
     found = read_result(write(tmp_path / "try", answer))

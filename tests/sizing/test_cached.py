@@ -14,9 +14,9 @@ from dlemu.library import size
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import file_sizes
 from dlemu.ranks.world import Alone
-from dlemu.sizing import start
-from dlemu.sizing.cached import predict_cached
-from dlemu.sizing.targets import Target, find_jobs
+from dlemu.sizing import measured
+from dlemu.sizing.answers import Target, find_jobs
+from dlemu.sizing.predict import predict_cached
 from dlemu.terminal import silent
 
 
@@ -89,8 +89,8 @@ def test_the_au_is_that_of_the_number_and_not_of_the_threshold() -> None:
 def test_a_search_starts_at_what_origin_and_cache_give(
     keys: dict[str, object], cached: float, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "probed_rate", lambda *_: 1e9)
-    monkeypatch.setattr(start, "_cache_rate", lambda *_: cached)
+    monkeypatch.setattr(measured, "probed_rate", lambda *_: 1e9)
+    monkeypatch.setattr(measured, "_cache_rate", lambda *_: cached)
     given: dict[str, object] = {
         "dataset.data_folder": "/mnt/slow",
         "dataset.num_files_train": 100_000,
@@ -103,7 +103,7 @@ def test_a_search_starts_at_what_origin_and_cache_give(
     enough = SizeCheck(workload, layout_of(workload), measure_memory(workload, Alone()))
     target = Target("slow", "/mnt/slow", 1)
 
-    first, expected = start.first_number(target, enough, Alone(), silent)
+    first, expected = measured.first_number(target, enough, Alone(), silent)
 
     assert expected == pytest.approx(rate / workload.demand / workload.metric.au)
     assert first == math.floor(expected) + 1
@@ -124,14 +124,13 @@ def test_what_a_cache_holds_is_probed(tmp_path: Path, monkeypatch: pytest.Monkey
     dataset = Dataset(workload, layout_of(workload))
     sizes = file_sizes(dataset)
     folder = CacheFolder(workload, dataset.layout, sizes)
-    assert start._cache_rate(dataset) == 0.0
+    assert measured._cache_rate(dataset) == 0.0
     Path(entry_path(str(cache), 2, 0)).write_bytes(bytes(sizes[2]))
     folder.close()
 
-    assert start._cache_rate(dataset) > 0.0
-    assert (
-        start._cache_rate(Dataset(workload.with_keys({"cache.warm": False}), dataset.layout)) == 0
-    )
+    assert measured._cache_rate(dataset) > 0.0
+    cold = workload.with_keys({"cache.warm": False})
+    assert measured._cache_rate(Dataset(cold, dataset.layout)) == 0.0
 
 
 def test_size_searches_cold_and_warm(tmp_path: Path) -> None:

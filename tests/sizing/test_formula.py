@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dlemu.config.model import Drive, load_workload
 from dlemu.judge.metrics import passes
-from dlemu.sizing.calibration_file import Calibration
 from dlemu.sizing.formula import (
+    Calibration,
     PredictionInput,
     Reads,
     host_with_dlio,
@@ -87,11 +87,12 @@ def test_a_published_run_lies_between_the_ends_of_host_and_drives() -> None:
     host = host_with_dlio(workload, 64)
     assert host is not None and host == pytest.approx((64e9 / 4.3, 64e9 / 1.2))
     one = UNET3D.demand * 0.9
-    many = published(replace(UNET3D, num_drives=1000, num_hosts=2), host, 64)
-    assert (many.low, many.high) == (int(2 * host[0] / one), int(2 * host[1] / one))
+    many = published(workload, replace(UNET3D, num_drives=1000, num_hosts=2), 64)
+    assert many and (many.low, many.high) == (int(2 * host[0] / one), int(2 * host[1] / one))
     assert many.num_accelerators == int(2 * math.sqrt(host[0] * host[1]) / one)
-    few = published(replace(UNET3D, num_drives=1, drive_read_bytes_per_second=4 * one), host, 640)
-    assert (few.low, few.high, few.figure) == (3, 5, "drive")
+    four = replace(UNET3D, num_drives=1, drive_read_bytes_per_second=4 * one)
+    few = published(workload, four, 640)
+    assert few and (few.low, few.high, few.figure) == (3, 5, "drive")
     assert host_with_dlio(workload.with_keys({"dataset.format": "hdf5"}), 64) is None
     single, streamed = (
         host_with_dlio(load_workload(n), 1) for n in ("cosmoflow_h100", "resnet50_h100")

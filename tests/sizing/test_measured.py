@@ -33,8 +33,7 @@ from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps
 from dlemu.judge.summary import Summary
 from dlemu.ranks.world import Alone
 from dlemu.sizing.log import SizingRecord
-from dlemu.sizing.measured import point_of
-from dlemu.sizing.start import describe_plan
+from dlemu.sizing.measured import describe_plan, point_of
 from tests.lab import warm
 from tests.lab.commands import execute
 from tests.lab.mpirun import mpirun

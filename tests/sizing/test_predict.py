@@ -8,8 +8,8 @@ import dlemu
 from dlemu.config.compose import datasheet
 from dlemu.config.model import Drive, load_workload
 from dlemu.errors import WorkloadError
-from dlemu.sizing.calibration_file import Calibration
-from dlemu.sizing.rows import Row
+from dlemu.sizing.formula import Calibration
+from dlemu.sizing.rows import drives_for_one
 
 PS1010 = {"drive": "d7_ps1010"}
 HOST = Calibration(
@@ -96,12 +96,12 @@ def test_what_a_published_run_shows_is_another_question(
 
 
 def test_one_function_says_what_a_drive_feeds() -> None:
-    """`dlemu workloads` counts at AU 100 %, a prediction at the threshold."""
+    """`dlemu help workloads` counts at AU 100 %, a prediction at the threshold."""
     drive = Drive.model_validate(datasheet("d7_ps1010"))
     for name in ("dlrm_dcnv2_h100", "unet3d_h100", "dlrm_b200", "resnet50_h100"):
         workload = load_workload(name, PS1010)
         one = dlemu.predict(workload).real_accelerators * workload.metric.au
-        assert 1 / Row(workload).drives(drive) == pytest.approx(one, rel=1e-6), name
+        assert 1 / drives_for_one(workload, drive) == pytest.approx(one, rel=1e-6), name
 
 
 def test_minutes_are_the_pass_at_the_rate_of_eight() -> None:

@@ -90,7 +90,7 @@ def test_the_empty_folder_of_a_faster_command_stays(
 
     def late(path: Path, *args: Any, **keys: Any) -> None:
         if path == folder:
-            path.exists() or os.mkdir(path)  # as another command does just now
+            os.makedirs(path, exist_ok=True)  # as another command does just now
         make(path, *args, **keys)
 
     monkeypatch.setattr(Path, "mkdir", late)

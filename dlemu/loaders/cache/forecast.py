@@ -7,8 +7,8 @@ import numpy as np
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.loaders.cache.folder import CacheFolder
+from dlemu.loaders.cache.hits import find_visits
 from dlemu.loaders.cache.host import asked_bytes, emulates, file_sizes, one_device, planned_cache
-from dlemu.loaders.cache.visits import find_visits
 from dlemu.ranks.world import World
 from dlemu.units import counted, format_bytes
 

@@ -1,19 +1,146 @@
 """What a cache of whole files holds, and which reads hit it: a function of the order of reads.
 
 The order of a host's reads is known before an epoch begins, so its hits are computed, not found.
-Nothing here reads or writes a file. `tier.folder` executes what is planned here.
+Nothing here reads or writes a file. `cache.folder` executes what is planned here.
+
+A visit is one worker's reading of one file: from opening it to closing it. A file of one sample is
+visited once an epoch. A stream visits each of its files once; where any sample of a file can be
+read alone, each batch visits it anew.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.config.sections import CachePolicy
+from dlemu.config.sections import POLICIES
+from dlemu.dataset.layout import Layout, Samples
+from dlemu.dataset.plan import EpochPlan
+from dlemu.errors import WorkloadError
+
+
+@dataclass(frozen=True)
+class Visits:
+    """The visits of an epoch on one host, by their numbers: in the order of the steps."""
+
+    files: Samples
+    """(visits,): the file of each visit."""
+    num_samples: Samples
+    """(visits,): the samples that are read in it."""
+    plan: EpochPlan
+    """The epoch's plan, with the visit of each sample; -1 for those of other hosts."""
+
+
+def find_visits(
+    plan: EpochPlan, layout: Layout, accelerators: Sequence[int], *, num_streams: int
+) -> Visits:
+    """Return the visits of these accelerators' workers, `num_streams` of each."""
+    own = np.asarray(sorted(accelerators), np.int64)
+    if plan.sequence is None:
+        return _of_batches(plan, layout, own)
+    # In an interleaved plan each stream has its own range, and takes part in every step.
+    return _of_streams(plan, layout, own, 1 if plan.starts is not None else num_streams)
+
+
+def _of_batches(plan: EpochPlan, layout: Layout, own: Samples) -> Visits:
+    """Each batch visits the files of its samples; neighbours in one file are one visit."""
+    files = layout.file_of(plan.samples[:, own])
+    begins = np.ones(files.shape, bool)
+    begins[..., 1:] = files[..., 1:] != files[..., :-1]
+    numbers = np.full(plan.samples.shape, -1, np.int64)
+    numbers[:, own] = (np.cumsum(begins.ravel()) - 1).reshape(files.shape)
+    return _visits(plan, files.ravel(), numbers[:, own].ravel(), numbers)
+
+
+def _of_streams(plan: EpochPlan, layout: Layout, own: Samples, every: int) -> Visits:
+    """Each stream visits file after file; a visit may last for several batches.
+
+    A stream makes the batch of each `every`-th step.
+    """
+    assert plan.sequence is not None
+    places, steps, accelerators, begins = [], [], [], []
+    for accelerator in own.tolist():
+        for bounds in plan.ranges(accelerator):
+            lengths = bounds[:, 1] - bounds[:, 0]
+            step = np.repeat(np.arange(len(bounds)), lengths)
+            offset = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            place = np.repeat(bounds[:, 0], lengths) + offset
+            order = np.argsort(place, kind="stable")
+            place, step = place[order], step[order]
+            file = layout.file_of(plan.sequence[place])
+            begin = np.ones(len(place), bool)
+            # The next stream's steps are others, and begin with one of the first.
+            later = np.diff(step)
+            new_stream = (np.diff(place) != 1) | (later < 0) | (later % every != 0)
+            begin[1:] = (file[1:] != file[:-1]) | new_stream
+            places.append(place)
+            steps.append(step)
+            accelerators.append(np.full(len(place), accelerator))
+            begins.append(begin)
+    place, step, begin = (np.concatenate(each) for each in (places, steps, begins))
+    first = np.flatnonzero(begin)
+    ordered = np.lexsort((place[first], np.concatenate(accelerators)[first], step[first]))
+    rank = np.empty(len(first), np.int64)
+    rank[ordered] = np.arange(len(first))
+    own_numbers = rank[np.cumsum(begin) - 1]
+    numbers = np.full(len(plan.sequence), -1, np.int64)
+    numbers[place] = own_numbers
+    return _visits(plan, layout.file_of(plan.sequence[place]), own_numbers, numbers)
+
+
+def _visits(plan: EpochPlan, files: Samples, own: Samples, numbers: Samples) -> Visits:
+    num_samples = np.bincount(own)
+    of_visit = np.empty(len(num_samples), np.int64)
+    of_visit[own] = files
+    return Visits(of_visit, num_samples, replace(plan, visits=numbers))
+
 
 Numbers = NDArray[np.int64]
+
+
+class Lru:
+    """Gives up what was read least recently. A policy of one's own is a class like this one."""
+
+    def admits(self, size: int, *, used: int, capacity: int) -> bool:
+        """Return whether a file that missed is stored; all are in bytes.
+
+        Where there is no room for it, others are given up. It must be False where `size` is above
+        `capacity`.
+        """
+        return size <= capacity
+
+    def victim(self, files: Mapping[int, object]) -> int:
+        """Return which of the files that are there is given up; the last read one comes last."""
+        return next(iter(files))
+
+
+class Keep(Lru):
+    """Gives up nothing: what came first stays."""
+
+    def admits(self, size: int, *, used: int, capacity: int) -> bool:
+        return size <= capacity - used
+
+
+class Nothing(Lru):
+    """Stores nothing."""
+
+    def admits(self, size: int, *, used: int, capacity: int) -> bool:
+        return False
+
+
+def policy_of(name: str) -> Lru:
+    """Return the policy that `cache.policy` names.
+
+    Raises:
+        WorkloadError: a module of one's own has none.
+    """
+    try:
+        policy: Lru = POLICIES[name]()
+    except ValueError as error:
+        raise WorkloadError(f"cache.policy{error}") from None
+    return policy
 
 
 @dataclass(frozen=True)
@@ -69,7 +196,7 @@ class PlannedCache:
 
     def __init__(
         self,
-        policy: CachePolicy,
+        policy: str,
         capacity: int,
         sizes: Sequence[int] | Numbers,
         *,
@@ -79,7 +206,7 @@ class PlannedCache:
 
         Content beyond the capacity is left out.
         """
-        self._policy, self._sizes = policy, [int(size) for size in sizes]
+        self._policy, self._sizes = policy_of(policy), [int(size) for size in sizes]
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._capacity, self._used = capacity, 0
         self.next_generation = 0
@@ -117,7 +244,9 @@ class PlannedCache:
                     brought = reads[0]
                 reads.append(number)
                 entries.move_to_end(file)
-            elif fills and self._admits(file):
+            elif fills and self._policy.admits(
+                self._sizes[file], used=self._used, capacity=self._capacity
+            ):
                 self._make_room(self._sizes[file], gone)
                 stored = self.next_generation
                 self.next_generation += 1
@@ -147,12 +276,6 @@ class PlannedCache:
                 self.next_generation += 1
         return new
 
-    def _admits(self, file: int) -> bool:
-        size = self._sizes[file]
-        if self._policy == "none":
-            return False
-        return size <= self._capacity - (self._used if self._policy == "keep" else 0)
-
     def _insert(self, entry: _Entry) -> None:
         self._used += self._sizes[entry.file]
         self._entries[entry.file] = entry
@@ -161,7 +284,7 @@ class PlannedCache:
         """Evict until so many bytes are free; append the rows of `EpochHits.gone` for it."""
         while num_bytes:
             if not self._rooms:
-                _, victim = self._entries.popitem(last=False)
+                victim = self._entries.pop(self._policy.victim(self._entries))
                 size = self._sizes[victim.file]
                 self._used -= size
                 self._rooms.append(_Room(size, victim))

@@ -20,10 +20,9 @@ from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.place import find_place
 from dlemu.loaders.cache import shared_memory as columns
 from dlemu.loaders.cache.folder import CacheFolder, entry_path, write_entry
-from dlemu.loaders.cache.hits import PlannedCache
+from dlemu.loaders.cache.hits import PlannedCache, Visits, find_visits, policy_of
 from dlemu.loaders.cache.reader import Origin
 from dlemu.loaders.cache.shared_memory import State
-from dlemu.loaders.cache.visits import Visits, find_visits
 from dlemu.ranks.world import World
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
@@ -98,6 +97,7 @@ def check_tier(workload: Workload) -> None:
     cache = workload.cache
     if not has_tier(workload):
         return
+    policy_of(cache.policy)
     key = "origin.*" if cache.folder is None else "cache.folder"
     if workload.dataset.data_folder and in_bucket(workload.data_folder):
         raise WorkloadError(

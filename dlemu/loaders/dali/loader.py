@@ -21,10 +21,10 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import RunError, WorkloadError
 from dlemu.loaders import Batch
-from dlemu.loaders.activity import describe
 from dlemu.loaders.dali.device import DeviceReader
 from dlemu.loaders.dali.pipelines import (
     INPUT,
+    DaliReads,
     Pipeline,
     Settings,
     collate,
@@ -32,9 +32,8 @@ from dlemu.loaders.dali.pipelines import (
     in_one_line,
     take_samples,
 )
-from dlemu.loaders.dali.readers import DaliReads
 from dlemu.loaders.source import Source
-from dlemu.loaders.steps import Takers
+from dlemu.loaders.steps import Takers, describe
 from dlemu.loaders.threads import ThreadsLoader
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda

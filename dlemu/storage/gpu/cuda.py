@@ -24,6 +24,7 @@ _FUNCTIONS: dict[str, list[type]] = {
     "cuDeviceGetCount": [ctypes.c_void_p],
     "cuDeviceGet": [ctypes.c_void_p, ctypes.c_int],
     "cuDeviceGetName": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
+    "cuDeviceGetPCIBusId": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
     "cuDevicePrimaryCtxRetain": [ctypes.c_void_p, ctypes.c_int],
     "cuDevicePrimaryCtxRelease_v2": [ctypes.c_int],
     "cuCtxSetCurrent": [ctypes.c_void_p],
@@ -83,6 +84,13 @@ def gpu_name(number: int) -> str:
     name = ctypes.create_string_buffer(256)
     _call("cuDeviceGetName", name, len(name), number)
     return name.value.decode(errors="replace")
+
+
+def pci_address(number: int) -> str:
+    """Return a GPU's address on the PCI bus as /sys has it: "0000:3b:00.0". Raises as above."""
+    address = ctypes.create_string_buffer(32)
+    _call("cuDeviceGetPCIBusId", address, len(address), number)
+    return address.value.decode().lower()
 
 
 def driver_version() -> tuple[int, int]:

@@ -21,8 +21,7 @@ from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate
 from dlemu.tools.model_load.reading import WAYS, Way, read_once
-from dlemu.tools.paths.random_files import write_random_files
-from dlemu.tools.paths.sweep import path_problem
+from dlemu.tools.paths.target import path_problem, write_random_files
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5

@@ -14,23 +14,26 @@ import functools
 import multiprocessing
 import os
 import resource
+import select
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from multiprocessing.connection import Connection, wait
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from dlemu.errors import DlemuError, RunError
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu.cuda import DeviceMemory, Gpu, HostMemory
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
-from dlemu.tools.paths.latency import Latencies
+from dlemu.storage.regular import open_sized
 from dlemu.tools.paths.uring import Ring
 from dlemu.units import PAGE_BYTES
 
@@ -52,6 +55,11 @@ PROCESSES_BELOW = 128 * 1024
 _CHUNK = 8192
 """Blocks whose latencies are added to the histogram at once."""
 
+_PER_POWER = 64
+"""Buckets of equal width for each power of two of ns: their middle is off by 1/128 at most."""
+_NUM_POWERS = 44
+"""Powers of two covered: up to 2^43 ns, 2.4 hours."""
+
 _Transfer = Callable[[int], int]
 """Reads or writes the block at an offset; returns the number of bytes."""
 
@@ -70,6 +78,11 @@ class Work:
     seconds: float
     depth: int = 1
     """Blocks of each file that are in flight at once."""
+    starts: tuple[int, ...] = ()
+    """Byte at which the used part of each file begins; (): at 0. Parts of one device differ."""
+    gpu: int = 0
+    cpus: tuple[int, ...] = ()
+    """CPUs that the workers are bound to; (): none."""
 
     @property
     def writes(self) -> bool:
@@ -94,6 +107,45 @@ class Work:
         return self.num_readers if small else 1
 
 
+class Latencies:
+    """Percentiles of any number of latencies in 22 KiB of memory, with an error of at most 0.8 %.
+
+    A histogram with logarithmic buckets, after Gil Tene's HdrHistogram; times are in ns.
+    """
+
+    def __init__(self) -> None:
+        self.counts: npt.NDArray[np.int64] = np.zeros(_NUM_POWERS * _PER_POWER, np.int64)
+        self.total = 0
+        """Exact sum of all latencies."""
+
+    @property
+    def num(self) -> int:
+        return int(self.counts.sum())
+
+    def add(self, times: Sequence[int] | npt.NDArray[np.int64]) -> None:
+        """Count latencies, each at least 0 ns."""
+        values = np.asarray(times, np.int64)
+        fractions, powers = np.frexp(values)  # value = fraction x 2^power, 0.5 <= fraction < 1
+        places = ((fractions - 0.5) * 2 * _PER_POWER).clip(0).astype(np.int64)
+        self.counts += np.bincount(powers * _PER_POWER + places, minlength=len(self.counts))
+        self.total += int(values.sum())
+
+    def merge(self, other: "Latencies") -> None:
+        self.counts += other.counts
+        self.total += other.total
+
+    def mean(self) -> float:
+        """Return the exact mean in seconds."""
+        return self.total / self.num / 1e9
+
+    def percentile(self, percent: float) -> float:
+        """Return the percentile in seconds, by nearest rank (NumPy: "inverted_cdf")."""
+        rank = max(1, int(np.ceil(self.num * percent / 100)))
+        place = int(np.searchsorted(self.counts.cumsum(), rank))
+        power, step = divmod(place, _PER_POWER)
+        return float(np.ldexp(0.5 + (step + 0.5) / (2 * _PER_POWER), power)) / 1e9
+
+
 @dataclass
 class Done:
     """What one or more workers did."""
@@ -113,34 +165,41 @@ class Done:
         self.path_bytes += other.path_bytes
 
 
-def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
-    """Run the workers, `on_start` when all of them start; return what they did and the seconds."""
+def perform(
+    works: Sequence[Work], ready: Callable[[], object] = lambda: None
+) -> list[tuple[Done, float]]:
+    """Run the workers of all works at once; return what those of each did, and their seconds.
+
+    `ready` is called when all of them have opened their files; they begin 0.02 s later.
+    """
     context = multiprocessing.get_context("forkserver")
     # The forkserver has imported this module, so its forks start fast. They do not have this
     # process's threads and CUDA context, which must not be forked.
     context.set_forkserver_preload([__name__])
     groups = []
+    pipes: dict[Connection[float, Done | str | None], int] = {}
     try:
-        for place in range(work.num_processes):
-            ours, theirs = context.Pipe()
-            members = tuple(range(place, work.num_readers, work.num_processes))
-            process = context.Process(target=_run_group, args=(theirs, work, members), daemon=True)
-            process.start()
-            theirs.close()
-            groups.append((process, ours))
-        pipes = [pipe for _, pipe in groups]
+        for number, work in enumerate(works):
+            for place in range(work.num_processes):
+                ours, theirs = context.Pipe()
+                members = tuple(range(place, work.num_readers, work.num_processes))
+                arguments = (theirs, work, members)
+                process = context.Process(target=_run_group, args=arguments, daemon=True)
+                process.start()
+                theirs.close()
+                groups.append((process, ours))
+                pipes[ours] = number
         list(_receive_all(pipes))  # each says that it is ready
+        ready()
         start = time.perf_counter() + 0.02  # time for the message to reach all of them
         for pipe in pipes:
             with suppress(BrokenPipeError):  # that worker has ended; reading its pipe says so
                 pipe.send(start)
-        time.sleep(max(0.0, start - time.perf_counter()))
-        on_start()
-        done = Done(Latencies(), start)
-        for result in _receive_all(pipes):
+        done = [Done(Latencies(), start) for _ in works]
+        for pipe, result in _receive_all(pipes):
             assert isinstance(result, Done)
-            done.merge(result)
-        return done, done.end - start
+            done[pipes[pipe]].merge(result)
+        return [(each, each.end - start) for each in done]
     finally:
         for process, pipe in groups:
             process.terminate()
@@ -148,8 +207,10 @@ def perform(work: Work, on_start: Callable[[], None]) -> tuple[Done, float]:
             pipe.close()
 
 
-def _receive_all(pipes: "list[Connection[float, Done | str | None]]") -> "Iterator[Done | None]":
-    """Yield one message per pipe as they come, so that a failure is seen at once."""
+def _receive_all(
+    pipes: "Iterable[Connection[float, Done | str | None]]",
+) -> "Iterator[tuple[Connection[float, Done | str | None], Done | None]]":
+    """Yield each pipe with one message of it as they come, so that a failure is seen at once."""
     awaited = list(pipes)
     while awaited:
         for pipe in wait(awaited):
@@ -161,17 +222,19 @@ def _receive_all(pipes: "list[Connection[float, Done | str | None]]") -> "Iterat
                 raise RunError("a worker ended without a word; killed, or out of memory?") from None
             if isinstance(message, str):
                 raise RunError(message)
-            yield message
+            yield pipe, message
 
 
 def _run_group(
     pipe: "Connection[Done | str | None, float]", work: Work, members: tuple[int, ...]
 ) -> None:
     """Run the workers with the numbers `members`, as one process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # at Ctrl-C the parent ends this process
+    _end_with_parent(pipe)
     try:
         with ExitStack() as stack:
-            gpu = stack.enter_context(Gpu()) if work.on_gpu else None
+            if work.cpus:
+                os.sched_setaffinity(0, work.cpus)  # before memory is touched: it lies near then
+            gpu = stack.enter_context(Gpu(work.gpu)) if work.on_gpu else None
             driver = None
             if work.path == "cufile":
                 driver = stack.enter_context(Driver(os.path.dirname(work.files[0])))
@@ -190,6 +253,19 @@ def _run_group(
         pipe.send(done)
     except (DlemuError, OSError) as error:
         pipe.send(f"{work.path}, {work.pattern}, {work.io_size} bytes: {error}")
+
+
+def _end_with_parent(pipe: "Connection[Any, Any]") -> None:
+    """Let the parent end this process: at Ctrl-C, and whenever it ends itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        ends = select.poll()
+        ends.register(pipe, 0)  # only that the other end is closed
+        ends.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _run_threads(workers: "list[_Worker]", deadline: float) -> Done:
@@ -215,10 +291,14 @@ class _Worker:
         self._share, number = divmod(index, len(work.files))
         self._order = np.random.default_rng((number, len(work.files)))
         file = work.files[number]
-        flags = os.O_RDWR if work.writes else os.O_RDONLY
-        if work.path.startswith("host") and work.path != "host_buffered":
-            flags |= os.O_DIRECT
-        self._fd = os.open(file, flags)
+        self._start = work.starts[number] if work.starts else 0
+        self._fd, _ = open_sized(
+            file,
+            direct=work.path not in ("host_buffered", "cufile"),
+            writes=work.writes,
+            device=not work.writes,
+            error=RunError,
+        )
         stack.callback(os.close, self._fd)
         # Start with a cold page cache.
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -276,7 +356,8 @@ class _Worker:
     def _run_ring(self, deadline: float) -> Done:
         next_offset = chain(self._first_list, chain.from_iterable(self._lists)).__next__
         prepare = self._stamp if self._work.writes else None
-        latencies = self._ring.run(next_offset, int(deadline * 1e9), prepare)
+        latencies = Latencies()
+        self._ring.run(next_offset, int(deadline * 1e9), latencies.add, prepare)
         return Done(latencies, time.perf_counter())
 
     def _offsets(self) -> Iterator[list[int]]:
@@ -289,7 +370,7 @@ class _Worker:
                 self._order.shuffle(order)
             own = order[self._share :: num_shares]
             for start in range(0, len(own), _CHUNK):
-                yield (own[start : start + _CHUNK] * self._work.io_size).tolist()
+                yield (own[start : start + _CHUNK] * self._work.io_size + self._start).tolist()
             if self._work.path == "host_buffered":
                 # The next round must not find its blocks in the page cache.
                 if self._work.writes:

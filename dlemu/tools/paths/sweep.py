@@ -1,38 +1,47 @@
-"""A sweep over the data paths of folders, as vendors publish it for GPUDirect Storage.
+"""A sweep over the data paths of targets, as vendors publish it for GPUDirect Storage.
 
-1. cells     every combination of target, path, pattern, block size and number of workers
-2. files     one file of random bytes per worker and target, removed at the end
-3. measure   each cell for some seconds; cells.jsonl keeps those done, which are not measured again
+1. places    each target with its NUMA node and its GPU, and what can be measured there
+2. rounds    what is measured at once: a combination of path, pattern, block size, workers and depth
+             on one target, or on all of them; under MPI each rank has a share of the targets
+3. measure   each round for some seconds; cells.jsonl keeps those done, which are not measured again
 """
 
 import itertools
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_validator
 
+from dlemu.config.model import NamedDrive
 from dlemu.config.sections import LISTED, Arguments, Size, Switch
-from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import find_connection
-from dlemu.host.processes import read_cpu_times
+from dlemu.host.topology import cpus_of_node, find_attachment
 from dlemu.host.wear import WearFields, WearWatch, has_writes
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines, check_writable
 from dlemu.judge.summary import time_of_day
-from dlemu.storage.atomic import create
-from dlemu.storage.buffers import aligned_buffer
+from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
-from dlemu.storage.gpu.availability import availability, lists_gpu
-from dlemu.storage.owned import direct, disk_bytes, held, room, scratch
-from dlemu.tools.paths import uring
-from dlemu.tools.paths.blocks import DATA_PATHS, DataPath, Pattern, Work, perform
-from dlemu.tools.paths.energy import Energy, read_energy
-from dlemu.tools.paths.random_files import write_random_files
+from dlemu.storage.gpu.availability import lists_gpu
+from dlemu.storage.owned import held
+from dlemu.tools.paths.blocks import DATA_PATHS, DataPath, Pattern
+from dlemu.tools.paths.cells import (
+    SUM,
+    TO_GPU,
+    Asked,
+    Cell,
+    Parts,
+    Place,
+    measure,
+    memory_rate,
+    shape_of,
+)
+from dlemu.tools.paths.target import SECTOR, OnEvent, parts_of, path_problem, smallest_direct
 from dlemu.units import (
     PAGE_BYTES,
     counted,
@@ -42,25 +51,21 @@ from dlemu.units import (
     format_seconds,
 )
 
+T = TypeVar("T")
+
 CELLS = "cells.jsonl"
 """Keeps the cells that were measured."""
 WEAR = "wear.jsonl"
 """Keeps what was written to the drives, a line for each command that wrote enough to tell."""
-_LARGEST_FILE = 2 << 30
-"""Bytes per worker that published runs used for large blocks (gdsio -s 2048M)."""
-_SMALLEST_FILE = 16 << 20
 
-_TO_GPU = ("host_direct_gpu_copy", "cufile")
-"""Paths that end in a GPU's memory; not looked at on a host without one, unless named."""
 _AT_DEPTHS: tuple[DataPath, ...] = ("host_direct", "host_io_uring")
 """Paths to compare where queue depths are asked for."""
-SECTOR = 512
-"""Smallest logical block of a drive."""
 
 _LONGEST, _MOST_WORKERS = 86_400, 1024
 _DEEPEST = 4096
 
-OnEvent = Callable[[str], None]
+OnWear = Callable[[WearFields], object]
+Together = Literal["off", "on", "both"]
 
 
 def _block(size: int) -> int:
@@ -72,11 +77,30 @@ def _block(size: int) -> int:
     return size
 
 
+def _pair(text: str) -> str:
+    target, _, number = text.rpartition(":gpu")
+    if not (target and number.isdecimal() and len(number) < 4):
+        raise ValueError(f"must be TARGET:gpuNUMBER, as /mnt/d0:gpu0, got {text}")
+    return text
+
+
+def _together(value: object) -> object:
+    """Take true and false, also as texts, as "on" and "off"."""
+    return {"true": "on", "false": "off"}.get(str(value).lower(), value)
+
+
 class Sweep(Arguments):
     """What to measure; every combination is a cell."""
 
-    target: Annotated[tuple[Path, ...], LISTED, Field(min_length=1)]
-    """Folders, instead of FOLDER: a local drive, a remote mount."""
+    target: Annotated[tuple[Path, ...], LISTED] = ()
+    """Folders, instead of FOLDER: a local drive, a remote mount. A block device is read only."""
+    together: Annotated[Together | None, BeforeValidator(_together)] = None
+    """Measure all targets at the same time, and their sum; "both": each alone as well. None: on
+    with pairs and under mpirun, where each rank has a share of the targets, else off."""
+    pairs: Annotated[tuple[Annotated[str, AfterValidator(_pair)], ...], LISTED] = ()
+    """Targets, each with the GPU that its bytes go to: [/mnt/d0:gpu0,/mnt/d1:gpu1]."""
+    gpu: Annotated[int, Field(ge=0, lt=1000)] | None = None
+    """Number of the GPU for all targets. None: the nearest to each one's drive."""
     seconds: Annotated[float, Field(gt=0, le=_LONGEST)] = 45.0
     """Seconds of each measurement, as in the published tables."""
     io_sizes: Annotated[
@@ -101,8 +125,13 @@ class Sweep(Arguments):
     paths: Annotated[tuple[DataPath, ...], LISTED, Field(min_length=1)] | None = None
     """None: all that work here. One that is named and does not work is an error."""
     file_size: Size | None = None
-    """Bytes of each worker's file. None: 2 GiB, less if that would take over a quarter of the free
-    space, and more if the largest block at the greatest depth needs it."""
+    """Bytes of each worker's file, or part of a block device. None: 2 GiB, less if that would take
+    over a quarter of the free space, and more if the largest block at the greatest depth needs it;
+    an equal part of the device."""
+    drive: NamedDrive | None = None
+    """Datasheet of the targets' drives, to compare with."""
+    drives: Annotated[int, Field(ge=1)] = 1
+    """Number of such drives below each target."""
     output: Path = Path("outputs/paths")
     """Folder for cells.jsonl, paths.csv, paths.json, paths.txt and pictures. The same command goes
     on there where it was interrupted."""
@@ -123,147 +152,320 @@ class Sweep(Arguments):
                 f"file_size must be at least the largest of io_sizes{deep}, {least} bytes, "
                 f"got {self.file_size}"
             )
-        for target in self.target:
-            if not target.is_dir():
-                raise ValueError(f"target {target} is not a folder; create or mount it")
+        named = [target for target, _ in self.targets]
+        if self.pairs and (self.target or self.gpu is not None):
+            raise ValueError("pairs name target and gpu; leave out the folder, target= and gpu=")
+        if not named:
+            raise ValueError("no target to measure; write dlemu paths FOLDER")
+        if twice := next((each for each in named if named.count(each) > 1), None):
+            raise ValueError(f"target {twice} is named twice; name it once")
         return self
 
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a cell measures; the same values are the same cell."""
-
-    target: str
-    path: DataPath
-    pattern: Pattern
-    io_size: int
-    """Bytes of a block."""
-    workers: int
-    seconds: float
-    queue_depth: int = 1
-    """Blocks that each worker has in flight."""
-    queues: int | None = None
-    """Hardware queues of the target's drive: an emulated drive may get others between two sweeps.
-    None: no single drive is known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell(Asked):
-    """One measurement. CPU percentages are of all CPUs of the host, as `top` and vendors count."""
-
-    elapsed: float
-    """Seconds measured, including the last block and, for buffered writes, the sync."""
-    num_ios: int
-    gib_per_second: float
-    iops: float
-    latency_mean: float
-    """Seconds per block, as the percentiles."""
-    latency_p50: float
-    latency_p99: float
-    latency_p999: float
-    cpu_user_percentage: float
-    """Of the measuring processes."""
-    cpu_system_percentage: float
-    host_user_percentage: float
-    """Of everything on the host, including the kernel's own threads."""
-    host_system_percentage: float
-    cpu_seconds_per_gb: float
-    """User and system time of the measuring processes per 10^9 bytes."""
-    cpu_watts: float | None
-    """Mean power of all CPU packages, and of all GPUs; None if it cannot be read."""
-    gpu_watts: float | None
-    mode: str
-    """The path that the bytes took: by cuFile's counters p2pdma, nvidia-fs or compat; else host."""
-    p2pdma_bytes: int
-    nvidia_fs_bytes: int
-    compat_bytes: int
-    host_bytes: int
-    file_bytes: int
-    cpu_seconds_per_million_ios: float | None = None
-    """User and system time of the measuring processes; None: measured by an earlier version."""
-
     @property
-    def bytes_per_second(self) -> float:
-        return self.gib_per_second * 2**30
-
-    @property
-    def asked(self) -> Asked:
-        return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
+    def targets(self) -> tuple[tuple[Path, int | None], ...]:
+        """Each target, and the GPU that is asked for; None: the nearest."""
+        pairs = [pair.rpartition(":gpu") for pair in self.pairs]
+        named = ((Path(target), int(number)) for target, _, number in pairs)
+        return (*named, *((target, self.gpu) for target in self.target))
 
 
 def run_paths(
     sweep: Sweep,
     on_event: OnEvent,
     on_begin: OnEvent = lambda text: None,
-    on_wear: Callable[[WearFields], None] = lambda wear: None,
+    on_wear: OnWear = lambda wear: None,
+    *,
+    world: World | None = None,
+    dry: bool = False,
 ) -> list[Cell]:
-    """Measure the cells that the output folder lacks; return all.
+    """Measure the cells that the output folder lacks; return all, on ranks other than 0 none.
 
-    `on_event` gets lines of text, `on_begin` what is done next, `on_wear` what was written.
+    `on_event` gets lines of text, `on_begin` what is done next, `on_wear` what was written; all on
+    rank 0 only. All ranks call it. `dry`: only say what would be measured.
     """
+    world = Alone() if world is None else world
+    if world.rank != 0:
+        on_event = on_begin = _silent
     with ExitStack() as stack:
-        for target in sweep.target:  # the files of two sweeps would have the same names
-            if target.resolve() != sweep.output.resolve():  # else the results hold it
-                stack.enter_context(held(target, key="target"))
-        return _run_alone(sweep, on_event, on_begin, on_wear)
-
-
-def _run_alone(
-    sweep: Sweep, on_event: OnEvent, on_begin: OnEvent, on_wear: Callable[[WearFields], None]
-) -> list[Cell]:
-    asked = {target: list(_ask(sweep, target, on_event)) for target in sweep.target}
-    all_asked = [each for cells in asked.values() for each in cells]
-    with hold(sweep.output, "paths", key="output"):
-        store = JsonLines(sweep.output / CELLS)
-        known = {cell.asked: cell for cell in cells_of(store)}
-        num_left = sum(each not in known for each in all_asked)
+        places = _agreed(world, lambda: _own_places(sweep, world, stack, dry=dry))
+        for note in (note for place in places for note in place.notes):
+            on_event(note)
+        groups = list(_groups(sweep, places))
+        asked = [each for _, rounds in groups for cells in rounds for each in cells]
+        if world.rank == 0 and not dry:
+            stack.enter_context(hold(sweep.output, "paths", key="output"))
+        known = world.on_first(lambda: _known(sweep))
+        left = [(each, [_ for _ in rounds if not _is_known(_, known)]) for each, rounds in groups]
+        num_left = sum(len(rounds) for _, rounds in left)
         on_event(
-            f"{len(all_asked)} cells, {len(all_asked) - num_left} of them measured before; "
-            f"{num_left} x {format_seconds(sweep.seconds)} = "
+            f"{counted(len(asked), 'cell')}, {sum(each in known for each in asked)} of them "
+            f"measured before; {num_left} x {format_seconds(sweep.seconds)} = "
             f"{format_seconds(num_left * sweep.seconds)}"
         )
+        if dry:
+            return []
+        for cell in _measure_all(sweep, left, world, on_event, on_begin, on_wear):
+            known[cell.asked] = cell
+    if world.rank != 0:
+        return []
+    wanted = [each for _, rounds in groups for cells in rounds for each in _with_sum(cells)]
+    return [*_alike_elsewhere(known, wanted), *(known[each] for each in wanted)]
+
+
+def _silent(text: str) -> None:
+    """Say nothing: rank 0 speaks."""
+
+
+def _agreed(world: World, make: Callable[[], list[T]]) -> list[T]:
+    """Return what all ranks make, in order of rank; of several that fail, the first says why."""
+    found, error = list[T](), None
+    try:
+        found = make()
+    except DlemuError as failure:
+        error = failure
+    all_found = world.all_gather((found, error is not None))
+    failed = [rank for rank, (_, is_failed) in enumerate(all_found) if is_failed]
+    if error is not None and failed[0] == world.rank:
+        raise error
+    if failed:
+        world.barrier()  # raises what the rank that failed tells
+    return [each for found, _ in all_found for each in found]
+
+
+def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
+    """Return this rank's share of the targets, and hold them."""
+    ranks = dict(world.all_gather((world.host, world.num_local_ranks)))
+    if len({*ranks.values()}) > 1:
+        each = ", ".join(f"{host}: {num}" for host, num in ranks.items())
+        raise RunError(
+            f"hosts with unequal numbers of ranks ({each})", remedy="start as many on each"
+        )
+    share = sweep.targets[world.local_rank :: world.num_local_ranks]
+    if world.num_local_ranks > len(sweep.targets):
+        raise RunError(
+            f"{counted(world.num_local_ranks, 'rank')} and {counted(len(sweep.targets), 'target')} "
+            "on this host",
+            remedy="start at most one rank for each target",
+        )
+    for target, _ in share:
+        is_device = target.is_block_device()
+        if not (is_device or target.is_dir()):
+            raise RunError(
+                f"target {target} is no folder and no block device", remedy="create or mount it"
+            )
+        writes = [pattern for pattern in sweep.patterns if pattern.endswith("write")]
+        if is_device and writes:
+            raise RunError(
+                f"patterns={writes[0]} would overwrite the block device {target}, which is only "
+                "read",
+                remedy="leave it out, or name a folder",
+            )
+        # The files of two sweeps would have the same names. The results hold their own folder.
+        if not is_device and (world.rank != 0 or target.resolve() != sweep.output.resolve()):
+            stack.enter_context(held(target, key="target"))
+    memory = 0.0 if dry else memory_rate()
+    return [_place(sweep, target, gpu, world, memory) for target, gpu in share]
+
+
+def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: float) -> Place:
+    notes: list[str] = []
+    usable = _usable(sweep, target, notes)
+    gpus: list[str] = []
+    if {*usable} & {*TO_GPU}:
+        with suppress(RunError):
+            gpus = [cuda.pci_address(number) for number in range(cuda.num_gpus())]
+    if gpu is not None and gpu >= len(gpus):
+        raise RunError(
+            f"gpu {gpu} for target {target}: {counted(len(gpus), 'GPU')} can be read into from "
+            "there",
+            remedy="name another, or leave it out",
+        )
+    attached = find_attachment(target, gpus)
+    cpus: set[int] = set()
+    connection = find_connection(target)
+    facts = []
+    if connection is not None and (sweep.queue_depths is not None or len(sweep.targets) > 1):
+        facts.append(connection[0])
+    if attached.node is not None:
+        cpus = {*cpus_of_node(attached.node)} & os.sched_getaffinity(0)
+        facts.append(f"readers on NUMA node {attached.node}" if cpus else "")
+    if gpus:
+        near = gpu is None and attached.gpu is not None
+        gpu = gpu if gpu is not None else attached.gpu or 0
+        facts.append(f"GPU {gpu}, {'the nearest to it, ' if near else ''}{gpus[gpu]}")
+    name = f"{world.host}:{target}" if world.num_hosts > 1 else str(target)
+    if any(facts):
+        notes.append(f"{name}: {', '.join(filter(None, facts))}")
+    return Place(
+        name=name,
+        target=target,
+        rank=world.rank,
+        host=world.host,
+        shapes=tuple(_shapes(sweep, target, usable, notes)),
+        queues=None if connection is None else connection[1],
+        gpu=gpu,
+        attached=attached,
+        cpus=tuple(sorted(cpus)),
+        notes=tuple(notes),
+        memory_rate=memory,
+        drive=sweep.drive,
+        drives=sweep.drives,
+    )
+
+
+def _usable(sweep: Sweep, target: Path, notes: list[str]) -> list[DataPath]:
+    """Return the paths to measure on a target; a line about those that do not work there."""
+    usable = []
+    wanted = sweep.paths or (DATA_PATHS if sweep.queue_depths is None else _AT_DEPTHS)
+    if sweep.paths is None and sweep.queue_depths is None:
+        # With one block in flight, io_uring says nothing new.
+        hidden = ("host_io_uring", *(() if lists_gpu() else TO_GPU))
+        wanted = tuple(path for path in DATA_PATHS if path not in hidden)
+    for path in wanted:
+        problem = path_problem(path, target)
+        if problem is None:
+            usable.append(path)
+        elif sweep.paths is None:
+            notes.append(f"left out on {target}: {path}: {problem}")
+        else:
+            raise RunError(f"paths={path} does not work on {target}: {problem}")
+    return usable
+
+
+def _shapes(
+    sweep: Sweep, target: Path, usable: Sequence[DataPath], notes: list[str]
+) -> Iterator[Asked]:
+    """Yield what can be measured on a target; a line about blocks that a path does not take."""
+    sizes: dict[DataPath, list[int]] = {path: [] for path in usable}
+    for path, size in itertools.product(usable, sweep.io_sizes):
+        least = PAGE_BYTES if path == "cufile" else SECTOR
+        if path not in ("host_buffered", "cufile") and size < PAGE_BYTES:
+            least = smallest_direct(target)
+        if size >= least:
+            sizes[path].append(size)
+            continue
+        notes.append(
+            f"left out on {target}: {path} with blocks of {size} B: {least} B is the least "
+            f"there{'' if path == 'cufile' else ' (the logical block of the device)'}"
+        )
+    # Paths vary fastest: what is compared is measured shortly after each other.
+    for pattern, workers, io_size, depth, path in itertools.product(
+        sweep.patterns, sweep.workers, sweep.io_sizes, sweep.depths, usable
+    ):
+        if io_size in sizes[path]:
+            yield Asked(
+                target="",
+                path=path,
+                pattern=pattern,
+                io_size=io_size,
+                workers=workers,
+                seconds=sweep.seconds,
+                queue_depth=depth,
+            )
+
+
+Round = list[Asked]
+"""Cells that are measured at once."""
+
+
+def _groups(sweep: Sweep, places: Sequence[Place]) -> Iterator[tuple[Sequence[Place], list[Round]]]:
+    """Yield targets whose files are there at the same time, with what is measured on them."""
+    at_once = sweep.together
+    if at_once is None:
+        several_ranks = len({place.rank for place in places}) > 1
+        at_once = "on" if len(places) > 1 and (sweep.pairs or several_ranks) else "off"
+    elif at_once != "off" and len(places) == 1:
+        raise RunError(f"together={at_once} needs several targets", remedy="write target=A,B")
+    names = tuple(place.name for place in places)
+    for group in [[place] for place in places] if at_once == "off" else [places]:
+        rounds: list[Round] = []
+        for shape in group[0].shapes:
+            if all(shape in place.shapes for place in group):
+                cells = [place.asked(shape) for place in group]
+                if at_once != "on":
+                    rounds += [[cell] for cell in cells]
+                if at_once != "off":
+                    rounds.append([replace(cell, together=names) for cell in cells])
+        yield group, rounds
+
+
+def _with_sum(cells: Round) -> Round:
+    """Return the cells of a round, and that of their sum."""
+    return cells if len(cells) == 1 else [*cells, replace(shape_of(cells[0]), target=SUM)]
+
+
+def _known(sweep: Sweep) -> dict[Asked, Cell]:
+    """Return the cells that the output folder has."""
+    return {cell.asked: cell for cell in cells_of(JsonLines(sweep.output / CELLS))}
+
+
+def _is_known(cells: Round, known: Mapping[Asked, Cell]) -> bool:
+    return all(each in known for each in _with_sum(cells))
+
+
+def _measure_all(
+    sweep: Sweep,
+    groups: Sequence[tuple[Sequence[Place], list[Round]]],
+    world: World,
+    on_event: OnEvent,
+    on_begin: OnEvent,
+    on_wear: OnWear,
+) -> Iterator[Cell]:
+    """Yield the cells of all rounds as they are measured, each once it is kept; on rank 0 only."""
+    num_left, written = sum(len(rounds) for _, rounds in groups), 0
+    own = [place for group, _ in groups for place in group if place.rank == world.rank]
+    folders = [each.target for each in own if not each.target.is_block_device()]
+    watch = WearWatch(*folders)
+    store = JsonLines(sweep.output / CELLS)
+    if world.rank == 0:
         check_writable(sweep.output / "paths.json")
-        watch, written = WearWatch(*sweep.target), 0
         watch.start()
-        for target in sweep.target:
-            left = [each for each in asked[target] if each not in known]
-            if not left:
-                continue
-            on_begin(f"writing files into {target}")
-            with _files(sweep, target, on_event) as (files, file_bytes):
-                written += len(files) * file_bytes
-                for each in left:
-                    on_begin(f"{each.path} {each.pattern} {format_bytes(each.io_size)}")
-                    cell = _measure(each, files[: each.workers], file_bytes)
-                    num_left -= 1
-                    on_event(
-                        f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
-                        f"{cell.workers}{_deep(cell)}: {format_rate(cell.bytes_per_second)}, p99 "
-                        f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} "
-                        f"CPU-s/GB{format_left(num_left * sweep.seconds, before='; ')}"
-                    )
-                    known[each] = cell
+    for group, rounds in groups:
+        with ExitStack() as files:
+            parts = {}
+            for place in group if rounds else ():
+                if place.rank == world.rank:
+                    on_begin(f"writing files into {place.target}")
+                    found = files.enter_context(_parts(sweep, place, world, on_event))
+                    parts[place.name] = found
+                    written += len(found[0]) * found[2] if place.target in folders else 0
+            for cells in rounds:
+                one = cells[0]
+                on_begin(f"{one.path} {one.pattern} {format_bytes(one.io_size)}")
+                num_left -= 1
+                left = format_left(num_left * sweep.seconds, before="; ")
+                for cell in measure(cells, group, parts, world):
+                    on_event(f"{_line_of(cell)}{left}")
                     store.append(asdict(cell))
-                    written += _written(cell)
-        wear = watch.finish(file_bytes=written)
-        if has_writes(wear):
-            JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
-            on_wear(wear)
-    return [*_alike_elsewhere(known, all_asked), *(known[each] for each in all_asked)]
+                    written += _written(cell) if cell.target in parts else 0
+                    yield cell
+    if world.rank == 0 and has_writes(wear := watch.finish(file_bytes=written)):
+        JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
+        on_wear(wear)
 
 
-def _deep(cell: Asked) -> str:
-    return "" if cell.queue_depth == 1 else f", depth {cell.queue_depth}"
+def _parts(
+    sweep: Sweep, place: Place, world: World, on_event: OnEvent
+) -> AbstractContextManager[Parts]:
+    unit = max(sweep.io_sizes) * max(sweep.depths)
+    # Several hosts may share a folder.
+    first = "dlemu_paths" + (f".{world.host_index}" if world.num_hosts > 1 else "")
+    return parts_of(place.target, max(sweep.workers), unit, sweep.file_size, first, on_event)
 
 
-def _alike_elsewhere(known: dict[Asked, Cell], asked: Sequence[Asked]) -> Iterator[Cell]:
+def _line_of(cell: Cell) -> str:
+    deep = "" if cell.queue_depth == 1 else f", depth {cell.queue_depth}"
+    return (
+        f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
+        f"{cell.workers}{deep}: {format_rate(cell.bytes_per_second)}, p99 "
+        f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} CPU-s/GB"
+    )
+
+
+def _alike_elsewhere(known: Mapping[Asked, Cell], asked: Round) -> Iterator[Cell]:
     """Yield the cells of earlier sweeps that differ from those asked in the target alone."""
-
-    def anywhere(cell: Asked) -> Asked:
-        return replace(cell, target="", queues=None)
-
-    shapes, own = {anywhere(each) for each in asked}, {*asked}
-    yield from (known[each] for each in known if each not in own and anywhere(each) in shapes)
+    shapes, own = {shape_of(each) for each in asked}, {*asked}
+    yield from (known[each] for each in known if each not in own and shape_of(each) in shapes)
 
 
 def _written(cell: Cell) -> int:
@@ -280,171 +482,3 @@ def cells_of(store: JsonLines) -> list[Cell]:
         return [_CELL.validate_python(value) for value in store.values]
     except DAMAGE as error:
         raise RunError(f"{store.path} is damaged: {in_short(error)}; remove it") from None
-
-
-def _ask(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[Asked]:
-    """Yield the cells to measure on a target, in the order of measuring."""
-    usable = []
-    wanted = sweep.paths or (DATA_PATHS if sweep.queue_depths is None else _AT_DEPTHS)
-    if sweep.paths is None and sweep.queue_depths is None:
-        # With one block in flight, io_uring says nothing new.
-        hidden = ("host_io_uring", *(() if lists_gpu() else _TO_GPU))
-        wanted = tuple(path for path in DATA_PATHS if path not in hidden)
-    for path in wanted:
-        problem = path_problem(path, target)
-        if problem is None:
-            usable.append(path)
-        elif sweep.paths is None:
-            on_event(f"left out on {target}: {path}: {problem}")
-        else:
-            raise RunError(f"paths={path} does not work on {target}: {problem}")
-    connection = find_connection(target)
-    if connection is not None and (sweep.queue_depths is not None or len(sweep.target) > 1):
-        on_event(f"{target}: {connection[0]}")
-    sizes = {path: set(_taken_sizes(sweep, path, target, on_event)) for path in usable}
-    # Paths vary fastest: what is compared is measured shortly after each other.
-    for pattern, workers, io_size, depth, path in itertools.product(
-        sweep.patterns, sweep.workers, sweep.io_sizes, sweep.depths, usable
-    ):
-        if io_size in sizes[path]:
-            yield Asked(
-                target=str(target),
-                path=path,
-                pattern=pattern,
-                io_size=io_size,
-                workers=workers,
-                seconds=sweep.seconds,
-                queue_depth=depth,
-                queues=None if connection is None else connection[1],
-            )
-
-
-def _taken_sizes(sweep: Sweep, path: DataPath, target: Path, on_event: OnEvent) -> Iterator[int]:
-    """Yield the block sizes that a path takes in a folder; a line about those it does not."""
-    for size in sweep.io_sizes:
-        least = PAGE_BYTES if path == "cufile" else SECTOR
-        if path not in ("host_buffered", "cufile") and size < PAGE_BYTES:
-            least = smallest_direct(target)
-        if size < least:
-            on_event(
-                f"left out on {target}: {path} with blocks of {size} B: {least} B is the least "
-                f"there{'' if path == 'cufile' else ' (the logical block of the device)'}"
-            )
-        else:
-            yield size
-
-
-def path_problem(path: DataPath, target: Path) -> str | None:
-    """Return why a path cannot be measured in a folder; None if it can."""
-    if path == "cufile":
-        found = availability(target)
-        return None if found.usable else found.why
-    try:
-        if path != "host_buffered" and not direct(target):
-            return "its file system does not open files with O_DIRECT"
-    except OSError as error:
-        raise RunError(
-            f"target {target} cannot be written ({error.strerror})", remedy="name another"
-        ) from None
-    if path == "host_io_uring":
-        return uring.problem()
-    if path == "host_direct_gpu_copy":
-        try:
-            cuda.num_gpus()
-        except RunError as error:
-            return str(error)
-    return None
-
-
-def smallest_direct(target: Path) -> int:
-    """Return the bytes of the smallest block that O_DIRECT reads in a folder; it is tried."""
-    path = target / "dlemu_paths.probe"
-    with ExitStack() as stack:
-        stack.enter_context(scratch(target, [path.name]))
-        file = create(path, os.O_RDWR, direct=True)
-        stack.callback(os.close, file)
-        os.pwrite(file, aligned_buffer(PAGE_BYTES), 0)
-        size = SECTOR
-        while size < PAGE_BYTES:
-            with suppress(OSError):  # EINVAL: not a multiple of the logical block
-                os.preadv(file, [aligned_buffer(PAGE_BYTES)[:size]], size)
-                return size
-            size *= 2
-    return PAGE_BYTES
-
-
-def _measure(asked: Asked, files: tuple[str, ...], file_bytes: int) -> Cell:
-    work = Work(
-        path=asked.path,
-        pattern=asked.pattern,
-        io_size=asked.io_size,
-        files=files,
-        file_bytes=file_bytes // asked.io_size * asked.io_size,
-        seconds=asked.seconds,
-        depth=asked.queue_depth,
-    )
-    before: list[tuple[dict[str, float], Energy, float]] = []
-    done, elapsed = perform(work, lambda: before.append(_counters()))
-    (cpu_before, energy_before, start), (cpu, energy, end) = before[0], _counters()
-    num_bytes = done.latencies.num * work.io_size
-
-    def host_share(*names: str) -> float:
-        seconds = {name: cpu[name] - cpu_before[name] for name in cpu}
-        return 100 * sum(seconds[name] for name in names) / max(sum(seconds.values()), 1e-9)
-
-    cpu_watts, gpu_watts = (
-        None if joules is None else joules / (end - start)
-        for joules in energy.joules_since(energy_before)
-    )
-    all_cpus = elapsed * (os.cpu_count() or 1)
-    return Cell(
-        **asdict(asked),
-        elapsed=elapsed,
-        num_ios=done.latencies.num,
-        gib_per_second=num_bytes / elapsed / 2**30,
-        iops=done.latencies.num / elapsed,
-        latency_mean=done.latencies.mean(),
-        latency_p50=done.latencies.percentile(50),
-        latency_p99=done.latencies.percentile(99),
-        latency_p999=done.latencies.percentile(99.9),
-        cpu_user_percentage=100 * done.user_seconds / all_cpus,
-        cpu_system_percentage=100 * done.system_seconds / all_cpus,
-        host_user_percentage=host_share("user", "nice"),
-        host_system_percentage=host_share("system", "irq", "softirq"),
-        cpu_seconds_per_gb=(done.user_seconds + done.system_seconds) / (num_bytes / 1e9),
-        cpu_watts=cpu_watts,
-        gpu_watts=gpu_watts,
-        mode=done.path_bytes.mode,
-        p2pdma_bytes=done.path_bytes.p2pdma,
-        nvidia_fs_bytes=done.path_bytes.nvidia_fs,
-        compat_bytes=done.path_bytes.compat,
-        host_bytes=done.path_bytes.host,
-        file_bytes=work.file_bytes,
-        cpu_seconds_per_million_ios=(done.user_seconds + done.system_seconds)
-        / (done.latencies.num / 1e6),
-    )
-
-
-def _counters() -> tuple[dict[str, float], Energy, float]:
-    """Return the host's CPU times, its energy, and the time of the clock."""
-    cpu = read_cpu_times()
-    if cpu is None:
-        raise RunError("/proc/stat has no CPU times; paths needs a /proc of Linux")
-    return cpu, read_energy(), time.perf_counter()
-
-
-@contextmanager
-def _files(sweep: Sweep, target: Path, on_event: OnEvent) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Write the workers' files into the target; yield them and their size; remove them at last."""
-    names = [f"dlemu_paths.{index}" for index in range(max(sweep.workers))]
-    with scratch(target, names):
-        free = disk_bytes(target)[1]
-        largest = max(sweep.io_sizes) * max(sweep.depths)
-        chosen = max(largest, min(_LARGEST_FILE, max(_SMALLEST_FILE, free // 4 // len(names))))
-        size = (sweep.file_size or chosen) // largest * largest
-        what = f"{counted(len(names), 'file')} of {format_bytes(size)}"
-        room(target, len(names) * size, "free some, or lower file_size or workers", what=what)
-        on_event(f"writing {what} into {target}")
-        files = tuple(str(target / name) for name in names)
-        write_random_files([(file, size) for file in files])
-        yield files, size

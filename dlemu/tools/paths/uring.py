@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlemu.errors import RunError
-from dlemu.tools.paths.latency import Latencies
 
 _READ, _WRITE = 22, 23
 """Operations of an entry: IORING_OP_READ, IORING_OP_WRITE."""
@@ -30,7 +29,7 @@ _TOGETHER = 4
 """Places that are refilled before the kernel is called: with more, the drive's queue runs low while
 Python works through a batch; with fewer, more calls are made."""
 _MANY = 8192
-"""Latencies that are added to the histogram at once."""
+"""Latencies that are handed over at once."""
 
 _DISABLED = Path("/proc/sys/kernel/io_uring_disabled")
 # PyDLL keeps Python's lock during a call. A process has one ring and no other thread.
@@ -75,18 +74,20 @@ class Ring:
         self,
         next_offset: Callable[[], int],
         until: int,
+        add: Callable[[list[int]], object],
         prepare: Callable[[int], object] | None = None,
-    ) -> Latencies:
-        """Keep all places busy until the clock (perf_counter_ns) says `until`; return latencies.
+    ) -> None:
+        """Keep all places busy until the clock (perf_counter_ns) says `until`.
 
-        `prepare` is called with a place before its block is asked for. What is in flight at the end
-        is waited for, and counts. An offset is asked for while the place's block before is read.
+        `add` gets the latencies, in ns, of many blocks at once. `prepare` is called with a place
+        before its block is asked for. What is in flight at the end is waited for, and counts. An
+        offset is asked for while the place's block before is read.
 
         Raises:
             OSError: a transfer failed.
             RunError: a transfer had fewer bytes than a block.
         """
-        latencies, times = Latencies(), list[int]()
+        times = list[int]()
         words, offsets, order, fd = self._words, self._offsets, self._order, self._file
         sq_mask, cq_mask, size, clock = self._sq_mask, self._cq_mask, self._size, _clock
         sq_tail, cq_tail, completions = self._sq_tail, self._cq_tail, self._completions
@@ -139,10 +140,9 @@ class Ring:
                 started[place] = now
             words[self._cq_head] = head & _WRAP
             if len(times) >= _MANY:
-                latencies.add(times)
+                add(times)
                 times.clear()
-        latencies.add(times)
-        return latencies
+        add(times)
 
     def _submit(self, number: int) -> None:
         """Hand over this many entries, in several calls if need be."""

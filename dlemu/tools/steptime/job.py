@@ -18,8 +18,16 @@ from dlemu.config.published import derived_yaml, normal, origin_of
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.folders import hold
 from dlemu.judge.records import check_writable, write_json, write_text
-from dlemu.tools.steptime.gpu_state import Gpu, find_gpu, summary
-from dlemu.tools.steptime.measure import WARM_UP, Length, Timed, faster_layout, measure
+from dlemu.tools.steptime.measure import (
+    WARM_UP,
+    Gpu,
+    Length,
+    Timed,
+    faster_layout,
+    find_gpu,
+    measure,
+    summary,
+)
 from dlemu.tools.steptime.preprocessing import Preprocessing, time_preprocessing
 from dlemu.tools.steptime.steps import Job, UsersFunction, find_torch, model_of, names_function
 from dlemu.units import format_bytes, format_seconds

@@ -8,7 +8,7 @@ import pytest
 from dlemu.config.model import check_workload
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import make_plan
-from dlemu.loaders.cache.visits import find_visits
+from dlemu.loaders.cache.hits import find_visits
 
 CASES: dict[str, dict[str, Any]] = {
     "one sample a file": {"dataset.format": "npz"},

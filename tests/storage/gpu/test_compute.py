@@ -3,8 +3,10 @@
 import pytest
 
 from dlemu.clock import WallClock
+from dlemu.config.model import load_workload
 from dlemu.errors import WorkloadError
 from dlemu.run.compute import gpu_compute
+from dlemu.run.job import _find_gpus
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'dlemu[torch]'")
 
@@ -15,6 +17,21 @@ def test_a_gpu_that_is_not_there_is_named() -> None:
         gpu_compute([missing], WallClock.calibrate())
     with pytest.raises(WorkloadError, match=r"^train\.compute=gpu"):
         gpu_compute([], WallClock.calibrate())
+
+
+@pytest.mark.parametrize(
+    ("own", "keys", "gpus"),
+    [(range(2, 3), {}, [0]), (range(1, 2), {}, [1]), (range(4), {}, [0, 1]),
+     (range(1, 2), {"dali.gpus_per_host": 1}, [0])],
+)  # fmt: skip
+def test_each_rank_computes_on_the_gpus_of_its_accelerators(
+    own: range, keys: dict[str, object], gpus: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks of a host with two GPUs share none."""
+    monkeypatch.setattr("dlemu.storage.gpu.cuda.num_gpus", lambda: 2)
+    monkeypatch.setattr("dlemu.run.compute.find_torch", lambda _: None)
+    asked = {"train.compute": "gpu", "train.computation_time": 0.1, **keys}
+    assert _find_gpus(load_workload("unet3d_h100", asked), own) == gpus
 
 
 @pytest.mark.gpu

@@ -170,7 +170,7 @@ def gpu() -> Iterator[Gpu]:
 @pytest.fixture(scope="module")
 def data_file(gpu: Gpu) -> Iterator[Path]:
     """A file of random bytes on the drive of the checkout: pytest's own folder may be tmpfs."""
-    folder = Path(__file__).parents[2] / "build"
+    folder = Path(__file__).parents[3] / "build"
     folder.mkdir(exist_ok=True)
     path = folder / "test_cufile.data"
     path.write_bytes(np.random.default_rng(7).bytes(NUM_BYTES))

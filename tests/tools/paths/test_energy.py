@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlemu.tools.paths.energy import Energy, read_energy
+from dlemu.tools.paths.cells import Energy, read_energy
 
 
 def test_packages_are_read_and_their_parts_left_out(tmp_path: Path) -> None:

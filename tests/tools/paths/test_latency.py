@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlemu.tools.paths.latency import Latencies
+from dlemu.tools.paths.blocks import Latencies
 
 times = st.lists(st.integers(1, 10**12), min_size=1, max_size=200)
 

@@ -16,12 +16,14 @@ from dlemu.errors import RunError, WorkloadError
 from dlemu.host.wear import WearFields
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
+from dlemu.ranks.world import Alone
 from dlemu.storage.gpu.availability import lists_gpu
 from dlemu.storage.owned import held
-from dlemu.tools.paths import sweep, uring
+from dlemu.tools.paths import cells as cells_module
+from dlemu.tools.paths import sweep, target, uring
 from dlemu.tools.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
-from dlemu.tools.paths.random_files import write_random_file
 from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
+from dlemu.tools.paths.target import write_random_file
 
 MIB = 1 << 20
 
@@ -52,7 +54,7 @@ def test_every_pattern_runs_in_its_time_and_counts_what_it_did(
 ) -> None:
     job = work(tmp_path, pattern=pattern, io_size=io_size)
 
-    done, elapsed = perform(job, lambda: None)
+    [(done, elapsed)] = perform([job])
 
     assert done.latencies.num > 0
     assert done.path_bytes.mode == "host"
@@ -65,14 +67,14 @@ def test_every_pattern_runs_in_its_time_and_counts_what_it_did(
 @pytest.mark.parametrize("path", ["host_direct", "host_io_uring"])
 def test_the_blocks_in_flight_are_all_blocks_of_the_file(tmp_path: Path, path: DataPath) -> None:
     """With as many blocks in flight as a file has, each of them is written."""
-    problem = sweep.path_problem(path, tmp_path)
+    problem = target.path_problem(path, tmp_path)
     if problem:
         pytest.skip(problem)
     job = work(tmp_path, path=path, pattern="random_write", io_size=65536, depth=16, seconds=0.05)
     job = replace(job, files=job.files[:1])
     before = pages(Path(job.files[0]).read_bytes())
 
-    done, _ = perform(job, lambda: None)
+    [(done, _)] = perform([job])
 
     after = pages(Path(job.files[0]).read_bytes())
     assert all(old != new for old, new in zip(before, after, strict=True))
@@ -90,7 +92,7 @@ def test_no_two_pages_are_equal_neither_prepared_nor_written(tmp_path: Path) -> 
     found = []
     for pattern in ("seq_read", "seq_write"):
         found.append(pages(*(Path(file).read_bytes() for file in job.files)))
-        perform(replace(job, pattern=pattern), lambda: None)
+        perform([replace(job, pattern=pattern)])
     prepared, read = found
     assert prepared == read and len(set(prepared)) == len(prepared) == 512
     written = pages(*(Path(file).read_bytes() for file in job.files))
@@ -119,7 +121,7 @@ def test_a_worker_that_fails_says_what_and_where(tmp_path: Path) -> None:
     os.truncate(job.files[1], MIB // 2)
 
     with pytest.raises(RunError, match=r"^host_buffered, seq_read, 65536 bytes: .*short transfer"):
-        perform(job, lambda: None)
+        perform([job])
 
 
 @pytest.mark.parametrize("worker", [0, 1])
@@ -134,7 +136,7 @@ def test_a_worker_that_is_killed_is_noticed(worker: int, tmp_path: Path) -> None
         children[worker].kill()
 
     with pytest.raises(RunError, match="ended without a word"):
-        perform(job, kill_one)
+        perform([job], kill_one)
 
 
 # --- a plan ---------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_said_before_a_cell_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "perform", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(cells_module, "perform", lambda *_: pytest.fail("it was measured"))
     (tmp_path / "output" / "paths.json").mkdir(parents=True)
     with pytest.raises(RunError, match=r"paths.json cannot be written \(Is a directory\)"):
         run_paths(plan(tmp_path), lambda _: None)
@@ -243,10 +245,10 @@ def test_a_command_that_is_refused_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep, "path_problem", lambda *_: "no such device")
     with pytest.raises(RunError, match="no such device"):
-        paths.main(parse(["target", "paths=cufile"]))
+        paths.main(parse(["target", "paths=cufile"]), Alone())
     with pytest.raises(RunError, match="too little"):
         monkeypatch.setattr(sweep, "path_problem", lambda *_: None)
-        paths.main(parse(["target", "paths=host_buffered", "file_size=1000000GiB"]))
+        paths.main(parse(["target", "paths=host_buffered", "file_size=1000000GiB"]), Alone())
     assert [path.name for path in tmp_path.rglob("*")] == ["target"]
 
 
@@ -255,7 +257,7 @@ def test_what_a_path_does_not_take_is_left_out_in_a_line(
 ) -> None:
     monkeypatch.setattr(sweep, "smallest_direct", lambda _: 4096)
     monkeypatch.setattr(uring, "problem", lambda: "io_uring cannot be used (by the test)")
-    monkeypatch.setattr(sweep, "perform", lambda work, _: pytest.fail(f"{work.path} was measured"))
+    monkeypatch.setattr(cells_module, "perform", lambda works, _: pytest.fail(f"{works} measured"))
     monkeypatch.setattr(sweep, "find_connection", lambda _: None)
     events: list[str] = []
     small = plan(tmp_path, io_sizes=(512,), paths=None, queue_depths=(1, 4))
@@ -271,16 +273,16 @@ def test_what_a_path_does_not_take_is_left_out_in_a_line(
 
 
 def test_the_smallest_direct_block_is_found_by_trying(tmp_path: Path) -> None:
-    if sweep.path_problem("host_direct", tmp_path):
+    if target.path_problem("host_direct", tmp_path):
         pytest.skip("no O_DIRECT here")
-    assert sweep.smallest_direct(tmp_path) in (512, 1024, 2048, 4096)
+    assert target.smallest_direct(tmp_path) in (512, 1024, 2048, 4096)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_file_has_all_blocks_that_are_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "_LARGEST_FILE", 65536)
+    monkeypatch.setattr(target, "_LARGEST_FILE", 65536)
     deep = plan(tmp_path, file_size=None, workers=(1,), io_sizes=(4096, 65536), queue_depths=(3,))
 
     cells = run_paths(deep.model_copy(update={"seconds": 0.02}), lambda _: None)
@@ -326,9 +328,8 @@ def test_the_command_writes_its_reports_and_ends_with_0(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["seconds=0.02", "workers=1", "io_sizes=128KiB", "paths=host_buffered"]
-    assert (
-        paths.main(parse([str(tmp_path), *words, "file_size=1MiB", f"output={tmp_path}/out"])) == 0
-    )
+    words += ["file_size=1MiB", f"output={tmp_path}/out"]
+    assert paths.main(parse([str(tmp_path), *words]), Alone()) == 0
 
     assert "page cache" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -355,7 +356,7 @@ def test_an_earlier_sweep_of_another_number_of_queues_joins_the_table(
 def test_all_paths_on_a_gpu_and_the_mode_is_told(tmp_path: Path) -> None:
     if not Path("/dev/nvidia0").exists():
         pytest.skip("no GPU on this host")
-    target = Path(__file__).parents[2] / "build" / "paths"
+    target = Path(__file__).parents[3] / "build" / "paths"
     target.mkdir(parents=True, exist_ok=True)
     events: list[str] = []
 

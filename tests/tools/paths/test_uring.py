@@ -50,11 +50,12 @@ def test_each_place_holds_the_block_that_was_asked_for(
         asked.append(next(blocks) * BLOCK)
         return asked[-1]
 
-    latencies = ring.run(next_offset, until=time.perf_counter_ns() + 20_000_000)
+    latencies: list[int] = []
+    ring.run(next_offset, time.perf_counter_ns() + 20_000_000, latencies.extend)
     ring.close()
 
     read = len(asked) - depth  # each place knows its next offset
-    assert latencies.num == read >= depth, "all that was asked for is waited for and counted"
+    assert len(latencies) == read >= depth, "all that was asked for is waited for and counted"
     held = [bytes(memory[place * BLOCK :][:BLOCK]) for place in range(depth)]
     known = {data[offset : offset + BLOCK] for offset in asked}
     assert set(held) <= known
@@ -66,7 +67,7 @@ def test_a_place_writes_where_it_was_told(content: tuple[int, bytes]) -> None:
     file, data = content
     ring, memory = ring_and_memory(file, 2, writes=True)
     memory[:] = b"x" * len(memory)
-    ring.run(iter([0, 5 * BLOCK]).__next__, 0)
+    ring.run(iter([0, 5 * BLOCK]).__next__, 0, len)
     ring.close()
 
     now = os.pread(file, 32 * BLOCK, 0)
@@ -79,11 +80,11 @@ def test_a_short_or_failed_transfer_is_an_error(content: tuple[int, bytes]) -> N
     file, _ = content
     ring, _memory = ring_and_memory(file, 1)
     with pytest.raises(RunError, match="short transfer of 100 bytes"):
-        ring.run(lambda: 32 * BLOCK - 100, 0)
+        ring.run(lambda: 32 * BLOCK - 100, 0, len)
     ring.close()
     ring, _memory = ring_and_memory(1 << 20, 1)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        ring.run(lambda: 0, 0)
+        ring.run(lambda: 0, 0, len)
     ring.close()
 
 

@@ -1,0 +1,377 @@
+"""Several targets at the same time: their sum, ranks that share them, devices, and GPUs."""
+
+import ctypes
+import mmap
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlemu.cli.main import run
+from dlemu.errors import RunError, WorkloadError
+from dlemu.host.topology import Attachment
+from dlemu.ranks.world import Alone, World
+from dlemu.storage.counted import PathBytes
+from dlemu.storage.gpu import cuda, cufile
+from dlemu.storage.gpu.availability import Availability, CufileError
+from dlemu.tools.paths import blocks, cells, sweep, target
+from dlemu.tools.paths.blocks import Done, Latencies, Work
+from dlemu.tools.paths.sweep import Sweep, run_paths
+from tests.lab.many_hosts import ManyHosts
+from tests.storage.gpu.test_cufile import NONE, stats
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy no memory, which takes a while."""
+    monkeypatch.setattr(sweep, "memory_rate", lambda: 8e9)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, ...]:
+    for name in ("d0", "d1"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "d0", tmp_path / "d1"
+
+
+def plan(*targets: Path, **changes: Any) -> Sweep:
+    plain: dict[str, Any] = {
+        "output": targets[0].parent / "output" if targets else Path("output"),
+        "seconds": 0.1,
+        "io_sizes": (65536,),
+        "workers": (2,),
+        "patterns": ("seq_read",),
+        "paths": ("host_buffered",),
+        "file_size": MIB,
+    }
+    return Sweep(**plain | ({"target": targets} if targets else {}) | changes)
+
+
+def fakes(events: list[str], rates: Sequence[int]) -> Callable[..., list[tuple[Done, float]]]:
+    """Return a `perform` of so many blocks in a second, for the first work, the second, ..."""
+
+    def perform(works: Sequence[Work], ready: Callable[[], None]) -> list[tuple[Done, float]]:
+        events.append("open")
+        ready()
+        events.append("read")
+        found = []
+        for work, num in zip(works, rates[: len(works)], strict=True):
+            moved = PathBytes(host=num * work.io_size)
+            done = Done(Latencies(), 1.0, 0.5, 0.25, moved)
+            done.latencies.add([500_000] * num)
+            found.append((done, 1.0))
+        return found
+
+    return perform
+
+
+def test_the_sum_is_that_of_all_blocks_and_of_the_rates(
+    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "perform", fakes([], (1000, 3000)))
+    events: list[str] = []
+    datasheet = {"name": "d", "read_bandwidth": "1GB"}
+
+    found = run_paths(plan(*folders, together="both", drive=datasheet), events.append)
+
+    one, two, first, second, total = found
+    names = tuple(map(str, folders))
+    assert [(cell.target, cell.together) for cell in (one, two)] == [(n, ()) for n in names]
+    assert [cell.target for cell in (first, second, total)] == [*names, "sum"]
+    assert {cell.together for cell in (first, second, total)} == {names}
+    assert (total.iops, total.num_ios) == (first.iops + second.iops, 4000) == (4000.0, 4000)
+    assert total.gib_per_second == pytest.approx(4000 * 65536 / 2**30)
+    assert total.cpu_user_percentage == pytest.approx(2 * one.cpu_user_percentage)
+    assert total.latency_mean == pytest.approx(0.0005)
+    assert (one.ceiling, one.ceiling_bytes_per_second) == ("datasheet", 1e9)
+    assert "4 cells, 0 of them measured before; 3 x 100 ms = 300 ms" in events
+    run_paths(plan(*folders, together="both", drive=datasheet), events.append)
+    assert events[-1].startswith("4 cells, 4 of them measured before; 0 x"), "nor the sum"
+
+
+def test_real_readers_begin_together_and_leave_nothing(folders: tuple[Path, ...]) -> None:
+    first, second, total = run_paths(plan(*folders, together="true"), lambda _: None)
+    assert total.num_ios == first.num_ios + second.num_ios > 2
+    assert total.host_bytes == total.num_ios * 65536
+    assert (total.cpu_watts is None) or first.cpu_watts is None
+    assert not any(any(folder.iterdir()) for folder in folders)
+
+
+@pytest.mark.parametrize(("hosts", "each"), [(2, 1), (1, 2), (2, 2)])
+def test_ranks_share_the_targets_and_begin_together(
+    hosts: int, each: int, folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(cells, "perform", fakes(events, (1000, 3000)))
+    monkeypatch.setattr(sweep, "held", lambda *_, **__: pytest.MonkeyPatch().context())
+    job = plan(*folders)
+
+    all_found = ManyHosts(hosts, each).run(
+        lambda world: run_paths(job, lambda _: None, world=world)
+    )
+
+    assert events == ["open"] * hosts * each + ["read"] * hosts * each
+    *parts, total = all_found[0]
+    assert all(found == [] for found in all_found[1:])
+    assert len(parts) == 2 * hosts and total.target == "sum"
+    assert len({cell.target for cell in parts}) == 2 * hosts, "a host's name tells them apart"
+    assert total.num_ios == sum(cell.num_ios for cell in parts)
+    share = sum(cell.cpu_user_percentage for cell in parts) / hosts
+    assert total.cpu_user_percentage == pytest.approx(share), "of the CPUs of all hosts"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "change", "line"),
+    [
+        ((2, 1), lambda rank, job: job if rank == 0 else plan(Path("/nosuch")), "/nosuch is no"),
+        ((1, 3), lambda rank, job: job, "3 ranks and 2 targets on this host; start at most one"),
+        ((1, 2), lambda rank, job: plan(job.target[0]), "2 ranks and 1 target on this host"),
+    ],
+)
+def test_what_one_rank_lacks_ends_all_with_its_line(
+    ranks: tuple[int, int], change: Callable[..., Sweep], line: str, folders: tuple[Path, ...]
+) -> None:
+    job = plan(*folders)
+
+    def work(world: World) -> None:
+        run_paths(change(world.rank, job), lambda _: pytest.fail("it began"), world=world)
+
+    with pytest.raises(RunError, match=line):
+        ManyHosts(*ranks).run(work)
+    assert not (folders[0].parent / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"together": "both"}, "together=both needs several targets; write target=A,B"),
+        ({"gpu": 3}, "gpu 3 for target .*: 0 GPUs can be read into from there"),
+        ({"pairs": "/mnt/d0:gpu0"}, "pairs name target and gpu; leave out the folder"),
+        ({"pairs": "/mnt/d0:0", "target": ()}, "must be TARGET:gpuNUMBER, as /mnt/d0:gpu0"),
+        ({"target": "/,/"}, "target / is named twice; name it once"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises((RunError, WorkloadError), match=line):
+        run_paths(plan(tmp_path, **changes), lambda _: pytest.fail("it began"))
+
+
+def test_hosts_with_unequal_numbers_of_ranks_are_refused(folders: tuple[Path, ...]) -> None:
+    class Uneven(Alone):
+        def all_gather(self, value: Any) -> list[Any]:
+            return [value] if isinstance(value[0], list) else [("a", 2), ("a", 2), ("b", 1)]
+
+    with pytest.raises(RunError, match=r"unequal numbers of ranks \(a: 2, b: 1\); start as many"):
+        run_paths(plan(*folders), lambda _: None, world=Uneven())
+
+
+def test_a_dry_run_says_cells_and_time_and_writes_nothing(
+    folders: tuple[Path, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folders[0].parent)
+    words = ["together=both", "workers=1,8", "io_sizes=4KiB,1MiB", "paths=host_buffered"]
+    assert run(["paths", "d0,d1", *words, "--dry-run"]) == 0
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line == "32 cells, 0 of them measured before; 24 x 45 s = 18:00"
+    assert sorted(path.name for path in folders[0].parent.rglob("*")) == ["d0", "d1"]
+
+
+# --- a block device -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Path]:
+    image = tmp_path / "image"
+    image.write_bytes(os.urandom(MIB))
+    made = subprocess.run(["losetup", "-f", "--show", image], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no loop device here: {made.stderr.strip()}")
+    yield Path(made.stdout.strip())
+    subprocess.run(["losetup", "-d", made.stdout.strip()], check=True)
+
+
+def test_a_device_is_read_in_parts_and_never_written(device: Path, tmp_path: Path) -> None:
+    before = (tmp_path / "image").read_bytes()
+    words: dict[str, Any] = {"output": tmp_path / "output", "paths": None, "file_size": None}
+    notes: list[str] = []
+
+    found = run_paths(plan(device, **words, io_sizes=(512, 4096)), notes.append)
+
+    assert {(cell.path, cell.io_size) for cell in found} == {
+        ("host_direct", 512),
+        ("host_direct", 4096),
+    }
+    assert {cell.file_bytes for cell in found} == {MIB // 2}
+    assert any("host_buffered: a block device is read with O_DIRECT" in note for note in notes)
+    for pattern in ("seq_write", "random_write"):
+        with pytest.raises(RunError, match=f"patterns={pattern} would overwrite the block device"):
+            run_paths(plan(device, **words, patterns=("seq_read", pattern)), notes.append)
+    with pytest.raises(RunError, match=r"has 1.0 MiB, too little for 2 parts of 4.0 MiB"):
+        run_paths(plan(device, **words, io_sizes=(4 * MIB,)), notes.append)
+    assert (tmp_path / "image").read_bytes() == before
+
+
+# --- GPUs: cuFile's library is a fake, so that the direct paths' lines run ------------------------
+
+
+class FakeCuda:
+    """Two GPUs whose memory is the host's."""
+
+    def __init__(self) -> None:
+        self.memory: dict[int, mmap.mmap] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *arguments: 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = 2
+        return 0
+
+    def cuDeviceGetPCIBusId(self, text: Any, size: int, number: int) -> int:
+        text.value = f"0000:{0xA0 + number:02X}:00.0".encode()
+        return 0
+
+    def cuMemAlloc_v2(self, address: Any, size: int) -> int:
+        made = mmap.mmap(-1, size)
+        address._obj.value = ctypes.addressof(ctypes.c_char.from_buffer(made))
+        self.memory[address._obj.value] = made
+        return 0
+
+    def cuMemcpyHtoD_v2(self, target: int, source: int, size: int) -> int:
+        ctypes.memmove(target, source, size)
+        return 0
+
+    def cuMemcpyDtoH_v2(self, target: int, source: int, size: int) -> int:
+        ctypes.memmove(target, source, size)
+        return 0
+
+
+class FakeCufile:
+    """Moves bytes by PCI P2PDMA, as its counters say."""
+
+    def __init__(self) -> None:
+        self.moved = {"read": [0, 0], "write": [0, 0]}
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Callable[..., CufileError]:
+        return lambda *arguments: CufileError(0, 0)
+
+    def cuFileHandleRegister(self, handle: Any, descriptor: Any) -> CufileError:
+        handle._obj.value = descriptor._obj.fd
+        return CufileError(0, 0)
+
+    def _count(self, what: str, num_bytes: int) -> int:
+        with self._lock:
+            self.moved[what] = [self.moved[what][0] + 1, self.moved[what][1] + num_bytes]
+        return num_bytes
+
+    def cuFileRead(self, file: Any, base: int, size: int, offset: int, at: int) -> int:
+        into = (ctypes.c_char * size).from_address(base + at)
+        return self._count("read", os.preadv(file.value, [into], offset))
+
+    def cuFileWrite(self, file: Any, base: int, size: int, offset: int, at: int) -> int:
+        source = (ctypes.c_char * size).from_address(base + at)
+        return self._count("write", os.pwritev(file.value, [source], offset))
+
+    def cuFileGetStatsL3(self, into: Any) -> CufileError:
+        (reads, read), (writes, written) = self.moved["read"], self.moved["write"]
+        gpus = [((reads, 0, 0), (writes, 0, 0)), (NONE, NONE)]
+        into.raw = stats(1200, read_bytes=read, write_bytes=written, gpus=gpus)
+        return CufileError(0, 0)
+
+
+def in_process(works: Sequence[Work], ready: Callable[[], None]) -> list[tuple[Done, float]]:
+    """Do as `perform`, one work after the other, in threads of this process."""
+    ready()
+    found = []
+    for work in works:
+        ours, theirs = Pipe()
+        group = threading.Thread(
+            target=blocks._run_group, args=(theirs, work, tuple(range(work.num_readers)))
+        )
+        group.start()
+        first = ours.recv()
+        assert first is None, first
+        ours.send(0.0)
+        done = ours.recv()
+        group.join()
+        assert isinstance(done, Done), done
+        found.append((done, 1.0))
+    return found
+
+
+def test_pairs_take_the_direct_path_each_into_its_gpu(
+    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries, used = list[FakeCufile](), list[int]()
+    usable, driver = Availability("p2pdma", ()), FakeCuda()
+
+    def load(path: str) -> FakeCufile:
+        libraries.append(FakeCufile())
+        return libraries[-1]
+
+    def gpu(number: int) -> cuda.Gpu:
+        used.append(number)
+        return cuda.Gpu(number)
+
+    monkeypatch.setattr(cuda, "_library", lambda: driver)
+    monkeypatch.setattr(cufile, "availability", lambda *_, **__: usable)
+    monkeypatch.setattr(cufile, "find_library", lambda: "libcufile.so.0")
+    monkeypatch.setattr(cufile, "library_version", lambda path: 1200)
+    monkeypatch.setattr(cufile, "_load", load)
+    monkeypatch.setattr(target, "availability", lambda folder: usable)
+    monkeypatch.setattr(blocks, "_end_with_parent", lambda pipe: None)
+    monkeypatch.setattr(blocks, "Gpu", gpu)
+    monkeypatch.setattr(cells, "perform", in_process)
+    notes: list[str] = []
+
+    found = run_paths(
+        plan(
+            pairs=f"[{folders[0]}:gpu1,{folders[1]}:gpu0]",
+            output=folders[0].parent / "output",
+            paths=("cufile", "host_direct_gpu_copy"),
+            patterns=("seq_read", "random_write"),
+        ),
+        notes.append,
+    )
+
+    assert notes[0].startswith(f"{folders[0]}: ") and "GPU 1, 0000:a1:00.0" in notes[0]
+    assert used == [1, 0] * 4 and len(libraries) == 4
+    for cell in found:
+        if cell.target != "sum":
+            assert cell.gpu == int(cell.target == str(folders[0]))
+        mode, num_bytes = cell.mode, cell.num_ios * 65536
+        direct = cell.path == "cufile"
+        assert (mode, cell.p2pdma_bytes) == (("p2pdma", num_bytes) if direct else ("host", 0))
+
+
+@pytest.mark.parametrize("asked", [None, 0])
+def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
+    asked: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Attachment({"nvme0n1": 7.9e9}, node=1, gpu=1)
+    monkeypatch.setattr(cuda, "_library", FakeCuda)
+    monkeypatch.setattr(sweep, "find_attachment", lambda *_: found)
+    monkeypatch.setattr(sweep, "cpus_of_node", lambda node: [0, 5000])
+    works: list[Work] = []
+
+    def perform(asked: Sequence[Work], ready: Callable[[], None]) -> list[tuple[Done, float]]:
+        works.extend(asked)
+        return fakes([], (1000,))(asked, ready)
+
+    monkeypatch.setattr(cells, "perform", perform)
+    notes: list[str] = []
+    job = plan(tmp_path, paths=("host_direct_gpu_copy",), gpu=asked, output=tmp_path / "out")
+    (cell,) = run_paths(job, notes.append)
+    number = 1 if asked is None else asked
+    assert (works[0].gpu, works[0].cpus, cell.gpu) == (number, (0,), number)
+    assert "readers on NUMA node 1" in notes[0]
+    assert ("GPU 1, the nearest to it, 0000:a1:00.0" in notes[0]) == (asked is None)
+    assert (cell.ceiling, cell.ceiling_bytes_per_second) == ("PCIe link", 7.9e9)
