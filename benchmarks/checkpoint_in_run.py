@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
+from benchmarks.known import job
 from benchmarks.serial_drive import serial_drive
-from tests.lab.bench import dataset, start
+from tests.lab.bench import start
 
 _MIB = 1 << 20
 _DIRECT = ("workflow.checkpoint=true", "checkpoint.odirect=true", "model.name=flat")
@@ -24,7 +25,7 @@ def synchronous(
 ) -> list[Held]:
     """Write a checkpoint to a drive that reads and writes at set rates: a stall of bytes / rate."""
     with serial_drive(4 * num_bytes, read, write) as drive:
-        workload = dataset(drive, **_keys(8, 100_000, 0.01, loader))
+        workload = job(drive, loader, 0.01, (8, 100_000), 1, reader__odirect=True)
         words = (
             *_DIRECT,
             f"checkpoint.checkpoint_folder={drive}/checkpoints",
@@ -47,7 +48,7 @@ def asynchronous(*, loader: str, rate: int = 20_000_000, num_steps: int = 50) ->
     """
     with serial_drive(4 * num_steps * _MIB, rate, rate) as drive:
         seconds = 0.8 * 1_003_520 / rate
-        workload = dataset(drive, **_keys(num_steps, 1_000_000, seconds, loader))
+        workload = job(drive, loader, seconds, (num_steps, 1_000_000), 1, reader__odirect=True)
         words = (
             *_DIRECT,
             f"checkpoint.checkpoint_folder={drive}/checkpoints",
@@ -68,14 +69,3 @@ def asynchronous(*, loader: str, rate: int = 20_000_000, num_steps: int = 50) ->
             ("in the other steps", "otherwise", batch),
         )
     ]
-
-
-def _keys(num_files: int, num_bytes: int, seconds: float, loader: str) -> dict[str, object]:
-    return {
-        "dataset__num_files_train": num_files,
-        "dataset__record_length_bytes": num_bytes,
-        "reader__read_threads": 1,
-        "reader__odirect": True,
-        "reader__data_loader": loader,
-        "train__computation_time": seconds,
-    }

@@ -372,9 +372,9 @@ def experiment(folder: Path, asked: Asked) -> None:
     print(machine, flush=True)
     cells: list[tuple[Cell, list[str]]] = []
     for word in asked.names("cells", []):
-        label, rate, loop, arms = word.split("/")
+        label, rate, loop, given = word.split("/")
         cell = Cell(device=device, net=label, loop=loop, rate=float(rate))
-        cells.append((cell, arms.split("+")))
+        cells.append((cell, given.split("+")))
     # CUDA does not survive a fork; and the emulation has a process of its own.
     context = multiprocessing.get_context("spawn")
     line, other = context.Pipe()

@@ -113,6 +113,24 @@ def _again_and_again(measure: Callable[[], float]) -> Iterator[list[float]]:
         thread.join()
 
 
+def job(
+    folder: Path, loader: str, seconds: float, files: tuple[int, int], workers: int, **keys: Any
+) -> Path:
+    """Generate a dataset; return the workload's file, of steps that compute `seconds`.
+
+    `files` are how many, and the bytes of each.
+    """
+    return dataset(
+        folder,
+        dataset__num_files_train=files[0],
+        dataset__record_length_bytes=files[1],
+        reader__read_threads=workers,
+        reader__data_loader=loader,
+        train__computation_time=seconds,
+        **keys,
+    )
+
+
 def throttled_disk(
     share: float, *, loader: str, num_steps: int, num_accelerators: int = 1, num_ranks: int = 1
 ) -> Found:
@@ -125,14 +143,13 @@ def throttled_disk(
     interval = 0.11
     seconds = interval * share * num_accelerators
     with folder_on_disk() as folder:
-        workload = dataset(
+        workload = job(
             folder,
-            dataset__num_files_train=num_steps * num_accelerators,
-            dataset__record_length_bytes=1_000_000,
-            reader__read_threads=1,
+            loader,
+            seconds,
+            (num_steps * num_accelerators, 1_000_000),
+            1,
             reader__odirect=True,
-            reader__data_loader=loader,
-            train__computation_time=seconds,
         )
         _load_libraries()
         with (
@@ -153,15 +170,7 @@ def slow_rank(share: float, *, loader: str) -> Found:
     """Run two ranks, of which only rank 1 has a throttled disk."""
     seconds, num_steps = 0.11 * share, 50
     with folder_on_disk() as folder:
-        workload = dataset(
-            folder,
-            dataset__num_files_train=2 * num_steps,
-            dataset__record_length_bytes=1_000_000,
-            reader__read_threads=1,
-            reader__odirect=True,
-            reader__data_loader=loader,
-            train__computation_time=seconds,
-        )
+        workload = job(folder, loader, seconds, (2 * num_steps, 1_000_000), 1, reader__odirect=True)
         rate = share * _direct_bytes(folder) / seconds
         _load_libraries()
         with throttled_reads(folder, round(rate)) as group:
@@ -174,15 +183,7 @@ def slow_rank(share: float, *, loader: str) -> Found:
 def starved_of_cpu(*, loader: str) -> Found:
     """Run on files in memory, parsed by np.load, with a fifth of a core."""
     with folder_in_memory() as folder:
-        workload = dataset(
-            folder,
-            dataset__num_files_train=100,
-            dataset__record_length_bytes=2_000_000,
-            reader__read_threads=2,
-            reader__decode="library",
-            reader__data_loader=loader,
-            train__computation_time=0.002,
-        )
+        workload = job(folder, loader, 0.002, (100, 2_000_000), 2, reader__decode="library")
         with cpu_quota(0.2) as group, start(workload) as run:
             run.wait_for("demand:")  # by then the libraries are loaded
             group.enter(run.process.pid)
@@ -192,15 +193,8 @@ def starved_of_cpu(*, loader: str) -> Found:
 def one_cpu(*, loader: str) -> Found:
     """Run on the disk with several workers on one core, which np.load takes up."""
     with folder_on_disk() as folder:
-        workload = dataset(
-            folder,
-            dataset__num_files_train=60,
-            dataset__record_length_bytes=4_000_000,
-            reader__read_threads=4,
-            reader__decode="library",
-            reader__data_loader=loader,
-            train__computation_time=0.002,
-            train__epochs=2,
+        workload = job(
+            folder, loader, 0.002, (60, 4_000_000), 4, reader__decode="library", train__epochs=2
         )
         with start(workload, before=("taskset", "-c", "0")) as run:
             return found(run, "host cpu")
@@ -212,15 +206,7 @@ def others_work(*, loader: str) -> Found:
     The workers want half a core each: more than their share beside so many others.
     """
     with folder_in_memory() as folder:
-        workload = dataset(
-            folder,
-            dataset__num_files_train=100,
-            dataset__record_length_bytes=4_000_000,
-            reader__read_threads=2,
-            reader__decode="library",
-            reader__data_loader=loader,
-            train__computation_time=0.004,
-        )
+        workload = job(folder, loader, 0.004, (100, 4_000_000), 2, reader__decode="library")
         _load_libraries()
         with contextlib.ExitStack() as others:
             for _ in range(3 * len(os.sched_getaffinity(0))):
@@ -235,14 +221,8 @@ def slow_answers(num_workers: int, *, loader: str) -> Found:
     """Run on files that take 100 ms a read, however many reads there are at once."""
     seconds, latency, num_steps = 0.04, 0.1, 50
     with folder_on_disk() as folder:
-        workload = dataset(
-            folder,
-            dataset__num_files_train=num_steps,
-            dataset__record_length_bytes=100_000,
-            reader__read_threads=num_workers,
-            reader__odirect=True,
-            reader__data_loader=loader,
-            train__computation_time=seconds,
+        workload = job(
+            folder, loader, seconds, (num_steps, 100_000), num_workers, reader__odirect=True
         )
         with (
             slow_files(folder / "data", seconds=latency) as point,
@@ -342,16 +322,15 @@ def throttled_disk_of_several(share: float, *, loader: str) -> Found:
 def slow_preprocessing(*, loader: str) -> Found:
     """Run with one worker that takes longer for a batch than the accelerator."""
     with folder_on_disk() as folder:
-        workload = dataset(
+        workload = job(
             folder,
-            dataset__num_files_train=50,
-            dataset__record_length_bytes=100_000,
-            reader__read_threads=1,
+            loader,
+            0.04,
+            (50, 100_000),
+            1,
             reader__odirect=True,
             reader__preprocess_time=0.1,
             reader__preprocess="sleep",
-            reader__data_loader=loader,
-            train__computation_time=0.04,
         )
         with start(workload) as run:
             said = found(run, "loader", 40.0)
@@ -362,13 +341,12 @@ def warm_cache(share: float, *, loader: str) -> Found:
     """Run two epochs through the page cache, of which a share of the files was read before."""
     num_files = 100
     with folder_on_disk() as folder:
-        workload = dataset(
+        workload = job(
             folder,
-            dataset__num_files_train=num_files,
-            dataset__record_length_bytes=1_000_000,
-            reader__read_threads=2,
-            reader__data_loader=loader,
-            train__computation_time=0.02,
+            loader,
+            0.02,
+            (num_files, 1_000_000),
+            2,
             train__epochs=2,
             output__drop_caches=False,
         )

@@ -26,8 +26,7 @@ from dlemu.datagen.target import WORK
 from dlemu.datagen.write import _finish
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
-from dlemu.judge.losses import find_losses
-from dlemu.judge.metrics import measure_sums
+from dlemu.judge.metrics import find_losses, measure_sums
 from dlemu.judge.records import STEP, Steps, read_steps, write_steps
 from dlemu.judge.sums import Rule, Sums, sum_up
 from dlemu.storage.pagecache import drop

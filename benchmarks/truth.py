@@ -26,7 +26,7 @@ from benchmarks.cache_cases import run as run_cached
 from benchmarks.checkpoint_in_run import asynchronous, synchronous
 from benchmarks.held_drive import WORKLOADS, bytes_per_step, rate_for, search
 from benchmarks.held_drive import dataset as held_dataset
-from benchmarks.known import CASES, Found
+from benchmarks.known import CASES, Found, job
 from benchmarks.published_cells import (
     core_seconds,
     fit,
@@ -41,12 +41,11 @@ from benchmarks.published_cells import (
 from benchmarks.scale import MOST_BYTES, PARTS, costs
 from dlemu import Alone, generate, load_workload, make_loader
 from dlemu.clock import WallClock
-from dlemu.host.intervals import IntervalSummary, summarize_interval
-from dlemu.host.observer import HostObserver
+from dlemu.host.intervals import HostObserver, IntervalSummary, summarize_interval
 from dlemu.loaders import Batch
 from dlemu.run.replay import new_steps, replay_epoch
 from dlemu.sizing.formula import DLIO_CORE_SECONDS, ERROR, UNMEASURED_OVERHEAD
-from tests.lab.bench import dataset, folder_in_memory, start
+from tests.lab.bench import folder_in_memory, start
 from tests.lab.cgroups import throttled_reads
 from tests.lab.commands import QUICK, with_checkout
 from tests.lab.drives import own_drive
@@ -141,14 +140,7 @@ def sized(name: str, true: int) -> Measured:
 def fed_from_memory(loader: str) -> Measured:
     """Run steps of 50 ms on data in memory: nothing keeps the accelerator waiting."""
     with folder_in_memory() as folder:
-        workload = dataset(
-            folder,
-            dataset__num_files_train=24,
-            dataset__record_length_bytes=100_000,
-            reader__read_threads=2,
-            reader__data_loader=loader,
-            train__computation_time=0.05,
-        )
+        workload = job(folder, loader, 0.05, (24, 100_000), 2)
         with start(workload) as run:
             run.completes()
         au = run.summary["metric"]["train_au_mean_percentage"]

@@ -23,7 +23,7 @@ from dlemu.datagen.assemble import Assembly, Content, piece_buffer
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import RunError
 from dlemu.formats import format_of
-from dlemu.host.limits import memory_bytes
+from dlemu.host.processes import memory_bytes
 from dlemu.ranks.world import World
 from dlemu.storage.atomic import PARTIAL, Write, sync_folder, writing
 from dlemu.storage.regular import direct_if_possible, open_regular, read_regular

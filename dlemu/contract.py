@@ -35,7 +35,7 @@ from dlemu.loaders.cache.hits import PlannedCache
 from dlemu.plugins import Registry
 from dlemu.ranks.world import Alone
 from dlemu.storage.counted import CountedFile
-from dlemu.terminal import say
+from dlemu.terminal import Answer, say
 from dlemu.units import PAGE_BYTES
 
 _Used = TypeVar("_Used")
@@ -412,7 +412,7 @@ def main(names: Sequence[str]) -> int:
     for name in names:
         with TemporaryDirectory() as folder:
             found += [f"{name}: {fault}" for fault in _faults(name, Path(folder))]
-    say("\n".join(found or [f"{name}: sound" for name in names]))
+    say(Answer("\n".join(found or [f"{name}: sound" for name in names])))
     return 1 if found or not names else 0
 
 

@@ -276,7 +276,7 @@ class Meter:
         Raises:
             WorkloadError: no epoch has two steps.
         """
-        from dlemu.judge.own_workload import own_workload_yaml
+        from dlemu.judge.watched_folder import own_workload_yaml
 
         return own_workload_yaml(
             self.workload,

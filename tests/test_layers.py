@@ -45,7 +45,7 @@ SPEAKERS = {
     "cli",
     "contract",
     "library",
-    "judge.lifecycle",
+    "judge.folders",
     "run",
     "sizing",
     "ranks.ending",

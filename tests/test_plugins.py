@@ -125,7 +125,7 @@ def test_a_cache_policy_of_ones_own_is_tried_planned_and_predicted(
     """The newest file is given up: a cache like `keep`, after the first epoch."""
     (tmp_path / "own.py").write_text(
         "from dlemu.loaders.cache.hits import Lru\n"
-        "class POLICY(Lru):\n    def victim(self, files): return list(files)[-1]\n"
+        "class POLICY(Lru):\n    def victim(self, files): return next(reversed(files))\n"
         "class Greedy(Lru):\n    def admits(self, size, *, used, capacity): return True\n"
         "class Lost(Lru):\n    def victim(self, files): return -1\n"
     )

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, astuple, replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,14 @@ from dlemu.checkpoint.plan import Plan, planned
 from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError
-from dlemu.host.intervals import summarize_interval
-from dlemu.host.limits import host_memory_bytes
-from dlemu.host.observer import HostObserver
-from dlemu.host.place import find_system
+from dlemu.host.devices import mount_under
+from dlemu.host.intervals import HostObserver, summarize_interval
+from dlemu.host.place import find_host
+from dlemu.host.processes import host_memory_bytes
 from dlemu.host.wear import WearWatch, combine_hosts
-from dlemu.judge.delivered import stored_bytes
-from dlemu.judge.header import place_fields
-from dlemu.judge.lifecycle import begun, versions
+from dlemu.judge.evidence import stored_bytes
+from dlemu.judge.folders import begun, versions
+from dlemu.judge.header import servers_of
 from dlemu.judge.records import host_file
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.ending import last_act
@@ -73,7 +73,8 @@ class CheckpointJob:
         self._place, self._keeps, self._direct = folder.place, folder.keeps, folder.direct
         self._plan, self._record, self._folder = plan, folder.record, folder.path
         self._content = Content(folder.record.seed)
-        self._file_system = folder.place.file_system
+        mount = mount_under(folder.path)
+        self._file_system = mount.kind if mount else ""
         self.say: Say = lambda text: None
         self.progress = Progress()
         self.observer: HostObserver | None = None
@@ -316,11 +317,12 @@ def run_checkpoints(
             folder = stack.enter_context(opened(workload, plan, world, say))
         plan = plan if folder.shared else plan.on_own_hosts()
         with watch.phase("while looking at the host"):
-            system = find_system(target) if world.local_rank == 0 else None
-        hosts = world.gather(system)
+            servers = servers_of(access_to(workload))
+            own = find_host(target, name=world.host, servers=servers)
+        hosts = world.gather(own if world.local_rank == 0 else None)
         if hosts is not None:
-            summary["system"] = [asdict(host) for host in hosts if host is not None]
-            _introduce(summary, workload, plan, folder, world)
+            summary["system"] = [host for host in hosts if host is not None]
+            _introduce(summary, workload, plan, folder)
             record.write()
             on_begin(summary)
         job = CheckpointJob(workload, plan, folder, world=world, watch=watch)
@@ -328,22 +330,18 @@ def run_checkpoints(
         path = host_file(record.folder, world.rank) if record.folder.is_dir() else None
         saves, loads, pages = _work(workload, job, summary, path)
         if world.rank == 0:
-            _judge(summary, workload, folder.place.file_system, saves, loads, pages)
+            _judge(summary, workload, saves, loads, pages)
             record.write()
     return (record.folder, summary) if world.rank == 0 else None
 
 
-def _introduce(
-    summary: Summary, workload: Workload, plan: Plan, folder: Opened, world: World
-) -> None:
+def _introduce(summary: Summary, workload: Workload, plan: Plan, folder: Opened) -> None:
     """Add to the summary what is known before anything is written."""
-    place = place_fields(
-        folder.path, host=world.host, num_hosts=world.num_hosts, access=access_to(workload)
-    )
-    summary |= planned(workload, plan) | {"place": place}
+    summary |= planned(workload, plan)
     summary["checkpoint"] |= {
         "odirect": folder.direct,
         "shared": folder.shared,
+        "piece_bytes": folder.place.piece_bytes(workload.checkpoint),
         "foreign_share": plan.foreign_share,
     }
     if workload.checkpoint.odirect == "auto" and not folder.direct:
@@ -386,7 +384,6 @@ def _work(
 def _judge(
     summary: Summary,
     workload: Workload,
-    file_system: str,
     saves: list[Entry],
     loads: list[Entry],
     pages: Pages | None,
@@ -394,8 +391,8 @@ def _judge(
     """Add to the summary what was measured, and what it means."""
     key, share = workload.checkpoint, pages.share if pages else None
     conditions = Conditions(
-        file_system=file_system,
-        bypasses=summary["checkpoint"]["odirect"] or file_system == "s3",
+        file_system=summary["place"]["file_system"],
+        bypasses=summary["checkpoint"]["odirect"] or in_bucket(folder_of(workload)),
         fsync=key.fsync,
         cached_share=share,
     )

@@ -11,7 +11,7 @@ import numpy as np
 from dlemu.checkpoint.files import Stopped, WriteTimes
 from dlemu.datagen.assemble import Content
 from dlemu.errors import WorkloadError
-from dlemu.host.limits import host_memory_bytes
+from dlemu.host.processes import host_memory_bytes
 from dlemu.storage.atomic import sync_folder
 from dlemu.units import format_bytes
 

@@ -1,14 +1,17 @@
-"""Writes and reads the files of one accelerator: unique bytes, timed by their parts.
+"""Writes and reads the files, or objects, of one accelerator: unique bytes, timed by their parts.
 
 A thread of the writer's own makes the bytes in aligned buffers, ahead of what is written. So the
 time in which the drive gets nothing because bytes are missing can be told: `WriteTimes.waited`. A
 reader compares the bytes on request.
+
+An object is there whole or not at all, and on the storage when its last request is answered: so
+there is no temporary name, no fsync and no O_DIRECT. A piece is a part of an upload, or a range.
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -23,6 +26,9 @@ from dlemu.storage.atomic import create, replacing, sync_folder
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.extents import ExtentReader, File
 from dlemu.storage.regular import open_sized
+from dlemu.storage.s3.location import object_path
+from dlemu.storage.s3.objects import ObjectReader
+from dlemu.storage.s3.store import Store
 from dlemu.units import PAGE_BYTES, round_up
 
 
@@ -382,3 +388,46 @@ class Reader:
         before = reader.check_seconds
         reader.read(file, 0, [file.num_bytes], check=check)
         return 0.0 if content is None else reader.check_seconds - before
+
+
+class BucketWriter(Writer):
+    """Puts an accelerator's objects while their bytes are made, `at_once` parts at a time."""
+
+    def __init__(self, store: Store, content: Content, *, piece_bytes: int, at_once: int) -> None:
+        super().__init__(content, piece_bytes=piece_bytes, fsync=False)
+        self._store, self._at_once = store, at_once
+
+    def _write_file(self, path: Path, num_bytes: int) -> WriteTimes:
+        waited, begin = 0.0, time.perf_counter()
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal waited
+            while True:
+                start = time.perf_counter()
+                piece = self._made.get()
+                waited += time.perf_counter() - start
+                if piece is None or self._stopped:
+                    return self._check()
+                sent = bytes(piece.memory[: piece.num_bytes])  # kept until the part is answered
+                self._free.put(piece.memory)
+                yield sent
+                self.bytes_done += len(sent)
+
+        key, size = object_path(str(path)).key, self._piece_bytes
+        self._store.put(key, pieces(), num_bytes, part_bytes=size, at_once=self._at_once)
+        write = time.perf_counter() - begin - waited
+        return WriteTimes(num_bytes=num_bytes, write=write, waited=waited)
+
+
+class BucketReader(Reader):
+    """Reads an accelerator's objects by ranges, `at_once` at a time."""
+
+    def __init__(
+        self, store: Store, content: Content | None, *, piece_bytes: int, at_once: int
+    ) -> None:
+        self._objects = ObjectReader(store, range_bytes=piece_bytes, in_flight=at_once, whole=True)
+        super().__init__(self._objects, content)
+
+    def _open(self, path: Path, num_bytes: int) -> File:
+        self._objects.know(str(path), num_bytes)
+        return self._objects.open(str(path))

@@ -1,26 +1,232 @@
-"""The folder of checkpoints for one command: checked, held, our own old files removed.
+"""Where checkpoints lie: in a folder or in a bucket, which dlemu owns by a record.
 
-A record in the folder says which files dlemu has written there. What the record does not name is
-foreign: the folder is then refused, and nothing in it is touched.
+The record says which files dlemu has written there. What it does not name is foreign: the place is
+then refused, and nothing in it is touched. Old files of our own are removed.
 """
 
+import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
 from dlemu.checkpoint.dcp import FILES
 from dlemu.checkpoint.dcp import folder_of as dcp_folder
-from dlemu.checkpoint.place import KEY, CheckpointFolder, Written, place_of
+from dlemu.checkpoint.files import BucketReader, BucketWriter, Reader, Writer
 from dlemu.checkpoint.plan import Plan
+from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, access_of
-from dlemu.errors import RunError, WorkloadError
+from dlemu.datagen.assemble import Content
+from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.ranks.world import World
-from dlemu.storage.owned import room
+from dlemu.storage.atomic import partial_path, sync_folder
+from dlemu.storage.extents import extent_reader
+from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, room
 from dlemu.storage.probe import probe_writing
-from dlemu.storage.s3.location import Access, in_bucket, object_path
+from dlemu.storage.s3.location import Access, ObjectPath, in_bucket, object_path
+from dlemu.storage.s3.store import MissingError, Store, store_of
 from dlemu.units import counted, format_bytes
+
+_LEAST_BYTES = 8 << 20
+"""Of a piece: S3 takes parts of 5 MiB and more."""
+
+
+KEY = "checkpoint.checkpoint_folder"
+RECORD = "dlemu-checkpoints.json"
+"""Name of the record."""
+_STEP = re.compile(r"global_epoch[1-9]\d{0,6}_step[1-9]\d{0,6}")
+_NAME = re.compile(r"(dcp_\d+/)?[\w.-]*\w[\w.-]*")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What dlemu has written into a folder."""
+
+    model: str
+    seed: int
+    """Of the bytes."""
+    scale: float
+    writer: str
+    """checkpoint.writer."""
+    files: tuple[tuple[str, int], ...]
+    """Name and bytes of each file of a checkpoint."""
+    steps: tuple[int, ...] = ()
+    """The checkpoints that are whole."""
+
+
+@dataclass(frozen=True)
+class CheckpointFolder(OwnedFolder):
+    """A folder of checkpoints on a file system, as dlemu owns it by a record."""
+
+    def of(self, record: Written | None) -> Self:
+        """Return the same place, where the files of this record are dlemu's."""
+        files = [] if record is None else [name for name, _ in record.files]
+        own = {"", *files} | {f"{name.partition('/')[0]}/" for name in files if "/" in name}
+
+        def is_ours(below: str) -> bool:
+            step, slash, name = below.partition("/")
+            return bool(slash and _STEP.fullmatch(step) and name in own)
+
+        return replace(self, is_ours=is_ours)
+
+    def record(self) -> Written | None:
+        """Return what dlemu has written there; None: nothing, or the folder is not there.
+
+        Raises:
+            RunError: the record is damaged, so that nothing tells what may be removed.
+        """
+        fields = self.fields()
+        if fields is None:
+            return None
+        try:
+            files = tuple((str(name), int(size)) for name, size in fields.pop("files"))
+            if any(not _NAME.fullmatch(name) for name, _ in files):
+                raise ValueError("a file's name leads elsewhere")
+            return Written(**fields | {"files": files, "steps": tuple(map(int, fields["steps"]))})
+        except DAMAGE as error:
+            raise RunError(
+                f"{self.path / RECORD} is damaged ({in_short(error)})",
+                remedy=f"name another {KEY}, or remove this one",
+            ) from None
+
+    def make(self, below: Path, *, sync: bool = True) -> None:
+        """Make a checkpoint's folder; with `sync` its name is on the drive. Raises OSError."""
+        below.mkdir(exist_ok=True)
+        if sync:
+            sync_folder(self.path)
+
+    def remove(self, below: Path, record: Written) -> None:
+        """Remove a checkpoint's folder, but nothing that the record does not name."""
+        # The temporary name first: a thread that is being stopped may just give the final one.
+        for name, _ in record.files:
+            for path in (partial_path(below / name), below / name):
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(path)
+        inner = {(below / name).parent for name, _ in record.files} - {below}
+        for folder in (*inner, below):
+            with suppress(OSError):  # it holds something foreign, or is gone
+                os.rmdir(folder)
+
+    def remove_all(self, record: Written) -> int:
+        """Remove all checkpoints that the record names, whole or not; return their number."""
+        steps = self._steps()
+        for name in steps:
+            self.remove(self.path / name, record)
+        self.forget()
+        return len(steps)
+
+    def forget(self) -> None:
+        """Remove the record once no checkpoint is left; another rank may still remove its own."""
+        with suppress(OSError):
+            if not self._steps():
+                self._delete(self.path / RECORD)
+
+    def piece_bytes(self, section: CheckpointSection) -> int:
+        """Return the bytes of one call or request."""
+        return section.piece_bytes
+
+    def writer(
+        self, section: CheckpointSection, content: Content, *, direct: bool, accelerator: int
+    ) -> Writer:
+        """Return a writer for the files of an accelerator, as the keys say."""
+        return Writer(
+            content,
+            piece_bytes=section.piece_bytes,
+            io_depth=section.io_depth,
+            direct=direct,
+            fsync=section.fsync,
+        )
+
+    def reader(
+        self, section: CheckpointSection, content: Content | None, *, direct: bool, accelerator: int
+    ) -> Reader:
+        """Return a reader for the files of an accelerator; `content` as in Reader."""
+        size, depth = section.piece_bytes, section.io_depth
+        return Reader(extent_reader(direct=direct, piece_bytes=size, io_depth=depth), content)
+
+    def _delete(self, path: Path) -> None:
+        os.unlink(path)
+
+    def _steps(self) -> list[str]:
+        """Return the names of the checkpoints that are there."""
+        with suppress(FileNotFoundError):
+            return [name for name in os.listdir(self.path) if _STEP.fullmatch(name)]
+        return []
+
+
+@dataclass(frozen=True)
+class CheckpointBucket(CheckpointFolder):
+    """Checkpoints in a bucket, which has no folders, no lock, and room for all."""
+
+    path: ObjectPath
+    access: Access = field(kw_only=True)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold nothing: no other command is kept away."""
+        yield
+
+    def make(self, below: Path, *, sync: bool = True) -> None:
+        """Do nothing: names need no folder."""
+
+    def remove(self, below: Path, record: Written) -> None:
+        """Remove a checkpoint's objects, but none that the record does not name."""
+        for name, _ in record.files:
+            self._delete(below / name)
+
+    def piece_bytes(self, section: CheckpointSection) -> int:
+        return max(section.piece_bytes, _LEAST_BYTES)
+
+    def writer(self, section: CheckpointSection, content: Content, **of: Any) -> BucketWriter:
+        """Return a writer for the objects of an accelerator."""
+        store, size = self._store(of["accelerator"]), self.piece_bytes(section)
+        return BucketWriter(store, content, piece_bytes=size, at_once=section.io_depth)
+
+    def reader(
+        self, section: CheckpointSection, content: Content | None, **of: Any
+    ) -> BucketReader:
+        """Return a reader for the objects of an accelerator."""
+        store, size = self._store(of["accelerator"]), self.piece_bytes(section)
+        return BucketReader(store, content, piece_bytes=size, at_once=section.io_depth)
+
+    def _store(self, number: int = 0) -> Store:
+        return store_of(self.access, number, self.path.bucket)
+
+    def _key(self, path: Path) -> str:
+        return object_path(str(path)).key
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return self._store().get_whole(self._key(path))
+        except MissingError as error:
+            raise FileNotFoundError from error
+
+    def _write(self, path: Path, data: bytes) -> None:
+        self._store().put(self._key(path), memoryview(data))
+
+    def _delete(self, path: Path) -> None:
+        self._store().delete(self._key(path))
+
+    def _below(self, start: str = "") -> Iterator[str]:
+        for key, _ in self._store().sizes(self.path.key):
+            yield key.removeprefix(self.path.key).lstrip("/")
+
+    def _steps(self) -> list[str]:
+        first = {name.partition("/")[0] for name in self._below() if "/" in name}
+        return sorted(filter(_STEP.fullmatch, first))
+
+
+def place_of(path: Path, access: Access | None) -> CheckpointFolder:
+    """Return where checkpoints lie; `access` is that of a bucket."""
+    fields = RECORD, lambda below: False, KEY
+    if access is None:
+        return CheckpointFolder(path, *fields)
+    assert isinstance(path, ObjectPath)
+    return CheckpointBucket(path, *fields, access=access)
+
 
 Say = Callable[[str], None]
 _ROOM = 1 << 20
@@ -92,7 +298,7 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
             take(record)
         if shared and world.num_hosts > 1:
             world.on_first(lambda: _check_room(workload, place, plan.num_bytes))
-        takes = world.all_gather(bool(key.odirect) and place.takes_direct())
+        takes = world.all_gather(bool(key.odirect) and not in_bucket(path) and direct(path))
         if key.odirect is True and not all(takes):
             if world.rank != takes.index(False):  # one rank says it
                 world.barrier()
@@ -204,13 +410,13 @@ def _check_room(
     Raises:
         WorkloadError: there is too little.
     """
-    found = place.free_bytes(replaced)
-    if found is None:
+    if in_bucket(place.path):
         return
-    (held, free), number = found, workload.checkpoint.num_checkpoints_write
-    free += held
+    number = workload.checkpoint.num_checkpoints_write
     if workload.checkpoint.keep is not None:
         number = min(number, workload.checkpoint.keep + 1)
+    held = sum(512 * os.lstat(place.path / name).st_blocks for name in replaced if name[-1] != "/")
+    free = disk_bytes(place.path)[1] + held
     keep = "checkpoint.keep=1" if number > 2 else ""
     scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 0 < free < 2 * num_bytes else ""
     add = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"

@@ -21,7 +21,8 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DlemuError
-from dlemu.judge.header import introduction, place_fields
+from dlemu.host.place import find_host
+from dlemu.judge.header import introduction, servers_of
 from dlemu.loaders.cache.forecast import forecast_tier
 from dlemu.loaders.cache.host import check_tier, has_tier
 from dlemu.ranks.world import Alone, World
@@ -184,12 +185,8 @@ def _checkpoint(workload: Any, world: World, tell: Any) -> str | None:
     fields, drive, rate = planned(workload, plan), workload.drive, None
     folder = workload.checkpoint.checkpoint_folder
     if folder:
-        fields["place"] = place_fields(
-            folder_of(workload),
-            host=world.host,
-            num_hosts=world.num_hosts,
-            access=access_to(workload),
-        )
+        servers = servers_of(access_to(workload))
+        fields["system"] = [find_host(folder_of(workload), name=world.host, servers=servers)]
     text = render_text(present_plan(fields))
     tell(text)
     if folder:

@@ -12,7 +12,7 @@ from typing import Any
 from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, drive_models, short_hash
 from dlemu.cli.words import DRY_RUN, Words
-from dlemu.host.place import find_system
+from dlemu.host.place import find_host
 from dlemu.host.wear import WearFields
 from dlemu.judge.records import write_text
 from dlemu.judge.summary import time_of_day
@@ -101,8 +101,8 @@ def cells_csv(cells: Sequence[Row]) -> str:
 
 def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:
     """Return the rows of measured cells, in the units of paths.csv."""
-    here = {
-        cell.target: asdict(find_system(Path(cell.target)))
+    here: dict[str, Mapping[str, Any]] = {
+        cell.target: find_host(Path(cell.target))
         if Path(cell.target).exists()
         else {"host": cell.target.rpartition(":")[0], "drives": ()}  # another host's, or the sum
         for cell in cells

@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dlemu.cli.words import Words
 from dlemu.config.published import value_of
 from dlemu.errors import WorkloadError
-from dlemu.host.place import find_system
+from dlemu.host.place import find_host
 from dlemu.judge.records import plain
 from dlemu.judge.summary import time_of_day
 from dlemu.report.table import Row, append_rows, check_table
@@ -132,7 +132,7 @@ def size_row(answer: "Sized") -> Row:
     """Return the row of one target and workload."""
     low, high = answer.interval or (None, None)
     rate = answer.mean("read_bytes_per_second")
-    here = asdict(find_system(Path(answer.target.folder)))
+    here = find_host(Path(answer.target.folder))
     same = ("num_accelerators", "at_least", "real_accelerators", "limit")
     return {
         **_common(answer.workload, answer.folder.resolve(), answer.target.name),

@@ -792,7 +792,9 @@ class TrainSection(Section):
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Annotated[Seed, Use(when=lambda job: job.is_drawn, closed=True)] = 123
     """Seed of the reading order and of drawn times (DLIO: 123)."""
-    seed_change_epoch: Annotated[bool, Use(when=lambda job: job.is_shuffled)] = True
+    seed_change_epoch: Annotated[
+        bool, Use(by=f"{RUNS} predict", when=lambda job: job.is_shuffled)
+    ] = True
     """Shuffle anew for each epoch. `false`: all epochs have the order of the first."""
     loop: Annotated[Literal["rule", "pipelined"], Use(by=f"{RUNS} steptime")] = "rule"
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when

@@ -15,7 +15,7 @@ from dlemu.config.published import command
 from dlemu.config.sections import MOST_FILES, DatasetSection
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.host.limits import host_memory_bytes
+from dlemu.host.processes import host_memory_bytes
 from dlemu.ranks.world import Alone, World
 from dlemu.storage.s3.location import in_bucket
 from dlemu.units import PAGE_BYTES, ceil_div, counted, format_bytes

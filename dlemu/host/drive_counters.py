@@ -302,8 +302,8 @@ def grown(name: str, before: Snapshot, after: Snapshot, *, sys: Path = SYS) -> D
     return DriveWear(
         host=socket.gethostname(),
         name=name,
-        model=drive.model,
-        capacity_bytes=drive.size_bytes,
+        model=drive["model"],
+        capacity_bytes=drive["size_bytes"],
         block_bytes_written=block,
         host_bytes_written=host,
         media_bytes_written=media,

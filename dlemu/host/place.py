@@ -1,4 +1,4 @@
-"""Where a folder lies: its host, its file system, and the drives below it, in words for users.
+"""What a host is, and where a folder lies: its file system, and the drives below it.
 
 The kernel's sysfs has a drive's model, firmware and size (Documentation/ABI/stable/sysfs-block,
 Documentation/ABI/testing/sysfs-devices and the drivers' own attributes). All of it are small files
@@ -8,29 +8,30 @@ of /proc and /sys, read once at the start of a run.
 import platform
 import re
 import socket
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from dlemu.host.devices import (
     IN_MEMORY,
     PROC,
     SECTOR,
     SYS,
+    Mount,
     devices_under,
     existing,
     memory_below,
     mount_under,
     read_text,
 )
-from dlemu.host.limits import host_memory_bytes
+from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.units import counted
 
 _OF_A_CONTAINER = ("lowerdir", "upperdir", "workdir")
 """Options of an overlay that are long, and new in each container."""
 
 
-@dataclass(frozen=True)
-class Drive:
+class DriveFields(TypedDict):
     """A drive as its sysfs folder describes it; "" where there is no such file."""
 
     name: str
@@ -40,58 +41,93 @@ class Drive:
     firmware: str
     """Revision of its firmware."""
     size_bytes: int
-    scheduler: str = ""
+    scheduler: str
     """I/O scheduler: "none", "mq-deadline"."""
-    read_ahead_kib: str = ""
+    read_ahead_kib: str
     """Largest read-ahead of the page cache."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """The storage below a folder."""
+class HostFields(TypedDict, total=False):
+    """A host and its storage below a folder: `system` in summary.json has one for each host.
 
+    Text is "" where the kernel does not tell.
+    """
+
+    host: str
+    kernel: str
+    cpu: str
+    """Model of its CPUs."""
+    governor: str
+    """Frequency governors of its CPUs, each once."""
+    cpus: float
+    """CPUs that this process may use, by affinity and cgroup quota."""
+    memory_bytes: int
+    """Of the host, or its cgroup's limit."""
     file_system: str
-    """Type of the file system: "ext4", "nfs4"; "" if unknown."""
+    """Type of the file system: "ext4", "nfs4"; "s3" of a bucket."""
     mount: str
     """Folder on which it is mounted."""
     source: str
-    """What is mounted: a device, or a server's export."""
-    drives: tuple[Drive, ...]
-    """None for networks and memory."""
+    """What is mounted: a device, or a server's export; the servers of a bucket."""
+    mount_options: str
+    """Of the mount, and of its file system."""
     is_root: bool
     """Whether one of the drives also holds /, the host's own system."""
-    memory: str = ""
+    in_memory: bool
+    """Whether the folder lies on tmpfs or ramfs: no drive is read."""
+    memory: str
     """Drives that are memory: "loop1 over tmpfs"."""
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether no drive is read at all."""
-        return self.file_system in IN_MEMORY
+    drives: Sequence[DriveFields]
+    """None for networks and memory."""
 
 
-def find_place(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> Place:
-    """Return where a folder lies; of one that is not there yet, where it would be made."""
+def find_host(
+    folder: Path,
+    *,
+    name: str = "",
+    servers: Sequence[str] | None = None,
+    proc: Path = PROC,
+    sys: Path = SYS,
+) -> HostFields:
+    """Return what this host is, and where a folder lies: also of one that is not there yet.
+
+    `name` is the host's, if it has one for the job; `servers` are those of a bucket.
+    """
     there = existing(folder)
-    mount = mount_under(there, proc=proc)
-    names = [device.name for device in devices_under(there, proc=proc, sys=sys)]
+    mount = None if servers is not None else mount_under(there, proc=proc)
+    names = []
+    if servers is None:
+        names = [device.name for device in devices_under(there, proc=proc, sys=sys)]
     of_root = {device.name for device in devices_under(Path("/"), proc=proc, sys=sys)}
-    return Place(
+    governors = sys.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
+    found = HostFields(
+        host=name or socket.gethostname(),
+        kernel=platform.release(),
+        cpu=_cpu_model(proc),
+        governor=", ".join(sorted({read_text(file).strip() for file in governors} - {""})),
+        cpus=usable_cpus(),
+        memory_bytes=host_memory_bytes(proc=proc)[0],
         file_system=mount.kind if mount else "",
         mount=mount.point if mount else "",
         source=mount.source if mount else "",
-        drives=tuple(describe_drive(name, sys=sys) for name in names),
+        mount_options=_options_of(mount) if mount else "",
         is_root=not of_root.isdisjoint(names),
+        in_memory=mount is not None and mount.kind in IN_MEMORY,
         memory=", ".join(memory_below(names, proc=proc, sys=sys)),
+        drives=[describe_drive(name, sys=sys) for name in names],
     )
+    if servers is not None:
+        found |= {"file_system": "s3", "mount": f"{folder}", "source": ", ".join(servers)}
+    return found
 
 
-def describe_drive(name: str, *, sys: Path = SYS) -> Drive:
+def describe_drive(name: str, *, sys: Path = SYS) -> DriveFields:
     """Return what sysfs tells of a drive."""
     folder = sys / "class" / "block" / name
     words = read_text(folder / "size").split()
     scheduler = read_text(folder / "queue" / "scheduler").strip()  # "none [mq-deadline] kyber"
     chosen = re.search(r"\[(.+?)\]", scheduler)
-    return Drive(
+    return DriveFields(
         name=name,
         model=_first(folder / "device", "model", "name"),  # SCSI and NVMe; SD cards
         firmware=_first(folder / "device", "firmware_rev", "rev", "fwrev"),
@@ -117,39 +153,6 @@ def find_connection(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> tupl
     return (text, queues) if queues else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class System:
-    """What may explain why two runs differ; text is "" where the kernel does not tell."""
-
-    host: str
-    kernel: str
-    cpu: str
-    """Model of its CPUs."""
-    governor: str
-    """Frequency governors of its CPUs, each once."""
-    memory_bytes: int
-    """Of the host, or its cgroup's limit."""
-    mount_options: str
-    """Of the mount of the data folder, and of its file system."""
-    drives: tuple[Drive, ...]
-    """Under the data folder; none for networks and memory."""
-
-
-def find_system(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> System:
-    """Return what this host is, and how it reads a folder."""
-    drives = devices_under(folder, proc=proc, sys=sys)
-    governors = sys.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
-    return System(
-        host=socket.gethostname(),
-        kernel=platform.release(),
-        cpu=_cpu_model(proc),
-        governor=", ".join(sorted({read_text(file).strip() for file in governors} - {""})),
-        memory_bytes=host_memory_bytes(proc=proc)[0],
-        mount_options=_mount_options(folder, proc),
-        drives=tuple(describe_drive(drive.name, sys=sys) for drive in drives),
-    )
-
-
 def _cpu_model(proc: Path) -> str:
     try:
         with (proc / "cpuinfo").open("rb") as file:
@@ -160,11 +163,8 @@ def _cpu_model(proc: Path) -> str:
     return "" if found is None else found[1].decode(errors="replace").strip()
 
 
-def _mount_options(folder: Path, proc: Path) -> str:
-    """Return the options of a folder's mount and of its file system, each once."""
-    mount = mount_under(folder, proc=proc)
-    if mount is None:
-        return ""
+def _options_of(mount: Mount) -> str:
+    """Return the options of a mount and of its file system, each once."""
     options = re.split(r"(?<!\\),", f"{mount.flags},{mount.options}")
     kept = [each for each in options if each.partition("=")[0] not in _OF_A_CONTAINER]
     return ",".join(dict.fromkeys(kept))

@@ -14,7 +14,8 @@ import numpy as np
 from dlemu.config.sections import ReaderSection
 from dlemu.host.network import NetworkUse
 from dlemu.judge.checkpoints import CheckpointCost
-from dlemu.judge.losses import LOSSES, Losses, name_losses
+from dlemu.judge.metrics import LOSSES, Losses, name_losses
+from dlemu.judge.summary import Measured
 from dlemu.storage.counted import GetCounts
 from dlemu.storage.probe import Probe
 from dlemu.units import counted, format_rate, format_seconds
@@ -134,19 +135,14 @@ class Evidence:
 
     losses: Losses
     hosts: Sequence[HostEvidence]
-    read_seconds: float
-    """In read calls, summed over all workers."""
-    worker_seconds: float
-    """From the epochs' starts to their ends, summed over all workers."""
-    page_cache_share: float | None
+    measured: Measured
+    """Of all hosts."""
     reader: ReaderSection
     direct: bool
     """Whether reads bypassed the page cache."""
     num_accelerators: int
     by_h5py: bool = False
     """Whether reader.decode cannot be raw: only h5py finds the samples."""
-    amplification: float = 1.0
-    """Bytes of the storage / bytes of the samples."""
     needed: float = 1.0
     """Bytes that the format needs at most / bytes of the samples: headers, whole pages."""
     gets: GetCounts | None = None
@@ -160,7 +156,7 @@ def limit_in_memory(name: str) -> str:
     return "memory" if name in ("storage", "unclear") else name
 
 
-def find_limit(evidence: Evidence) -> Limit:
+def find_run_limit(evidence: Evidence) -> Limit:
     """Return the resource that lowered the AU, or `none`, or `unclear` with the losses."""
     parts = evidence.losses.parts
     if parts.total < _CEILING:
@@ -413,7 +409,7 @@ def _reads(evidence: Evidence) -> Limit | None:
         )
     if unknown := _cpus_unknown(evidence):
         return _unclear(evidence, unknown)
-    cached = evidence.page_cache_share or 0.0
+    cached = evidence.measured["page_cache_share"] or 0.0
     if cached > _CACHED:
         reason = f"{100 * cached:.0f}% of the bytes came from memory, not from storage"
         return _unclear(evidence, reason)
@@ -482,10 +478,11 @@ def _busy(hosts: Sequence[HostEvidence]) -> str:
 
 def _amplified(evidence: Evidence) -> str:
     """Return that more was read than the format needs, for the end of a clause; "" if not."""
-    if evidence.amplification <= _AMPLIFIED * evidence.needed:
+    amplification = evidence.measured["read_amplification"]
+    if amplification <= _AMPLIFIED * evidence.needed:
         return ""
     return (
-        f"; {evidence.amplification:.3g} bytes were read for each byte of the samples, the format "
+        f"; {amplification:.3g} bytes were read for each byte of the samples, the format "
         f"needs {evidence.needed:.3g}"
     )
 
@@ -511,7 +508,8 @@ def _share_with_reads(evidence: Evidence) -> float:
     Workers are assumed to read independently. The storage's rate is compared over this time only:
     while accelerators compute, little may be asked of the storage.
     """
-    each = min(1.0, evidence.read_seconds / max(evidence.worker_seconds, 1e-9))
+    measured = evidence.measured
+    each = min(1.0, measured["read_seconds"] / max(measured["worker_seconds"], 1e-9))
     workers = sum(host.num_workers for host in evidence.hosts)
     return max(1 - (1 - each) ** workers, 1e-3)
 
@@ -557,7 +555,7 @@ def _cpus(evidence: Evidence) -> str:
     stolen = max(host.host_steal_share or 0.0 for host in evidence.hosts)
     if stolen >= _WORTH_SAYING:
         words += f"; other guests took {100 * stolen:.0f}% of the CPUs (steal)"
-    cached = evidence.page_cache_share
+    cached = evidence.measured["page_cache_share"]
     if cached is not None and cached > 0.05:
         words += f"; page cache served {100 * cached:.1f}%"
     return words

@@ -11,6 +11,7 @@ from typing import Any
 from dlemu.config.model import Workload
 from dlemu.config.published import differing, published_row
 from dlemu.dataset.rule import DatasetSize, TotalMemory
+from dlemu.judge.header import place_of
 from dlemu.judge.metrics import Metrics, passes
 from dlemu.judge.records import UNFINISHED
 from dlemu.judge.summary import Measured, RunsSummary, Summary, Verdict
@@ -32,7 +33,7 @@ _OTHER_RATE = 0.1
 time; nominal and real bytes, as headers and whole blocks are read as well."""
 UNKNOWN = Summary()
 """Of steps that no run has measured: a training loop of one's own."""
-_OF_A_FOLDER = {"place", "measured", "notes"}
+_OF_A_FOLDER = {"system", "measured", "notes"}
 """What is known of a training loop of one's own whose folder was watched."""
 
 
@@ -156,7 +157,7 @@ def cached_too_much(workload: Workload, summary: Summary) -> str:
 
 def _past_memory(workload: Workload, summary: Summary) -> str:
     """Return what makes a run read its storage and not memory."""
-    if summary.get("place", {}).get("in_memory"):
+    if place_of(summary).get("in_memory"):
         return "a data folder on a drive: this one lies in memory"
     if not _is_a_job(summary):
         return "a dataset of five times the memory, or drop the page cache before the loop"
@@ -253,7 +254,7 @@ def _is_a_job(summary: Summary) -> bool:
 
 def _of_place(summary: Summary) -> Iterator[str]:
     """Yield what makes a drive none, or a dataset smaller than it looks."""
-    if memory := summary.get("place", {}).get("memory"):
+    if memory := place_of(summary).get("memory"):
         yield f"BUT the drive is memory ({memory})"
     if links := summary.get("dataset", {}).get("num_links"):
         yield f"BUT {counted(links, 'file')} of those looked at have several names (links)"
@@ -269,11 +270,11 @@ def _of_dataset(workload: Workload, metrics: Metrics, summary: Summary) -> Itera
         yield f"unlike {row.name}: {rates} ({keys})"
     elif keys:
         yield f"unlike {row.name}: {keys}"
-    files, place = summary.get("dataset", {}).get("num_files"), summary.get("place", {})
+    files = summary.get("dataset", {}).get("num_files")
     if files is None:
         return
-    memory = workload.host_memory or place.get("memory_bytes", 0)
-    total = TotalMemory(memory * place.get("num_hosts", 1), "")
+    memory = workload.host_memory or place_of(summary).get("memory_bytes", 0)
+    total = TotalMemory(memory * summary.get("num_hosts", 1), "")
     needed = DatasetSize(workload, metrics.num_accelerators, total).num_files
     if files < needed:
         yield f"dataset under the rule: {files:,} of {counted(needed, 'file')}"

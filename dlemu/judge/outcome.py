@@ -1,7 +1,13 @@
-"""The outcome of a run: its metrics, and the fields of summary.json that follow from them."""
+"""The outcome of a run and of several: the fields of summary.json that follow from the metrics."""
 
+import math
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 import numpy as np
@@ -9,8 +15,18 @@ import numpy as np
 from dlemu.config.model import Workload
 from dlemu.judge.checkpoints import CheckpointFields, dlio_names
 from dlemu.judge.judgement import hidden_share, judge_run
-from dlemu.judge.metrics import EpochMetrics, Metrics
-from dlemu.judge.summary import EpochRow, Metric, ReaderFields, Summary, limit_name
+from dlemu.judge.metrics import EpochMetrics, Metrics, passes, t95
+from dlemu.judge.summary import (
+    EpochRow,
+    Metric,
+    ReaderFields,
+    RunRow,
+    RunsSummary,
+    Spread,
+    Summary,
+    Verdict,
+    limit_name,
+)
 
 _MEET_EXPECTATION = {"PASS": "success", "FAIL": "fail", "NO VERDICT": "no verdict"}
 """DLIO's words, and one that it lacks."""
@@ -103,3 +119,132 @@ def _row(epoch: EpochMetrics, mean_bytes: float, *, known: bool) -> EpochRow:
         *(["reads_per_second"] if not epoch.num_reads else []),
     ]
     return row | dict.fromkeys(unknown)
+
+
+# --- several runs ---------------------------------------------------------------------------------
+
+
+LABEL = "MLPerf-Storage-style, not an MLPerf result"
+
+_CLOCK = 1.0
+"""Seconds that begin and end of a run are told to."""
+REPEATABILITY = 0.05
+"""Each run's samples/s must lie this close to their mean (rules, "repeatability")."""
+
+
+def judge_runs(summary: RunsSummary, runs: Sequence[Summary]) -> RunsSummary:
+    """Return the summary with the verdict, its reasons, and the spread of AU and samples/s.
+
+    FAIL if one of the `runs` has it; else NO VERDICT if a run has that.
+    """
+    au = [run["metric"]["train_au_mean_percentage"] for run in runs]
+    rates = [run["metric"]["train_throughput_mean_samples_per_second"] for run in runs]
+    reasons = []
+    verdicts = [run["verdict"] for run in runs]
+    for number, run in enumerate(runs, 1):
+        if run["verdict"] == "NO VERDICT":
+            reasons.append(f"run {number}: NO VERDICT, {'; '.join(run['reasons'])}")
+        elif run["verdict"] == "FAIL":
+            rule = " (rule 3.3.2)" if _has_numbered_rules(summary, run) else ""
+            reasons.append(f"run {number}: AU {au[number - 1]:.2f}%{rule}")
+    remarks = _joined([run["remarks"] for run in runs])
+    mean = float(np.mean(rates))
+    spread = max(abs(rate / mean - 1) for rate in rates)
+    if spread > REPEATABILITY:
+        reasons.append(
+            f"samples/s differ by up to {100 * spread:.1f}% from their mean, "
+            f"{100 * REPEATABILITY:g}% is allowed"
+        )
+    if runs and _has_numbered_rules(summary, runs[-1]):
+        reasons += _long_gaps(summary["runs"])
+    verdict: Verdict = "FAIL" if reasons else "PASS"
+    if "FAIL" not in verdicts and "NO VERDICT" in verdicts:
+        verdict = "NO VERDICT"
+    return {
+        "kind": "runs",
+        **summary,
+        "status": "complete",
+        "threshold_percentage": runs[0]["threshold_percentage"],
+        "verdict": verdict,
+        "reasons": reasons,
+        "remarks": remarks,
+        "repeatability_percentage": 100 * spread,
+        "au_percentage": spread_of(au, most=100.0),
+        "samples_per_second": spread_of(rates),
+    }
+
+
+def _has_numbered_rules(summary: RunsSummary, run: Summary) -> bool:
+    """Return whether the closed division's rules apply, in the edition that numbers them."""
+    return summary.get("division") == "closed" and run["metric"]["edition"] == "v3.0"
+
+
+def _long_gaps(rows: Sequence[RunRow]) -> Iterator[str]:
+    """Yield the gaps before runs that leave time for another one: rule 2.1.18."""
+    for before, row in pairwise(rows):
+        gap = row["gap_seconds"]
+        begin, end = (datetime.fromisoformat(before[key]) for key in ("start", "end"))
+        took = (end - begin).total_seconds()
+        if gap is not None and gap >= max(took, _CLOCK):
+            yield (
+                f"{gap:.0f} s lie between {before['name']} and {row['name']}, less than the "
+                f"{took:.0f} s of a run may (rule 2.1.18)"
+            )
+
+
+def spread_of(values: Sequence[float], *, most: float = math.inf) -> Spread:
+    """Return mean, standard deviation (n - 1) and the 95 % interval of the mean.
+
+    The values, and so the interval, are from 0 to `most`.
+    """
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Spread(mean=mean, sd=None, interval=None)
+    sd = float(np.std(values, ddof=1))
+    half = t95(len(values) - 1) * sd / len(values) ** 0.5
+    return Spread(mean=mean, sd=sd, interval=[max(0.0, mean - half), min(most, mean + half)])
+
+
+def counting_rows(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Return the rows of the runs that count: warm-ups do not."""
+    return [row for row in rows if not row["name"].startswith("warmup")]
+
+
+def _joined(remarks: Sequence[Sequence[str]]) -> list[str]:
+    """Return the remarks of all runs, each once; of those that differ in a number the first."""
+    kinds: dict[str, dict[int, str]] = {}
+    for number, each in enumerate(remarks, 1):
+        for remark in each:
+            kinds.setdefault(re.sub(r"\d[\d.,]*", "", remark), {}).setdefault(number, remark)
+    found = []
+    for by_run in kinds.values():
+        first, text = next(iter(by_run.items()))
+        same = len(by_run) == len(remarks) and len({*by_run.values()}) == 1
+        alike = f" and {len(by_run) - 1} more alike" if len(by_run) > 1 else ""
+        found.append(text if same else f"run {first}{alike}: {text}")
+    return found
+
+
+def row_of(name: str, run: Summary) -> RunRow:
+    """Return a run's row of the table."""
+    epochs, metric = run["per_epoch"], run["metric"]
+    under = [
+        f"epoch {epoch['epoch']} ({epoch['au_percentage']:.2f}%)"
+        for epoch in epochs
+        if not passes(epoch["au_percentage"], run["threshold_percentage"])
+    ]
+    return RunRow(
+        name=name,
+        status=run["status"],
+        verdict=run["verdict"],
+        start=run["start"],
+        end=run["end"],
+        gap_seconds=None,
+        au_percentage=metric["train_au_mean_percentage"],
+        whole_epoch_au_percentage=fmean(epoch["whole_epoch_au_percentage"] for epoch in epochs),
+        samples_per_second=metric["train_throughput_mean_samples_per_second"],
+        nominal_MiB_per_second=metric["train_io_mean_MB_per_second"],
+        page_cache_share=run["measured"]["page_cache_share"],
+        limit=run["limit"]["name"],
+        epochs_under=", ".join(under),
+    )

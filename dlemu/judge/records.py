@@ -36,7 +36,7 @@ CONFIG = "config.yaml"
 UNFINISHED = ("incomplete", "failed")
 """Values of `status` for a run that did not end well: interrupted or killed, or failed."""
 _CONDITIONS = (
-    *("start", "end", "hostname", "num_hosts", "place", "versions", "data_loader", "dataset"),
+    *("start", "end", "hostname", "num_hosts", "system", "versions", "data_loader", "dataset"),
 )
 """Fields of a run's summary that say where and when a search was measured."""
 _OF_A_RUN = ("num_accelerators", "au_percentage", "samples_per_second", "read_bytes_per_second")

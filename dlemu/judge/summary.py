@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypedDict
 
 from dlemu.errors import DlemuError
+from dlemu.host.place import HostFields
 from dlemu.host.wear import WearFields
 from dlemu.judge.checkpoints import CheckpointFields, CheckpointMetric
-from dlemu.judge.header import DatasetFields, PlaceFields
+from dlemu.judge.header import DatasetFields
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
 
@@ -235,11 +236,9 @@ class Summary(TypedDict, total=False):
     num_hosts: int
     hostname: str
     """Of rank 0."""
-    place: PlaceFields
-    """The storage and the host."""
     dataset: DatasetFields
-    system: Sequence[Mapping[str, Any]]
-    """The fields of System, of each host."""
+    system: Sequence[HostFields]
+    """Each host, that of rank 0 first, and its storage below the data folder."""
     num_files_train: int
     """This and the next seven by DLIO's names and types."""
     num_files_eval: int
@@ -333,8 +332,9 @@ class RunsSummary(TypedDict, total=False):
     division: str
     """"closed" or "open"."""
     workload: str
-    place: PlaceFields
-    """As in the last run's Summary, and the next five too."""
+    system: Sequence[HostFields]
+    """As in the last run's Summary, and the next six too."""
+    num_hosts: int
     dataset: DatasetFields
     hostname: str
     data_loader: str

@@ -1,23 +1,82 @@
-"""What one's own training loop read from the storage below a folder, by the kernel's counters."""
+"""A training loop of one's own: what it read from a folder, and its steps as a workload file."""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 
+import numpy as np
+
 from dlemu.config.model import Workload
+from dlemu.config.published import derived_yaml, normal
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import mount_under
-from dlemu.host.intervals import IntervalSummary, summarize_interval
+from dlemu.host.intervals import HostObserver, IntervalSummary, summarize_interval
 from dlemu.host.network import machine_name, network_name
-from dlemu.host.observer import HostObserver
+from dlemu.host.place import find_host
 from dlemu.judge.evidence import HostReport, combine
-from dlemu.judge.header import place_fields
+from dlemu.judge.records import Steps
 from dlemu.judge.summary import Summary
 from dlemu.judge.sums import Sums
 from dlemu.ranks.world import World
 from dlemu.storage.counted import PathBytes
+
+
+def own_workload_yaml(
+    workload: Workload, steps: Steps, *, name: str, timed_by: str, launch_seconds: float = 0.0
+) -> str:
+    """Return a workload file with the batch, sample bytes and compute of these steps.
+
+    `steps` is (steps,) of `records.STEP`. The first step of an epoch is left out: it starts the
+    loader, and a GPU looks for its fastest kernels. The loop's own work counts as compute: an
+    emulation without it would be faster than the loop (docs/fidelity.md).
+
+    Raises:
+        WorkloadError: no epoch has two steps.
+    """
+    counted = steps[steps["step"] > 0]
+    if not len(counted):
+        raise WorkloadError(
+            "meter.workload_yaml() needs an epoch of at least two steps; the first one is left out"
+        )
+    compute, samples = counted["compute"] + counted["overhead"], counted["num_samples"]
+    batch = int(np.median(samples))
+    keys: dict[str, object] = {"train.computation_time": normal(compute)}
+    if batch:
+        keys["reader.batch_size"] = batch
+    if launch_seconds:
+        keys["train.launch_time"] = float(f"{min(launch_seconds, compute.mean()):.4g}")
+    known = bool(batch and counted["num_bytes"].sum()) and not workload.dataset.record_dims
+    of_sample = counted["num_bytes"] / np.maximum(samples, 1)
+    if known:
+        keys["dataset.record_length_bytes"] = float(f"{of_sample.mean():.10g}")
+    # A stream counts what it read ahead with the batch at hand: that tells the mean of a sample,
+    # not how samples deviate.
+    deviates = known and not (workload.by_tf_data or workload.streamed)
+    if deviates:
+        # A batch's mean deviates by 1 / sqrt(batch) of what a sample deviates.
+        keys["dataset.record_length_bytes_stdev"] = float(f"{of_sample.std() * sqrt(batch):.6g}")
+    whole = sum(counted[part].sum() for part in ("wait", "overhead", "compute", "barrier"))
+    comment = [
+        f"A training loop measured by dlemu.Meter, {len(counted):,} steps, timed by {timed_by}.",
+        f"waiting for batches: {100 * counted['wait'].sum() / whole:.1f} % of the time; "
+        f"the loop's own work, which computation_time includes: "
+        f"{100 * counted['overhead'].sum() / whole:.1f} %",
+    ]
+    if not batch:
+        comment.append(f"batch size: that of {workload.name}; Meter(batch_size=) gives the loop's")
+    if not known:
+        comment.append(
+            f"dataset: that of {workload.name}; the loader does not tell its bytes, "
+            "Meter(sample_bytes=) gives them"
+        )
+    elif not deviates:
+        comment.append(
+            f"deviation of the samples' bytes: that of {workload.name}; files are streams"
+        )
+    return derived_yaml(workload, name or f"{workload.name}_measured", keys, comment)
 
 
 class WatchedFolder:
@@ -69,9 +128,6 @@ class WatchedFolder:
         own = HostReport(
             host=world.host,
             epochs=[self._epochs[number] for number in epochs if number in self._epochs],
-            probe=None,
-            num_workers=0,
-            resident_before=None,
             direct=False,
             file_system="" if mount is None else mount.kind,
             links=self._links,
@@ -93,5 +149,5 @@ class WatchedFolder:
                 "how many bytes came from memory is not known: a batch tells its bytes in memory; "
                 "Meter(sample_bytes=) gives those of a sample in the files"
             ]
-        place = place_fields(self._folder, host=world.host, num_hosts=world.num_hosts)
-        return Summary(place=place, measured=measured, notes=notes)
+        system = [find_host(self._folder, name=world.host)]
+        return Summary(system=system, measured=measured, notes=notes)

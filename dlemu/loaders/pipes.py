@@ -8,7 +8,7 @@ The second half has all that relies on how torch's DataLoader works inside, and 
 new torch. A DataLoader makes its queues, events and processes with the multiprocessing context that
 it is given: Queue(), Event() and Process() are all that it calls. So our context replaces the
 queues and events, holds back requests, and learns which processes the workers are.
-tests/loaders/test_torch_internals.py checks each of these with the torch that is installed.
+tests/loaders/test_pipes.py checks each of these with the torch that is installed.
 """
 
 import copy

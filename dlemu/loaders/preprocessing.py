@@ -15,7 +15,7 @@ from time import perf_counter, time
 
 import numpy as np
 
-from dlemu.host.limits import usable_cpus
+from dlemu.host.processes import usable_cpus
 
 _BLOCK_BYTES = 16_384
 _SECONDS = 0.3

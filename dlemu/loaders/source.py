@@ -16,7 +16,7 @@ from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import format_of
-from dlemu.host.limits import free_memory_bytes
+from dlemu.host.processes import free_memory_bytes
 from dlemu.loaders.preprocessing import block_seconds
 from dlemu.storage.extents import Part, settle_direct
 from dlemu.storage.s3.location import in_bucket

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, pstdev
 
 from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
-from dlemu.judge.header import header
+from dlemu.judge.header import header, place_of
 from dlemu.judge.summary import limit_name
 from dlemu.report.blocks import (
     Block,
@@ -34,7 +34,7 @@ def present_plan(document: Document) -> list[Block]:
     if len(hosts := key["num_bytes_of_hosts"]) > 1:
         share += f"; {format_bytes(min(hosts))} to {format_bytes(max(hosts))} per host"
     size, folder = format_bytes(key["num_bytes"]), f", in {key['folder']}" if key["folder"] else ""
-    place = header({"place": document.get("place")}).splitlines()
+    place = header({name: document.get(name) for name in ("num_hosts", "system")}).splitlines()
     pairs = [
         ("model", f"{_part(document)}, {document['shape']}"),
         ("writes", f"{size} in {counted(key['num_files'], 'file')}{folder}"),
@@ -134,7 +134,7 @@ def _verdict(document: Document) -> Verdict:
     limit = document["limit"] if key["saves"] else document["load_limit"]
     if limit and limit["name"] == IN_MEMORY:
         weak.append(f"BUT {limit['evidence']}")
-    if memory := (document.get("place") or {}).get("memory"):
+    if memory := place_of(document).get("memory"):
         weak.append(f"BUT the drive is memory ({memory})")
     if key["saves"] and seconds <= 1800:
         parts.append(f"one every 30 minutes costs {_percent(seconds / 1800)} of the time")
@@ -223,7 +223,7 @@ def _details(document: Document) -> Iterator[str]:
             f"{100 * waited_share(saves):.1f}% of the time"
         )
     if key["loads"]:
-        if (document.get("place") or {}).get("file_system") != "s3":
+        if place_of(document).get("file_system") != "s3":
             yield _cache(key)
         if key["verified"]:
             yield "verified: every byte read is the byte written"

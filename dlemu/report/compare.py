@@ -31,16 +31,7 @@ from dlemu.report.stored import Stored, read_result
 from dlemu.units import counted, each_once
 
 _PATHS = PATH_KEYS | {"size.targets"}
-_IN_SYSTEM = {"host", "num_hosts", "device", "model", "firmware", "memory_bytes"}
-"""Fields of `place` that `system` has of every host."""
 _OF_A_RUN = ("au_percentage", "samples_per_second", "read_bytes_per_second", "page_cache_share")
-_RATES = (
-    "samples_per_second",
-    "read_bytes_per_second",
-    "save_bytes_per_second",
-    "load_bytes_per_second",
-)
-"""Their differences are shown in percent of the first result."""
 _FIGURES: dict[str, tuple[str, float, str]] = {
     "au_percentage": ("AU (%)", 1, ".2f"),
     "samples_per_second": ("samples/s", 1, ",.2f"),
@@ -124,7 +115,7 @@ def _shown(name: str, found: Document) -> tuple[str, str]:
     """Return a difference with its noise, and what that means."""
     _, factor, form = _FIGURES[name]
     unit = " points" if "%" in _FIGURES[name][0] else ""
-    if name in _RATES and found["against"]:
+    if name.endswith("_per_second") and found["against"]:  # a rate: in percent of the first
         factor, form, unit = 100 / found["against"], ".1f", " %"
     text = f"{format(factor * found['value'], f'+{form}')}"
     if found["within_one_run"] is not None:
@@ -308,8 +299,8 @@ def _runs(stored: Stored) -> Document:
     else:
         figures, basis = _of_one(counting[0])
     limit = each_once(map(limit_name, counting))
-    same = {**first, "verdict": stored.document["verdict"]}
-    return _result(stored.folder, "run", same, limit, figures, basis, name)
+    about = {**first, "verdict": stored.document["verdict"], "limit": limit}
+    return _result(stored.folder, "run", about, figures, basis, _measured(stored.folder / name))
 
 
 def _checkpoints(stored: Stored) -> Document:
@@ -324,32 +315,36 @@ def _checkpoints(stored: Stored) -> Document:
         raise RunError(f"{stored.folder} holds no checkpoint that was written or read")
     limit = each_once(limit_name(document, name) for name in ("limit", "load_limit"))
     basis = counted(len(entries["saves"] or entries["loads"]), "checkpoint")
-    return _result(stored.folder, "checkpoint", document, limit, figures, basis)
+    about = {**document, "limit": limit}
+    return _result(stored.folder, "checkpoint", about, figures, basis, _measured(stored.folder))
 
 
 def _result(
     folder: Path,
     kind: str,
-    summary: Document,
-    limit: str,
+    about: Document,
     figures: Mapping[str, Figure],
     basis: str,
-    run: str = "",
+    measured: Document,
 ) -> Document:
-    """Return a result with the facts and the keys of a summary, these from the folder `run`."""
+    """Return a result; `about` has what was measured, `measured` its facts and keys."""
+    named = {"target": "", "at_least": False, "verdict": "", **about}
+    same = ("workload", "target", "num_accelerators", "at_least", "verdict", "limit")
     return {
         "folder": str(folder),
         "kind": kind,
-        "workload": summary["workload"],
-        "target": "",
-        "num_accelerators": summary["num_accelerators"],
-        "at_least": False,
-        "verdict": summary["verdict"],
-        "limit": limit,
+        **{name: named[name] for name in same},
         "figures": figures,
         "basis": basis,
-        "facts": _facts(summary),
-        "keys": _keys(read_config(folder / run, {})),
+        **measured,
+    }
+
+
+def _measured(folder: Path, *without: str) -> Document:
+    """Return `facts` and `keys` of a stored run or command, as another result may differ in."""
+    return {
+        "facts": _facts(read_summary(folder)),
+        "keys": _keys(read_config(folder, {}), *without),
     }
 
 
@@ -402,25 +397,14 @@ def _sizing(folder: Path, answer: Document) -> Document:
         low, high = answer["interval"]
         error = (high - low) / 2 / t95(math.inf)
         figures["real_accelerators"] = Figure(answer["real_accelerators"], error)
-    facts: Mapping[str, str] = {}
-    keys: Mapping[str, object] = {}
+    measured: Document = {"facts": {}, "keys": {}}
     name = glob.escape(f"{answer['target']}.{answer['workload']}")
     for run in sorted((folder / "runs").glob(f"{name}.*")):
         with suppress(DlemuError, *DAMAGE):  # cut short, or removed
-            facts = _facts(read_summary(run))
-            keys = _keys(read_config(run, {}), "num_accelerators", "size")
+            measured = _measured(run, "num_accelerators", "size")
             break
-    same = ("workload", "target", "num_accelerators", "at_least", "limit")
-    return {
-        "folder": str(folder),
-        "kind": "sizing",
-        **{name: answer[name] for name in same},
-        "verdict": "",
-        "figures": figures,
-        "basis": f"{counted(len(points), 'run')} at {points[-1]['num_accelerators']}",
-        "facts": facts,
-        "keys": keys,
-    }
+    basis = f"{counted(len(points), 'run')} at {points[-1]['num_accelerators']}"
+    return _result(folder, "sizing", {**answer, "verdict": ""}, figures, basis, measured)
 
 
 def _keys(workload: Workload, *without: str) -> dict[str, object]:
@@ -437,13 +421,10 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
     hosts = summary.get("system") or [{"host": summary.get("hostname", "")}]
     facts = {f"num_{what}": str(summary.get(f"num_{what}", "")) for what in ("ranks", "hosts")}
     for name in dict.fromkeys(name for host in hosts for name in host if name != "drives"):
-        facts[f"system.{name}"] = each_once(host.get(name, "") for host in hosts)
+        facts[f"system.{name}"] = each_once(str(host.get(name, "")) for host in hosts)
     drives = [drive for host in hosts for drive in host.get("drives", ())]
     for name in dict.fromkeys(name for drive in drives for name in drive):
         facts[f"drives.{name}"] = each_once(drive.get(name, "") for drive in drives)
-    for name, value in (summary.get("place") or {}).items():
-        if name not in _IN_SYSTEM:
-            facts[f"place.{name}"] = str(value)
     for name, value in (summary.get("versions") or {}).items():
         if name != "kernel" or "system.kernel" not in facts:
             facts[f"versions.{name}"] = str(value)

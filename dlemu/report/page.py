@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from dlemu.judge.header import place_of
 from dlemu.judge.records import CONFIG
 from dlemu.judge.series import HostSeries, Interval, series_of
 from dlemu.judge.summary import limit_name
@@ -206,7 +207,7 @@ def _blocks_of_runs(stored: Stored) -> Iterator[Block]:
 def _run(stored: Stored, name: str) -> Iterator[Block]:
     document = stored.runs[name]
     yield from present_run(document)
-    bucket = (document.get("place") or {}).get("file_system") == "s3"
+    bucket = place_of(document).get("file_system") == "s3"
     yield from plots_over_time(stored.folder / name, in_bucket=bucket)
 
 

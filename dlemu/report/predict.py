@@ -87,10 +87,8 @@ def present_predictions(found: Sequence[Document]) -> list[Block]:
         Column("AU (%)", "au_percentage", ".2f", spare=2),
         Column("read", "read_bytes_per_second", format_rate, spare=1),
         Column("limit", "limit", text=True),
-        *(
-            [Column("published DLIO run", _shown_by_dlio)]
-            * any(each["published"] for each in found)
-        ),
+        *([Column("minutes of a pass", "minutes", ".2f")] if "minutes" in best else ()),
+        *([Column("published DLIO run", _shown_by_dlio)] if best["published"] else ()),
     )
     number = f"{best['real_accelerators']:.1f} accelerators of {best['workload']}"
     notes = dict.fromkeys(note for each in found for note in _notes(each) if REAL not in note)

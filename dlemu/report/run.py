@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from dlemu.judge.losses import LOSSES
-from dlemu.judge.metrics import passes
+from dlemu.judge.metrics import LOSSES, passes
+from dlemu.judge.outcome import REPEATABILITY, counting_rows
 from dlemu.judge.records import UNFINISHED
-from dlemu.judge.several import REPEATABILITY, counting_rows
 from dlemu.report.blocks import (
     Block,
     Column,
@@ -20,8 +19,7 @@ from dlemu.report.blocks import (
     over_epochs,
     table_of,
 )
-from dlemu.report.cache import present_cache
-from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines
+from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines, present_cache
 from dlemu.report.plot import Axis, Plot, axis_of_au, axis_of_numbers, dotted, level
 from dlemu.units import counted
 

@@ -18,11 +18,12 @@ from dlemu.report.blocks import (
     Table,
     Tone,
     Verdict,
+    date_of,
+    drive_name,
     measured,
     table_of,
     where_cells,
 )
-from dlemu.report.facts import date_of, drive_name
 from dlemu.report.plot import (
     Axis,
     Bands,

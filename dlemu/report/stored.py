@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from dlemu.errors import RunError
 from dlemu.judge.judgement import EXIT_STATUS, describe_end
 from dlemu.judge.metrics import measure_sums
-from dlemu.judge.outcome import with_metrics
+from dlemu.judge.outcome import counting_rows, judge_runs, row_of, with_metrics
 from dlemu.judge.records import (
     CONFIG,
     SIZING,
@@ -26,15 +26,13 @@ from dlemu.judge.records import (
     read_sizing,
     read_summary,
 )
-from dlemu.judge.several import counting_rows, judge_runs, row_of
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Rule, sum_all
+from dlemu.report.blocks import Document
 from dlemu.report.foreign import read_foreign
 from dlemu.units import counted
 
 _OF_SEVERAL = re.compile(r"(run|warmup)\.\d+")
-
-Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

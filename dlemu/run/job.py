@@ -8,7 +8,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -28,13 +27,12 @@ from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
-from dlemu.host.limits import memory_bytes
-from dlemu.host.place import find_system
+from dlemu.host.place import find_host
+from dlemu.host.processes import memory_bytes
 from dlemu.judge.cache import cache_fields
 from dlemu.judge.evidence import combine
-from dlemu.judge.folders import keep_leftovers, make
-from dlemu.judge.header import DatasetFields, header, place_fields
-from dlemu.judge.lifecycle import Record, begun
+from dlemu.judge.folders import Record, begun, keep_leftovers, make
+from dlemu.judge.header import DatasetFields, header, servers_of
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
 from dlemu.judge.records import (
@@ -197,12 +195,6 @@ class _Run:
         self._summary = first_summary(self._workload, world, started, notes)
         if world.rank == 0:
             folder, found = self._workload.data_folder, self._dataset.layout
-            self._summary["place"] = place_fields(
-                folder,
-                host=world.host,
-                num_hosts=world.num_hosts,
-                access=self._dataset.access,
-            )
             self._summary["dataset"] = DatasetFields(
                 folder=str(folder),
                 format=found.format,
@@ -215,9 +207,11 @@ class _Run:
                     linked = count_linked(f"{folder}/{found.path(file)}" for file in few)
                 self._summary["dataset"]["num_links"] = linked
         with watchdog.phase("while looking at the host"):
-            system = find_system(self._workload.data_folder) if world.local_rank == 0 else None
-        hosts = world.gather(system)
-        self._summary["system"] = [asdict(host) for host in hosts or () if host is not None]
+            folder, servers = self._workload.data_folder, servers_of(self._dataset.access)
+            first = world.local_rank == 0
+            own = find_host(folder, name=world.host, servers=servers) if first else None
+        hosts = world.gather(own)
+        self._summary["system"] = [host for host in hosts or () if host is not None]
         sizes = dict(world.all_gather((world.host_index, (memory_bytes(), os.cpu_count() or 1))))
         self._summary.update(dlio_fields(self._dataset.layout, list(sizes.values())))
 

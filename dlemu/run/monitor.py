@@ -13,14 +13,12 @@ from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import mount_under
-from dlemu.host.intervals import summarize_interval
+from dlemu.host.intervals import HostObserver, summarize_interval
 from dlemu.host.network import machine_name, network_name
-from dlemu.host.observer import HostObserver
 from dlemu.host.processes import process_age
 from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
-from dlemu.judge.delivered import stored_bytes, vouched_bytes
-from dlemu.judge.evidence import HostReport
+from dlemu.judge.evidence import HostReport, stored_bytes, vouched_bytes
 from dlemu.judge.records import host_file, named
 from dlemu.loaders import CountsReads, Loader, TellsGets, TellsPaths
 from dlemu.ranks.watchdog import Watchdog
@@ -97,7 +95,7 @@ class RunMonitor:
             direct=False,
         )
         self._paths, self._gets = PathBytes(), GetCounts()
-        self._reads = np.zeros((self._workload.train.epochs, NUM_BINS))
+        self._reads = [np.zeros(NUM_BINS)]  # so far, at the end of each epoch
         self._in_bucket = in_bucket(self._workload.data_folder)
         cache = self._workload.cache
         own = [] if cache.folder is None else [Path(cache.folder)]
@@ -160,8 +158,9 @@ class RunMonitor:
             self._paths = self._loader.path_bytes()
         if isinstance(self._loader, TellsGets):
             self._gets = self._loader.gets()
-        if isinstance(self._loader, CountsReads):
-            self._reads[epoch] = self._loader.read_counts() - self._reads[:epoch].sum(axis=0)
+        loader = self._loader
+        counted = loader.read_counts() if isinstance(loader, CountsReads) else self._reads[-1]
+        self._reads.append(counted)
         if self._observer is not None:
             with named(self._path):
                 self._observer.mark(f"epoch {epoch} end")
@@ -243,7 +242,7 @@ class RunMonitor:
                 seen.links, seen.notes = self._observer.links, list(self._notes())
         hosts = self._world.gather(seen if self._observer is not None else None)
         paths = self._world.reduce(self._paths, PathBytes.__add__)
-        reads = self._world.reduce(self._reads, np.add)
+        reads = self._world.reduce(np.diff(self._reads, axis=0), np.add)
         gets = self._world.reduce(self._gets, GetCounts.__add__) if self._in_bucket else None
         if hosts is None or paths is None or reads is None:
             return None

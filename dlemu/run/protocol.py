@@ -24,10 +24,9 @@ from dlemu.dataset.rule import (
     required_size,
 )
 from dlemu.errors import WorkloadError
+from dlemu.judge.folders import begun
 from dlemu.judge.judgement import EXIT_STATUS
-from dlemu.judge.lifecycle import begun
-from dlemu.judge.outcome import Outcome
-from dlemu.judge.several import LABEL, judge_runs, row_of
+from dlemu.judge.outcome import LABEL, Outcome, judge_runs, row_of
 from dlemu.judge.summary import RunsSummary, Summary, time_of_day
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.world import World
@@ -298,8 +297,9 @@ def _checked(workload: Workload, world: World) -> Workload:
 
 def _add(summary: RunsSummary, name: str, run: Summary) -> None:
     """Add one more run to the summary."""
-    for field in ("place", "dataset", "hostname", "data_loader", "reader", "versions"):
+    for field in ("system", "num_hosts", "dataset", "hostname", "data_loader", "reader"):
         summary[field] = run[field]
+    summary["versions"] = run["versions"]
     row, rows = row_of(name, run), summary["runs"]
     if rows:
         ended = datetime.fromisoformat(rows[-1]["end"])

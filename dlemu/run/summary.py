@@ -12,9 +12,9 @@ from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError
-from dlemu.judge.bottleneck import find_limit
+from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.evidence import Gathered
-from dlemu.judge.lifecycle import versions
+from dlemu.judge.folders import versions
 from dlemu.judge.metrics import Metrics
 from dlemu.judge.records import Steps, host_file, named, steps_file
 from dlemu.judge.summary import Measured, Summary
@@ -131,7 +131,7 @@ def complete_summary(summary: Summary, seen: Gathered, metrics: Metrics) -> Summ
         **summary,
         "status": "complete",
         "measured": measured,
-        "limit": asdict(find_limit(seen.evidence)),
+        "limit": asdict(find_run_limit(seen.evidence)),
         "notes": [*summary["notes"], *seen.notes],
     }
 

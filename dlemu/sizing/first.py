@@ -27,8 +27,9 @@ from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, Layout, Repeated
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import devices_under
+from dlemu.host.place import find_host
 from dlemu.judge.folders import hold
-from dlemu.judge.header import header, place_fields
+from dlemu.judge.header import header
 from dlemu.loaders.descriptors import most_accelerators
 from dlemu.ranks.world import Alone
 from dlemu.run.job import Say, check_job
@@ -114,7 +115,7 @@ def try_storage(
             f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
             f"most {format_bytes(trial.max_bytes)} of files in {own}"
         )
-        say(header({"place": place_fields(trial.folder, host=Alone().host)}))
+        say(header({"system": [find_host(trial.folder)]}))
         rate = _write_rate(own)
         datasets = _datasets(trial, own, rate, say)
         (target,) = names_of([str(trial.folder)])

@@ -18,8 +18,7 @@ from pydantic import TypeAdapter
 
 from dlemu.config.model import Workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.judge.folders import hold
-from dlemu.judge.lifecycle import Record
+from dlemu.judge.folders import Record, hold
 from dlemu.judge.records import SIZING, check_writable, conditions_of, read_sizing
 from dlemu.ranks.world import World
 from dlemu.run.job import Say

@@ -270,7 +270,8 @@ def supply_of(workload: Workload, *, origin: float, reads: float, writes: float)
     """
     reader, cache = workload.reader, workload.cache
     shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
-    hits = profile(cache.policy, capacity_share(workload), shuffled=shuffled)
+    anew = shuffled and workload.train.seed_change_epoch
+    hits = profile(cache.policy, capacity_share(workload), shuffled=anew)
     if cache.fill == "off" or cache.policy == "none":
         writes = math.inf
     filling, slower = min(origin, writes), "cache writes" if writes < origin else "origin"

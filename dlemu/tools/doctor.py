@@ -22,7 +22,7 @@ from dlemu.config.sections import Arguments, Section, Share, Use
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, mount_under, read_text
 from dlemu.host.drive_counters import lifetime
-from dlemu.host.limits import host_memory_bytes, usable_cpus
+from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.host.wear import sustained
 from dlemu.storage.gpu import availability as gds
 from dlemu.storage.gpu import cuda

@@ -14,8 +14,8 @@ from dlemu.config.model import load_workload
 from dlemu.errors import WorkloadError
 from dlemu.host.intervals import IntervalSummary
 from dlemu.judge import watched_folder
-from dlemu.judge.own_workload import own_workload_yaml
 from dlemu.judge.records import STEP
+from dlemu.judge.watched_folder import own_workload_yaml
 from dlemu.loaders import Batch
 from dlemu.ranks.world import Alone
 from tests.api.test_real_loops import Stream

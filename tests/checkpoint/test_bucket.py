@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from moto.s3 import models
 
-from dlemu.checkpoint import place as places
-from dlemu.checkpoint.files import Stopped
+from dlemu.checkpoint import folder
+from dlemu.checkpoint.files import BucketWriter, Stopped
+from dlemu.checkpoint.folder import RECORD
 from dlemu.checkpoint.in_run import combine_checkpoints, open_checkpoints
-from dlemu.checkpoint.place import RECORD, BucketWriter
 from dlemu.cli.main import run
-from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.assemble import Content
@@ -39,7 +38,7 @@ def moto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moto]:
     """A server with the bucket "training" that takes small parts, and the environment for it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", PART)
-    monkeypatch.setattr(places, "_LEAST_BYTES", PART)
+    monkeypatch.setattr(folder, "_LEAST_BYTES", PART)
     with moto_server() as moto:
         for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
             monkeypatch.setenv(f"AWS_{name}", value)
@@ -54,6 +53,10 @@ def moto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moto]:
 def store(**keys: Any) -> Store:
     access = access_of(StorageSection(**keys))
     return Store(access, access.endpoints[0], "training")
+
+
+def writing(**keys: Any) -> BucketWriter:
+    return BucketWriter(store(**keys), Content(7), piece_bytes=PART, at_once=1)
 
 
 def names(*steps: int) -> set[str]:
@@ -76,7 +79,8 @@ def test_objects_are_written_in_parts_read_by_ranges_and_replaced(
     assert moto.seen.methods["PUT"] == 2 * 2 * 7 + 3
     assert moto.seen.ranges == 2 * 2 * 7
     told = json.loads(Path("out/summary.json").read_text())
-    assert told["place"]["file_system"] == "s3" and told["checkpoint"]["cached_share"] is None
+    assert told["system"][0]["file_system"] == "s3" and told["checkpoint"]["cached_share"] is None
+    assert told["checkpoint"]["piece_bytes"] == PART
     assert told["checkpoint"]["saves"][0]["parts"]["fsync"] == 0
     assert told["measured"]["wear"]["drives"] == []
     assert "page cache" not in capsys.readouterr().out
@@ -124,17 +128,14 @@ def test_an_object_of_which_only_a_part_was_made_is_not_there(
             writer.stop()
 
     monkeypatch.setattr(Content, "fill", stop_soon)
-    with (
-        BucketWriter(CheckpointSection(piece_bytes=PART), Content(7), store()) as writer,
-        pytest.raises(Stopped),
-    ):
+    with writing() as writer, pytest.raises(Stopped):
         writer.write(object_path("s3://training/a"), 100 * PART, sample=0)
     assert there() == set() and moto.seen.methods["DELETE"] == 1
 
 
 def test_a_part_is_sent_again_and_a_server_that_takes_none_is_named(moto: Moto) -> None:
     size, path = 3 * PART, object_path("s3://training/a")
-    with BucketWriter(CheckpointSection(piece_bytes=PART), Content(7), store(retries=2)) as writer:
+    with writing(retries=2) as writer:
         moto.faults.refuse = 2
         writer.write(path, size, sample=0)
         assert len(store().get_whole("a")) == size

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dlemu.checkpoint.place import place_of
+from dlemu.checkpoint.folder import place_of
 from dlemu.cli.main import run
 from dlemu.config.compose import compose_words
 from dlemu.config.model import check_workload

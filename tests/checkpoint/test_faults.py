@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.checkpoint.place import RECORD
+from dlemu.checkpoint.folder import RECORD
 from tests.lab import bench, warm
 from tests.lab.drives import own_drive
 from tests.lab.waiting import until

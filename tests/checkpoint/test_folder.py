@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from dlemu.checkpoint import command as writing
-from dlemu.checkpoint.folder import examine, opened, step_folder
-from dlemu.checkpoint.place import RECORD, CheckpointFolder, Written, place_of
+from dlemu.checkpoint.folder import (
+    RECORD,
+    CheckpointFolder,
+    Written,
+    examine,
+    opened,
+    place_of,
+    step_folder,
+)
 from dlemu.checkpoint.plan import Plan
 from dlemu.config.model import Workload, load_model
 from dlemu.errors import RunError, WorkloadError

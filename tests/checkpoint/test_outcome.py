@@ -141,6 +141,8 @@ def test_a_limit_has_its_figures() -> None:
     assert uneven["evidence"] == (
         "accelerator 2 on host b took 8 s, with 2.00 times the mean bytes, the mean of all 4 s"
     )
+    alike = limit_of("save", [saved(2.0, 2.0, 8.0)], ON_DRIVE)["evidence"]
+    assert alike == "accelerator 2 on host b took 8 s, the mean of all 4 s"
     assert limit_of("save", [saved(5.0)], ON_DRIVE)["evidence"] == (
         "the accelerators were 60% in write and 40% in fsync calls; the drive was busy 80% of the "
         "time"

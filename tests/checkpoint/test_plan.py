@@ -1,8 +1,19 @@
-"""Who plays which accelerator, on one host and on several."""
+"""What each accelerator writes, to the byte; who plays which, on one host and on several."""
 
 import pytest
 
-from dlemu.checkpoint.plan import Plan, Share, planned, share_of
+from dlemu.checkpoint.plan import (
+    Plan,
+    Share,
+    all_files,
+    files_of_rank,
+    num_parameters,
+    planned,
+    share_of,
+    total_bytes,
+)
+from dlemu.config.checkpoint_sections import ModelSection
+from dlemu.config.compose import named
 from dlemu.config.model import load_model
 from dlemu.ranks.world import Alone
 
@@ -84,3 +95,144 @@ def test_uneven_hosts_are_told() -> None:
 def test_more_ranks_than_accelerators() -> None:
     found = plans([(0, n) for n in range(3)], "unet3d")
     assert [len(plan.accelerators) for plan in found] == [1, 0, 0]
+
+
+def model(name: str) -> ModelSection:
+    return load_model(name).model
+
+
+def flat(zero_stage: int) -> ModelSection:
+    return load_model("unet3d", {"model.parallelism.zero_stage": zero_stage}).model
+
+
+# Computed from the formulas of DLIO's base_checkpointing.py; the totals agree with the table of
+# MLPerf Storage's rules to its rounding (105 GB, 912 GB, 5.29 TB; that of 1t there is wrong).
+PARAMETERS = {
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 69_882_617_856,
+    "llama3_405b": 405_853_388_800,
+    "llama3_1t": 1_183_035_102_480,
+}
+TOTALS = {
+    "llama3_8b": (8, 112_425_623_552, 8 + 8),
+    "llama3_70b": (64, 978_406_572_032, 64 + 64),
+    "llama3_405b": (512, 5_682_508_791_808, 1032 + 512),
+    "llama3_1t": (1024, 16_564_174_094_592, 1048 + 1024),
+    "unet3d": (1, 499_153_191, 1),
+}
+FIRST_EIGHT = {
+    "llama3_8b": 112_425_623_552,
+    "llama3_70b": 122_300_821_504,
+    "llama3_405b": 105_811_532_800,
+    "llama3_1t": 154_322_342_880,
+}
+OPTIMIZER = {
+    "llama3_8b": 12_045_637_632,
+    "llama3_70b": 13_103_482_368,
+    "llama3_405b": 9_513_171_840,
+    "llama3_1t": 13_865_244_924,
+}
+MODEL_OF_RANK = [
+    *(("llama3_8b", rank, 2_007_565_312) for rank in (0, 7)),
+    *(("llama3_70b", rank, 2_184_120_320) for rank in (0, 63)),
+    ("llama3_405b", 0, 3_713_269_760),
+    ("llama3_405b", 8, 3_187_933_184),
+    ("llama3_405b", 29 * 8 + 7, 3_187_933_184),
+    ("llama3_405b", 30 * 8, 2_390_949_888),
+    ("llama3_405b", 31 * 8, 2_916_319_232),
+    ("llama3_405b", 256, 0),
+    ("llama3_405b", 511, 0),
+    ("llama3_1t", 0, 5_425_047_936),
+    ("llama3_1t", 8, 4_595_488_128),
+    ("llama3_1t", 63 * 8, 5_425_099_680),
+    ("llama3_1t", 512, 0),
+]
+
+
+def test_all_published_models_are_known_here() -> None:
+    assert named("model").keys() == TOTALS.keys()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_number_of_parameters(name: str) -> None:
+    assert num_parameters(model(name)) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_the_whole_checkpoint_and_its_files(name: str) -> None:
+    own, (ranks, num_bytes, num_files) = model(name), TOTALS[name]
+    assert share_of(own, None, "default") == Share(ranks, ranks)
+    assert total_bytes(own, Share(ranks, ranks)) == num_bytes
+    names = [file.name for rank in range(ranks) for file in files_of_rank(own, ranks, rank)]
+    assert len(set(names)) == len(names) == num_files
+
+
+@pytest.mark.parametrize("name", FIRST_EIGHT)
+def test_a_subset_is_what_the_first_ranks_hold(name: str) -> None:
+    own = model(name)
+    share = share_of(own, None, "subset")
+    assert share == Share(8, TOTALS[name][0])
+    assert total_bytes(own, share) == FIRST_EIGHT[name]
+
+
+@pytest.mark.parametrize(("name", "rank", "num_bytes"), MODEL_OF_RANK)
+def test_model_and_optimizer_of_a_rank(name: str, rank: int, num_bytes: int) -> None:
+    *states, optimizer = files_of_rank(model(name), TOTALS[name][0], rank)
+    assert sum(file.num_bytes for file in states) == num_bytes
+    assert optimizer.num_bytes == OPTIMIZER[name]
+    assert {file.rank for file in (*states, optimizer)} == {rank}
+
+
+def test_the_names_are_dlios() -> None:
+    def names(model: ModelSection, total: int, rank: int) -> list[str]:
+        return [file.name for file in files_of_rank(model, total, rank)]
+
+    assert names(model("llama3_70b"), 64, 13) == [
+        "zero_pp_rank_1_mp_rank_5_model_states.pt",
+        "zero_pp_rank_1_mp_rank_5_optim_states.pt",
+    ]
+    assert names(model("llama3_405b"), 512, 251) == [
+        *(f"layer_{layer}-model_251_model_states.pt" for layer in (124, 125, 126, 127, 128)),
+        "zero_pp_rank_0_mp_rank_251_optim_states.pt",
+    ]
+    assert names(model("llama3_405b"), 512, 300) == ["zero_pp_rank_1_mp_rank_44_optim_states.pt"]
+    one_stage = load_model("llama3_8b", {"model.parallelism.zero_stage": 2}).model
+    assert names(one_stage, 8, 0)[0] == "model_0_model_states.pt"
+    assert names(one_stage, 8, 1) == ["zero_pp_rank_1_mp_rank_0_optim_states.pt"]
+
+
+def test_without_zero_one_copy_saves_for_all() -> None:
+    own = load_model(
+        "llama3_8b", {"model.parallelism.zero_stage": 0, "model.parallelism.tensor": 2}
+    ).model
+    assert [len(files_of_rank(own, 8, rank)) for rank in range(8)] == [2, 2, 0, 0, 0, 0, 0, 0]
+    states, optimizer = files_of_rank(own, 8, 1)
+    # Norms are whole on both tensor ranks: 65 of 4096 elements of 2 bytes.
+    assert states.num_bytes == PARAMETERS["llama3_8b"] + 65 * 4096
+    assert optimizer.num_bytes == 12 * (PARAMETERS["llama3_8b"] // 2 + 5 * 4096)
+
+
+def test_a_flat_model_is_written_once_or_by_each() -> None:
+    size = 499_153_191
+    for stage, writers in ((0, [0]), (3, [0, 1, 2, 3])):
+        files = all_files(flat(stage), Share(4, 4))
+        assert [(file.rank, file.num_bytes) for file in files] == [(rank, size) for rank in writers]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01, 1e-12])
+def test_a_scale_shortens_each_file(scale: float) -> None:
+    whole = files_of_rank(model("llama3_405b"), 512, 0)
+    scaled = files_of_rank(model("llama3_405b"), 512, 0, scale=scale)
+    assert [f.name for f in scaled] == [f.name for f in whole]
+    assert all(
+        s.num_bytes == max(1, round(f.num_bytes * scale))
+        for s, f in zip(scaled, whole, strict=True)
+    )
+
+
+def test_a_model_with_fewer_copies() -> None:
+    """Any multiple of tensor x pipeline may write; the shards are then larger."""
+    own = model("llama3_8b")
+    assert share_of(own, 4, "default") == Share(4, 4)
+    q = PARAMETERS["llama3_8b"] // 4
+    assert files_of_rank(own, 4, 3)[1].num_bytes == 12 * q + 60 * 4096

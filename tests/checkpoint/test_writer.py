@@ -64,7 +64,7 @@ def test_files_hold_their_bytes_and_are_read_back(
 def test_waiting_for_bytes_is_no_writing(
     tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
+    now = [7.0]
     monkeypatch.setattr("dlemu.checkpoint.files.time.perf_counter", lambda: now[0])
 
     def write(writer: Writer, file: int, num_bytes: int) -> float:
@@ -74,7 +74,7 @@ def test_waiting_for_bytes_is_no_writing(
     monkeypatch.setattr(Writer, "_write_pieces", write)
     with Writer(content, piece_bytes=PIECE, io_depth=1, direct=False) as writer:
         times = writer.write(tmp_path / "a.pt", 4096, sample=1)
-    assert (times.write, times.waited) == (2.0, 3.0)
+    assert (times.open, times.write, times.waited) == (0.0, 2.0, 3.0)
 
 
 @pytest.fixture

@@ -54,9 +54,11 @@ def test_what_differs_in_hosts_and_keys_is_named(
 ) -> None:
     drive = {"name": "nvme0n1", "model": "PM9A3", "firmware": "GDC5"}
     old = [SYSTEM | {"kernel": "6.1", "drives": [drive]}]
-    new = [SYSTEM | {"kernel": "6.8", "drives": [drive | {"firmware": "GDC6"}]}]
+    new = [
+        SYSTEM | {"kernel": "6.8", "file_system": "ext4", "drives": [drive | {"firmware": "GDC6"}]}
+    ]
     before = changed(tmp_path / "before", system=old, versions=VERSIONS | {"dlemu": "0.0.9"})
-    after = changed(tmp_path / "after", system=new, place={"file_system": "ext4", "model": "other"})
+    after = changed(tmp_path / "after", system=new)
     config = tmp_path / "after" / "config.yaml"
     text = config.read_text().replace("read_threads: 4", "read_threads: 8")
     config.write_text(text.replace("data_folder: ", "data_folder: /elsewhere"))
@@ -64,12 +66,12 @@ def test_what_differs_in_hosts_and_keys_is_named(
     assert told["differing_facts"] == {
         "system.kernel": ["6.1", "6.8"],
         "drives.firmware": ["GDC5", "GDC6"],
-        "place.file_system": ["xfs", "ext4"],
+        "system.file_system": ["xfs", "ext4"],
         "versions.dlemu": ["0.0.9", "1.2.3"],
     }
     assert list(told["differing_keys"]) == ["reader.read_threads", "dataset.data_folder"]
     assert told["differing_keys"]["reader.read_threads"] == [4, 8]
-    unknown = changed(tmp_path / "unknown", system=None, versions=None, hostname="", place=None)
+    unknown = changed(tmp_path / "unknown", system=None, versions=None, hostname="")
     assert compared(capsys, unknown, after)["differing_facts"] == {}
 
 

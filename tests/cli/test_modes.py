@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dlemu.cli import jobs
+from dlemu.cli import words as words_module
 from dlemu.cli.jobs import watched
 from dlemu.cli.main import run
+from dlemu.cli.words import OPTIONS, parse, with_command_first
 from dlemu.config.model import load_workload
 from dlemu.ranks.world import Alone
 from dlemu.terminal import set_mode
@@ -77,3 +80,72 @@ def test_a_verbose_command_ends_with_what_it_wrote(
     with watched(Alone(), Path("/dev/shm"), drive=None, written=lambda: 10**8 - 1):
         pass
     assert len(told) == 1
+
+
+# The words of DLIO and mlpstorage mean the same here, or get a line that says what to write.
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ("++workload.train.epochs=1", "train.epochs=1"),
+        ("++train.epochs=1 workload=unet3d_h100", "++train.epochs=1 workload=unet3d_h100"),
+        ("--workload unet3d_h100 --cfg job", "workload=unet3d_h100 --cfg=job"),
+        ("--model unet3d --accelerator-type h100", "workload=unet3d_h100"),
+        ("--param a.b=1 --param=c.d=2", "a.b=1 c.d=2"),
+        ("--max-accelerators=8 --num-client-hosts 2", "num_accelerators=8 num_hosts=2"),
+        ("--client-host-memory-in-gb 256", "host_memory=256GiB"),
+        ("--closed", "division=closed"),
+        (
+            "--o-direct -ma 8 -cm 189 -at b200 --model unet3d",
+            "workload=unet3d_b200 reader.odirect=true num_accelerators=8 host_memory=189GiB",
+        ),
+        ("a -- --closed", "a --closed"),
+    ],
+)
+def test_a_word_of_the_others_means_the_same(words: str, own: str) -> None:
+    assert parse(words.split(), [*OPTIONS], for_job=True).as_typed == own.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ("closed training unet3d run file -na 4", "run --model unet3d --closed -na 4"),
+        ("whatif training unet3d datasize -ma 4", "datasize --model unet3d -ma 4"),
+        ("training run --model unet3d", "run --model unet3d"),
+        ("run file", "run file"),
+        ("closed checkpointing llama3-8b run file", "closed checkpointing llama3-8b run file"),
+        ("", ""),
+    ],
+)
+def test_mlpstorage_has_the_command_behind_the_model(words: str, own: str) -> None:
+    assert with_command_first(words.split()) == own.split()
+
+
+def test_a_command_line_of_mlpstorage_works(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--model unet3d --accelerator-type h100 --num-accelerators 4 --num-client-hosts 1 "
+    words += "--client-host-memory-in-gb 64 --data-dir /mnt/unet3d --params reader.read_threads=8"
+    assert run(["run", *words.split(), "++workload.train.epochs=2", "--cfg", "job"]) == 0
+    tree = yaml.safe_load(capsys.readouterr().out)
+    assert (tree["name"], tree["reader"]["read_threads"], tree["train"]["epochs"]) == (
+        "unet3d_h100",
+        8,
+        2,
+    )
+    assert (tree["num_accelerators"], tree["host_memory"]) == (4, 64 << 30)
+
+
+def test_every_word_that_is_refused_has_a_row_in_the_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "from_dlio.md").read_text()
+    rows = set(re.findall(r"`(?:mlpstorage )?([\w-]+)[^`]*`", page))
+    assert not words_module._REFUSED - rows
+    for word, words in (
+        ("closed", ["closed", "checkpointing", "llama3-8b", "run", "file"]),
+        ("object", ["open", "training", "unet3d", "run", "object"]),
+        ("--loops", ["run", "--loops=3"]),
+    ):
+        assert run(words) == 1
+        line = f"{word} is a word of mlpstorage; the table in docs/from_dlio.md says what to write"
+        assert capsys.readouterr().err == f"dlemu: {line}\n"

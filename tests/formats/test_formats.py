@@ -24,6 +24,7 @@ from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, raw
 from dlemu.formats import tfrecord as ours
 from dlemu.formats.csv import TEXT_BYTES
+from dlemu.formats.format import ReadOnly
 from dlemu.formats.hdf5 import Parts
 from dlemu.storage.counted import CountedFile
 from dlemu.units import PAGE_BYTES
@@ -32,6 +33,19 @@ from tests.loaders.contract import Case, content_of
 
 NAMES = [*{format: name for name, format in FORMATS.items() if not format.in_columns}.values()]
 """A name of each format: bare samples have several."""
+
+
+def test_what_libraries_read_ends_where_the_file_ends() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def read(offset: int, length: int) -> bytes:
+        asked.append((offset, length))
+        return bytes(length)
+
+    file = ReadOnly(read, 10)
+    assert (file.seek(8), file.readinto(memoryview(bytearray(5)))) == (8, 2)
+    assert (file.seek(3, os.SEEK_END), file.readinto(memoryview(bytearray(5)))) == (13, 0)
+    assert asked == [(8, 2), (13, 0)]
 
 
 def samples_last(array: NDArray[np.generic], num_samples: int) -> list[bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.host.devices import memory_below
-from dlemu.host.place import Drive, find_connection, find_place, find_system
+from dlemu.host.place import find_connection, find_host
 from tests.host.test_devices import Host
 
 
@@ -29,23 +29,22 @@ def host(tmp_path: Path) -> Host:
     return host
 
 
-def test_a_drive_is_named_with_model_firmware_and_size(host: Host, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_yet_lies_on_the_drive_above_it(
+    host: Host, tmp_path: Path
+) -> None:
     host.mount(tmp_path, "259:0", "xfs", "/dev/nvme0n1 rw")
-
-    place = find_place(tmp_path / "not" / "yet", proc=host.proc, sys=host.sys)
-
-    assert (place.file_system, place.mount, place.source) == ("xfs", str(tmp_path), "/dev/nvme0n1")
-    assert place.drives == (
-        Drive("nvme0n1", "SOLIDIGM SB5PH27X038T", "G70YG030", 3_840_755_982_336),
-    )
-    assert not place.is_root and not place.in_memory
+    found = find_host(tmp_path / "not" / "yet", proc=host.proc, sys=host.sys)
+    assert (found["file_system"], found["mount"]) == ("xfs", str(tmp_path))
+    (drive,) = found["drives"]
+    assert (drive["name"], drive["size_bytes"]) == ("nvme0n1", 3_840_755_982_336)
+    assert not found["is_root"] and not found["in_memory"]
 
 
 def test_the_drive_of_the_system_is_told(host: Host, tmp_path: Path) -> None:
-    place = find_place(tmp_path, proc=host.proc, sys=host.sys)
-
-    assert place.is_root
-    assert place.drives == (Drive("sda", "QEMU HARDDISK", "2.5+", 2000 * 512),)
+    found = find_host(tmp_path, proc=host.proc, sys=host.sys)
+    (drive,) = found["drives"]
+    assert found["is_root"]
+    assert (drive["name"], drive["model"], drive["firmware"]) == ("sda", "QEMU HARDDISK", "2.5+")
 
 
 @pytest.mark.parametrize(
@@ -55,11 +54,9 @@ def test_memory_and_networks_have_no_drive(
     kind: str, in_memory: bool, host: Host, tmp_path: Path
 ) -> None:
     host.mount(tmp_path, "0:40", kind, "server:/export rw")
-
-    place = find_place(tmp_path, proc=host.proc, sys=host.sys)
-
-    assert (place.drives, place.is_root, place.in_memory) == ((), False, in_memory)
-    assert place.source == "server:/export"
+    found = find_host(tmp_path, proc=host.proc, sys=host.sys)
+    assert (found["drives"], found["is_root"], found["in_memory"]) == ([], False, in_memory)
+    assert found["source"] == "server:/export"
 
 
 def test_an_nvme_drive_tells_its_transport_and_queues(host: Host, tmp_path: Path) -> None:
@@ -121,22 +118,23 @@ def test_a_host_is_described(tmp_path: Path) -> None:
         file.write_text(f"{governor}\n")
     (host.proc / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n" * 3)
 
-    found = find_system(data, proc=host.proc, sys=host.sys)
+    found = find_host(data, proc=host.proc, sys=host.sys)
 
-    assert found.drives == (Drive("nvme0n1", "SAMSUNG MZQL", "GDC5602Q", 0, "mq-deadline", "128"),)
-    assert found.mount_options == "rw,noatime,noquota"
-    assert (found.cpu, found.governor) == ("Some CPU @ 2 GHz", "performance, powersave")
-    assert found.memory_bytes > 1 << 20
+    (drive,) = found["drives"]
+    assert tuple(drive.values()) == ("nvme0n1", "SAMSUNG MZQL", "GDC5602Q", 0, "mq-deadline", "128")
+    assert found["mount_options"] == "rw,noatime,noquota"
+    assert (found["cpu"], found["governor"]) == ("Some CPU @ 2 GHz", "performance, powersave")
+    assert found["memory_bytes"] > 1 << 20
 
 
 def test_an_overlay_s_layers_are_no_option(tmp_path: Path) -> None:
     host = Host(tmp_path / "host")
     host.mount("/", "0:50", "overlay", r"overlay rw,lowerdir=/a\134,b:/c,upperdir=/d,xino=off")
-    options = find_system(tmp_path, proc=host.proc, sys=host.sys).mount_options
-    assert options == "rw,xino=off"
+    found = find_host(tmp_path, proc=host.proc, sys=host.sys)
+    assert found["mount_options"] == "rw,xino=off"
 
 
 def test_a_host_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
-    found = find_system(tmp_path, proc=tmp_path / "no", sys=tmp_path / "no")
-    assert (found.cpu, found.governor, found.mount_options, found.drives) == ("", "", "", ())
-    assert re.fullmatch(r"\S+", found.kernel)
+    found = find_host(tmp_path, proc=tmp_path / "no", sys=tmp_path / "no")
+    assert not any(found[name] for name in ("cpu", "governor", "file_system", "mount_options"))
+    assert found["drives"] == [] and re.fullmatch(r"\S+", found["kernel"])

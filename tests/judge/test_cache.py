@@ -13,7 +13,7 @@ from dlemu.judge.metrics import Metrics, measure
 from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import STEP
 from dlemu.judge.summary import CacheMeasured, Summary
-from dlemu.report.cache import present_cache
+from dlemu.report.in_run import present_cache
 from dlemu.report.text import render_text
 
 GB = 10**9

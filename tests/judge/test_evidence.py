@@ -1,22 +1,27 @@
-"""What the hosts counted, put together by hand: bytes from memory, busiest drives, doubts."""
+"""What the hosts counted, put together by hand, and the limit that follows from it."""
 
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
 from dlemu.host.drive_counters import DriveWear
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.wear import sum_up
-from dlemu.judge.bottleneck import HostEvidence, find_limit
-from dlemu.judge.delivered import stored_bytes, vouched_bytes
-from dlemu.judge.evidence import Gathered, HostReport, combine
+from dlemu.judge.bottleneck import HostEvidence, find_run_limit
+from dlemu.judge.evidence import Gathered, HostReport, combine, stored_bytes, vouched_bytes
+from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
+from dlemu.judge.summary import Summary
 from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
 from dlemu.storage.probe import Probe
+from tests.lab.limits import CASES, evidence, host, probe, steps_of
+from tests.lab.shown import verdict_of
 from tests.lab.summed import sums_of
 
 READ = 1000
@@ -85,7 +90,6 @@ def test_the_read_amplification_is_bytes_of_the_storage_for_bytes_of_samples() -
     seen = epoch_of(devices=busy(sda=0.5), device_read_bytes=15_400, process_read_bytes=15_400)
     found = gather(report(seen))
     assert found.measured["read_amplification"] == pytest.approx(15_400 / (3 * 7 * sample))
-    assert found.evidence.amplification == found.measured["read_amplification"]
     unseen = gather(report(epoch_of()))
     assert unseen.measured["read_amplification"] == pytest.approx(READ / (3 * 7 * sample))
 
@@ -203,11 +207,11 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
     (host,) = hosts_of(found)
     assert host.lacked_seconds == pytest.approx(1 + 40 * 0.6 / 0.3)
     assert found.measured["hosts"][0]["probe"]["many"] == 9e9
-    limit = find_limit(found.evidence)
+    limit = find_run_limit(found.evidence)
     assert limit.name == "host cpu"
     assert "total CPU 30%, other guests took 60%" in limit.evidence
     quiet = report(epoch_of(**seen | {"host_steal_share": 0.0}), num_workers=2)
-    assert find_limit(gather(quiet, wait=0.5).evidence).name == "storage"
+    assert find_run_limit(gather(quiet, wait=0.5).evidence).name == "storage"
 
 
 # --- the bytes that storage delivered -------------------------------------------------------------
@@ -262,3 +266,94 @@ def test_a_share_is_known_or_it_is_said_why_not(
     found = gather(report(*epochs, file_system=kind, resident_before=0.25))
     assert found.measured["page_cache_share"] == (None if share is None else pytest.approx(share))
     assert note in "; ".join(found.notes)
+
+
+WORKLOAD = load_workload("unet3d_h100")
+READER_AS_IT_IS = evidence().reader
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_limit_is_what_the_evidence_says(case: str) -> None:
+    changes, name = CASES[case]
+    limit = find_run_limit(evidence(**changes))
+    assert limit.name == name, limit.evidence
+    assert limit.evidence and "\n" not in limit.evidence
+    if name in ("none", "unclear"):
+        assert limit.explains is None
+    else:
+        assert limit.explains is not None
+        assert 0.5 <= limit.explains <= 1
+    for key, value in changes.get("reader", READER_AS_IT_IS).model_dump(exclude_unset=True).items():
+        assert f"reader.{key}={str(value).lower()}" not in limit.advice, "it is set already"
+
+
+def test_what_more_readers_would_get_is_told() -> None:
+    limit = find_run_limit(evidence(hosts=[host(probe=probe(8))], steps=steps_of(9.0, read=40.0)))
+    assert limit.explains == pytest.approx(1 - (1 / 6 - 1 / 8) / (1 / 6 - 1 / 60))
+
+
+shares = st.none() | st.floats(0, 1)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    waits=st.lists(st.floats(0, 2), min_size=1, max_size=4),
+    compute=st.floats(1, 1.5),
+    read=st.floats(0, 10),
+    decode=st.floats(0, 10),
+    reading=st.floats(0, 1),
+    cached=shares,
+    hosts=st.lists(
+        st.builds(
+            host,
+            cpu_share=shares,
+            host_cpu_share=shares,
+            host_steal_share=shares,
+            device_busy_share=shares,
+            runqueue_seconds=st.none() | st.floats(0, 800),
+            throttled_seconds=st.none() | st.floats(0, 100),
+            probe=st.none() | st.builds(probe, st.floats(0.001, 20), st.floats(0.001, 20)),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_storage_is_blamed_only_where_nothing_else_can_be(
+    waits: list[float],
+    compute: float,
+    read: float,
+    decode: float,
+    reading: float,
+    cached: float | None,
+    hosts: list[HostEvidence],
+) -> None:
+    steps = steps_of(*waits, compute=compute, read=read, decode=decode)
+    seen = evidence(steps=steps, hosts=hosts, read_seconds=800 * reading, page_cache_share=cached)
+    limit = find_run_limit(seen)
+    summary = Summary(limit={"name": limit.name, "evidence": ""})
+    line = verdict_of(WORKLOAD, measure(steps), summary)
+    assert ("this storage feeds" in line) == (limit.name == "storage")
+    assert limit.explains is None or limit.explains >= 0.5
+    if limit.name != "storage":
+        assert "drives" not in limit.advice
+        return
+    assert seen.losses.parts.read >= 0.5 * seen.losses.parts.total
+    assert cached is None or cached <= 0.5
+    for each in hosts:
+        assert each.cpu_share is None or each.cpu_share <= 0.85
+        assert (each.cpu_share, each.runqueue_seconds) != (None, None)
+        making = seen.losses.making_seconds / len(hosts)
+        for lacked in (each.runqueue_seconds, each.throttled_seconds):
+            assert lacked is None or lacked <= 0.5 * making / seen.losses.parts.waited * (
+                seen.losses.parts.total * (1 + 1e-9)
+            )
+    probes = [each.probe for each in hosts if each.probe is not None]
+    if len(probes) == len(hosts):
+        given_to_all = sum(each.read_bytes_per_second for each in hosts)
+        workers = 8 * len(hosts)
+        in_reads = given_to_all / max(1 - (1 - reading) ** workers, 1e-3)
+        wanted = given_to_all / (1 - seen.losses.parts.total)
+        few, many = sum(probe.few for probe in probes), sum(probe.many for probe in probes)
+        own = max(in_reads, min(few, 1.3 * in_reads))
+        half = 2 / (1 / own + 1 / wanted) if wanted > own else 0.0
+        assert many <= max(1.15 * own, half) * (1 + 1e-9)

@@ -203,7 +203,7 @@ def test_a_bound_that_is_broken_or_cannot_be_checked_is_no_verdict(
 
 
 def test_a_dataset_in_memory_is_to_move() -> None:
-    in_memory = Summary(place={"in_memory": True}, measured={"page_cache_share": 1.0})
+    in_memory = Summary(system=[{"in_memory": True}], measured={"page_cache_share": 1.0})
     found = cached_too_much(workload(), in_memory)
     assert found.endswith("; take a data folder on a drive: this one lies in memory")
 
@@ -261,7 +261,8 @@ def test_the_line_names_what_is_not_as_published() -> None:
     metrics = measured(replay(20.0, num_steps=101, window=5), job=job)
     gib = 2**30
     summary = Summary(
-        place={"memory": "loop1 over tmpfs", "memory_bytes": 24 * gib, "num_hosts": 2},
+        num_hosts=2,
+        system=[{"memory": "loop1 over tmpfs", "memory_bytes": 24 * gib}],
         dataset={"num_files": 100, "num_links": 64},
     )
     assert remarks_of(job, metrics, summary) == (

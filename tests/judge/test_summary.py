@@ -8,7 +8,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.judge.header import header
 from tests.lab.commands import QUICK, generate
-from tests.lab.stored import PLACE, store_run
+from tests.lab.stored import SYSTEM, store_run
 
 DLIO = Path(__file__).parents[1] / "data" / "dlio_2.0.0"
 
@@ -56,22 +56,22 @@ def kind(value: object) -> object:
     ("differs", "line"),
     [
         (
-            {"device": "vda", "model": "", "size_bytes": 275e9, "is_root": True},
+            {"drives": [{"name": "vda", "model": "", "size_bytes": 275e9}], "is_root": True},
             "storage:  xfs at /mnt/d1, vda (275 GB), the root disk",
         ),
         (
-            {"file_system": "nfs4", "source": "server:/x", "device": "", "size_bytes": 0},
+            {"file_system": "nfs4", "source": "server:/x", "drives": []},
             "storage:  nfs4 at /mnt/d1, from server:/x",
         ),
         (
-            {"file_system": "tmpfs", "device": "", "in_memory": True},
+            {"file_system": "tmpfs", "in_memory": True},
             "storage:  tmpfs at /mnt/d1, in memory: no drive is read",
         ),
         (
-            {"num_hosts": 3, "cpus": 1.0, "memory_bytes": 0},
+            {"cpus": 1.0, "memory_bytes": 0},
             "host:     node1, and 2 other hosts, 1 CPU",
         ),
     ],
 )
 def test_other_storage_and_hosts(differs: dict[str, object], line: str) -> None:
-    assert line in header({"workload": "x", "place": PLACE | differs})
+    assert line in header({"workload": "x", "num_hosts": 3, "system": [SYSTEM | differs]})

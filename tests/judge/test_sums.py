@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.checkpoints import checkpoint_cost
-from dlemu.judge.losses import Losses, find_losses, name_losses
-from dlemu.judge.metrics import measure, measure_sums
+from dlemu.judge.metrics import Losses, find_losses, measure, measure_sums, name_losses
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.sums import Edition, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.run.replay import new_steps

@@ -37,18 +37,17 @@ import pytest
 
 from dlemu.cli import main
 from dlemu.datagen import write as datagen_write
-from dlemu.host import devices, drive_counters, limits, place
+from dlemu.host import devices, drive_counters, place, processes
 from dlemu.host.devices import BlockDevice
 from dlemu.host.drive_counters import Lifetime
-from dlemu.host.place import Drive, Place, System
-from dlemu.judge import lifecycle, summary
+from dlemu.judge import folders, summary
 from dlemu.run import forecast
 from dlemu.storage import probe as storage_probe
 from dlemu.tools import doctor
 from dlemu.tools.doctor import Check
 from tests.lab.commands import SMALL
 from tests.lab.settings import QUICK, apply
-from tests.lab.stored import PLACE, RENDERED, STORED, SYSTEM, VERSIONS, flat
+from tests.lab.stored import RENDERED, STORED, SYSTEM, VERSIONS, flat
 
 FOLDER = Path(__file__).parents[1] / "golden"
 REFUSALS = FOLDER.with_name("refusals.toml")
@@ -245,19 +244,15 @@ class _Page(HTMLParser):
 @contextlib.contextmanager
 def fixed() -> Iterator[None]:
     """Give this process a host, a clock, a locale and versions that are always the same."""
-    drives = tuple(Drive(**each) for each in SYSTEM["drives"])
-    found = Place("xfs", "/mnt/d1", "/dev/nvme1n1", drives=drives, is_root=False)
-    of_system = System(**{**SYSTEM, "drives": drives})
-    memory: int = PLACE["memory_bytes"]
+    memory: int = SYSTEM["memory_bytes"]
     real, own = importlib.metadata.version, doctor._devices
     fakes: dict[Any, Any] = {
         summary.time_of_day: lambda: "2026-01-02T03:04:05+00:00",
-        place.find_place: lambda folder, **_: found,
-        limits.usable_cpus: lambda *_, **__: PLACE["cpus"],
-        limits.memory_bytes: lambda: memory,
-        limits.host_memory_bytes: lambda **_: (memory, "MemTotal"),
-        place.find_system: lambda folder, **_: of_system,
-        lifecycle.versions: lambda: VERSIONS,
+        processes.usable_cpus: lambda *_, **__: SYSTEM["cpus"],
+        processes.memory_bytes: lambda: memory,
+        processes.host_memory_bytes: lambda **_: (memory, "MemTotal"),
+        place.find_host: lambda folder, **_: SYSTEM,
+        folders.versions: lambda: VERSIONS,
         doctor.examine: lambda folder, **_: iter(_CHECKS),
         forecast.probe_dataset: lambda *_, **__: 6e9,
         storage_probe.probe_writing: lambda *_, **__: 2e9,

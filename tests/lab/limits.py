@@ -7,9 +7,9 @@ import numpy as np
 
 from dlemu.config.sections import ReaderSection
 from dlemu.host.network import NetworkUse
-from dlemu.judge.bottleneck import Evidence, HostEvidence, find_limit
+from dlemu.judge.bottleneck import Evidence, HostEvidence, find_run_limit
 from dlemu.judge.checkpoints import CheckpointCost
-from dlemu.judge.losses import find_losses
+from dlemu.judge.metrics import find_losses
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.sums import Rule
 from dlemu.storage.probe import Probe
@@ -102,12 +102,17 @@ def evidence(**changes: Any) -> Evidence:
     names = changes.pop("names", [f"rank {rank} on host a" for rank in range(num_accelerators)])
     preprocess = changes.pop("preprocess", 0.0)
     losses = find_losses(sums_of(steps, names, Rule(preprocess_seconds=preprocess)))
-    seen: dict[str, Any] = {
-        "losses": losses,
-        "hosts": [host()],
+    measured: dict[str, Any] = {
         "read_seconds": 720.0,
         "worker_seconds": 800.0,
         "page_cache_share": 0.004,
+        "read_amplification": 1.0,
+    }
+    measured |= {name: changes.pop(name) for name in measured if name in changes}
+    seen: dict[str, Any] = {
+        "losses": losses,
+        "hosts": [host()],
+        "measured": measured,
         "reader": ReaderSection(**READER),
         "direct": False,
         "num_accelerators": num_accelerators,
@@ -294,10 +299,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         "storage",
     ),
     "the page cache helped": ({"page_cache_share": 0.2}, "storage"),
-    "more bytes than the format needs": ({"amplification": 1.38, "needed": 1.25}, "storage"),
-    "hardly more bytes than the format needs": ({"amplification": 1.37, "needed": 1.25}, "storage"),
+    "more bytes than the format needs": ({"read_amplification": 1.38, "needed": 1.25}, "storage"),
+    "hardly more bytes than the format needs": (
+        {"read_amplification": 1.37, "needed": 1.25},
+        "storage",
+    ),
     "more bytes than needed, by few readers": (
-        {"hosts": [host(probe=probe(12))], "amplification": 1.38, "needed": 1.25},
+        {"hosts": [host(probe=probe(12))], "read_amplification": 1.38, "needed": 1.25},
         "loader",
     ),
     "other guests took few CPUs": (
@@ -383,7 +391,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 def limit_lines(_: Path) -> str:
     """Return what each case's limit says, and what it advises."""
-    limits = ((case, find_limit(evidence(**changes))) for case, (changes, _) in CASES.items())
+    limits = ((case, find_run_limit(evidence(**changes))) for case, (changes, _) in CASES.items())
     return "\n\n".join(
         "\n".join(filter(None, (f"{case}: {limit.name}", limit.evidence, limit.advice)))
         for case, limit in limits

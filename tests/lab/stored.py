@@ -38,9 +38,8 @@ from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import combine_hosts
 from dlemu.judge.evidence import HostReport, combine
 from dlemu.judge.metrics import measure_sums
-from dlemu.judge.outcome import Outcome, with_metrics
+from dlemu.judge.outcome import Outcome, judge_runs, row_of, with_metrics
 from dlemu.judge.records import STEP, write_config, write_steps, write_summary
-from dlemu.judge.several import judge_runs, row_of
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Rule, sum_all
 from dlemu.ranks.world import Alone
@@ -72,28 +71,20 @@ from tests.lab.limits import limit_lines
 
 GIB = 1 << 30
 DATA = "/mnt/d1/unet3d"
-PLACE: Any = {
-    "file_system": "xfs",
-    "mount": "/mnt/d1",
-    "source": "/dev/nvme1n1",
-    "device": "nvme1n1",
-    "model": "SSD <7450>",
-    "firmware": "E2MU200",
-    "size_bytes": 3_840_755_982_336,
-    "is_root": False,
-    "in_memory": False,
-    "host": "node1",
-    "num_hosts": 1,
-    "cpus": 16.0,
-    "memory_bytes": 256 * GIB,
-}
 SYSTEM: Any = {
     "host": "node1",
     "kernel": "6.8.0",
     "cpu": "A CPU of 16 cores",
     "governor": "performance",
+    "cpus": 16.0,
     "memory_bytes": 256 * GIB,
+    "file_system": "xfs",
+    "mount": "/mnt/d1",
+    "source": "/dev/nvme1n1",
     "mount_options": "rw,noatime",
+    "is_root": False,
+    "in_memory": False,
+    "memory": "",
     "drives": [
         {
             "name": "nvme1n1",
@@ -190,7 +181,6 @@ def store_run(
         ignored=[],
         notes=[],
         versions=VERSIONS,
-        place=PLACE,
         system=[SYSTEM],
         dataset={"folder": DATA, "format": "npz", "num_files": 3500, "num_bytes": 5.1e11},
     )
@@ -234,7 +224,8 @@ def store_runs(folder: Path) -> None:
         label="MLPerf-Storage-style, not an MLPerf result",
         division="open",
         workload="unet3d_h100",
-        place=first["place"],
+        system=first["system"],
+        num_hosts=1,
         dataset=first["dataset"],
         start=_time(0),
         runs=rows,
@@ -338,7 +329,6 @@ def _checkpoint() -> dict[str, Any]:
         "ignored": [],
         "notes": [],
         "versions": VERSIONS,
-        "place": PLACE,
         "system": [SYSTEM],
         **plan,
         "checkpoint": {**plan["checkpoint"], **told},

@@ -111,7 +111,7 @@ def test_batches_that_are_dropped_need_no_memory_and_others_must_find_it(
         row_bytes_of(source, 4)
     Memory.available = wanted
     limit = wanted - 1, "memory.max of a container"
-    monkeypatch.setattr("dlemu.host.limits.host_memory_bytes", lambda: limit)
+    monkeypatch.setattr("dlemu.host.processes.host_memory_bytes", lambda: limit)
     with pytest.raises(WorkloadError, match=r"4 accelerators x 7 batches of 2\.9 KiB"):
         row_bytes_of(source, 4)
 

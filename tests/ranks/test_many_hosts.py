@@ -4,8 +4,7 @@ import pytest
 
 from dlemu.config.model import load_workload
 from dlemu.errors import RunError
-from dlemu.judge.losses import find_losses
-from dlemu.judge.metrics import measure_sums
+from dlemu.judge.metrics import find_losses, measure_sums
 from dlemu.judge.records import Steps
 from dlemu.judge.sums import Rule, Sums, sum_all
 from dlemu.ranks.links import Tree
@@ -103,6 +102,21 @@ def test_a_start_takes_rank_0_few_messages() -> None:
         most = max(node.traffic.received for node in hosts.nodes)
         assert most == starts[-1], "and nobody else has more"
     assert starts[1] - starts[0] < 40 < 170
+
+
+def test_a_checkpoint_of_one_rank_ends_a_block_of_all() -> None:
+    workload = load_workload("unet3d_h100", {"workflow.checkpoint": True})
+    steps: dict[int, Steps] = {}
+
+    def run(world: SimulatedRank) -> Sums | None:
+        steps[world.rank] = replay_on(world, accelerators=2, num_steps=10)
+        steps[world.rank]["stall"][4] = world.rank == 2
+        return gather_sums(workload, world, [steps[world.rank]])
+
+    found = ManyHosts(3).run(run)[0]
+    assert found is not None
+    parts = [(f"rank {rank} on host h{rank}", steps[rank]) for rank in range(3)]
+    assert repr(measure_sums(found)) == repr(measure_sums(sum_all(parts, Rule.of(workload))))
 
 
 def test_10000_accelerators_have_the_metrics_of_all_their_records() -> None:

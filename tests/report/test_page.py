@@ -13,8 +13,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
-from dlemu.report.blocks import Table
-from dlemu.report.facts import date_of
+from dlemu.report.blocks import Table, date_of
 from dlemu.report.html import render_html
 from dlemu.report.page import best_counter, stairs
 from dlemu.report.plot import Axis, Plot, Series

@@ -184,7 +184,11 @@ def test_pictures_name_drive_and_day(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for number, day in enumerate(("2026-01-02", "2026-01-03", "2026-01-01"), 1):
         run = tmp_path / "runs" / f"d1.unet3d_h100.0{number}.n8"
         run.mkdir(parents=True)
-        told = {"status": "complete", "start": f"{day}T10:00:00+00:00", "place": {"model": "M 7"}}
+        told = {
+            "status": "complete",
+            "start": f"{day}T10:00:00+00:00",
+            "system": [{"drives": [{"model": "M 7"}]}],
+        }
         (run / "summary.json").write_text(json.dumps(told))
     answer = replace(sized(), conditions=conditions_of(tmp_path, "d1.unet3d_h100"))
     titles: list[str] = []

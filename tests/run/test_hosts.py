@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.host.limits import host_memory_bytes
+from dlemu.host.processes import host_memory_bytes
 from tests.lab import warm
 from tests.lab.bench import MARK, Run, followed
 from tests.lab.cgroups import freezer, memory_limit

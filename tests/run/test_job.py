@@ -4,8 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import psutil
 import pytest
+from numpy.typing import NDArray
 
 from dlemu import Alone, DlemuError, load_workload, run_job
 from dlemu.datagen.survey import find_dataset
@@ -14,6 +16,9 @@ from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import read_steps
 from dlemu.judge.summary import Summary
 from dlemu.loaders.cache.forecast import forecast_tier
+from dlemu.loaders.threads import ThreadsLoader
+from dlemu.sizing.predict import supply_of
+from dlemu.storage.counted import NUM_BINS, bin_of
 from tests.lab.commands import ran, small_job, summary_of
 
 
@@ -49,6 +54,19 @@ def test_a_random_order_is_recorded_so_that_it_can_be_had_again(tmp_path: Path) 
     seed = load_workload(tmp_path / "run0" / "config.yaml").train.seed
     ran(small_job(tmp_path, train__seed=seed, output__folder=str(again)))
     assert read_steps(again)["num_bytes"].tolist() == sizes[0]
+
+
+def test_the_reads_of_an_epoch_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    so_far, took = np.zeros(NUM_BINS), iter([0.001, 0.1])
+
+    def read_counts(self: ThreadsLoader) -> NDArray[np.float64]:
+        so_far[bin_of(next(took))] += 9
+        return so_far.copy()
+
+    monkeypatch.setattr(ThreadsLoader, "read_counts", read_counts)
+    job = small_job(tmp_path, reader__data_loader="threads", train__epochs=2)
+    found = ran(job).summary["measured"]["file_read_p50_seconds_per_epoch"]
+    assert found == pytest.approx([0.001, 0.1], rel=0.05)
 
 
 def test_auto_takes_the_dataset_that_is_there_if_it_is_large_enough(tmp_path: Path) -> None:
@@ -138,3 +156,4 @@ def test_one_order_for_all_epochs_gives_a_small_lru_cache_no_hit(tmp_path: Path)
         job = small_job(tmp_path).with_keys(keys)
         planned = forecast_tier(find_dataset(job, Alone()), Alone(), range(1), 1)
         assert [epoch.hit_share > 0 for epoch in planned.epochs] == [False, hits, hits]
+        assert (supply_of(job, origin=1.0, reads=9.0, writes=9.0).hits > 0) is hits

@@ -14,8 +14,8 @@ from dlemu.cli.main import run
 from dlemu.config.model import Workload, load_workload
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
+from dlemu.judge.outcome import LABEL, judge_runs
 from dlemu.judge.records import read_steps, read_summary
-from dlemu.judge.several import LABEL, judge_runs
 from dlemu.judge.summary import RunRow, RunsSummary, Summary, Verdict
 from dlemu.report.run import runs_verdict_line
 from dlemu.run.protocol import check_closed, closed_warnings

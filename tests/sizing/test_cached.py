@@ -59,6 +59,8 @@ def test_a_cache_that_keeps_what_it_has_writes_only_until_it_is_full() -> None:
     assert found.supply.cold_limit == "cache writes"
     faster = predict_cached(load_workload("unet3d_h100", keys | {"drive.write_bandwidth": "10MB"}))
     assert faster.supply.cold_limit == "origin"
+    unfilled = predict_cached(load_workload("unet3d_h100", keys | {"cache.fill": "off"}))
+    assert unfilled.supply.cold_limit == "origin", "nothing is written"
 
 
 def test_the_au_is_that_of_the_number_and_not_of_the_threshold() -> None:

@@ -24,9 +24,8 @@ from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import devices_under
-from dlemu.judge.folders import hold
+from dlemu.judge.folders import Record, hold
 from dlemu.judge.judgement import judge_run
-from dlemu.judge.lifecycle import Record
 from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps

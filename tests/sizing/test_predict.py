@@ -98,7 +98,7 @@ def test_what_a_published_run_shows_is_another_question(
 def test_one_function_says_what_a_drive_feeds() -> None:
     """`dlemu help workloads` counts at AU 100 %, a prediction at the threshold."""
     drive = Drive.model_validate(datasheet("d7_ps1010"))
-    for name in ("dlrm_dcnv2_h100", "unet3d_h100", "dlrm_b200", "resnet50_h100"):
+    for name in ("dlrm_h100", "unet3d_h100", "dlrm_b200", "resnet50_h100"):
         workload = load_workload(name, PS1010)
         one = dlemu.predict(workload).real_accelerators * workload.metric.au
         assert 1 / drives_for_one(workload, drive) == pytest.approx(one, rel=1e-6), name

@@ -17,7 +17,7 @@ from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.host.place import find_place
+from dlemu.host.place import find_host
 from dlemu.loaders.cache import shared_memory as columns
 from dlemu.loaders.cache.folder import CacheFolder, entry_path, write_entry
 from dlemu.loaders.cache.hits import PlannedCache, Visits, find_visits, policy_of
@@ -357,7 +357,7 @@ def file_sizes(dataset: Dataset) -> Samples:
 
 def one_device(origin: Path, cache: Path) -> list[str]:
     """Return a note if the origin and the cache are on the same drive."""
-    drives = [{drive.name for drive in find_place(each).drives} for each in (origin, cache)]
+    drives = [{drive["name"] for drive in find_host(each)["drives"]} for each in (origin, cache)]
     both = sorted(drives[0] & drives[1])
     if not both:
         return []

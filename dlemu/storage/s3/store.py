@@ -85,9 +85,9 @@ class Store:
             },
         )
         self._store = opened(retry_config={"max_retries": 0, "retry_timeout": most})
-        # A part of what is made meanwhile can be sent again, but not the whole object.
+        # Here the library tries again: a part can be sent anew, but not all that is made meanwhile.
         long = most * (access.retries + 1)
-        self._parts = opened(retry_config={"max_retries": access.retries, "retry_timeout": long})
+        self._writes = opened(retry_config={"max_retries": access.retries, "retry_timeout": long})
 
     def get(
         self, key: str, start: int, stop: int | None, *, given_up: threading.Event | None = None
@@ -115,38 +115,29 @@ class Store:
         """Return a small object. Raises MissingError if there is none, and as `get` does."""
         return bytes(self.get(key, 0, None).memory)
 
-    def put(self, key: str, data: memoryview) -> None:
-        """Write an object; a large one in parts, several at a time. Raises as `get` does."""
-        part = max(_PART_BYTES, ceil_div(len(data), _MOST_PARTS))
+    def put(
+        self,
+        key: str,
+        data: memoryview | Iterator[bytes],
+        num_bytes: int = 0,
+        *,
+        part_bytes: int = 0,
+        at_once: int = _PARTS_AT_ONCE,
+    ) -> None:
+        """Write an object; a large one in parts, several at a time. Raises as `get` does.
+
+        `data`: its bytes, or pieces of `num_bytes` that are made meanwhile; if they raise, there is
+        no object. `part_bytes`: of a part, or more where they would be too many.
+        """
+        size = len(data) if isinstance(data, memoryview) else num_bytes
+        part = max(part_bytes or _PART_BYTES, ceil_div(size, _MOST_PARTS))
 
         def ask() -> None:
             self._library.put(
-                self._store,
+                self._writes,
                 key,
                 data,
-                use_multipart=len(data) > part,
-                chunk_size=part,
-                max_concurrency=_PARTS_AT_ONCE,
-            )
-
-        self._tried(ask, "written", key)
-
-    def put_pieces(
-        self, key: str, pieces: Iterator[bytes], num_bytes: int, *, part_bytes: int, at_once: int
-    ) -> None:
-        """Write an object of `num_bytes` while its pieces are made; a large one in parts.
-
-        `part_bytes`: of a part, or more where they would be too many; `at_once`: parts that are
-        under way. If `pieces` raises, there is no object. Raises as `get` does.
-        """
-        part = max(part_bytes, ceil_div(num_bytes, _MOST_PARTS))
-
-        def ask() -> None:
-            self._library.put(
-                self._parts,
-                key,
-                pieces,
-                use_multipart=num_bytes > part,
+                use_multipart=size > part,
                 chunk_size=part,
                 max_concurrency=at_once,
             )

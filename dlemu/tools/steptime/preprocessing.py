@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dlemu.config.published import normal
 from dlemu.errors import RunError
-from dlemu.host.limits import usable_cpus
+from dlemu.host.processes import usable_cpus
 from dlemu.tools.steptime.steps import UsersFunction
 
 _KEY = "steptime.preprocess"

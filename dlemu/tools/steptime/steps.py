@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dlemu.errors import DlemuError, WorkloadError
-from dlemu.host.limits import free_memory_bytes
+from dlemu.host.processes import free_memory_bytes
 from dlemu.units import format_bytes
 
 NETWORKS = ("unet3d", "resnet50", "cosmoflow")

@@ -17,7 +17,7 @@ from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import RunError
 from dlemu.host.devices import lies_in_memory
-from dlemu.host.place import find_place
+from dlemu.host.place import find_host
 from dlemu.loaders.cache import reader
 from dlemu.loaders.cache.folder import MARK, CacheFolder
 from dlemu.loaders.cache.forecast import forecast_tier
@@ -174,7 +174,7 @@ def test_what_a_power_failure_may_have_lost_is_not_trusted(tmp_path: Path) -> No
         assert summary["measured"]["cache"]["hit_share_per_epoch"] == [share]
         notes = " ".join(summary["notes"])
         assert ("was emptied: the host" in notes) == (share == 0)
-        assert ("are on one drive" in notes) == bool(find_place(tmp_path).drives)
+        assert ("are on one drive" in notes) == bool(find_host(tmp_path)["drives"])
     assert_sound(workload)
 
 

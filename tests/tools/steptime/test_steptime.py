@@ -15,7 +15,7 @@ from dlemu.cli.main import run
 from dlemu.config.model import check_workload, load_workload
 from dlemu.config.published import derived_yaml
 from dlemu.errors import WorkloadError
-from dlemu.host.limits import usable_cpus
+from dlemu.host.processes import usable_cpus
 from dlemu.tools.steptime.job import StepTimes, batch_sizes, distribution
 from dlemu.tools.steptime.measure import Gpu, State, Timed, find_gpu
 from dlemu.tools.steptime.preprocessing import Preprocessing
