@@ -42,7 +42,7 @@ from benchmarks.harness import (
     tell,
 )
 from dlemu.checkpoint.files import Reader, Writer, WriteTimes
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.pagecache import drop
 from tests.lab import warm

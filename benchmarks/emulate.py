@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import Asked, describe_machine, goal, markdown, scratch, spread, tell
 from dlemu.config.model import load_workload
-from dlemu.datagen import Recipe, read_manifest
+from dlemu.datagen import read_manifest
 from dlemu.datagen.manifest import write_manifest
+from dlemu.dataset.layout import layout_of
 from dlemu.judge.records import read_steps
 from tests.lab.mpirun import mpirun
 from tests.lab.peer import is_there, run_dlio
@@ -169,12 +170,12 @@ def link_files(keys: dict[str, str], folder: Path) -> None:
     shutil.rmtree(data, ignore_errors=True)
     (data / "train").mkdir(parents=True)
     shape = ("dataset.num_files_train", "dataset.record_length_bytes")
-    recipe = Recipe.of(load_workload(keys["workload"], {key: int(keys[key]) for key in shape}))
-    num_files = recipe.layout.num_files
+    layout = layout_of(load_workload(keys["workload"], {key: int(keys[key]) for key in shape}))
+    num_files = layout.num_files
     for file in range(num_files):
         source = real / manifest.layout.path(file % NUM_REAL_FILES)
-        os.link(source, data / recipe.layout.path(file))
-    write_manifest(data, recipe, np.resize(manifest.files["crc32c"], num_files))
+        os.link(source, data / layout.path(file))
+    write_manifest(data, layout, np.resize(manifest.files["crc32c"], num_files))
 
 
 def render_dense(rounds: int) -> str:

@@ -19,10 +19,10 @@ import numpy as np
 
 from benchmarks.harness import describe_machine, markdown
 from dlemu.config.model import Workload, load_workload
-from dlemu.datagen import Recipe, read_manifest
-from dlemu.datagen.listing import WORK
+from dlemu.datagen import read_manifest
 from dlemu.datagen.manifest import MANIFEST, to_entries
 from dlemu.datagen.prepare import dataset_folders
+from dlemu.datagen.target import WORK
 from dlemu.datagen.write import _finish
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
@@ -61,7 +61,7 @@ def name_files(num_files: int, folder: Path) -> None:
 
 def size_files(num_files: int, folder: Path) -> None:
     """Draw the sizes of all samples, as datagen and verify do."""
-    Recipe.of(cosmoflow(num_files)).layout.all_sizes()
+    layout_of(cosmoflow(num_files)).all_sizes()
 
 
 def plan(num_files: int, folder: Path) -> EpochPlan:
@@ -98,13 +98,13 @@ def write_manifest(num_files: int, folder: Path) -> None:
         for first in range(0, num_files, _PIECE):
             files = np.arange(first, min(first + _PIECE, num_files))
             journal.write(to_entries(files, files.astype(np.uint32)))
-    recipe = Recipe.of(cosmoflow(num_files))
-    for below in dataset_folders(folder, recipe):
+    layout = layout_of(cosmoflow(num_files))
+    for below in dataset_folders(folder, layout):
         below.mkdir(parents=True, exist_ok=True)
-    _finish(folder, recipe, "")
+    _finish(folder, layout, "")
     manifest = read_manifest(folder)
     assert manifest is not None
-    manifest.check(recipe.layout, folder)
+    manifest.check(layout, folder)
     (folder / MANIFEST).unlink()
 
 

@@ -3,10 +3,9 @@
 May import dataset, formats, storage, workload and world.
 """
 
-from dlemu.datagen.content import Content as Content
+from dlemu.datagen.assemble import Content as Content
 from dlemu.datagen.manifest import Manifest as Manifest
 from dlemu.datagen.manifest import read_manifest as read_manifest
-from dlemu.datagen.recipe import Recipe as Recipe
 from dlemu.datagen.survey import survey as survey
 from dlemu.datagen.verify import Fault as Fault
 from dlemu.datagen.verify import verify as verify

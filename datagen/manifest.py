@@ -1,6 +1,6 @@
 """The manifest of a complete dataset; the plan and the journals of an unfinished one.
 
-    dlemu.json       the recipe that the files' bytes follow from
+    dlemu.json       the layout that the files' bytes follow from
     dlemu.files.npy  the size and the checksum of each file
 
 dlemu.json is written last: where it is, the dataset is complete.
@@ -12,7 +12,7 @@ uint32 CRC-32C of the file, uint32 check over both. A killed writer may leave ha
 
 import dataclasses
 import io
-import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +21,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from dlemu.config.model import access_of
+from dlemu.config.model import Workload, access_of
+from dlemu.config.published import word
 from dlemu.config.sections import Section
-from dlemu.datagen.recipe import VERSION, Count, Recipe, StoredRecipe
-from dlemu.dataset.layout import Layout, Samples
-from dlemu.errors import DatasetError
+from dlemu.dataset.layout import MOST_SAMPLES, Count, Layout, Samples, check_layout, layout_of
+from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.storage.atomic import create, replacing, sync_folder, write_atomically
 from dlemu.storage.regular import check_regular, open_regular, read_regular
@@ -36,6 +36,8 @@ from dlemu.storage.s3.location import Access, ObjectPath, in_bucket
 from dlemu.storage.s3.store import MissingError, store_of
 from dlemu.units import counted, format_bytes
 
+VERSION = 3
+"""Of the manifest: it changes with the bytes of any file. Others are not read."""
 MANIFEST = "dlemu.json"
 FILES = "dlemu.files.npy"
 FILE_TYPE = np.dtype([("bytes", "<i8"), ("crc32c", "<u4")])
@@ -46,24 +48,38 @@ Origin = Annotated[str, Field(max_length=4096)]
 REMEDY = "restore it from a copy, or generate the dataset anew in another dataset.data_folder"
 
 
+_KEYS = {
+    "format": "dataset.format",
+    "num_files": "dataset.num_files_train",
+    "samples_per_file": "dataset.num_samples_per_file",
+    "dims": "dataset.record_dims",
+    "mean_bytes": "dataset.record_length_bytes",
+    "stdev_bytes": "dataset.record_length_bytes_stdev",
+    "element_type": "dataset.record_element_type",
+    "element_bytes": "dataset.record_element_type (bytes)",
+    "seed": "dataset.seed",
+    "prefix": "dataset.file_prefix",
+    "num_subfolders": "dataset.num_subfolders_train",
+    "distribution": "dataset.record_length_bytes_distribution",
+    "listed": "dataset.record_length_bytes_distribution (sizes)",
+    "columns": "dataset.parquet.columns",
+    "row_group_size": "dataset.parquet.row_group_size",
+    "num_parts": "dataset.num_dset_per_record",
+    "chunks": "dataset.chunk_dims",
+    "compression": "dataset.compression",
+}
+"""The workload's keys by the fields that they decide."""
+
+
 class _StoredManifest(Section):
     """`dlemu.json`."""
 
-    manifest: Annotated[int, Field(ge=VERSION, le=VERSION)]
-    dataset: StoredRecipe
+    manifest: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
+    dataset: Layout
     num_samples: Count
     num_bytes: Count
-    checksum: Literal["crc32c"]
-    files: Literal["dlemu.files.npy"]
-    workload: Origin | None = None
-
-
-class _StoredPlan(Section):
-    """The recipe of an unfinished dataset."""
-
-    manifest: Annotated[int, Field(ge=VERSION, le=VERSION)]
-    dataset: StoredRecipe
-    extends: Count | None
+    checksum: Literal["crc32c"] = "crc32c"
+    files: Literal["dlemu.files.npy"] = "dlemu.files.npy"
     workload: Origin | None = None
 
 
@@ -71,7 +87,8 @@ class _StoredPlan(Section):
 class Manifest:
     """A complete dataset."""
 
-    recipe: Recipe
+    layout: Layout
+    """The files' names, and the samples in each."""
     files: NDArray[np.void]
     """FILE_TYPE (files,): each file's bytes and CRC-32C; a memory map of dlemu.files.npy."""
     num_bytes: int
@@ -80,11 +97,6 @@ class Manifest:
     """By the call of `generate` that returned it."""
     workload: str | None = None
     """Workload.made_from of the workload that it was written for; None if unknown."""
-
-    @property
-    def layout(self) -> Layout:
-        """The files' names, and the samples in each."""
-        return self.recipe.layout
 
     def describe(self) -> str:
         """Return "168 npz files of 1 sample, 22.9 GiB, seed 0; 3 were written now"."""
@@ -101,38 +113,128 @@ class Manifest:
 
     def check(self, layout: Layout, folder: Path) -> None:
         """Raise DatasetError if this is not the dataset of that layout."""
-        wanted = dataclasses.asdict(layout)
+        # A reader asks for bytes, whatever the shape and the type of their elements.
+        layout = dataclasses.replace(
+            layout, dims=self.layout.dims, element_type=self.layout.element_type
+        )
         longer = layout.num_files > self.layout.num_files and not in_bucket(folder)
-        extend = longer and self.recipe.differing(wanted) == ["num_files"]
+        extend = longer and differing(self.layout, layout) == ["num_files"]
         other = "extend it with dlemu datagen" if extend else "use another dataset.data_folder"
-        self.recipe.refuse(wanted, folder, what="a dataset", remedy=f"{other}, or set")
+        refuse(self.layout, layout, folder, what="a dataset", remedy=f"{other}, or set")
 
     def to_json(self) -> bytes:
         """Return the content of dlemu.json."""
-        tree = {
-            "manifest": VERSION,
-            "dataset": self.recipe.to_tree(),
-            "num_samples": self.layout.num_samples,
-            "num_bytes": self.num_bytes,
-            "checksum": "crc32c",
-            "files": FILES,
-            **_known(self.workload),
-        }
-        return json.dumps(tree, indent=1).encode() + b"\n"
+        stored = _StoredManifest(
+            dataset=self.layout,
+            num_samples=self.layout.num_samples,
+            num_bytes=self.num_bytes,
+            workload=self.workload or None,
+        )
+        return stored.model_dump_json(exclude_none=True, indent=1).encode() + b"\n"
+
+
+_STORED = TypeAdapter(Layout)
+
+
+def to_tree(layout: Layout) -> dict[str, Any]:
+    """Return the fields as plain values, for JSON."""
+    tree: dict[str, Any] = _STORED.dump_python(layout, mode="json")
+    return tree
+
+
+def _check_stored(layout: Layout) -> None:
+    """Raise ValueError if the fields of a stored layout contradict each other."""
+    if (layout.format == "parquet") != bool(layout.columns and layout.row_group_size):
+        raise ValueError("only parquet files have columns and row groups, and all have them")
+    if (layout.distribution == "listed") != bool(layout.listed) or [*layout.listed] != sorted(
+        layout.listed
+    ):
+        raise ValueError("the listed sizes are missing, or not in ascending order")
+    if layout.num_samples > MOST_SAMPLES:
+        raise ValueError(f"{layout.num_samples} samples are more than a dataset has")
+    try:
+        dtype = np.dtype(layout.element_type)
+    except (TypeError, ValueError, SyntaxError):
+        raise ValueError(f"element_type {layout.element_type[:80]} is unknown") from None
+    if dtype.kind not in "biufc" or dtype.itemsize != layout.element_bytes:
+        raise ValueError(
+            f"element_type {layout.element_type[:80]} has not {layout.element_bytes} bytes"
+        )
+    sizes = layout.mean_bytes, layout.stdev_bytes
+    if layout.dims and sizes != (math.prod(layout.dims) * dtype.itemsize, 0):
+        raise ValueError(f"dims {list(layout.dims)} do not make {layout.mean_bytes:g} bytes")
+    try:
+        check_layout(layout)
+    except (WorkloadError, ArithmeticError) as error:
+        raise ValueError(str(error)) from None
+
+
+def differing(own: Layout, wanted: Layout) -> list[str]:
+    """Return the fields in which two layouts differ."""
+    names = [name for name in _KEYS if getattr(own, name) != getattr(wanted, name)]
+    if "element_type" in names and "element_bytes" in names:
+        names.remove("element_bytes")  # it follows from the type
+    return names
+
+
+def refuse(own: Layout, wanted: Layout, folder: Path, *, what: str, remedy: str) -> None:
+    """Raise if another dataset is wanted than the one in `folder`, `own`.
+
+    `what` is "a dataset" or "an unfinished dataset"; `remedy` stands before the keys to set.
+    """
+    names = differing(own, wanted)
+    if not names:
+        return
+    have, asked = to_tree(own), to_tree(wanted)
+    differences = ", and ".join(
+        f"{_KEYS[name]} is {have[name]}, the workload's is {asked[name]}" for name in names
+    )
+    keys = " ".join(word(key, value) for key, value in _keys_of(own, names).items())
+    raise DatasetError(f"{folder} holds {what} of {_describe(own)}: {differences}; {remedy} {keys}")
+
+
+def keys_for(layout: Layout, workload: Workload) -> dict[str, Any]:
+    """Return the keys, with values, that make a workload's dataset this one."""
+    number = {"dataset.num_files_train": layout.num_files}
+    return number | _keys_of(layout, differing(layout, layout_of(workload.with_keys(number))))
+
+
+def _keys_of(layout: Layout, names: list[str]) -> dict[str, Any]:
+    """Return the workload's keys, with values, that make these fields fit this layout."""
+    own, keys = to_tree(layout), set(names)
+    sizes = {"dims", "mean_bytes", "stdev_bytes"}
+    if layout.dims and keys & sizes:
+        keys = keys - sizes | {"dims"}  # which decide the sizes
+    elif "dims" in keys:
+        keys |= sizes
+    if "element_bytes" in keys:
+        keys = keys - {"element_bytes"} | {"element_type"}
+    return {_KEYS[name]: own[name] for name in _KEYS if name in keys}
+
+
+def _describe(layout: Layout) -> str:
+    """Return "6 npz files img_* of 1 sample, mean 5,000 bytes, uint8, seed 0"."""
+    stdev = f" (stdev {layout.stdev_bytes:,.0f})" if layout.stdev_bytes else ""
+    shape = f" of shape {list(layout.dims)}" if layout.dims else ""
+    return (
+        f"{layout.num_files:,} {layout.format} files {layout.prefix}_* of "
+        f"{counted(layout.samples_per_file, 'sample')}{shape}, "
+        f"{layout.mean_bytes:,.0f} bytes each{stdev}, {layout.element_type}, seed {layout.seed}"
+    )
 
 
 def write_manifest(
-    folder: Path, recipe: Recipe, crcs: NDArray[np.uint32], workload: str | None = None
+    folder: Path, layout: Layout, crcs: NDArray[np.uint32], workload: str | None = None
 ) -> None:
     """Write both files, so that they survive a power failure; dlemu.json last.
 
-    `crcs` has the checksum of each file. Sizes follow from the recipe, and are never all in memory.
+    `crcs` has the checksum of each file. Sizes follow from the layout, and are never all in memory.
     """
     num_bytes = 0
     with replacing(folder / FILES) as partial, open(partial, "wb", opener=create) as file:
         header = {"descr": FILE_TYPE.descr, "fortran_order": False, "shape": crcs.shape}
         np.lib.format.write_array_header_1_0(file, header)
-        for first, [sizes, *_] in recipe.layout.size_pieces():
+        for first, [sizes, *_] in layout.size_pieces():
             entries = np.empty(len(sizes), FILE_TYPE)
             entries["bytes"], entries["crc32c"] = sizes, crcs[first : first + len(sizes)]
             file.write(entries.data)
@@ -140,7 +242,7 @@ def write_manifest(
         file.flush()
         os.fsync(file.fileno())
     sync_folder(folder)
-    manifest = Manifest(recipe, np.zeros(0, FILE_TYPE), num_bytes, workload=workload)
+    manifest = Manifest(layout, np.zeros(0, FILE_TYPE), num_bytes, workload=workload)
     write_atomically(folder / MANIFEST, manifest.to_json())
     sync_folder(folder)
 
@@ -154,24 +256,21 @@ def read_manifest(
     empty.
     """
     path = folder / MANIFEST
-    tree = _read_json(path, access)
-    if tree is None:
+    data = _read_json(path, access)
+    if data is None:
         return None
     try:
-        stored = _StoredManifest.model_validate(tree)
-        recipe = Recipe.stored(stored.dataset)
-        if stored.num_samples != recipe.layout.num_samples or stored.num_bytes < stored.num_samples:
+        stored = _StoredManifest.model_validate_json(data)
+        layout = stored.dataset
+        _check_stored(layout)
+        if stored.num_samples != layout.num_samples or stored.num_bytes < stored.num_samples:
             raise ValueError("num_samples or num_bytes is not that of the files")
     except ValueError as error:
         raise _damaged(path, error) from None
     files = np.zeros(0, FILE_TYPE)
     if with_files:
-        files = _read_files(folder / FILES, recipe.layout.num_files, access)
-    return Manifest(recipe, files, stored.num_bytes, workload=stored.workload)
-
-
-def _known(workload: str | None) -> dict[str, str]:
-    return {"workload": workload} if workload else {}
+        files = _read_files(folder / FILES, layout.num_files, access)
+    return Manifest(layout, files, stored.num_bytes, workload=stored.workload)
 
 
 def _read_files(path: Path, num_files: int, access: Access | None) -> NDArray[np.void]:
@@ -200,25 +299,18 @@ def _read_files(path: Path, num_files: int, access: Access | None) -> NDArray[np
         raise _damaged(path, error) from None
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What an unfinished dataset will be."""
+class Plan(Section):
+    """What an unfinished dataset will be, in JSON."""
 
-    recipe: Recipe
-    extends: int | None = None
+    manifest: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
+    dataset: Layout
+    extends: Count | None = None
     """Number of files of the smaller dataset that is extended: some may still have its names."""
-    workload: str | None = None
-    """As in the manifest."""
+    workload: Origin | None = None
 
     def to_json(self) -> bytes:
         """Return it as it is written."""
-        tree = {
-            "manifest": VERSION,
-            "dataset": self.recipe.to_tree(),
-            "extends": self.extends,
-            **_known(self.workload),
-        }
-        return json.dumps(tree).encode()
+        return self.model_dump_json(exclude_none=True).encode()
 
     def write(self, path: Path) -> None:
         """Write it as JSON, atomically."""
@@ -227,15 +319,15 @@ class Plan:
 
 def read_plan(path: Path, access: Access | None = None) -> Plan | None:
     """Return the plan of an unfinished dataset; None if there is none."""
-    tree = _read_json(path, access)
-    if tree is None:
+    data = _read_json(path, access)
+    if data is None:
         return None
     try:
-        stored = _StoredPlan.model_validate(tree)
-        if stored.extends is not None and stored.extends >= stored.dataset.num_files:
-            raise ValueError(f"{stored.extends} files are not extended to fewer")
-        recipe = Recipe.stored(stored.dataset)
-        return Plan(recipe, stored.extends, stored.workload)
+        plan = Plan.model_validate_json(data)
+        if plan.extends is not None and plan.extends >= plan.dataset.num_files:
+            raise ValueError(f"{plan.extends} files are not extended to fewer")
+        _check_stored(plan.dataset)
+        return plan
     except ValueError as error:
         raise _damaged(path, error) from None
 
@@ -284,10 +376,11 @@ def _read(path: Path, access: Access | None) -> bytes:
         raise FileNotFoundError(path) from None
 
 
-def _read_json(path: Path, access: Access | None) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if the file is not there."""
+def _read_json(path: Path, access: Access | None) -> bytes | None:
+    """Return the content of a file with a JSON object; None if the file is not there."""
     try:
-        tree = from_json(_read(path, access))
+        data = _read(path, access)
+        tree = from_json(data)
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -308,7 +401,7 @@ def _read_json(path: Path, access: Access | None) -> dict[str, Any] | None:
             f"{path} is of format {name[:80]!a}, which dlemu does not know; if it is a module of "
             "yours, say so: add workload=NAME and dataset.format=MODULE"
         )
-    return tree
+    return data
 
 
 def _damaged(path: Path, error: BaseException) -> DatasetError:

@@ -4,24 +4,24 @@ Files of another dataset, or of unknown origin, are never touched.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from dlemu.datagen.listing import WORK, Listing
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
     Manifest,
     Plan,
+    differing,
     read_journals,
     read_manifest,
     read_plan,
+    refuse,
     to_entries,
 )
-from dlemu.datagen.recipe import Recipe
-from dlemu.datagen.target import Folder
+from dlemu.datagen.target import WORK, Folder, Listing
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
 from dlemu.storage.atomic import sync_folder, write_atomically
@@ -39,7 +39,7 @@ _MANY = 1_000_000
 class Todo:
     """What is left to do for a dataset."""
 
-    recipe: Recipe
+    layout: Layout
     missing: Samples
     """Files that must be written, int64 (files,)."""
     older: Layout | None = None
@@ -75,24 +75,23 @@ class Examined:
             folder,
             self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes,
             "free space, use another dataset.data_folder, or lower dataset.num_files_train",
-            what=counted(len(self.todo.missing), f"{self.todo.recipe.layout.format} file"),
+            what=counted(len(self.todo.missing), f"{self.todo.layout.format} file"),
         )
 
 
-def examine(folder: Path, wanted: Recipe) -> Examined:
+def examine(folder: Path, wanted: Layout) -> Examined:
     """Return what is in a folder and what is missing; refuse to write where others' files are."""
     manifest = read_manifest(folder)
     plan = read_plan(folder / WORK / PLAN) if manifest is None else None
-    recipe, older = choose_recipe(folder, wanted, manifest, plan)
-    layout = recipe.layout
+    layout, older = choose_layout(folder, wanted, manifest, plan)
     if layout.num_files >= _MANY:
         _check_capacity(folder, layout)
     listing = Folder(folder).listing(layout, *([] if older is None else [older]))
-    refuse_strays(folder, listing, recipe, known=manifest is not None or plan is not None)
+    refuse_strays(folder, listing, layout, known=manifest is not None or plan is not None)
     if older is not None:
         _refuse_taken_names(folder, listing, layout, extending=manifest is not None)
 
-    sizes = recipe.layout.all_sizes()
+    sizes = layout.all_sizes()
     whole = (_joined(listing.found) == sizes).all(axis=0)
     if manifest is None:
         known, crcs = read_journals(folder / WORK, layout.num_files)
@@ -102,7 +101,7 @@ def examine(folder: Path, wanted: Recipe) -> Examined:
     missing = np.flatnonzero(~(whole & known))
     done = np.flatnonzero(whole & known)
     return Examined(
-        Todo(recipe, missing, older),
+        Todo(layout, missing, older),
         manifest,
         to_entries(done, crcs[done]),
         listing.partial,
@@ -110,7 +109,7 @@ def examine(folder: Path, wanted: Recipe) -> Examined:
     )
 
 
-def prepare(folder: Path, wanted: Recipe, workload: str = "") -> Todo:
+def prepare(folder: Path, wanted: Layout, workload: str = "") -> Todo:
     """Make the folders, start the journal, and return what is left to do.
 
     `workload` is the origin of the workload that the dataset is written for.
@@ -124,10 +123,14 @@ def prepare(folder: Path, wanted: Recipe, workload: str = "") -> Todo:
     for partial in found.partial:
         (folder / partial).unlink()
     if found.changes:
-        for below in dataset_folders(folder, todo.recipe):
+        for below in dataset_folders(folder, todo.layout):
             below.mkdir(parents=True, exist_ok=True)
         extends = None if todo.older is None else todo.older.num_files
-        _begin(folder, Plan(todo.recipe, extends, workload or None), found.done)
+        _begin(
+            folder,
+            Plan(dataset=todo.layout, extends=extends, workload=workload or None),
+            found.done,
+        )
     return todo
 
 
@@ -146,29 +149,27 @@ def _begin(folder: Path, plan: Plan, done: bytes) -> None:
     sync_folder(folder)
 
 
-def choose_recipe(
-    folder: Path, wanted: Recipe, manifest: Manifest | None, plan: Plan | None
-) -> tuple[Recipe, Layout | None]:
-    """Return the recipe to write by, and the layout of the smaller dataset that it extends."""
-    tree, other = wanted.to_tree(), "use another dataset.data_folder, or set"
+def choose_layout(
+    folder: Path, wanted: Layout, manifest: Manifest | None, plan: Plan | None
+) -> tuple[Layout, Layout | None]:
+    """Return the layout to write by, and the layout of the smaller dataset that it extends."""
+    other = "use another dataset.data_folder, or set"
     if manifest is not None:
-        found, have = manifest.recipe, manifest.layout.num_files
-        if found.differing(tree) != ["num_files"]:
-            found.refuse(tree, folder, what="a dataset", remedy=other)
+        found = manifest.layout
+        if differing(found, wanted) != ["num_files"]:
+            refuse(found, wanted, folder, what="a dataset", remedy=other)
             return found, None
-        if in_bucket(folder) or wanted.layout.num_files < have:
+        if in_bucket(folder) or wanted.num_files < found.num_files:
             rule = "datagen extends a dataset, and never makes it smaller"
             rule = "a dataset in a bucket is not extended" if in_bucket(folder) else rule
-            other = f"{rule}; {other}"
-            found.refuse(tree, folder, what="a dataset", remedy=other)
-        return found.of_files(wanted.layout.num_files), manifest.layout
+            refuse(found, wanted, folder, what="a dataset", remedy=f"{rule}; {other}")
+        return wanted, found
     if plan is None:
         return wanted, None
     other = "use another dataset.data_folder, or finish that one with"
-    plan.recipe.refuse(tree, folder, what="an unfinished dataset", remedy=other)
-    if plan.extends is None:
-        return plan.recipe, None
-    return plan.recipe, plan.recipe.of_files(plan.extends).layout
+    refuse(plan.dataset, wanted, folder, what="an unfinished dataset", remedy=other)
+    older = None if plan.extends is None else replace(plan.dataset, num_files=plan.extends)
+    return plan.dataset, older
 
 
 def _joined(found: Sequence[Samples]) -> Samples:
@@ -180,7 +181,7 @@ def _joined(found: Sequence[Samples]) -> Samples:
     return newest
 
 
-def refuse_strays(folder: Path, listing: Listing, recipe: Recipe, *, known: bool) -> None:
+def refuse_strays(folder: Path, listing: Listing, layout: Layout, *, known: bool) -> None:
     """Refuse to write beside other files; `known`: a manifest or a plan tells what is in these."""
     if listing.strays:
         more = len(listing.strays) - 1
@@ -192,7 +193,7 @@ def refuse_strays(folder: Path, listing: Listing, recipe: Recipe, *, known: bool
     num_files = int((listing.found[0][0] >= 0).sum())
     if num_files and not known:
         raise DatasetError(
-            f"{folder}/train holds {counted(num_files, f'{recipe.layout.format} file')} of these "
+            f"{folder}/train holds {counted(num_files, f'{layout.format} file')} of these "
             "names and no manifest, so nobody knows what is in them; use another "
             "dataset.data_folder, or restore dlemu.json and dlemu.files.npy"
         )
@@ -217,9 +218,8 @@ def _refuse_taken_names(folder: Path, listing: Listing, layout: Layout, *, exten
             )
 
 
-def dataset_folders(folder: Path, recipe: Recipe) -> list[Path]:
+def dataset_folders(folder: Path, layout: Layout) -> list[Path]:
     """Return the folders of a dataset's files; a folder comes before those in it."""
-    layout = recipe.layout
     first = range(min(layout.num_files, max(1, layout.num_subfolders)))
     paths = [layout.path(file) for file in first]
     paths += [path for file in first for path in layout.index_paths(file)]

@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.datagen.assemble import piece_buffer
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content, piece_buffer
 from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest
-from dlemu.datagen.target import Bucket, FileMaker, Folder, Read, Target
-from dlemu.datagen.work import OnProgress, work_through
+from dlemu.datagen.target import Bucket, FileMaker, Folder, OnProgress, Read, Target, work_through
 from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError
@@ -98,7 +96,7 @@ def _find(
     """Return all faults, by path."""
     sized, faults = world.on_first(lambda: _compare_sizes(target, manifest))
     if full:
-        places, content = target.of_workers(manifest.recipe, world), Content(manifest.layout.seed)
+        places, content = target.of_workers(manifest.layout, world), Content(manifest.layout.seed)
         readers = [_Reader(each, manifest, content, sized) for each in places]
         work_through(
             np.flatnonzero(sized.any(axis=0)),
@@ -130,10 +128,10 @@ def _compare_sizes(target: Target, manifest: Manifest) -> tuple[NDArray[np.bool_
 
 def _wanted_sizes(folder: Path, manifest: Manifest) -> Samples:
     """Return the bytes of each file and its indexes, int64 (1 + indexes, files)."""
-    recipe, stored = manifest.recipe, manifest.files["bytes"]
+    stored = manifest.files["bytes"]
     # The sum first: with a damaged number of samples, all_sizes() could need too much memory.
     if stored.sum() != manifest.num_bytes or not np.array_equal(
-        stored, (wanted := recipe.layout.all_sizes())[0]
+        stored, (wanted := manifest.layout.all_sizes())[0]
     ):
         raise DatasetError(
             f"{folder / FILES} is damaged: its sizes are not those of {MANIFEST}; {REMEDY}"
@@ -151,14 +149,14 @@ class _Reader(FileMaker):
     def __init__(
         self, target: Target, manifest: Manifest, content: Content, sized: NDArray[np.bool_]
     ) -> None:
-        super().__init__(target, manifest.recipe, content)
+        super().__init__(target, manifest.layout, content)
         self.faults: list[Fault] = []
         self._crcs, self._sized, self._read = manifest.files["crc32c"], sized, piece_buffer()
 
     def do(self, file: int) -> None:
         name, *indexes = self.names(file)
         for index, wanted, is_sized in zip(
-            indexes, self.recipe.indexes(file), self._sized[1:, file], strict=True
+            indexes, self.layout.indexes(file), self._sized[1:, file], strict=True
         ):
             if is_sized:
                 self._check(index, partial(self._check_index, wanted), file)
@@ -211,7 +209,7 @@ def _repair(
     bad = np.flatnonzero([not fault.extra for fault in faults])
     if not len(bad):
         return faults
-    places, content = target.of_workers(manifest.recipe, world), Content(manifest.layout.seed)
+    places, content = target.of_workers(manifest.layout, world), Content(manifest.layout.seed)
     repairers = [_Repairer(each, manifest, content, faults) for each in places]
     files = [fault.file for fault in faults if fault.file is not None and not _is_index(fault)]
     work_through(
@@ -238,7 +236,7 @@ class _Repairer(FileMaker):
     def __init__(
         self, target: Target, manifest: Manifest, content: Content, faults: list[Fault]
     ) -> None:
-        super().__init__(target, manifest.recipe, content)
+        super().__init__(target, manifest.layout, content)
         self.done: dict[int, Fault] = {}
         self._crcs, self._faults = manifest.files["crc32c"], faults
 

@@ -7,11 +7,16 @@
 4. finish   rank 0 checks that all files are in the journals, and writes the manifest in their place
 
 Whoever starts again, on any number of ranks, reads in the journals which files are complete.
+
+Into a bucket objects are written whole, so there is no journal: whoever starts again lists what is
+there (LIST, which a run never does), and computes the checksums of it once more. The plan is
+written first, dlemu.json last.
 """
 
 import ctypes
 import dataclasses
 import errno
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,30 +25,131 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
-from dlemu.datagen.bucket import generate_objects
-from dlemu.datagen.content import Content
-from dlemu.datagen.listing import WORK
+from dlemu.datagen.assemble import Content
 from dlemu.datagen.manifest import (
+    FILE_TYPE,
+    FILES,
     MANIFEST,
     Manifest,
+    Plan,
     read_journals,
     read_manifest,
+    read_plan,
     to_entries,
     write_manifest,
 )
-from dlemu.datagen.prepare import Todo, dataset_folders, prepare
-from dlemu.datagen.recipe import Recipe
-from dlemu.datagen.target import FileMaker, Folder
-from dlemu.datagen.work import FileProgress, OnProgress, Stopped, Worker, work_through
-from dlemu.dataset.layout import Layout
+from dlemu.datagen.prepare import PLAN, Todo, choose_layout, dataset_folders, prepare, refuse_strays
+from dlemu.datagen.target import (
+    WORK,
+    Bucket,
+    FileMaker,
+    FileProgress,
+    Folder,
+    OnProgress,
+    Stopped,
+    Worker,
+    work_through,
+)
+from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError
 from dlemu.ranks.world import Alone, World
 from dlemu.storage import probe
 from dlemu.storage.atomic import sync_folder
 from dlemu.storage.owned import held
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3.location import ObjectPath, in_bucket
+
+
+def generate_objects(
+    workload: Workload,
+    *,
+    world: World,
+    on_progress: OnProgress | None,
+    on_begin: Callable[[], None],
+) -> Manifest:
+    """Do what `write.generate` does, in a bucket, with the access of rank 0."""
+    folder, access = workload.data_folder, world.on_first(lambda: workload.access)
+    assert isinstance(folder, ObjectPath) and access is not None
+    bucket, layout = Bucket(folder, access), layout_of(workload)
+    complete, there = world.on_first(lambda: _begin_objects(bucket, layout, workload.made_from))
+    if world.rank == 0:
+        on_begin()
+    if complete is not None:
+        return complete
+    content = Content(layout.seed)
+    writers = [
+        _ObjectWriter(each, layout, content, there) for each in bucket.of_workers(layout, world)
+    ]
+    work_through(
+        np.arange(layout.num_files),
+        writers,
+        num_bytes=int(layout.all_sizes()[0].sum()),
+        world=world,
+        on_progress=on_progress,
+    )
+    parts = world.gather({file: crc for writer in writers for file, crc in writer.crcs.items()})
+    if parts is not None:
+        _finish_objects(bucket, layout, parts, workload.made_from)
+    manifest = world.on_first(lambda: read_manifest(bucket.path, bucket.access))
+    if manifest is None:
+        raise DatasetError(f"{bucket.path / MANIFEST} has vanished: somebody removed it")
+    return dataclasses.replace(manifest, files_written=int((~there).sum()))
+
+
+class _ObjectWriter(FileMaker):
+    """Writes the objects that are not there yet, and keeps the checksums of all."""
+
+    def __init__(
+        self, bucket: Bucket, layout: Layout, content: Content, there: NDArray[np.bool_]
+    ) -> None:
+        super().__init__(bucket, layout, content)
+        self._there = there
+        self.crcs: dict[int, int] = {}
+
+    def do(self, file: int) -> None:
+        if self._there[file]:
+            self.crcs[file] = self.made(file, lambda data, offset, num_bytes: None)
+            return
+        self.write_indexes(file)
+        self.crcs[file] = self.write_file(file)
+
+
+def _begin_objects(
+    bucket: Bucket, wanted: Layout, workload: str
+) -> tuple[Manifest | None, NDArray[np.bool_]]:
+    """Write the plan; return which files an earlier datagen has completed, (files,).
+
+    If the dataset is complete, its manifest is returned and nothing is written.
+    """
+    there = np.ones(wanted.num_files, np.bool_)
+    manifest = read_manifest(bucket.path, bucket.access)
+    plan = None if manifest else read_plan(bucket.path / WORK / PLAN, bucket.access)
+    choose_layout(bucket.path, wanted, manifest, plan)
+    if manifest is None:
+        listing = bucket.listing(wanted)
+        refuse_strays(bucket.path, listing, wanted, known=plan is not None)
+        there = (listing.found[0] == wanted.all_sizes()).all(axis=0)
+        if plan is None:
+            bucket.put(f"{WORK}/{PLAN}", Plan(dataset=wanted, workload=workload or None).to_json())
+    return manifest, there
+
+
+def _finish_objects(bucket: Bucket, layout: Layout, parts: list[dict[int, int]], of: str) -> None:
+    """Write the manifest, and remove the plan."""
+    sizes = layout.all_sizes()[0]
+    files = np.zeros(len(sizes), FILE_TYPE)
+    files["bytes"] = sizes
+    for part in parts:
+        files["crc32c"][list(part)] = list(part.values())
+    array = io.BytesIO()
+    np.save(array, files)
+    bucket.put(FILES, array.getbuffer())
+    manifest = Manifest(layout, files, int(sizes.sum()), workload=of or None)
+    bucket.put(MANIFEST, manifest.to_json())
+    bucket.delete(f"{WORK}/{PLAN}")
+
 
 _PROBE_SECONDS = 1.0
 _LOCK_SECONDS = 2.0
@@ -69,7 +175,7 @@ def generate(
         PeerError: another rank failed.
     """
     world = world or Alone()
-    wanted, folder = Recipe.of(workload), workload.data_folder
+    wanted, folder = layout_of(workload), workload.data_folder
     if in_bucket(folder):
         return generate_objects(workload, world=world, on_progress=on_progress, on_begin=on_begin)
     remedy = "start datagen again, it continues with the files that are missing"
@@ -78,14 +184,14 @@ def generate(
         if world.rank == 0:
             on_begin()
         if todo.older is not None:
-            newer = todo.recipe.layout
-            places = Folder(folder).of_workers(todo.recipe, world)
+            newer = todo.layout
+            places = Folder(folder).of_workers(todo.layout, world)
             renamers = [_Renamer(each.path, todo.older, newer) for each in places]
             work_through(np.arange(todo.older.num_files), renamers, num_bytes=0, world=world)
         if len(todo.missing):
             _write(folder, todo, world, on_progress)
         if world.rank == 0:
-            _finish(folder, todo.recipe, workload.made_from)
+            _finish(folder, todo.layout, workload.made_from)
     world.barrier()
     manifest = read_manifest(folder)
     if manifest is None:
@@ -146,22 +252,22 @@ class _Renamer(Worker):
 
 def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | None) -> None:
     """Write the missing files; all ranks call it, and return when all files are written."""
-    recipe, missing = todo.recipe, todo.missing
-    content = Content(recipe.layout.seed)
+    layout, missing = todo.layout, todo.missing
+    content = Content(layout.seed)
     path = folder / WORK / f"rank{world.rank}.journal"
     journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
     try:
         work_through(
             missing,
             [
-                _Writer(each, recipe, content, journal)
-                for each in Folder(folder).of_workers(recipe, world)
+                _Writer(each, layout, content, journal)
+                for each in Folder(folder).of_workers(layout, world)
             ],
-            num_bytes=int(recipe.layout.all_sizes()[0, missing].sum()),
+            num_bytes=int(layout.all_sizes()[0, missing].sum()),
             world=world,
             on_progress=on_progress,
         )
-        if recipe.layout.index_paths(0):
+        if layout.index_paths(0):
             _sync_file_system(journal)  # for the indexes
     finally:
         os.close(journal)
@@ -172,8 +278,8 @@ def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | Non
 class _Writer(FileMaker):
     """Writes missing files, and enters them in this rank's journal."""
 
-    def __init__(self, folder: Folder, recipe: Recipe, content: Content, journal: int) -> None:
-        super().__init__(folder, recipe, content)
+    def __init__(self, folder: Folder, layout: Layout, content: Content, journal: int) -> None:
+        super().__init__(folder, layout, content)
         self._journal = journal
 
     def do(self, file: int) -> None:
@@ -190,16 +296,16 @@ def _sync_file_system(number: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _finish(folder: Path, recipe: Recipe, workload: str) -> None:
+def _finish(folder: Path, layout: Layout, workload: str) -> None:
     """Write the manifest, if it is not there, and remove the journals."""
     work = folder / WORK
     if not (folder / MANIFEST).exists():
-        known, crcs = read_journals(work, recipe.layout.num_files)
+        known, crcs = read_journals(work, layout.num_files)
         if not known.all():  # every rank has entered each of its files
             raise DatasetError(_vanished(work))
-        for below in dataset_folders(folder, recipe):
+        for below in dataset_folders(folder, layout):
             sync_folder(below)
-        write_manifest(folder, recipe, crcs, workload or None)
+        write_manifest(folder, layout, crcs, workload or None)
     shutil.rmtree(work, ignore_errors=True)  # where there is a manifest, journals are ignored
 
 
@@ -207,7 +313,7 @@ def _vanished(path: Path) -> str:
     return f"{path} has vanished: another process removed it; start dlemu datagen again"
 
 
-def write_rate(recipe: Recipe, folder: Path) -> float | None:
+def write_rate(layout: Layout, folder: Path) -> float | None:
     """Return bytes per second at which a rank writes such files; None if it cannot tell.
 
     The files are written as `generate` does, into a temporary folder beside `folder`, or in the
@@ -222,11 +328,11 @@ def write_rate(recipe: Recipe, folder: Path) -> float | None:
 
     try:
         with TemporaryDirectory(dir=there, prefix=".dlemu-probe.") as name:
-            for below in dataset_folders(Path(name), recipe):
+            for below in dataset_folders(Path(name), layout):
                 below.mkdir(parents=True, exist_ok=True)
-            places, content = Folder(Path(name)).of_workers(recipe, Alone()), Content(0)
-            writers = [_Prober(each, recipe, content) for each in places]
-            files = np.arange(recipe.layout.num_files)
+            places, content = Folder(Path(name)).of_workers(layout, Alone()), Content(0)
+            writers = [_Prober(each, layout, content) for each in places]
+            files = np.arange(layout.num_files)
             every = min(_PROBE_SECONDS, probe.longest_seconds)
             work_through(files, writers, num_bytes=0, world=Alone(), on_progress=stop, every=every)
     except (OSError, Stopped):  # a full disk may end it early

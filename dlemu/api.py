@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from dlemu.config.model import Workload, load_workload
-from dlemu.datagen.find import as_it_is, find_workload
-from dlemu.datagen.survey import find_dataset
+from dlemu.datagen.survey import as_it_is, find_dataset, find_workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import count_steps, make_plan
 from dlemu.errors import WorkloadError

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from dlemu.config.model import check_workload
 from dlemu.config.sections import LOADERS, POLICIES
 from dlemu.datagen import generate
-from dlemu.datagen.assemble import Assembly, piece_buffer
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Assembly, Content, piece_buffer
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.errors import DatasetError, in_short

@@ -30,7 +30,7 @@ from dlemu.checkpoint.outcome import (
 )
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.config.model import Workload
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import HostObserver, summarize_interval

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from dlemu.checkpoint.files import Stopped, WriteTimes
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import WorkloadError
 from dlemu.host.processes import host_memory_bytes
 from dlemu.storage.atomic import sync_folder

@@ -20,7 +20,7 @@ from typing import Self
 
 import numpy as np
 
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import DatasetError, RunError
 from dlemu.storage.atomic import create, replacing, sync_folder
 from dlemu.storage.buffers import aligned_buffer

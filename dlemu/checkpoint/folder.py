@@ -19,7 +19,7 @@ from dlemu.checkpoint.files import BucketReader, BucketWriter, Reader, Writer
 from dlemu.checkpoint.plan import Plan
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, access_of
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.ranks.world import World
 from dlemu.storage.atomic import partial_path, sync_folder

@@ -21,7 +21,7 @@ from dlemu.checkpoint.plan import Plan, share_of
 from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.judge.checkpoints import CheckpointFields

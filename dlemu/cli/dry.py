@@ -11,9 +11,8 @@ from dlemu.checkpoint.folder import examine as examine_folder
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.datagen.prepare import examine
-from dlemu.datagen.recipe import Recipe
 from dlemu.datagen.write import write_rate
-from dlemu.dataset.layout import Dataset
+from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import (
     SizeCheck,
     measure_memory,
@@ -55,17 +54,17 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
     size = required_size(workload, world)
     workload = resolve_auto(workload, world)
     folder = workload.data_folder
-    found = world.on_first(lambda: examine(folder, Recipe.of(workload)))
+    found = world.on_first(lambda: examine(folder, layout_of(workload)))
     if world.rank != 0:
         return
     _introduce(workload, world, tell)
     missing = len(found.todo.missing)
     tell(f"write:    {counted(missing, 'file')}, {format_bytes(found.num_bytes)}")
-    _cache_of_new(workload, found.todo.recipe.layout, tell)
-    _judge(size, found.todo.recipe.layout.num_files, world, tell)
+    _cache_of_new(workload, found.todo.layout, tell)
+    _judge(size, found.todo.layout.num_files, world, tell)
     if found.changes:
         found.check_space(folder)
-        rate = write_rate(found.todo.recipe, folder)
+        rate = write_rate(found.todo.layout, folder)
         # Ranks of one host share its drive; how many of them a drive needs, nobody knows.
         seconds = found.num_bytes / rate if rate else math.inf
         tell(f"time:     {_about(seconds)}{_by(rate, 'written')}")

@@ -265,11 +265,11 @@ class _Job:
         if self.name == "checkpoint" and folder is not None:
             overrides, folder = [*overrides, f"checkpoint.checkpoint_folder={folder}"], None
         if folder is not None and self.name == "calibrate":
-            from dlemu.datagen.find import dataset_below
+            from dlemu.datagen.survey import dataset_below
 
             folder = dataset_below(folder, words.values.get("workload", ""))
         if folder is not None and "workload" not in words.values:
-            from dlemu.datagen.find import find_workload
+            from dlemu.datagen.survey import find_workload
 
             overrides = [*overrides, f"workload={find_workload(folder)}"]
         if words.options.get("--cfg", "job") != "job":
@@ -279,11 +279,11 @@ class _Job:
         if self.name not in _OF_MODELS and workload.made_from == model in named("model"):
             raise WorkloadError(f"{no_workload(model, known_workloads())}; take dlemu checkpoint")
         if folder is not None:
-            from dlemu.datagen.find import as_it_is
+            from dlemu.datagen.survey import as_it_is
 
             workload = as_it_is(workload, folder, words.values)
         elif "workload" in words.values and self.name not in _THAT_LOOK:
-            from dlemu.datagen.find import refuse_other
+            from dlemu.datagen.survey import refuse_other
 
             refuse_other(workload)
         if not self.about.replays:

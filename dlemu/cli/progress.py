@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlemu.datagen.work import FileProgress
+from dlemu.datagen.target import FileProgress
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.world import World
 from dlemu.terminal import erased_by, is_quiet, say, shown_line, turn

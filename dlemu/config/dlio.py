@@ -107,9 +107,10 @@ def _rename(raw: dict[str, Any]) -> None:
         if dataset.get("record_length_bytes_resize") == 0:
             dataset["record_length_bytes_resize"] = None
         hdf5 = dataset.get("hdf5")
+        names = {"max_shape": "enable_chunking"}  # so that they may grow
         for key in ("num_dset_per_record", "chunk_dims", "max_shape"):
             if isinstance(hdf5, dict) and (value := hdf5.pop(key, None)):
-                dataset.setdefault(key, value)
+                dataset.setdefault(names.get(key, key), key in names or value)
         if hdf5 == {}:
             del dataset["hdf5"]
     for section, key in (("reader", "preprocess_time"), ("train", "computation_time")):

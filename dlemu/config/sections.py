@@ -500,7 +500,7 @@ class DatasetSection(Section):
     compression: Literal["none", "gzip"] = "none"
     """`gzip`: the chunks of HDF5 files are compressed. Other formats are not."""
     enable_chunking: Annotated[bool, Use(when=lambda job: job.has_hdf5)] = False
-    """HDF5 files are chunked, and h5py reads them; `gzip` and dataset.max_shape ask for it too."""
+    """HDF5 files are chunked, and h5py reads them; `gzip` and DLIO's max_shape ask for it too."""
     chunk_dims: Annotated[
         Annotated[
             tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...],
@@ -511,14 +511,6 @@ class DatasetSection(Section):
     ] = None
     """Sides of an HDF5 chunk in elements, the first that of the samples (DLIO: hdf5.chunk_dims).
     []: h5py chooses. null: no chunks, unless another key asks for them."""
-    max_shape: Annotated[
-        Annotated[
-            tuple[Annotated[int, Whole, Field(ge=0, le=_LARGEST_SAMPLE)] | None, ...],
-            Field(strict=False, max_length=MOST_AXES),
-        ],
-        Use(when=lambda job: job.has_hdf5),
-    ] = ()
-    """DLIO's hdf5.max_shape: HDF5 chunks what may grow. Nothing here does."""
     parquet: Annotated[ParquetSection, Use(when=lambda job: job.has_rows)] = ParquetSection()
     chunk_size: Annotated[Annotated[Size, Field(ge=0, le=2**40)], Use(by="")] = 0
     """Bytes of an HDF5 chunk; has no effect."""
@@ -579,7 +571,7 @@ class DatasetSection(Section):
     @property
     def chunks(self) -> tuple[int, ...] | None:
         """Sides of an HDF5 chunk; (): h5py chooses; None: there are none."""
-        asked = self.enable_chunking or self.max_shape or self.compression != "none"
+        asked = self.enable_chunking or self.compression != "none"
         return () if asked and self.chunk_dims is None else self.chunk_dims
 
     @property

@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
 
 from dlemu.config.model import Workload
-from dlemu.config.sections import ColumnSection, DatasetSection
+from dlemu.config.sections import MOST_AXES, ColumnSection, DatasetSection, FileName
 from dlemu.errors import WorkloadError
-from dlemu.formats import format_of
+from dlemu.formats import FileSamples, format_of
+from dlemu.formats.parquet import Amount, Parquet
 from dlemu.storage.s3.location import Access
 
 Samples = NDArray[np.int64]
@@ -26,6 +28,10 @@ Samples = NDArray[np.int64]
 _STRATA = 64
 """So many consecutive samples draw their sizes from different quantiles of the distribution."""
 _LARGEST_FILE = 1 << 40
+MOST_SAMPLES = 1 << 34
+"""Of a dataset."""
+_MOST_SAMPLE_BYTES = 1 << 42
+Count = Annotated[int, Field(ge=1, le=1 << 62)]
 _SAMPLES_AT_ONCE = 1 << 16
 _LEAST_SHARE = 0.01
 """A sample is never smaller than this share of the mean."""
@@ -33,32 +39,39 @@ _LEAST_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a dataset: their names, and the samples in each."""
+    """The files of a dataset: their names, and the samples in each.
+
+    All that their bytes follow from, but for the content of samples; a manifest has its fields in
+    JSON, each with its bounds.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
     format: str
-    num_files: int
-    samples_per_file: int
-    mean_bytes: float
-    stdev_bytes: float
-    element_bytes: int
-    seed: int
-    prefix: str = "img"
-    num_subfolders: int = 0
+    num_files: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+    samples_per_file: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+    mean_bytes: Annotated[float, Field(ge=1, le=_MOST_SAMPLE_BYTES)]
+    stdev_bytes: Annotated[float, Field(ge=0, le=_MOST_SAMPLE_BYTES)]
+    element_bytes: Count
+    seed: Annotated[int, Field(ge=0)]
+    prefix: FileName = "img"
+    num_subfolders: Annotated[int, Field(ge=0, le=MOST_SAMPLES)] = 0
     distribution: Literal["normal", "lognormal", "listed"] = "normal"
-    listed: tuple[int, ...] = ()
+    listed: Annotated[tuple[Count, ...], Field(max_length=100_000)] = ()
     """The sizes that are drawn, in ascending order, where the distribution is a list."""
-    columns: tuple[ColumnSection, ...] = ()
+    columns: Annotated[tuple[ColumnSection, ...], Field(max_length=10_000)] = ()
     """Of a parquet file; a sample's size is then that of the columns that are read."""
-    row_group_size: int = 0
+    row_group_size: Annotated[int, Field(ge=0, le=MOST_SAMPLES)] = 0
     """Rows of a row group of a parquet file."""
-    dims: tuple[int, ...] = ()
+    element_type: str = "uint8"
+    dims: Annotated[tuple[Count, ...], Field(max_length=MOST_AXES)] = ()
     """Shape of a sample in elements, where dataset.record_dims says it."""
-    num_parts: int = 1
+    num_parts: Count = 1
     """HDF5 datasets that a sample is cut into."""
-    chunks: tuple[int, ...] | None = None
+    chunks: Annotated[tuple[Count, ...], Field(max_length=MOST_AXES)] | None = None
     """Sides of an HDF5 chunk, that of the samples first; (): h5py chooses; None: contiguous."""
-    compression: str = "none"
-    """Of an HDF5 file: `gzip`, or `none`."""
+    compression: Literal["none", "gzip"] = "none"
+    """Of an HDF5 file."""
 
     @property
     def num_samples(self) -> int:
@@ -82,6 +95,21 @@ class Layout:
     def samples_of(self, file: int) -> Samples:
         """Return the samples of one file, in their order there."""
         return np.arange(file * self.samples_per_file, (file + 1) * self.samples_per_file)
+
+    def file_samples(self, file: int) -> FileSamples:
+        """Return what a file holds."""
+        dtype = np.dtype(self.element_type)
+        return FileSamples(self.samples_of(file), self.file_sizes(file), dtype, self.dims)
+
+    def file_sizes(self, file: int) -> Samples:
+        """Return the payload bytes of a file's samples, int64 (samples,)."""
+        group, place = divmod(file, self.files_at_once)
+        sizes: Samples = sizes_of_files(self, group)[place]
+        return sizes
+
+    def indexes(self, file: int) -> tuple[bytes, ...]:
+        """Return the content of a file's indexes, in the order of `index_paths`."""
+        return format_of(self).indexes(self.file_sizes(file))
 
     def path(self, file: int) -> str:
         """Return a file's path below the data folder."""
@@ -190,6 +218,7 @@ def layout_of(workload: Workload) -> Layout:
         listed=dataset.listed_sizes,
         columns=dataset.columns,
         row_group_size=dataset.parquet.row_group_size if dataset.columns else 0,
+        element_type="uint8" if counts_bytes else dataset.record_element_type,
         dims=() if counts_bytes else dataset.record_dims,
         num_parts=dataset.num_dset_per_record if dataset.by_h5py else 1,
         chunks=dataset.chunks if dataset.by_h5py else None,
@@ -206,6 +235,14 @@ def _distribution_of(dataset: DatasetSection) -> Literal["normal", "lognormal", 
         return "listed"
     named = dataset.record_length_bytes_distribution
     return "lognormal" if named == "lognormal" and dataset.stdev_bytes else "normal"
+
+
+def amount_of(workload: Workload, layout: Layout) -> Amount:
+    """Return what a row of a parquet dataset that dlemu wrote costs to read."""
+    parquet, reader = format_of(layout), workload.reader
+    assert isinstance(parquet, Parquet)
+    gap, transfer = reader.coalesce_gap, reader.transfer_size
+    return parquet.amount(layout.samples_per_file, gap=gap, transfer=transfer)
 
 
 @lru_cache(maxsize=4)

@@ -179,6 +179,20 @@ class Parsed:
         self._file.close()
 
 
+class Streamed(Parsed):
+    """A file that is read from its start: samples are asked for in order, others are skipped."""
+
+    def __init__(self, file: CountedFile, samples: Iterator[bytes]) -> None:
+        self._file, self._samples, self._next = file, samples, 0
+
+    def sample(self, place: int) -> NDArray[np.uint8]:
+        for data in self._samples:
+            self._next += 1
+            if self._next == place + 1:
+                return np.frombuffer(data, np.uint8)
+        raise DatasetError(f"{self._file.path} holds {self._next} samples, {place + 1} are wanted")
+
+
 class _Located(Parsed):
     """A file that is read by the places of its samples: there is nothing to parse."""
 

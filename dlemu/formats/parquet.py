@@ -93,15 +93,6 @@ class Amount:
     reads: float
     """Read calls."""
 
-    @classmethod
-    def of(cls, ranges: Ranges, *, useful: float, gap: int, transfer: int, footer: int) -> "Amount":
-        """`transfer`: bytes of the largest read; `footer`: bytes of the file's footer."""
-        rows = int(ranges.ends[-1])
-        lengths = np.concatenate([np.array(found[1]) for found in ranges.joined(gap)])
-        reads = int(ceil_div(lengths, transfer).sum()) + 2  # the footer's length, the footer
-        read = int(lengths.sum()) + footer + TAIL_BYTES
-        return cls(useful, int(ranges.lengths.sum()) / rows, read / rows, reads / rows)
-
     def describe(self) -> str:
         """Return "of each row 160 bytes are useful, 164 asked for, 180 read; ..."."""
         return (
@@ -166,28 +157,26 @@ class Parquet(Format):
         """Return what is read of a file that `write` wrote."""
         return _ranges(self, num_rows)
 
+    def amount(self, num_rows: int, *, gap: int, transfer: int) -> Amount:
+        """Return what a row costs in files that `write` wrote; `transfer`: the largest read."""
+        useful, ranges = sum(each.row_bytes for each in self.read_columns), self.ranges(num_rows)
+        lengths = np.concatenate([np.array(found[1]) for found in ranges.joined(gap)])
+        reads = int(ceil_div(lengths, transfer).sum()) + 2  # the footer's length, the footer
+        read = int(lengths.sum()) + len(self.footer(num_rows)) + TAIL_BYTES
+        asked = int(ranges.lengths.sum())
+        return Amount(useful, asked / num_rows, read / num_rows, reads / num_rows)
+
     def find(self, read: Read, file_bytes: int) -> Ranges:
+        """Return what is read of any file; raise what `found_by` raises."""
+        return self.found_by(read_footer(read, file_bytes), file_bytes)
+
+    def found_by(self, footer: bytes, file_bytes: int) -> Ranges:
         """Return what is read of any file, by its footer.
 
         Raises:
             DatasetError: the file is damaged, compressed, or lacks a column.
             WorkloadError: another tool wrote it, and PyArrow is not there to parse its footer.
         """
-        return self.found_by(read_footer(read, file_bytes), file_bytes)
-
-    def amount(self, num_rows: int, *, gap: int, transfer: int) -> Amount:
-        """Return what a row costs in files that `write` wrote."""
-        useful = sum(column.row_bytes for column in self.read_columns)
-        return Amount.of(
-            self.ranges(num_rows),
-            useful=useful,
-            gap=gap,
-            transfer=transfer,
-            footer=len(self.footer(num_rows)),
-        )
-
-    def found_by(self, footer: bytes, file_bytes: int) -> Ranges:
-        """Return what is read of a file with this footer; raise what `find` raises."""
         return _parsed(self, footer, file_bytes)
 
     def footer(self, num_rows: int) -> bytes:

@@ -23,6 +23,7 @@ from dlemu.formats.format import (
     Places,
     Read,
     Sink,
+    Streamed,
     Sum,
     crc32c,
     varint,
@@ -122,40 +123,27 @@ class TfRecord(Format):
             number += 1
 
     def parse(self, file: CountedFile, num_samples: int) -> Parsed:
-        return _Records(file, self)
+        return Streamed(file, _payloads(file))
 
 
-class _Records(Parsed):
-    """A TFRecord file, read from its start: samples are asked for in order, others are skipped."""
-
-    def __init__(self, file: CountedFile, format: Format) -> None:
-        self._file, self._format = file, format
-        self._next = 0
-        self._records = self._parse(io.BufferedReader(file, 262_144))  # tf.data's default
-
-    def sample(self, place: int) -> NDArray[np.uint8]:
-        for data in self._records:
-            self._next += 1
-            if self._next == place + 1:
-                return data
-        raise DatasetError(f"{self._file.path} holds {self._next} records, {place + 1} are wanted")
-
-    def _parse(self, file: io.BufferedReader) -> Iterator[NDArray[np.uint8]]:
-        while frame := file.read(12):
-            at = file.tell() - len(frame)
-            try:
-                left = os.fstat(self._file.fileno()).st_size - at
-                self._format.check_head(frame, left)
-                record = file.read(int.from_bytes(frame[:8], "little") + 4)
-                data = np.frombuffer(record, np.uint8)[:-4]
-                if masked_crc(google_crc32c.value(data)) != record[-4:]:
-                    raise DatasetError("the checksum of its data is wrong; the file is damaged")
-                whole = frame + record
-                place = self._format.locate(partial(_slice, whole), len(whole), num_samples=1)
-            except DatasetError as error:
-                raise DatasetError(f"{self._file.path}: record at byte {at}: {error}") from None
-            start = int(place.offsets[0])
-            yield np.frombuffer(whole, np.uint8)[start : start + int(place.lengths[0])]
+def _payloads(counted: CountedFile) -> Iterator[bytes]:
+    """Yield the image of each record, its checksums compared."""
+    file = io.BufferedReader(counted, 262_144)  # tf.data's default
+    while frame := file.read(12):
+        at = file.tell() - len(frame)
+        try:
+            left = os.fstat(counted.fileno()).st_size - at
+            FORMAT.check_head(frame, left)
+            record = file.read(int.from_bytes(frame[:8], "little") + 4)
+            data = np.frombuffer(record, np.uint8)[:-4]
+            if masked_crc(google_crc32c.value(data)) != record[-4:]:
+                raise DatasetError("the checksum of its data is wrong; the file is damaged")
+            whole = frame + record
+            place = FORMAT.locate(partial(_slice, whole), len(whole), num_samples=1)
+        except DatasetError as error:
+            raise DatasetError(f"{counted.path}: record at byte {at}: {error}") from None
+        start = int(place.offsets[0])
+        yield whole[start : start + int(place.lengths[0])]
 
 
 def _slice(data: bytes, start: int, size: int) -> bytes:

@@ -10,7 +10,6 @@ import tarfile
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from dlemu.formats.format import (
     Read,
     ReadOnly,
     Sink,
+    Streamed,
     damaged,
 )
 from dlemu.storage.counted import CountedFile
@@ -103,31 +103,18 @@ class WebDataset(Format):
         sink.write(padding + _END)
 
     def parse(self, file: CountedFile, num_samples: int) -> Parsed:
-        return _Members(file)
+        return Streamed(file, _payloads(file))
 
 
-class _Members(Parsed):
-    """A shard read from its start, as the library reads it: other samples are skipped."""
-
-    def __init__(self, file: CountedFile) -> None:
-        self._file, self._next = file, 0
-        self._samples = self._read(io.BufferedReader(file, _LIBRARY_BUFFER))
-
-    def sample(self, place: int) -> NDArray[np.uint8]:
-        for data in self._samples:
-            self._next += 1
-            if self._next == place + 1:
-                return np.frombuffer(data, np.uint8)
-        raise DatasetError(f"{self._file.path} holds {self._next} samples, {place + 1} are wanted")
-
-    def _read(self, file: IO[bytes]) -> Iterator[bytes]:
-        try:
-            with tarfile.open(fileobj=file, mode="r|") as tar:
-                for members in _samples(tar):
-                    contents = [_content(tar, member) for member in members]
-                    yield max(reversed(contents), key=len)
-        except (tarfile.TarError, *DAMAGE) as error:
-            raise damaged(self._file, error) from None
+def _payloads(file: CountedFile) -> Iterator[bytes]:
+    """Yield the largest member of each sample, as the library reads a shard."""
+    try:
+        with tarfile.open(fileobj=io.BufferedReader(file, _LIBRARY_BUFFER), mode="r|") as tar:
+            for members in _samples(tar):
+                contents = [_content(tar, member) for member in members]
+                yield max(reversed(contents), key=len)
+    except (tarfile.TarError, *DAMAGE) as error:
+        raise damaged(file, error) from None
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

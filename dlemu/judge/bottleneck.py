@@ -16,8 +16,8 @@ from dlemu.host.network import NetworkUse
 from dlemu.judge.checkpoints import CheckpointCost
 from dlemu.judge.metrics import LOSSES, Losses, name_losses
 from dlemu.judge.summary import Measured
+from dlemu.storage.counted import GetCounts
 from dlemu.storage.probe import Probe
-from dlemu.storage.s3.counts import GetCounts
 from dlemu.units import counted, format_rate, format_seconds
 
 _CEILING = 0.02

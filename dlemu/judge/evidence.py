@@ -34,9 +34,8 @@ from dlemu.judge.checkpoints import checkpoint_cost
 from dlemu.judge.metrics import find_losses
 from dlemu.judge.summary import CacheWatched, Measured, NetworkFields, ObjectsMeasured
 from dlemu.judge.sums import Sums
-from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.counted import GetCounts, PathBytes, quantile_of
 from dlemu.storage.probe import Probe
-from dlemu.storage.s3.counts import GetCounts, quantile_of
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _COUNT_ALL = ("btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "ntfs3", "vfat", "xfs")

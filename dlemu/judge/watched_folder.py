@@ -21,7 +21,7 @@ from dlemu.judge.records import Steps
 from dlemu.judge.summary import Summary
 from dlemu.judge.sums import Sums
 from dlemu.ranks.world import World
-from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.counted import PathBytes
 
 
 def own_workload_yaml(

@@ -27,8 +27,7 @@ from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
 from dlemu.loaders.descriptors import make_room
-from dlemu.storage.path_bytes import PathBytes
-from dlemu.storage.s3.counts import GetCounts
+from dlemu.storage.counted import GetCounts, PathBytes
 from dlemu.storage.s3.location import in_bucket
 
 
@@ -134,7 +133,7 @@ class CountsReads(Protocol):
     """A loader that counts how long the reads of its files took."""
 
     def read_counts(self) -> NDArray[np.float64]:
-        """Return how many reads so far fell into each bin of `storage.s3.counts`, (NUM_BINS,).
+        """Return how many reads so far fell into each bin of `storage.counted`, (NUM_BINS,).
 
         A read is what a worker takes from one file at a time: a whole file, or the part of it that
         a batch needs. It lasts from the opening to the last byte, with checks and copies.

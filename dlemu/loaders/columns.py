@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from dlemu.config.model import Workload
-from dlemu.dataset.layout import Layout, Samples
+from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import format_of
-from dlemu.formats.parquet import TAIL_BYTES, Amount, Parquet, Ranges, read_footer
+from dlemu.formats.parquet import TAIL_BYTES, Parquet, Ranges, read_footer
 from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
 from dlemu.loaders.steps import READING, Note
 from dlemu.storage.counted import CountedFile
@@ -205,13 +204,3 @@ def _bytes_of(array: Any) -> Memory:
     width = array.type.bit_width // 8
     data = np.frombuffer(array.buffers()[-1], np.uint8)
     return data[array.offset * width : (array.offset + len(array)) * width]
-
-
-def amount_of(workload: Workload, layout: Layout) -> Amount:
-    """Return what a row of a parquet dataset that dlemu wrote costs to read."""
-    parquet = format_of(layout)
-    assert isinstance(parquet, Parquet)
-    reader = workload.reader
-    return parquet.amount(
-        layout.samples_per_file, gap=reader.coalesce_gap, transfer=reader.transfer_size
-    )

@@ -42,7 +42,7 @@ from dlemu.loaders.pipes import (
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Activity, Takers, describe
 from dlemu.loaders.worker import SampleReader, make_batch
-from dlemu.storage.s3.counts import NUM_BINS, GetCounts
+from dlemu.storage.counted import NUM_BINS, GetCounts
 from dlemu.units import round_up
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

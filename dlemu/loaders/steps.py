@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Layout
 from dlemu.loaders import Batch
-from dlemu.storage.s3.counts import NUM_BINS, bin_of
+from dlemu.storage.counted import NUM_BINS, bin_of
 
 IDLE, READING, PREPROCESSING = range(3)
 Note = Callable[[int, int], None]

@@ -33,7 +33,7 @@ from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Activity, StepCollector, Window, describe
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.storage.s3.counts import NUM_BINS, GetCounts
+from dlemu.storage.counted import NUM_BINS, GetCounts
 
 
 @dataclass(slots=True, eq=False)

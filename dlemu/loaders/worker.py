@@ -25,8 +25,8 @@ from dlemu.loaders.library import LibraryReader
 from dlemu.loaders.preprocessing import Work
 from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Note
+from dlemu.storage.counted import GetCounts
 from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
-from dlemu.storage.s3.counts import GetCounts
 from dlemu.storage.s3.location import ObjectPath
 from dlemu.storage.s3.objects import ObjectFile, ObjectReader
 from dlemu.storage.s3.store import store_of

@@ -23,10 +23,9 @@ from dlemu.judge.records import host_file, named
 from dlemu.loaders import CountsReads, Loader, TellsGets, TellsPaths
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
+from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
 from dlemu.storage.pagecache import cached_share
-from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.probe import probe_readers
-from dlemu.storage.s3.counts import NUM_BINS, GetCounts
 from dlemu.storage.s3.location import in_bucket
 
 _PROBE_SECONDS = 2.4

@@ -21,7 +21,7 @@ from dlemu.config.keys import all_keys
 from dlemu.config.model import Workload, read_by
 from dlemu.config.published import command
 from dlemu.datagen import generate, read_manifest
-from dlemu.datagen.find import named_below
+from dlemu.datagen.survey import named_below
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError

@@ -17,7 +17,7 @@ import numpy as np
 from dlemu.config.model import Workload
 from dlemu.config.published import command
 from dlemu.datagen import read_manifest
-from dlemu.datagen.find import folders_below
+from dlemu.datagen.survey import folders_below
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError

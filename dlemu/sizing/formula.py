@@ -27,10 +27,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from dlemu.config.model import Drive, Workload
-from dlemu.dataset.layout import layout_of
+from dlemu.dataset.layout import amount_of, layout_of
 from dlemu.errors import WorkloadError
 from dlemu.judge.metrics import passes
-from dlemu.loaders.columns import amount_of
 from dlemu.units import ceil_div
 
 ERROR = 0.36

@@ -20,7 +20,7 @@ from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.plan import share_of
 from dlemu.config.model import Workload
 from dlemu.datagen import read_manifest
-from dlemu.datagen.find import refuse_other
+from dlemu.datagen.survey import refuse_other
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError

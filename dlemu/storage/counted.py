@@ -1,12 +1,116 @@
-"""A file that counts what is read from it, for libraries that take an ordinary Python file."""
+"""Counts of what is read: by calls, by requests to a bucket, by the path to memory.
+
+`CountedFile` counts for libraries that take an ordinary Python file.
+"""
 
 import io
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 from dlemu.storage.regular import cannot_open, open_regular
+
+_STEPS = 16
+"""Bins of each doubling of the duration: a quantile is right to 4 %."""
+_LEAST = 1e-6
+NUM_BINS = 32 * _STEPS
+"""From 1 us to more than an hour."""
+
+
+def bin_of(seconds: float) -> int:
+    """Return the number of the bin that counts a duration."""
+    return min(int(_STEPS * math.log2(max(seconds, _LEAST) / _LEAST)), NUM_BINS - 1)
+
+
+def quantile_of(bins: Mapping[int, float], share: float) -> float | None:
+    """Return the seconds that this share (0-1) did not exceed; `bins` has the count of each bin."""
+    left = share * sum(bins.values())
+    for number, count in sorted(bins.items()):
+        left -= count
+        if count and left <= 1e-9:
+            return float(_LEAST * 2 ** ((number + 0.5) / _STEPS))
+    return None
+
+
+@dataclass(slots=True)
+class GetCounts:
+    """Requests for bytes (GET), of a reader or of many. Not thread-safe."""
+
+    gets: int = 0
+    """Requests that were answered; with retries and failures it is all that a server has seen."""
+    retries: int = 0
+    """Requests that were sent again, for whatever reason."""
+    slow_downs: int = 0
+    """Answers 503 or 429: the server asks for fewer requests."""
+    received_bytes: int = 0
+    needed_bytes: int = 0
+    """Bytes that training asked for; more are received where ranges end behind them."""
+    seconds: float = 0.0
+    """Of all requests, each from its start to its last byte; retries and pauses are not in it."""
+    _bins: dict[int, int] = field(default_factory=dict)
+
+    def add(self, seconds: float, num_bytes: int) -> None:
+        """Count an answered request."""
+        self.gets += 1
+        self.seconds += seconds
+        self.received_bytes += num_bytes
+        number = bin_of(seconds)
+        self._bins[number] = self._bins.get(number, 0) + 1
+
+    def quantile(self, share: float) -> float | None:
+        """Return the seconds that this share (0-1) of the requests did not exceed."""
+        return quantile_of(self._bins, share)
+
+    def __add__(self, other: "GetCounts") -> "GetCounts":
+        bins = dict(self._bins)
+        for number, count in other._bins.items():
+            bins[number] = bins.get(number, 0) + count
+        return GetCounts(
+            self.gets + other.gets,
+            self.retries + other.retries,
+            self.slow_downs + other.slow_downs,
+            self.received_bytes + other.received_bytes,
+            self.needed_bytes + other.needed_bytes,
+            self.seconds + other.seconds,
+            bins,
+        )
+
+
+@dataclass(frozen=True)
+class PathBytes:
+    """Bytes by path, reads and writes together. p2pdma, nvidia_fs and compat are cuFile's paths."""
+
+    p2pdma: int = 0
+    nvidia_fs: int = 0
+    compat: int = 0
+    host: int = 0
+    """Bytes that did not pass through cuFile; the code that read them counts them."""
+    estimated: bool = False
+    """Whether cuFile took several paths: it counts operations by path, but not bytes."""
+
+    def __add__(self, other: "PathBytes") -> "PathBytes":
+        return PathBytes(
+            self.p2pdma + other.p2pdma,
+            self.nvidia_fs + other.nvidia_fs,
+            self.compat + other.compat,
+            self.host + other.host,
+            self.estimated or other.estimated,
+        )
+
+    @property
+    def mode(self) -> str:
+        """The path's name; several names are joined with "+"; "none" if nothing was read."""
+        names = {
+            "p2pdma": self.p2pdma,
+            "nvidia-fs": self.nvidia_fs,
+            "compat": self.compat,
+            "host": self.host,
+        }
+        return "+".join(name for name, count in names.items() if count) or "none"
+
 
 _MOST_AT_ONCE = 1 << 30
 """Bytes that one call asks for: Linux gives at most 2 GiB less a page, and h5py asks once."""

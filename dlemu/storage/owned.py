@@ -8,10 +8,13 @@ room         refuses what a drive has no room for
 disk_bytes   how large a drive is, and how much of it is free
 """
 
+import errno
+import fcntl
 import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,9 +24,53 @@ from typing import Any
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.ranks.ending import last_act
 from dlemu.storage.atomic import PARTIAL, create, write_atomically
-from dlemu.storage.locks import lock_folder, unlock_folder
 from dlemu.storage.regular import NO_DIRECT, read_regular
 from dlemu.units import format_bytes
+
+_POLL_SECONDS = 0.05
+
+
+def lock_folder(folder: Path, *, seconds: float = 0.0) -> int:
+    """Lock a folder; return the descriptor that holds the lock, for `unlock_folder`.
+
+    Where the file system has no locks, nothing is locked.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and still does after `seconds`.
+        OSError: the folder cannot be opened, or was renamed or removed meanwhile.
+    """
+    end = time.monotonic() + seconds
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        while not _try_lock(descriptor):
+            if time.monotonic() >= end:
+                raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+            time.sleep(_POLL_SECONDS)
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def unlock_folder(descriptor: int) -> None:
+    """Unlock a folder, also for child processes that inherited the descriptor."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock an open folder; return False if another process has locked it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a network file system without locks
+    return True
+
 
 _TRIES = 20
 """A folder may vanish while it is being locked: another command removes the empty ones it made."""

@@ -18,7 +18,7 @@ from dlemu.checkpoint.in_run import combine_checkpoints, open_checkpoints
 from dlemu.cli.main import run
 from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError
 from dlemu.storage.s3.location import object_path
 from dlemu.storage.s3.store import Store

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlemu.checkpoint.files import Reader, Stopped, Writer
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.owned import direct as takes_direct

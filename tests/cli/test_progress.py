@@ -17,7 +17,7 @@ import pytest
 from dlemu.cli import progress
 from dlemu.cli.main import run
 from dlemu.cli.progress import describe, show_progress
-from dlemu.datagen.work import FileProgress
+from dlemu.datagen.target import FileProgress
 from dlemu.run.live import RunProgress
 from dlemu.terminal import say
 from tests.lab.commands import QUICK, generate

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 
 PAGE = 4096
 

@@ -16,9 +16,9 @@ import pytest
 import tfrecord
 
 from dlemu.config.model import load_workload
-from dlemu.datagen import Fault, Recipe, generate, read_manifest, survey, target, verify
+from dlemu.datagen import Fault, generate, read_manifest, survey, target, verify
 from dlemu.datagen.manifest import FILE_TYPE
-from dlemu.dataset.layout import Dataset, Layout
+from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
 from dlemu.loaders.source import Source, sample_bytes
@@ -54,7 +54,6 @@ def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
             "row_group_size": 0,
             "dims": [10, 20],
             "num_parts": 1,
-            "chunks": None,
             "compression": "none",
             "element_type": "uint8",
         },
@@ -67,7 +66,7 @@ def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
     assert len(set(files["crc32c"].tolist())) == 3
     manifest = read_manifest(tmp_path)
     assert manifest is not None
-    assert manifest.recipe == Recipe.of(workload)
+    assert manifest.layout == layout_of(workload)
     assert manifest.describe().startswith("3 npz files of 1 sample, 13.9 KiB, seed 5")
 
 

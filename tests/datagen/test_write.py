@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from dlemu.config.model import Workload
-from dlemu.datagen import Recipe, generate, read_manifest, survey, verify, write
+from dlemu.datagen import generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.manifest import Plan, to_entries
 from dlemu.datagen.prepare import Examined, Todo
-from dlemu.datagen.target import FileMaker
-from dlemu.datagen.work import FILES_IN_FLIGHT, FileProgress
+from dlemu.datagen.target import FILES_IN_FLIGHT, FileMaker, FileProgress
+from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.ranks.world import Alone
 from dlemu.storage import owned
@@ -150,7 +150,7 @@ def test_what_is_no_entry_in_a_journal_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "dlemu.json").unlink()
     work = tmp_path / ".dlemu"
     work.mkdir()
-    Plan(Recipe.of(workload)).write(work / "recipe.json")
+    Plan(dataset=layout_of(workload)).write(work / "recipe.json")
     entries = bytearray(to_entries(np.arange(6), manifest.files["crc32c"]))
     assert len(entries) == 6 * 16
     (work / "rank0.journal").write_bytes(entries[:40])
@@ -336,10 +336,10 @@ def test_what_vanishes_midway_is_one_line(
     """Another process removes it."""
     finish = write._finish
 
-    def vanish(folder: Path, recipe: Recipe, workload: str) -> None:
+    def vanish(folder: Path, layout: Layout, workload: str) -> None:
         if what == ".dlemu":
             shutil.rmtree(tmp_path / what)
-        finish(folder, recipe, workload)
+        finish(folder, layout, workload)
         (tmp_path / "dlemu.json").unlink(missing_ok=True)
 
     monkeypatch.setattr(write, "_finish", vanish)
@@ -398,9 +398,9 @@ def test_what_cannot_fit_is_counted_in_whole_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of three files, each with an index, and 12 bytes of the manifest for each of all."""
-    recipe = Recipe.of(workload_of(tmp_path, format="tfrecord", num_files_train=3))
+    layout = layout_of(workload_of(tmp_path, format="tfrecord", num_files_train=3))
     sizes = np.array([[100, 5000, 1 << 30], [10, 20, 1 << 30]])
-    found = Examined(Todo(recipe, np.array([0, 1])), None, b"", (), sizes)
+    found = Examined(Todo(layout, np.array([0, 1])), None, b"", (), sizes)
     need = 3 * 12 + (4096 + 8192) + 2 * 4096
     monkeypatch.setattr(owned, "disk_bytes", lambda folder: (1 << 40, need))
     found.check_space(tmp_path)

@@ -388,7 +388,7 @@ class TestFilesOfOthers:
         path.write_text("1,2.5\n")
         with pytest.raises(DatasetError, match="is damaged"):
             FORMATS["csv"].parse(CountedFile(str(path)), 1).sample(0)
-        for text, count in (("1\n2", 2), ("1\n2\n", 3), ("", 1)):
+        for text, count in (("1\n2", 1), ("1\n2\n", 3), ("", 1)):
             path.write_text(text)
             with pytest.raises(DatasetError, match=f"asks for {count}; or it was cut"):
                 locate(FORMATS["csv"], path, count)

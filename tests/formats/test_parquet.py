@@ -10,9 +10,9 @@ from pyarrow import parquet as pq
 
 from dlemu.config.sections import ColumnSection
 from dlemu.contract import file_samples, write_file
-from dlemu.datagen.content import Content
+from dlemu.datagen.assemble import Content
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats.parquet import Amount, Parquet, Ranges, read_footer
+from dlemu.formats.parquet import Parquet, Ranges, read_footer
 
 COLUMNS = (
     ColumnSection(name="a", dtype="float32", read=True),
@@ -179,8 +179,12 @@ def test_neighbours_up_to_a_gap_are_one_read(gap: int, reads: list[tuple[int, in
 
 
 def test_the_amount_counts_what_is_useful_asked_for_and_read() -> None:
-    ranges = Ranges(np.array([5]), np.array([[100, 0, 20, 40]]), np.array([[10, 10, 20, 5]]))
-    amount = Amount.of(ranges, useful=8, gap=10, transfer=20, footer=12)
-    # 45 bytes of reads of at most 20 are three, ten one; the footer takes two, and 8 bytes of tail.
-    assert amount == Amount(useful=8, asked=45 / 5, read=(45 + 10 + 12 + 8) / 5, reads=6 / 5)
-    assert amount.describe().startswith("of each row 8 bytes are useful, 9.0 asked for, 15.0 read")
+    ranges, footer = FILES.ranges(900), len(FILES.footer(900))
+    lengths = [length for _, group in ranges.joined(10) for length in group]
+    amount = FILES.amount(900, gap=10, transfer=1000)
+    assert amount.useful == sum(column.row_bytes for column in FILES.read_columns)
+    assert amount.asked == ranges.lengths.sum() / 900
+    assert amount.read == (sum(lengths) + footer + 8) / 900
+    # Reads have at most 1000 bytes; the footer takes two, and 8 bytes of tail.
+    assert amount.reads == (sum(-(-length // 1000) for length in lengths) + 2) / 900
+    assert amount.describe().startswith("of each row 20,007 bytes are useful, 20,012.9 asked")

@@ -18,9 +18,8 @@ from dlemu.judge.evidence import Gathered, HostReport, combine, stored_bytes, vo
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
 from dlemu.judge.summary import Summary
-from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
 from dlemu.storage.probe import Probe
-from dlemu.storage.s3.counts import NUM_BINS, bin_of
 from tests.lab.limits import CASES, evidence, host, probe, steps_of
 from tests.lab.shown import verdict_of
 from tests.lab.summed import sums_of

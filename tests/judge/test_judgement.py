@@ -17,7 +17,7 @@ from dlemu.judge.judgement import (
 from dlemu.judge.metrics import Metrics, measure_run
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import Measured, Summary
-from dlemu.storage.s3.counts import GetCounts
+from dlemu.storage.counted import GetCounts
 from tests.lab.shared import Shared
 from tests.lab.shown import text_of, verdict_of
 

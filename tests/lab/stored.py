@@ -54,9 +54,8 @@ from dlemu.run.summary import complete_summary
 from dlemu.sizing.answers import First, Sized, Target, document_of
 from dlemu.sizing.formula import Calibration
 from dlemu.sizing.search import Point
-from dlemu.storage.path_bytes import PathBytes
+from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
 from dlemu.storage.probe import Probe
-from dlemu.storage.s3.counts import NUM_BINS, bin_of
 from dlemu.tools.model_load import Answer as Load
 from dlemu.tools.model_load import Cell as LoadCell
 from dlemu.tools.model_load import Load as LoadJob

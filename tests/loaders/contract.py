@@ -1,6 +1,6 @@
 """Datasets of every format, how they are read, and what a loader must give of them.
 
-Expectations come from the plan and from `datagen.content`, never from the reading code.
+Expectations come from the plan and from `datagen.Content`, never from the reading code.
 """
 
 import dataclasses

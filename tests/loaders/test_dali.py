@@ -21,9 +21,9 @@ from dlemu.loaders.dali import pipelines
 from dlemu.loaders.dali.device import spread_batch
 from dlemu.loaders.dali.loader import DaliLoader
 from dlemu.loaders.dali.pipelines import read_numpy
+from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.availability import availability
-from dlemu.storage.path_bytes import PathBytes
 from tests.lab.waiting import until
 from tests.loaders.contract import (
     BY_DALI,

@@ -9,7 +9,7 @@ import pytest
 
 from dlemu.errors import DatasetError, RunError
 from dlemu.loaders import Batch, TellsGets
-from dlemu.storage.s3.counts import GetCounts
+from dlemu.storage.counted import GetCounts
 from dlemu.storage.s3.location import Access
 from dlemu.storage.s3.objects import ObjectFile, ObjectReader
 from dlemu.storage.s3.store import Store, store_of

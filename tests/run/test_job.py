@@ -18,7 +18,7 @@ from dlemu.judge.summary import Summary
 from dlemu.loaders.cache.forecast import forecast_tier
 from dlemu.loaders.threads import ThreadsLoader
 from dlemu.sizing.predict import supply_of
-from dlemu.storage.s3.counts import NUM_BINS, bin_of
+from dlemu.storage.counted import NUM_BINS, bin_of
 from tests.lab.commands import ran, small_job, summary_of
 
 

@@ -24,7 +24,7 @@ from dlemu.run.live import Live
 from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _Calibrator, _jitter, calibrate_host
 from dlemu.sizing.formula import Calibration
-from dlemu.storage.locks import locked
+from dlemu.storage.owned import held
 from tests.lab import warm
 from tests.lab.mpirun import mpirun
 
@@ -82,7 +82,7 @@ def test_what_a_killed_calibration_has_left_is_removed_by_the_next(
     for folder in (tmp_path / "elsewhere", killed):
         (folder / "dlemu-calibrate.json").write_text("{}")
     (tmp_path / "dlemu-calibrate.link").symlink_to(tmp_path / "elsewhere")
-    with locked(killed), calibrate._scratch_folder() as own:
+    with held(killed), calibrate._scratch_folder() as own:
         assert own.is_dir() and killed.is_dir(), "it is in use"
     with calibrate._scratch_folder() as own:
         assert own.is_dir() and not killed.exists()

@@ -1,9 +1,12 @@
 """Folders that are dlemu's: made, held, marked and cleaned; what is somebody else's stays."""
 
+import errno
+import fcntl
 import os
 import re
 import shutil
 import signal
+import threading
 from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,8 +17,17 @@ import pytest
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.storage import owned, regular
 from dlemu.storage.atomic import create
-from dlemu.storage.locks import unlock_folder
-from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, held, made, room, scratch
+from dlemu.storage.owned import (
+    OwnedFolder,
+    direct,
+    disk_bytes,
+    held,
+    lock_folder,
+    made,
+    room,
+    scratch,
+    unlock_folder,
+)
 from tests.lab.dataset import tree
 
 OURS = re.compile(r"step_\d+/(part_\d+)?")
@@ -216,3 +228,47 @@ def test_what_has_no_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert str(error.value) == (
         f"{folder} has 2.9 KiB free, too little for a file, 2.9 KiB; free space"
     )
+
+
+def test_a_second_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+    with held(tmp_path):
+        for seconds in (0.0, 0.1):
+            with pytest.raises(WorkloadError, match="in use"), held(tmp_path, seconds=seconds):
+                pass
+    with held(tmp_path):
+        pass
+
+
+def test_who_has_time_waits(tmp_path: Path) -> None:
+    threading.Timer(0.1, unlock_folder, [lock_folder(tmp_path)]).start()
+    with held(tmp_path, seconds=60):
+        pass
+
+
+def test_a_folder_renamed_meanwhile_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    flock, descriptors = fcntl.flock, len(os.listdir("/proc/self/fd"))
+
+    def rename(*words: int) -> None:
+        folder.rename(tmp_path / "other")
+        folder.mkdir()
+        flock(*words)
+
+    monkeypatch.setattr(fcntl, "flock", rename)
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        lock_folder(folder)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_file_system_without_locks_is_used_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with held(tmp_path), held(tmp_path):
+        pass

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.errors import RunError
+from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu.availability import (
     INSTALL,
     CufileError,
@@ -31,7 +32,6 @@ from dlemu.storage.gpu.availability import (
     library_version,
 )
 from dlemu.storage.gpu.cuda import Closable
-from dlemu.storage.path_bytes import PathBytes
 from dlemu.units import PAGE_BYTES
 
 _VARIABLE = "CUFILE_ENV_PATH_JSON"

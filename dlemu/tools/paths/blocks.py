@@ -30,9 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dlemu.errors import DlemuError, RunError
+from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu.cuda import DeviceMemory, Gpu, HostMemory
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
-from dlemu.storage.path_bytes import PathBytes
 from dlemu.storage.regular import open_sized
 from dlemu.tools.paths.uring import Ring
 from dlemu.units import PAGE_BYTES

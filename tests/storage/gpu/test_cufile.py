@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dlemu.errors import RunError
+from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
 from dlemu.storage.gpu.availability import Availability, CufileError, availability
 from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
@@ -21,7 +22,6 @@ from dlemu.storage.gpu.cufile import (
     Driver,
     decode_stats,
 )
-from dlemu.storage.path_bytes import PathBytes
 
 Paths = tuple[int, int, int]
 """Operations by PCI P2PDMA, nvidia-fs and POSIX."""

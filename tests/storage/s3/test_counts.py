@@ -6,7 +6,7 @@ import pytest
 from dlemu.judge.evidence import objects_fields
 from dlemu.judge.summary import ObjectsMeasured
 from dlemu.report.in_run import host_lines
-from dlemu.storage.s3.counts import GetCounts
+from dlemu.storage.counted import GetCounts
 
 
 def shown(fields: ObjectsMeasured) -> str:

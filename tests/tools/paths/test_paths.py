@@ -18,7 +18,7 @@ from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
 from dlemu.ranks.world import Alone
 from dlemu.storage.gpu.availability import lists_gpu
-from dlemu.storage.locks import locked
+from dlemu.storage.owned import held
 from dlemu.tools.paths import cells as cells_module
 from dlemu.tools.paths import sweep, target, uring
 from dlemu.tools.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
@@ -315,7 +315,7 @@ def test_two_sweeps_of_one_folder_do_not_meet(tmp_path: Path, output: str) -> No
     one = plan(tmp_path)
     target = one.target[0]
     mine = one.model_copy(update={"output": tmp_path / output})
-    with locked(target), pytest.raises(WorkloadError, match="is in use by another dlemu; wait"):
+    with held(target), pytest.raises(WorkloadError, match="is in use by another dlemu; wait"):
         run_paths(mine, lambda _: pytest.fail("it has begun"))
     assert not list(target.glob("dlemu_paths.*"))
     assert run_paths(mine, lambda _: None)

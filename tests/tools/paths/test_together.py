@@ -19,9 +19,9 @@ from dlemu.cli.main import run
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.topology import Attachment
 from dlemu.ranks.world import Alone, World
+from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
 from dlemu.storage.gpu.availability import Availability, CufileError
-from dlemu.storage.path_bytes import PathBytes
 from dlemu.tools.paths import blocks, cells, sweep, target
 from dlemu.tools.paths.blocks import Done, Latencies, Work
 from dlemu.tools.paths.sweep import Sweep, run_paths
