@@ -12,11 +12,8 @@ _BASIS = {
     "host": "host calibrated, drive from its datasheet",
     "both": "host and drive calibrated",
 }
-_FIGURE = {
-    "drive": "the drive's figure: the host moves more",
-    "host": "the host's figure, not the drive's",
-    "either": "the figure may be the host's and not the drive's",
-}
+_FIGURE = {"drive": "the drive", "host": "the host", "either": "the host or the drive"}
+"""What limits a published run."""
 
 
 def present_prediction(found: Document) -> list[Block]:
@@ -67,8 +64,8 @@ def _published(found: Document) -> Iterator[Block]:
     if (figure := found["published"]) is not None:
         yield Lines(
             [
-                f"a published DLIO run on {counted(figure['host_cpus'], 'core')} a host would show "
-                f"about {figure['num_accelerators']}, {range_of(figure)}: "
+                f"a published DLIO run, with {counted(figure['host_cpus'], 'core')} a host, would "
+                f"show about {figure['num_accelerators']} ({range_of(figure)}); limit: "
                 f"{_FIGURE[figure['figure']]}"
             ]
         )
