@@ -277,8 +277,8 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
             gpus = [cuda.pci_address(number) for number in range(cuda.num_gpus())]
     if gpu is not None and gpu >= len(gpus):
         raise RunError(
-            f"gpu {gpu} for target {target}: {counted(len(gpus), 'GPU')} can be read into from "
-            "there",
+            f"gpu {gpu} for target {target}: there {'is' if len(gpus) == 1 else 'are'} "
+            f"{counted(len(gpus), 'GPU')} that can be read into",
             remedy="name another, or leave it out",
         )
     attached = find_attachment(target, gpus)
