@@ -171,7 +171,10 @@ def whole_of(parts: Sequence[IntervalSummary]) -> IntervalSummary:
 
     return replace(
         whole,
-        devices={name: mean(p.devices.get(name, 0.0) for p in parts) for name in whole.devices},
+        devices={
+            name: sum(p.devices.get(name, 0.0) * p.seconds for p in parts) / whole.seconds
+            for name in whole.devices
+        },
         host_cpu_share=mean(p.host_cpu_share for p in parts),
         host_steal_share=mean(p.host_steal_share for p in parts),
         usable_cpus=parts[-1].usable_cpus,

@@ -271,7 +271,7 @@ def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes) -> Measured
         device_read_bytes=_device_bytes(hosts),
         network=_network_fields(hosts),
         # By bytes: a mean over epochs would give a short epoch the weight of a long one.
-        page_cache_share=None if None in shares else total(from_memory) / sum(read),
+        page_cache_share=None if None in shares else (total(from_memory) or 0) / sum(read),
         page_cache_share_per_epoch=shares,
         resident_share_before=None if resident is None else resident / len(hosts),
         hosts=[host.fields() for host in hosts],
@@ -368,16 +368,18 @@ def _unseen(epoch: IntervalSummary) -> bool:
 
 def objects_fields(gets: GetCounts, cpu_seconds: float | None) -> ObjectsMeasured:
     """Return the fields; `cpu_seconds` are those of all ranks and workers, None: not known."""
-    known = cpu_seconds is not None and gets.received_bytes
+    received = gets.received_bytes
     return ObjectsMeasured(
         gets=gets.gets,
         p50_seconds=gets.quantile(0.5),
         p99_seconds=gets.quantile(0.99),
         retries=gets.retries,
         slow_downs=gets.slow_downs,
-        received_bytes=gets.received_bytes,
+        received_bytes=received,
         needed_bytes=gets.needed_bytes,
-        cpu_seconds_per_GB=1e9 * cpu_seconds / gets.received_bytes if known else None,
+        cpu_seconds_per_GB=None
+        if not received or cpu_seconds is None
+        else 1e9 * cpu_seconds / received,
     )
 
 

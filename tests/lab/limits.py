@@ -1,5 +1,6 @@
 """Evidence of runs, each one clear case of what bound it; `limit_lines` for the golden file."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +67,11 @@ def host(**changes: Any) -> HostReport:
     seen |= {"host_steal_share": 0.0, "runqueue_seconds": 2.0, "throttled_seconds": 0.0}
     seen |= changes
     cpu, busy = seen["cpu_share"], seen["device_busy_share"]
+    unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(IntervalSummary))
     counters = ("host_cpu_share", "host_steal_share", "runqueue_seconds", "throttled_seconds")
-    epoch = IntervalSummary(
-        seconds=100.0,
-        devices={} if busy is None else {seen["device"]: busy},
-        usable_cpus=16.0,
-        process_cpu_seconds=None if cpu is None else 1600.0 * cpu,
-        **dict.fromkeys(("device_read_bytes", "network_read_bytes", "process_read_bytes")),
-        **dict.fromkeys(("process_rchar", "max_pss_bytes")),
-        **{name: seen[name] for name in counters},
-    )
+    unknown |= {"seconds": 100.0, "devices": {} if busy is None else {seen["device"]: busy}}
+    unknown |= {"usable_cpus": 16.0, "process_cpu_seconds": cpu and 1600.0 * cpu}
+    epoch = IntervalSummary(**(unknown | {name: seen[name] for name in counters}))
     found = HostReport(
         host=seen.get("host", "a"),
         epochs=[epoch],
