@@ -18,6 +18,7 @@ from dlemu.judge.judgement import hidden_share, judge_run
 from dlemu.judge.metrics import EpochMetrics, Metrics, passes, t95
 from dlemu.judge.summary import (
     EpochRow,
+    Measured,
     Metric,
     ReaderFields,
     RunRow,
@@ -237,14 +238,14 @@ def row_of(name: str, run: Summary) -> RunRow:
         name=name,
         status=run["status"],
         verdict=run["verdict"],
-        start=run["start"],
-        end=run["end"],
+        start=run.get("start", ""),
+        end=run.get("end", ""),
         gap_seconds=None,
         au_percentage=metric["train_au_mean_percentage"],
         whole_epoch_au_percentage=fmean(epoch["whole_epoch_au_percentage"] for epoch in epochs),
         samples_per_second=metric["train_throughput_mean_samples_per_second"],
         nominal_MiB_per_second=metric["train_io_mean_MB_per_second"],
-        page_cache_share=run["measured"]["page_cache_share"],
-        limit=run["limit"]["name"],
+        page_cache_share=run.get("measured", Measured()).get("page_cache_share"),
+        limit=limit_name(run),
         epochs_under=", ".join(under),
     )

@@ -266,7 +266,9 @@ def _read(folder: Path) -> list[Document]:
             case "run":
                 found = [_runs(stored)]
             case _:
-                raise RunError(f"{folder} holds a result of another tool; name one run of it")
+                raise RunError(
+                    f"{folder} holds no steps of the other tool; name a run that has them"
+                )
         if not found:
             raise RunError(f"{folder}: the search did not end, so nothing is compared")
         held = {"folder": str(folder), "kind": kind}

@@ -18,13 +18,13 @@ from dlemu.config.compose import read_yaml
 from dlemu.config.model import Workload, check_workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.judge.metrics import Metrics, measure, measure_run
-from dlemu.judge.outcome import with_metrics
+from dlemu.judge.outcome import LABEL, judge_runs, row_of, with_metrics
 from dlemu.judge.records import SUMMARY
-from dlemu.judge.summary import Summary
+from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Edition
-from dlemu.report.blocks import Block, Document, Lines, Verdict, over_epochs
+from dlemu.report.blocks import Block, Column, Document, Lines, Verdict, over_epochs, table_of
 from dlemu.report.dlio_steps import DlioSteps, read_object, read_output, steps_of
-from dlemu.report.run import present_run, tone_of
+from dlemu.report.run import tone_of
 from dlemu.units import counted
 
 _TIME = re.compile(r"\d{8}_\d{6}|\d{4}(-\d\d){5}")
@@ -52,25 +52,36 @@ _WORDS = {"success": "PASS", "fail": "FAIL"}
 
 
 def present_foreign(document: Document) -> list[Block]:
-    """Return the blocks of a run of another tool, by dlemu's formulas where its steps are known."""
+    """Return the blocks of a run of another tool of which the steps or the keys are missing."""
+    what = f"{document['workload']}: {counted(document['num_accelerators'], 'accelerator')}"
+    notes = [f"note: {note}" for note in document["notes"]]
+    by = f"by {document['tool']}'s own figures ({_word(document)})"
+    return [Verdict(f"{document['verdict']}: {by}", tone_of(document)), Lines([what, *notes])]
+
+
+def present_told(document: Document) -> list[Block]:
+    """Return the blocks of what another tool recorded of its run; none of a run of dlemu's."""
+    if "tool" not in document:
+        return []
     tool = document["tool"]
-    word = document["told"]["metric"].get("train_au_meet_expectation") or "no word on it"
-    barriers, told = document["first_barrier_seconds"], document["told_per_epoch"]
+    if document["kind"] == "runs":
+        recorded = Column(f"AU as {tool} recorded it (%)", "told_au_percentage", ".2f")
+        return [table_of(document["runs"], Column("run", "name"), recorded)]
+    told = document["told_per_epoch"]
     rows = [
         ("AU (%)", told["train_au_percentage"], ".2f"),
         ("samples/s", told["train_throughput_samples_per_second"], ".2f"),
-        ("first step: waiting for other ranks (s)", barriers, ".3f"),
+        ("first step: waiting for other ranks (s)", document["first_barrier_seconds"], ".3f"),
     ]
     if document["kind"] != "run":
         rows.append(("AU by dlemu's formula (%)", document["au_percentage"], ".2f"))
-    recorded = over_epochs((row for row in rows if row[1]), f"as {tool} recorded it")
-    lines = [*document["differences"], f"results of {tool}: {document['folder']}"]
-    if document["kind"] == "run":
-        return [*present_run(document), recorded, Lines([f"{tool}'s own verdict: {word}", *lines])]
-    what = f"{document['workload']}: {counted(document['num_accelerators'], 'accelerator')}"
-    notes = [f"note: {note}" for note in document["notes"]]
-    verdict = f"{document['verdict']}: by {tool}'s own figures ({word})"
-    return [Verdict(verdict, tone_of(document)), Lines([what, *notes, *lines]), recorded]
+    lines = [f"{tool}'s own verdict: {_word(document)}", *document["differences"]]
+    table = over_epochs((row for row in rows if row[1]), f"as {tool} recorded it")
+    return [table, Lines(lines)]
+
+
+def _word(document: Document) -> str:
+    return document["told"]["metric"].get("train_au_meet_expectation") or "no word on it"
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -81,7 +92,8 @@ def read_foreign(
 ) -> tuple[Document, Mapping[str, Document]] | None:
     """Return what a folder of another tool holds, and each run's document by its folder in it.
 
-    `keys` are those of `metric`. None: it holds no result of DLIO or mlpstorage.
+    `keys` are those of `metric`. Several runs are judged as dlemu's are; those that did not end, or
+    whose steps are missing, are `incomplete`. None: it holds no result of DLIO or mlpstorage.
 
     Raises:
         RunError: a run did not end, or a file is damaged; of several, all.
@@ -96,15 +108,29 @@ def read_foreign(
         name = str(leaf.relative_to(folder))
         try:
             runs[name], _ = read_leaf(leaf, keys)
+            if runs[name]["kind"] != "run":
+                raise RunError(f"{leaf}: {'; '.join(runs.pop(name)['notes'])}")
         except RunError as error:
             incomplete[leaf.name] = str(error)
     if not runs and not incomplete:
         return None
     if not runs:
         raise RunError(next(iter(incomplete.values())))
-    every = [{"name": Path(name).name, **document} for name, document in runs.items()]
-    tool = every[0]["tool"]
-    return {"kind": "foreign", "tool": tool, "runs": every, "incomplete": incomplete}, runs
+    found = cast(dict[str, Summary], runs)
+    first = next(iter(runs.values()))
+    several = RunsSummary(
+        label=LABEL,
+        division="open",
+        workload=first["workload"],
+        runs=[_row(name, run) for name, run in found.items()],
+    )
+    judged = judge_runs(several, list(found.values()))
+    return {**judged, "tool": first["tool"], "incomplete": incomplete}, runs
+
+
+def _row(name: str, run: Summary) -> RunRow:
+    told = cast(Document, run)["told_per_epoch"]["train_au_percentage"]
+    return {**row_of(name, run), "told_au_percentage": fmean(told)}
 
 
 def _is_leaf(folder: Path) -> bool:
@@ -163,7 +189,7 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
         if metrics is not None:
             document["au_percentage"] = [epoch.au_percentage for epoch in metrics.epochs]
             if workload is not None:
-                document = {**with_metrics(Summary(), workload, metrics)}
+                document = {**with_metrics(Summary(), workload, metrics), "status": "complete"}
         document |= {name: told[name] for name in _PLACE if name in told}
         document |= {
             "folder": str(folder),

@@ -1,7 +1,7 @@
 """Stored results in blocks, each by its kind: on the terminal, side by side, and as a page."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -21,7 +21,7 @@ from dlemu.report.blocks import (
     Table,
     where_cells,
 )
-from dlemu.report.foreign import present_foreign
+from dlemu.report.foreign import present_foreign, present_told
 from dlemu.report.html import render_page
 from dlemu.report.plot import Axis, Bands, Look, Plot, Series, axis_from_zero
 from dlemu.report.run import present_run, present_runs
@@ -105,33 +105,39 @@ _TEXTS = ("workload", "verdict", "limit", "storage", "host")
 def present_stored(stored: Stored) -> list[Block]:
     """Return the blocks of a result for the terminal, and what else its folder holds."""
     document, folder = stored.document, stored.folder
-    match stored.kind:
-        case "sizing":
-            return sizing.present_sizing(document)
-        case "checkpoint":
-            return [*checkpoint.present_checkpoint(document), Command("results", str(folder))]
-        case "runs" if "tool" not in document:
-            blocks = present_runs(document)
-            blocks += [
-                Command(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
-                for path in cut_runs(folder, document["runs"])
-            ]
-        case _ if "tool" in document:
-            return _present_foreign(stored)
-        case _:
-            blocks = present_run(document)
+    blocks = _blocks(document)
+    if stored.kind == "sizing":
+        return blocks
+    if stored.kind == "runs":
+        blocks += [
+            Command(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
+            for path in cut_runs(folder, document["runs"])
+        ]
+    blocks += _unread(document)
     if attempts := attempts_of(folder):
         names = ", ".join(map(str, attempts))
         blocks.append(Lines([f"earlier attempts, which did not end: {names}"]))
     return [*blocks, Command("results", str(folder))]
 
 
-def _present_foreign(stored: Stored) -> list[Block]:
-    """Return the blocks of another tool's runs, one after the other."""
-    blocks = [block for run in stored.runs.values() for block in present_foreign(run)]
-    if unread := stored.document.get("incomplete"):
-        blocks.append(Lines([f"not read: {why}" for why in unread.values()]))
-    return blocks
+def _blocks(document: Document) -> list[Block]:
+    """Return the blocks of a document of any kind that is stored."""
+    return [*_PRESENT[document["kind"]](document), *present_told(document)]
+
+
+_PRESENT: Mapping[str, Callable[[Document], list[Block]]] = {
+    "run": present_run,
+    "runs": present_runs,
+    "foreign": present_foreign,
+    "sizing": sizing.present_sizing,
+    "checkpoint": checkpoint.present_checkpoint,
+}
+
+
+def _unread(document: Document) -> list[Block]:
+    """Return what could not be read of several runs of another tool."""
+    unread = document.get("incomplete", {}).values()
+    return [Lines([f"not read: {why}" for why in unread])] if unread else []
 
 
 def across(sections: Sequence[Section]) -> Table:
@@ -166,43 +172,36 @@ def section(stored: Stored) -> Section:
     """Return the section of a page about what one folder holds."""
     document = stored.document
     rows: list[dict[str, str]] = []
-    match stored.kind:
-        case "sizing":
-            answers, unfinished = document["answers"], document["unfinished"]
-            names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
-            title, blocks = ", ".join([*names, *unfinished]), sizing.present_sizing(document)
-            rows += map(sizing.row_of, answers)
-            for search in unfinished.values():
-                rows.append({"verdict": "no answer yet", "runs": str(len(search["points"]))})
-        case "checkpoint":
-            title, blocks = document["workload"], checkpoint.present_checkpoint(document)
-            rows.append(checkpoint.row_of(document))
-        case _ if "tool" in document:
-            title, blocks = stored.folder.name, _present_foreign(stored)
-            rows += [_row([run]) | {"result": run["folder"]} for run in stored.runs.values()]
-        case _:
-            title, blocks = str(document["workload"]), list(_blocks_of_runs(stored))
-            rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})
+    blocks, title = _blocks(document), str(document.get("workload"))
+    if stored.kind == "sizing":
+        answers, unfinished = document["answers"], document["unfinished"]
+        names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
+        title = ", ".join([*names, *unfinished])
+        rows += map(sizing.row_of, answers)
+        for search in unfinished.values():
+            rows.append({"verdict": "no answer yet", "runs": str(len(search["points"]))})
+    elif stored.kind == "checkpoint":
+        rows.append(checkpoint.row_of(document))
+    else:
+        blocks += _of_each_run(stored)
+        rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})
     return Section(title, str(stored.folder), blocks, rows)
 
 
-def _blocks_of_runs(stored: Stored) -> Iterator[Block]:
-    """Yield the blocks of a run, or of several with each run folded; and their workload."""
-    if stored.kind == "runs":
-        yield from present_runs(stored.document)
-        for name in stored.runs:
-            yield Fold(f"{name}: its epochs, and what the hosts did", list(_run(stored, name)))
-    else:
-        yield from _run(stored, "")
+def _of_each_run(stored: Stored) -> Iterator[Block]:
+    """Yield what the hosts of a run did; of several each run, folded; and their workload."""
+    for name, document in stored.runs.items():
+        bucket = place_of(document).get("file_system") == "s3"
+        over_time = plots_over_time(stored.folder / name, in_bucket=bucket)
+        if stored.kind == "runs":
+            inner = [*_blocks(document), *over_time]
+            yield Fold(f"{name}: its epochs, and what the hosts did", inner)
+        else:
+            yield from over_time
+    yield from _unread(stored.document)
     config = stored.folder / next(iter(stored.runs)) / CONFIG
-    yield Fold("all keys of the workload", [Listing(config.read_text(encoding="utf-8"))])
-
-
-def _run(stored: Stored, name: str) -> Iterator[Block]:
-    document = stored.runs[name]
-    yield from present_run(document)
-    bucket = place_of(document).get("file_system") == "s3"
-    yield from plots_over_time(stored.folder / name, in_bucket=bucket)
+    if config.is_file():
+        yield Fold("all keys of the workload", [Listing(config.read_text(encoding="utf-8"))])
 
 
 def _row(runs: Sequence[Document]) -> dict[str, str]:
@@ -226,8 +225,9 @@ def _row(runs: Sequence[Document]) -> dict[str, str]:
         figures["with first step (%)"] = [each["whole_epoch_au_percentage"] for each in epochs]
         figures["samples/s"] = rates
     if tool:
-        told = run["told_per_epoch"]
-        figures["as recorded (%)"] = told["train_au_percentage"]
-        figures.setdefault("samples/s", told["train_throughput_samples_per_second"])
+        told = [each["told_per_epoch"] for each in runs]
+        figures["as recorded (%)"] = [au for each in told for au in each["train_au_percentage"]]
+        rates = [each for run in told for each in run["train_throughput_samples_per_second"]]
+        figures.setdefault("samples/s", rates)
         figures.setdefault("AU (%)", run.get("au_percentage", ()))
     return cells | {head: f"{fmean(each):.2f}" for head, each in figures.items() if each}

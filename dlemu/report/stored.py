@@ -42,7 +42,7 @@ class Stored:
     folder: Path
     document: Document
     """As `dlemu report --json` prints it. Its `kind` is "run", "runs", "sizing", "checkpoint", or
-    "foreign": what another tool has recorded, without the steps of a run."""
+    "foreign": what another tool has recorded of a run whose steps or keys are missing."""
     runs: Mapping[str, Document] = field(default_factory=dict)
     """The document of each run by its folder in this one, "" for the only one."""
 
@@ -65,11 +65,9 @@ class Stored:
             by_rule = [answer for answer in self.document["answers"] if not answer["first"]]
             none = any(answer["num_accelerators"] == 0 for answer in by_rule)
             return 1 if self.document["unfinished"] else 2 if none else 0
-        judged = [self.document] if "verdict" in self.document else list(self.runs.values())
-        statuses = {EXIT_STATUS.get(each["verdict"], 0) for each in judged}
         if self.document.get("incomplete"):
-            statuses.add(1)
-        return next(status for status in (1, 2, 0) if status in statuses)
+            return 1
+        return EXIT_STATUS.get(self.document.get("verdict", ""), 0)
 
 
 def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Stored:
