@@ -162,7 +162,7 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
     workload = None if tree is None else _workload_of(tree, keys, notes)
     dlio, metrics, outputs = None, None, read_output(folder)
     try:
-        dlio = _read_steps(folder, outputs, told, workload)
+        dlio = steps_of(folder, outputs, told["num_accelerators"], workload)
         edition = cast(Edition, keys.get("metric.edition", "v1.0"))
         metrics = (
             measure(dlio.steps, edition=edition)
@@ -267,35 +267,6 @@ def _workload_of(
         notes.append(f"no verdict of ours: {error}")
         return None
     return workload.with_keys(keys) if keys else workload
-
-
-def _read_steps(
-    folder: Path,
-    outputs: Mapping[int, Mapping[str, Any]],
-    told: Mapping[str, Any],
-    workload: Workload | None,
-) -> DlioSteps:
-    """Return the steps of all ranks.
-
-    Raises:
-        RunError: a rank's are missing, or they do not fit together.
-    """
-    missing = sorted(set(range(told["num_accelerators"])) - outputs.keys())
-    if missing:
-        names = ", ".join(f"{rank}_output.json" for rank in missing[:3])
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise RunError(f"{names}{more} missing")
-    measured = not (folder / "per_epoch_stats.json").exists()
-    left_out, batch_size, nominal = (1, 0), 1, None
-    if workload is not None:
-        batch_size, time = workload.reader.batch_size, workload.train.computation_time
-        nominal = time.mean if time.stdev == 0 else None
-        if measured:
-            metric = workload.metric
-            left_out = metric.exclude_start_steps, metric.exclude_end_steps
-    return steps_of(
-        outputs, left_out=left_out, measured=measured, batch_size=batch_size, nominal=nominal
-    )
 
 
 def _first_barriers(dlio: DlioSteps) -> list[float]:
