@@ -377,8 +377,7 @@ def _work(
     worn = world.gather(grown)
     if worn is not None:
         endurance = None if workload.drive is None else workload.drive.endurance
-        known = [each for each in worn if each is not None]
-        summary["measured"] = {"wear": combine_hosts(known, endurance=endurance)}
+        summary["measured"] = {"wear": combine_hosts(worn, endurance=endurance)}
     return saves, loads, pages
 
 

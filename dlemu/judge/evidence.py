@@ -28,7 +28,7 @@ from dlemu.host.counters import total
 from dlemu.host.intervals import IntervalSummary, whole_of
 from dlemu.host.network import NetworkUse, network_use
 from dlemu.host.watched import PlaceCounts
-from dlemu.host.wear import WearFields, combine_hosts
+from dlemu.host.wear import Written, combine_hosts
 from dlemu.judge.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.judge.metrics import Losses, find_losses
 from dlemu.judge.summary import CacheMeasured, Measured, NetworkFields, ObjectsMeasured
@@ -109,7 +109,7 @@ class HostReport:
     notes: list[str] = field(default_factory=list)
     file_system: str = ""
     """Of the data folder, as mountinfo names it."""
-    wear: WearFields | None = None
+    wear: Written | None = None
     watched: list[PlaceCounts] = field(default_factory=list)
     """Of each epoch; empty where no place is watched."""
     links: dict[str, int | None] = field(default_factory=dict)
@@ -339,17 +339,17 @@ def _device_bytes(hosts: list[HostReport]) -> int | None:
     return sum(most.values())
 
 
-def _wear(hosts: list[HostReport]) -> list[WearFields]:
+def _wear(hosts: list[HostReport]) -> list[Written]:
     """Return each host's wear; a drive that hosts of one machine share stays with the first."""
     found: set[tuple[str, str]] = set()
     kept = []
     for number, host in enumerate(hosts):
-        if host.wear is None:
-            continue
-        own = {(host.machine or str(number), drive["name"]): drive for drive in host.wear["drives"]}
-        drives = [drive for key, drive in own.items() if key not in found]
-        found.update(own)
-        kept.append(WearFields(**{**host.wear, "drives": drives}))
+        if host.wear is not None:
+            machine = host.machine or str(number)
+            own = {(machine, drive["name"]): drive for drive in host.wear.drives}
+            drives = [drive for key, drive in own.items() if key not in found]
+            found.update(own)
+            kept.append(host.wear._replace(drives=drives))
     return kept
 
 

@@ -12,7 +12,7 @@ from dlemu.config.model import load_workload
 from dlemu.host.drive_counters import DriveWear
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
-from dlemu.host.wear import sum_up
+from dlemu.host.wear import Written
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.evidence import Evidence, HostReport, combine, stored_bytes, vouched_bytes
 from dlemu.judge.metrics import measure
@@ -171,7 +171,7 @@ def test_what_hosts_of_one_machine_share_counts_once() -> None:
         return report(
             epoch_of(devices=busy(sda=0.5), device_read_bytes=read, network=counted),
             host=name, machine=machine, network_name=network, links={"eth0": 10**9},
-            wear=sum_up([drive], 1.0),
+            wear=Written([drive], 1.0),
         )  # fmt: skip
 
     apart = gather(of("a", "x", "x/1", 700, 50), of("b", "y", "y/1", 700, 50)).measured
