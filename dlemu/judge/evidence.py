@@ -19,6 +19,7 @@ No counter sees what the file system's own cache, or the server's memory, delive
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from math import inf
 from typing import Any, cast
 
 import numpy as np
@@ -46,10 +47,11 @@ _VOUCHED = 0.95
 """A count that may not be complete is used if it has this share of the bytes read."""
 
 
-def stored_bytes(epoch: IntervalSummary, file_system: str) -> int | None:
+def stored_bytes(epoch: IntervalSummary, file_system: str, read: int | None = None) -> int | None:
     """Return the bytes that storage delivered in an epoch, None where no counter tells.
 
-    It is the smallest of the counts, as drives and mounts serve other processes, too.
+    It is the smallest of the counts, as drives and mounts serve other processes, too. A count that
+    may not be complete is taken if it has nearly all of the bytes `read`; None: not known.
     """
     if file_system in _IN_MEMORY:
         return 0
@@ -57,18 +59,15 @@ def stored_bytes(epoch: IntervalSummary, file_system: str) -> int | None:
     if epoch.devices and file_system.startswith("fuse"):  # drives that are watched behind it
         return epoch.device_read_bytes
     if not epoch.devices and epoch.network_read_bytes is None:
-        return processes if file_system in _COUNT_ALL else None
+        if file_system in _COUNT_ALL:
+            return processes
+        some = file_system.partition(".")[0] in _COUNT_SOME  # "fuse.sshfs"
+        least = inf if read is None or not some else _VOUCHED * read
+        return processes if processes is not None and processes >= least else None
     counts = [epoch.storage_read_bytes]
     if processes or epoch.devices:  # on NFS a count of 0 may mean that nothing was counted
         counts.append(processes)
     return min((num for num in counts if num is not None), default=None)
-
-
-def vouched_bytes(epoch: IntervalSummary, file_system: str, *, read: int) -> int | None:
-    """Return the bytes that storage delivered at least, if they are nearly all bytes read."""
-    counted = epoch.process_read_bytes
-    some = file_system.partition(".")[0] in _COUNT_SOME  # "fuse.sshfs"
-    return counted if some and counted is not None and counted >= _VOUCHED * read else None
 
 
 def how_known(file_system: str, *, known: bool) -> str:
@@ -246,10 +245,14 @@ def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes) -> Measured
     of_epochs = {each.epoch: int(each.accelerators["num_bytes"].sum()) for each in sums.epochs}
     read = [of_epochs.get(epoch, 0) for epoch in numbers]
     watched = _watched(hosts, read)
-    stored = [
-        _stored(hosts, epoch, read[epoch]) if watched is None else stored_behind(watched, epoch)
-        for epoch in numbers
-    ]
+    if watched is None:
+        one = len(hosts) == 1  # steps do not tell which of several hosts has read
+        stored = [
+            total([stored_bytes(h.epochs[n], h.file_system, num if one else None) for h in hosts])
+            for n, num in enumerate(read)
+        ]
+    else:
+        stored = [stored_behind(watched, epoch) for epoch in numbers]
     # What was read ahead in one epoch does not make up for what memory served in another.
     from_memory = [
         None if given is None else max(0, asked - given)
@@ -300,7 +303,8 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     if "cache" in measured and share is not None:  # the places behind the mount have told
         return ()
     in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
-    unseen = [host for host in hosts if _unseen(host.epochs[0])]
+    first = [(host, host.epochs[0]) for host in hosts]
+    unseen = [h for h, seen in first if not seen.devices and seen.network_read_bytes is None]
     if unseen:
         note = how_known(unseen[0].file_system, known=None not in shares)
         return (f"{note}; {in_memory}" if in_memory and None in shares else note,)
@@ -351,19 +355,6 @@ def _wear(hosts: list[HostReport]) -> list[Written]:
             found.update(own)
             kept.append(host.wear._replace(drives=drives))
     return kept
-
-
-def _stored(hosts: list[HostReport], epoch: int, read: int) -> int | None:
-    """Return the bytes that storage delivered to all hosts in an epoch, None if not known."""
-    known: int | None = total([stored_bytes(h.epochs[epoch], h.file_system) for h in hosts])
-    if known is not None or len(hosts) > 1:  # steps do not tell which host has read
-        return known
-    return vouched_bytes(hosts[0].epochs[epoch], hosts[0].file_system, read=read)
-
-
-def _unseen(epoch: IntervalSummary) -> bool:
-    """Return whether neither a drive nor a network mount has counted its reads."""
-    return not epoch.devices and epoch.network_read_bytes is None
 
 
 def objects_fields(gets: GetCounts, cpu_seconds: float | None) -> ObjectsMeasured:

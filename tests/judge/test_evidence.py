@@ -14,7 +14,7 @@ from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.wear import Written
 from dlemu.judge.bottleneck import find_run_limit
-from dlemu.judge.evidence import Evidence, HostReport, combine, stored_bytes, vouched_bytes
+from dlemu.judge.evidence import Evidence, HostReport, combine, stored_bytes
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
 from dlemu.judge.summary import Summary
@@ -245,7 +245,7 @@ def test_the_best_witness_tells(counts: dict[str, Any], kind: str, stored: int |
 def test_a_count_that_may_not_be_all_tells_only_if_it_is_nearly_all(
     kind: str, counted: int | None, vouched: int | None
 ) -> None:
-    assert vouched_bytes(epoch_of(process_read_bytes=counted), kind, read=READ) == vouched
+    assert stored_bytes(epoch_of(process_read_bytes=counted), kind, READ) == vouched
 
 
 @pytest.mark.parametrize(
