@@ -128,13 +128,13 @@ def combine_hosts(hosts: Sequence[Written | None], *, endurance: int | None = No
     }
     if not drives:
         missing = dict.fromkeys(_COUNTED, next((host.no_drive for host in known), NO_DRIVE))
-    used = [drive["percentage_used"] for drive in drives]
+    used = [n for drive in drives if (n := drive["percentage_used"]) is not None]
     wear = WearFields(
         seconds=max((host.seconds for host in known), default=0.0),
         block_bytes_written=_sum([drive["block_bytes_written"] for drive in drives]),
         host_bytes_written=_sum([drive["host_bytes_written"] for drive in drives]),
         media_bytes_written=_sum([drive["media_bytes_written"] for drive in drives]),
-        percentage_used=None if None in used else max(used, default=None),
+        percentage_used=max(used, default=None) if len(used) == len(drives) else None,
         file_bytes_written=sum(host.file_bytes for host in known),
         endurance_bytes=endurance * len(drives) if endurance and drives else None,
         drives=drives,

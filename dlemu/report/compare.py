@@ -272,7 +272,9 @@ def _read(folder: Path) -> list[Document]:
         if not found:
             raise RunError(f"{folder}: the search did not end, so nothing is compared")
         held = {"folder": str(folder), "kind": kind}
-        results = [held | {name: (_LEAST | each)[name] for name in _FIELDS} for each in found]
+        results: list[Document] = [
+            {**held, **{name: {**_LEAST, **each}[name] for name in _FIELDS}} for each in found
+        ]
         for result in results:
             for name in ("workload", "target", "verdict", "limit"):
                 if not isinstance(value := result[name], str):

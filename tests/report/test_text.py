@@ -71,7 +71,7 @@ def test_what_has_no_spread_has_no_noise() -> None:
 
 
 def test_parts_of_one_run_tell_no_interval_of_a_difference() -> None:
-    one = figure_of([1.0, 2.0, 3.0]) | {"of_one_run": True}
+    one = {**figure_of([1.0, 2.0, 3.0]), "of_one_run": True}
     found = difference(one, figure_of([1.0, 2.0, 3.0]))
     assert (found["noise"], found["within_noise"]) == (None, None)
     assert found["within_one_run"] == pytest.approx(2.776 * math.sqrt(2 / 3))
