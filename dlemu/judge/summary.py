@@ -178,7 +178,7 @@ class Measured(TypedDict, total=False):
     resident_share_before: float | None
     """Share (0-1) of the dataset's pages that were in memory before the first epoch."""
     hosts: Sequence[Mapping[str, Any]]
-    """The fields of HostEvidence, of each host."""
+    """HostReport.fields of each host."""
     wear: WearFields
     """What was written to the drives under the data folder from the start to the end of the run."""
     read_seconds: float
