@@ -4,7 +4,7 @@ Files of another dataset, or of unknown origin, are never touched.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
+    PLAN,
     Manifest,
     Plan,
     differing,
@@ -24,13 +25,11 @@ from dlemu.datagen.manifest import (
 from dlemu.datagen.target import WORK, Folder, Listing
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import DatasetError, RunError
-from dlemu.storage.atomic import sync_folder, write_atomically
 from dlemu.storage.owned import disk_bytes, room
 from dlemu.storage.s3.location import in_bucket
 from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
 
-PLAN = "recipe.json"
-_DONE = "done.journal"
+_DONE = f"{WORK}/done.journal"
 _MANY = 1_000_000
 """From so many files on, looking at them takes long."""
 
@@ -42,8 +41,12 @@ class Todo:
     layout: Layout
     missing: Samples
     """Files that must be written, int64 (files,)."""
+    unknown: Samples = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Objects that are there, and whose checksums must be computed once more."""
     older: Layout | None = None
     """The smaller dataset that is extended; its files get the names of the larger one."""
+    changes: bool = True
+    """Whether anything is left to write."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,6 @@ class Examined:
     """A data folder as it is, before anything is changed."""
 
     todo: Todo
-    manifest: Manifest | None
     done: bytes
     """Journal entries of the files that are complete."""
     partial: tuple[str, ...]
@@ -60,17 +62,14 @@ class Examined:
     """Bytes of each file and below them of its indexes, int64 (1 + indexes, files)."""
 
     @property
-    def changes(self) -> bool:
-        """Whether anything is left to write."""
-        return self.manifest is None or len(self.todo.missing) > 0
-
-    @property
     def num_bytes(self) -> int:
         """Bytes that the missing files take on the disk."""
         return int(round_up(self.sizes[:, self.todo.missing]).sum())
 
     def check_space(self, folder: Path) -> None:
         """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
+        if not self.todo.changes or in_bucket(folder):
+            return
         room(
             folder,
             self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes,
@@ -79,14 +78,15 @@ class Examined:
         )
 
 
-def examine(folder: Path, wanted: Layout) -> Examined:
-    """Return what is in a folder and what is missing; refuse to write where others' files are."""
-    manifest = read_manifest(folder)
-    plan = read_plan(folder / WORK / PLAN) if manifest is None else None
+def examine(target: Folder, wanted: Layout) -> Examined:
+    """Return what is there and what is missing; refuse to write where others' files are."""
+    folder = target.path
+    manifest = read_manifest(folder, target.access)
+    plan = read_plan(target) if manifest is None else None
     layout, older = choose_layout(folder, wanted, manifest, plan)
-    if layout.num_files >= _MANY:
+    if layout.num_files >= _MANY and not in_bucket(folder):
         _check_capacity(folder, layout)
-    listing = Folder(folder).listing(layout, *([] if older is None else [older]))
+    listing = target.listing(layout, *([] if older is None else [older]))
     refuse_strays(folder, listing, layout, known=manifest is not None or plan is not None)
     if older is not None:
         _refuse_taken_names(folder, listing, layout, extending=manifest is not None)
@@ -94,59 +94,39 @@ def examine(folder: Path, wanted: Layout) -> Examined:
     sizes = layout.all_sizes()
     whole = (_joined(listing.found) == sizes).all(axis=0)
     if manifest is None:
-        known, crcs = read_journals(folder / WORK, layout.num_files)
+        known, crcs = read_journals(target, layout.num_files)
     else:
         known = np.arange(layout.num_files) < manifest.layout.num_files
         crcs = np.pad(manifest.files["crc32c"], (0, layout.num_files - len(manifest.files)))
     missing = np.flatnonzero(~(whole & known))
-    done = np.flatnonzero(whole & known)
-    return Examined(
-        Todo(layout, missing, older),
-        manifest,
-        to_entries(done, crcs[done]),
-        listing.partial,
-        sizes,
-    )
+    done, unknown = np.flatnonzero(whole & known), missing[:0]
+    if in_bucket(folder):  # what is there was put whole
+        missing, unknown = np.flatnonzero(~whole), np.flatnonzero(whole & ~known)
+    todo = Todo(layout, missing, unknown, older, manifest is None or len(missing) > 0)
+    return Examined(todo, to_entries(done, crcs[done]), listing.partial, sizes)
 
 
-def prepare(folder: Path, wanted: Layout, workload: str = "") -> Todo:
+def prepare(target: Folder, wanted: Layout, workload: str = "") -> Todo:
     """Make the folders, start the journal, and return what is left to do.
 
     `workload` is the origin of the workload that the dataset is written for.
     """
-    found = examine(folder, wanted)
+    found = examine(target, wanted)
     todo = found.todo
-    if found.changes:
-        found.check_space(folder)
+    found.check_space(target.path)
     # The empty folder of an evaluation set: without it DLIO does not train.
-    (folder / "valid").mkdir(exist_ok=True)
-    for partial in found.partial:
-        (folder / partial).unlink()
-    if found.changes:
-        for below in dataset_folders(folder, todo.layout):
-            below.mkdir(parents=True, exist_ok=True)
+    target.make([Path("valid")])
+    target.delete(*found.partial)
+    if todo.changes:
+        target.make(dataset_folders(todo.layout))
         extends = None if todo.older is None else todo.older.num_files
-        _begin(
-            folder,
-            Plan(dataset=todo.layout, extends=extends, workload=workload or None),
-            found.done,
-        )
+        plan = Plan(dataset=todo.layout, extends=extends, workload=workload or None)
+        target.put(_DONE, [found.done])  # in place of all other journals
+        target.put(PLAN, [plan.to_json()])
+        target.delete(*(name for name in target.journals() if name != _DONE))
+        # From here on the dataset is unfinished: it has lost files, or files get other names.
+        target.delete(MANIFEST)
     return todo
-
-
-def _begin(folder: Path, plan: Plan, done: bytes) -> None:
-    """Replace all journals by one with the entries `done`, and the manifest by a plan."""
-    work = folder / WORK
-    work.mkdir(exist_ok=True)
-    write_atomically(work / _DONE, done)
-    plan.write(work / PLAN)
-    sync_folder(work)
-    for path in work.glob("rank*.journal"):
-        path.unlink()
-    sync_folder(folder)
-    # From here on the dataset is unfinished: it has lost files, or files get other names.
-    (folder / MANIFEST).unlink(missing_ok=True)
-    sync_folder(folder)
 
 
 def choose_layout(
@@ -218,12 +198,12 @@ def _refuse_taken_names(folder: Path, listing: Listing, layout: Layout, *, exten
             )
 
 
-def dataset_folders(folder: Path, layout: Layout) -> list[Path]:
-    """Return the folders of a dataset's files; a folder comes before those in it."""
+def dataset_folders(layout: Layout) -> list[Path]:
+    """Return the folders of a dataset's files, below its own; those in a folder come after it."""
     first = range(min(layout.num_files, max(1, layout.num_subfolders)))
     paths = [layout.path(file) for file in first]
     paths += [path for file in first for path in layout.index_paths(file)]
-    return [folder / below for below in sorted({up for path in paths for up in Path(path).parents})]
+    return sorted({up for path in paths for up in Path(path).parents})
 
 
 def _check_capacity(folder: Path, layout: Layout) -> None:

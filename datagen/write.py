@@ -8,148 +8,49 @@
 
 Whoever starts again, on any number of ranks, reads in the journals which files are complete.
 
-Into a bucket objects are written whole, so there is no journal: whoever starts again lists what is
-there (LIST, which a run never does), and computes the checksums of it once more. The plan is
-written first, dlemu.json last.
+Into a bucket objects are put whole, and each rank's journal in the end, also of a failure: whoever
+starts again after a kill lists what is there (LIST, which a run never does), and computes the
+checksums of it once more. The plan is written first, dlemu.json last.
 """
 
-import ctypes
 import dataclasses
 import errno
-import io
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
 from dlemu.datagen.manifest import (
-    FILE_TYPE,
-    FILES,
     MANIFEST,
     Manifest,
-    Plan,
     read_journals,
     read_manifest,
-    read_plan,
     to_entries,
     write_manifest,
 )
-from dlemu.datagen.prepare import PLAN, Todo, choose_layout, dataset_folders, prepare, refuse_strays
+from dlemu.datagen.prepare import Todo, dataset_folders, prepare
 from dlemu.datagen.target import (
     WORK,
-    Bucket,
     FileMaker,
     FileProgress,
     Folder,
     OnProgress,
     Stopped,
     Worker,
+    target_of,
     work_through,
 )
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError
 from dlemu.ranks.world import Alone, World
 from dlemu.storage import probe
-from dlemu.storage.atomic import sync_folder
 from dlemu.storage.owned import held
-from dlemu.storage.s3.location import ObjectPath, in_bucket
-
-
-def generate_objects(
-    workload: Workload,
-    *,
-    world: World,
-    on_progress: OnProgress | None,
-    on_begin: Callable[[], None],
-) -> Manifest:
-    """Do what `write.generate` does, in a bucket, with the access of rank 0."""
-    folder, access = workload.data_folder, world.on_first(lambda: workload.access)
-    assert isinstance(folder, ObjectPath) and access is not None
-    bucket, layout = Bucket(folder, access), layout_of(workload)
-    complete, there = world.on_first(lambda: _begin_objects(bucket, layout, workload.made_from))
-    if world.rank == 0:
-        on_begin()
-    if complete is not None:
-        return complete
-    content = Content(layout.seed)
-    writers = [
-        _ObjectWriter(each, layout, content, there) for each in bucket.of_workers(layout, world)
-    ]
-    work_through(
-        np.arange(layout.num_files),
-        writers,
-        num_bytes=int(layout.all_sizes()[0].sum()),
-        world=world,
-        on_progress=on_progress,
-    )
-    parts = world.gather({file: crc for writer in writers for file, crc in writer.crcs.items()})
-    if parts is not None:
-        _finish_objects(bucket, layout, parts, workload.made_from)
-    manifest = world.on_first(lambda: read_manifest(bucket.path, bucket.access))
-    if manifest is None:
-        raise DatasetError(f"{bucket.path / MANIFEST} has vanished: somebody removed it")
-    return dataclasses.replace(manifest, files_written=int((~there).sum()))
-
-
-class _ObjectWriter(FileMaker):
-    """Writes the objects that are not there yet, and keeps the checksums of all."""
-
-    def __init__(
-        self, bucket: Bucket, layout: Layout, content: Content, there: NDArray[np.bool_]
-    ) -> None:
-        super().__init__(bucket, layout, content)
-        self._there = there
-        self.crcs: dict[int, int] = {}
-
-    def do(self, file: int) -> None:
-        if self._there[file]:
-            self.crcs[file] = self.made(file, lambda data, offset, num_bytes: None)
-            return
-        self.write_indexes(file)
-        self.crcs[file] = self.write_file(file)
-
-
-def _begin_objects(
-    bucket: Bucket, wanted: Layout, workload: str
-) -> tuple[Manifest | None, NDArray[np.bool_]]:
-    """Write the plan; return which files an earlier datagen has completed, (files,).
-
-    If the dataset is complete, its manifest is returned and nothing is written.
-    """
-    there = np.ones(wanted.num_files, np.bool_)
-    manifest = read_manifest(bucket.path, bucket.access)
-    plan = None if manifest else read_plan(bucket.path / WORK / PLAN, bucket.access)
-    choose_layout(bucket.path, wanted, manifest, plan)
-    if manifest is None:
-        listing = bucket.listing(wanted)
-        refuse_strays(bucket.path, listing, wanted, known=plan is not None)
-        there = (listing.found[0] == wanted.all_sizes()).all(axis=0)
-        if plan is None:
-            bucket.put(f"{WORK}/{PLAN}", Plan(dataset=wanted, workload=workload or None).to_json())
-    return manifest, there
-
-
-def _finish_objects(bucket: Bucket, layout: Layout, parts: list[dict[int, int]], of: str) -> None:
-    """Write the manifest, and remove the plan."""
-    sizes = layout.all_sizes()[0]
-    files = np.zeros(len(sizes), FILE_TYPE)
-    files["bytes"] = sizes
-    for part in parts:
-        files["crc32c"][list(part)] = list(part.values())
-    array = io.BytesIO()
-    np.save(array, files)
-    bucket.put(FILES, array.getbuffer())
-    manifest = Manifest(layout, files, int(sizes.sum()), workload=of or None)
-    bucket.put(MANIFEST, manifest.to_json())
-    bucket.delete(f"{WORK}/{PLAN}")
-
+from dlemu.storage.s3.location import in_bucket
 
 _PROBE_SECONDS = 1.0
 _LOCK_SECONDS = 2.0
@@ -176,24 +77,24 @@ def generate(
     """
     world = world or Alone()
     wanted, folder = layout_of(workload), workload.data_folder
-    if in_bucket(folder):
-        return generate_objects(workload, world=world, on_progress=on_progress, on_begin=on_begin)
+    target = target_of(folder, world.on_first(lambda: workload.access))
     remedy = "start datagen again, it continues with the files that are missing"
     with writing(folder, world, remedy):
-        todo = world.on_first(lambda: prepare(folder, wanted, workload.made_from))
+        todo = world.on_first(lambda: prepare(target, wanted, workload.made_from))
         if world.rank == 0:
             on_begin()
         if todo.older is not None:
-            newer = todo.layout
-            places = Folder(folder).of_workers(todo.layout, world)
-            renamers = [_Renamer(each.path, todo.older, newer) for each in places]
+            places = target.of_workers(todo.layout, world)
+            renamers = [_Renamer(each.path, todo.older, todo.layout) for each in places]
             work_through(np.arange(todo.older.num_files), renamers, num_bytes=0, world=world)
-        if len(todo.missing):
-            _write(folder, todo, world, on_progress)
+        if len(todo.missing) or len(todo.unknown):
+            _write(target, todo, world, on_progress)
         if world.rank == 0:
-            _finish(folder, todo.layout, workload.made_from)
+            if todo.changes:
+                _finish(target, todo.layout, workload.made_from)
+            target.forget()
     world.barrier()
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, target.access)
     if manifest is None:
         raise DatasetError(_vanished(folder / MANIFEST))
     return dataclasses.replace(manifest, files_written=len(todo.missing))
@@ -207,7 +108,7 @@ def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
     """
     try:
         with ExitStack() as stack:
-            if world.rank == 0:
+            if world.rank == 0 and not in_bucket(folder):
                 stack.enter_context(held(folder, key="dataset.data_folder", seconds=_LOCK_SECONDS))
             yield
     except OSError as error:
@@ -250,63 +151,59 @@ class _Renamer(Worker):
             os.rename(self._folder / older, self._folder / newer)
 
 
-def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | None) -> None:
+def _write(target: Folder, todo: Todo, world: World, on_progress: OnProgress | None) -> None:
     """Write the missing files; all ranks call it, and return when all files are written."""
-    layout, missing = todo.layout, todo.missing
-    content = Content(layout.seed)
-    path = folder / WORK / f"rank{world.rank}.journal"
-    journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-    try:
+    layout, content = todo.layout, Content(todo.layout.seed)
+    files = np.union1d(todo.missing, todo.unknown)
+    with target.journal(f"rank{world.rank}.journal") as enter:
+        places = target.of_workers(layout, world)
         work_through(
-            missing,
-            [
-                _Writer(each, layout, content, journal)
-                for each in Folder(folder).of_workers(layout, world)
-            ],
-            num_bytes=int(layout.all_sizes()[0, missing].sum()),
+            files,
+            [_Writer(each, layout, content, {*todo.unknown.tolist()}, enter) for each in places],
+            num_bytes=int(layout.all_sizes()[0, files].sum()),
             world=world,
             on_progress=on_progress,
         )
         if layout.index_paths(0):
-            _sync_file_system(journal)  # for the indexes
-    finally:
-        os.close(journal)
+            target.settle()  # for the indexes
     # On a network file system rank 0 sees the entries of a journal once it is closed.
     world.barrier()
 
 
 class _Writer(FileMaker):
-    """Writes missing files, and enters them in this rank's journal."""
+    """Writes missing files, and enters their checksums in this rank's journal.
 
-    def __init__(self, folder: Folder, layout: Layout, content: Content, journal: int) -> None:
-        super().__init__(folder, layout, content)
-        self._journal = journal
+    Of those that are `there` it only computes the checksums.
+    """
+
+    def __init__(
+        self,
+        target: Folder,
+        layout: Layout,
+        content: Content,
+        there: set[int],
+        enter: Callable[[bytes], object],
+    ) -> None:
+        super().__init__(target, layout, content)
+        self._there, self._enter = there, enter
 
     def do(self, file: int) -> None:
-        # No sync: after a power failure the size is wrong, and a restart writes the index again.
-        self.write_indexes(file, sync=False)
-        crc = self.write_file(file)
-        os.write(self._journal, to_entries(np.array([file]), np.array([crc], np.uint32)))
+        if file in self._there:
+            crc = self.made(file, lambda data, offset, num_bytes: None)
+        else:
+            # No sync: after a power failure the size is wrong, and a restart writes it again.
+            self.write_indexes(file, sync=False)
+            crc = self.write_file(file)
+        self._enter(to_entries(np.array([file]), np.array([crc], np.uint32)))
 
 
-def _sync_file_system(number: int) -> None:
-    """Sync the whole file system on which this open file lies."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syncfs(number):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _finish(folder: Path, layout: Layout, workload: str) -> None:
-    """Write the manifest, if it is not there, and remove the journals."""
-    work = folder / WORK
-    if not (folder / MANIFEST).exists():
-        known, crcs = read_journals(work, layout.num_files)
-        if not known.all():  # every rank has entered each of its files
-            raise DatasetError(_vanished(work))
-        for below in dataset_folders(folder, layout):
-            sync_folder(below)
-        write_manifest(folder, layout, crcs, workload or None)
-    shutil.rmtree(work, ignore_errors=True)  # where there is a manifest, journals are ignored
+def _finish(target: Folder, layout: Layout, workload: str) -> None:
+    """Write the manifest, from the journals."""
+    known, crcs = read_journals(target, layout.num_files)
+    if not known.all():  # every rank has entered each of its files
+        raise DatasetError(_vanished(target.path / WORK))
+    target.sync(dataset_folders(layout))
+    write_manifest(target, layout, crcs, workload or None)
 
 
 def _vanished(path: Path) -> str:
@@ -314,11 +211,13 @@ def _vanished(path: Path) -> str:
 
 
 def write_rate(layout: Layout, folder: Path) -> float | None:
-    """Return bytes per second at which a rank writes such files; None if it cannot tell.
+    """Return bytes per second at which a rank writes such files; None: a bucket, or unknown.
 
     The files are written as `generate` does, into a temporary folder beside `folder`, or in the
     next folder above that is there; it is removed in the end.
     """
+    if in_bucket(folder):
+        return None
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     seen: list[FileProgress] = []
 
@@ -328,10 +227,9 @@ def write_rate(layout: Layout, folder: Path) -> float | None:
 
     try:
         with TemporaryDirectory(dir=there, prefix=".dlemu-probe.") as name:
-            for below in dataset_folders(Path(name), layout):
-                below.mkdir(parents=True, exist_ok=True)
-            places, content = Folder(Path(name)).of_workers(layout, Alone()), Content(0)
-            writers = [_Prober(each, layout, content) for each in places]
+            target, content = Folder(Path(name)), Content(0)
+            target.make(dataset_folders(layout))
+            writers = [_Prober(e, layout, content) for e in target.of_workers(layout, Alone())]
             files = np.arange(layout.num_files)
             every = min(_PROBE_SECONDS, probe.longest_seconds)
             work_through(files, writers, num_bytes=0, world=Alone(), on_progress=stop, every=every)
