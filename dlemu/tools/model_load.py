@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -336,6 +336,7 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
     # Files that are to stay get their names once they are whole.
     suffix = PARTIAL if load.keep else ""
     try:
+        folder.mkdir(exist_ok=True)
         with scratch(folder, [f"{path.name}{suffix}" for path, _ in left]):
             text = f"writing {counted(len(left), 'file')}, {format_bytes(size)}, into {folder}"
             on_event(text)
@@ -346,3 +347,6 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
             yield files
     except OSError as error:
         raise RunError(f"{folder}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):  # files stay there
+            folder.rmdir()

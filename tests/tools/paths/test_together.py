@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dlemu.cli.main import run
@@ -25,10 +27,11 @@ from dlemu.storage.gpu.availability import Availability, CufileError
 from dlemu.tools.paths import blocks, cells, sweep, target
 from dlemu.tools.paths.blocks import Done, Latencies, Work
 from dlemu.tools.paths.sweep import Sweep, run_paths
+from tests.lab.bench import MARK, Run, followed
 from tests.lab.commands import with_checkout
 from tests.lab.many_hosts import ManyHosts
 from tests.lab.mpirun import mpirun
-from tests.lab.waiting import LONG
+from tests.lab.waiting import LONG, until
 from tests.storage.gpu.test_cufile import NONE, stats
 
 MIB = 1 << 20
@@ -206,6 +209,41 @@ def test_two_ranks_measure_a_target_each_and_one_shows_both(folders: tuple[Path,
     told = json.loads(done.stdout)
     assert [row["target"] for row in told] == [*map(str, folders), "sum"]
     assert told[2]["num_ios"] == told[0]["num_ios"] + told[1]["num_ios"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_is_killed_while_it_measures_is_named(
+    culprit: int, folders: tuple[Path, ...]
+) -> None:
+    words = ["paths", f"{folders[0]},{folders[1]}", "seconds=86400", "io_sizes=4KiB", "workers=2"]
+    words += ["patterns=seq_read", "paths=host_buffered", "file_size=1MiB", "output=out"]
+    mark, folder = uuid.uuid4().hex, folders[0].parent
+    process = subprocess.Popen(
+        mpirun(2, "--bind-to", "none", sys.executable, "-m", "dlemu", *words),
+        cwd=folder,
+        env={**with_checkout(), MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with followed(process, folder, mark) as run:
+        until(lambda: len(list(reading(run))) == 4, "all readers")
+        run.ranks()[culprit].kill()
+        assert run.end() != 0
+        (line,) = (each for each in run.errors if each.startswith("dlemu: "))
+        assert f"rank {culprit} on host " in line and "ended without a word" in line
+        until(lambda: not run.alive(), "the end of all processes")
+    assert not [*folders[1 - culprit].iterdir()], "what the others wrote is removed"
+
+
+def reading(run: Run) -> Iterator[psutil.Process]:
+    """Yield the processes that have a file of the sweep open."""
+    for process in run.alive():
+        with suppress(psutil.Error):
+            if any("dlemu_paths." in file.path for file in process.open_files()):
+                yield process
 
 
 # --- a block device -------------------------------------------------------------------------------
