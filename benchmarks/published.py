@@ -30,7 +30,7 @@ from benchmarks.published_cells import (
 from dlemu.config.model import load_workload
 from dlemu.host.wear import sustained
 from dlemu.report.blocks import Column, Lines, Table, table_of
-from dlemu.report.predict import range_of
+from dlemu.report.sizing import range_of
 from dlemu.report.text import render_markdown
 from dlemu.sizing.formula import ERROR, Prediction, Published
 from dlemu.sizing.formula import predict as by_datasheet
@@ -125,7 +125,7 @@ def hosts(results: Sequence[Result], one_host: Sequence[Result]) -> list[Table |
         for name, (least, most) in core_seconds(results, one_host).items()
     ]
     share = f"{low:.2f} to {high:.2f}, without {', '.join(left_out)}"
-    ranges = [
+    ranges: list[tuple[str, Sequence[Prediction | Published], Sequence[Result]]] = [
         ("drives never fitted to, by datasheet", alone, held),
         ("drives never fitted to, published run", runs, held),
         ("the cells, published run", [each.published for each in results], results),
@@ -144,7 +144,7 @@ def hosts(results: Sequence[Result], one_host: Sequence[Result]) -> list[Table |
             Column("its range", lambda row: range_of(vars(row[2]))),
             Column("limit", lambda row: row[2].figure),
         ),
-        Lines([f"{name}: {_in_range(*found)}" for name, *found in ranges]),
+        Lines([f"{name}: {_in_range(found, of)}" for name, found, of in ranges]),
     ]
 
 
@@ -218,9 +218,10 @@ def caches() -> Table:
 def wear() -> Table:
     """Return the write rates that published drives sustain, beside `dlemu doctor --wear`."""
 
-    def rate(row: dict[str, str], unit: str) -> float:
+    def rates(row: dict[str, str]) -> tuple[float, float]:
         duty, endurance = int(row["average_use_percent"]) / 100, int(row["sequential_write_PBW"])
-        return sustained(endurance * 10**15, years=float(row["years"]), duty=duty)[unit]
+        found = sustained(endurance * 10**15, years=float(row["years"]), duty=duty)
+        return found["bytes_per_second"] / 1e6, found["binary_bytes_per_second"] / 2**20
 
     return table_of(
         rows("drive_endurance_published"),
@@ -228,8 +229,8 @@ def wear() -> Table:
         Column("PBW", "sequential_write_PBW"),
         Column("use (%)", "average_use_percent"),
         Column("published", "write_bandwidth_supported_MBps"),
-        Column("MB/s, decimal", lambda row: rate(row, "bytes_per_second") / 1e6, ",.1f"),
-        Column("MiB/s, binary", lambda row: rate(row, "binary_bytes_per_second") / 2**20, ",.1f"),
+        Column("MB/s, decimal", lambda row: rates(row)[0], ",.1f"),
+        Column("MiB/s, binary", lambda row: rates(row)[1], ",.1f"),
     )
 
 
