@@ -784,8 +784,9 @@ class TrainSection(Section):
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
     launch_time: Seconds = 0.0
     """Seconds of a core at the begin of each step, spent by the rank in short calls which take
-    Python's lock, as a job queues the step's kernels. They are a part of computation_time, and the
-    step's whole time where they take longer. A rank with several accelerators spends them once."""
+    Python's lock, as a job queues the step's kernels. They are a part of computation_time, at most
+    all of it; a step whose thread waits for a core or the lock may end late. A rank with several
+    accelerators spends them once."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
 

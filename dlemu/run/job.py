@@ -250,7 +250,9 @@ class _Run:
         workload, world = self._workload, self._world
         clock, watchdog = self._clock, self._watchdog
         on_gpu = _compute_on_gpu(workload, self._own, clock)
-        wait_until = after_launch(workload.train.launch_time, on_gpu or clock.sleep_until)
+        wait_until = after_launch(
+            workload.train.launch_time, on_gpu or clock.sleep_until, clock.now
+        )
         compute = watchdog.computing(wait_until, clock)
         parts: list[Steps] = []
         with (
