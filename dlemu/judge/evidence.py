@@ -31,7 +31,7 @@ from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import WearFields, combine_hosts
 from dlemu.judge.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.judge.metrics import Losses, find_losses
-from dlemu.judge.summary import CacheWatched, Measured, NetworkFields, ObjectsMeasured
+from dlemu.judge.summary import CacheMeasured, Measured, NetworkFields, ObjectsMeasured
 from dlemu.judge.sums import Sums
 from dlemu.storage.counted import GetCounts, PathBytes, quantile_of
 from dlemu.storage.probe import Probe
@@ -283,7 +283,7 @@ def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes) -> Measured
     return measured
 
 
-def _watched(hosts: list[HostReport], read: list[int]) -> CacheWatched | None:
+def _watched(hosts: list[HostReport], read: list[int]) -> CacheMeasured | None:
     """Return what the places behind a mounted cache counted; None if none is watched."""
     if not all(host.watched for host in hosts):
         return None
@@ -385,7 +385,7 @@ def objects_fields(gets: GetCounts, cpu_seconds: float | None) -> ObjectsMeasure
 
 def watched_fields(
     read: Sequence[int], hosts: Sequence[Sequence[PlaceCounts]], seconds: Sequence[float]
-) -> CacheWatched:
+) -> CacheMeasured:
     """Return the fields of summary.json.
 
     Args:
@@ -396,7 +396,7 @@ def watched_fields(
     places = [total(epoch) for epoch in zip(*hosts, strict=True)]
     origin = [each.origin_read_bytes for each in places]
     written = [each.cache_written_bytes for each in places]
-    return CacheWatched(
+    return CacheMeasured(
         hit_share_per_epoch=[_hits(*pair) for pair in zip(origin, read, strict=True)],
         read_bytes_per_epoch=list(read),
         origin_bytes_per_epoch=origin,
@@ -408,7 +408,7 @@ def watched_fields(
     )
 
 
-def stored_behind(cached: CacheWatched, epoch: int) -> int | None:
+def stored_behind(cached: CacheMeasured, epoch: int) -> int | None:
     """Return the bytes of an epoch that drives delivered: origin's and cache's; None if unknown."""
     parts = (cached["origin_bytes_per_epoch"][epoch], cached["cache_read_bytes_per_epoch"][epoch])
     known = [part for part in parts if part is not None]
