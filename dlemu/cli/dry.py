@@ -55,9 +55,7 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
     size = required_size(workload, world)
     workload = resolve_auto(workload, world)
     folder = workload.data_folder
-    found = world.on_first(
-        lambda: examine(target_of(folder, workload.access), layout_of(workload))
-    )
+    found = world.on_first(lambda: examine(target_of(folder, workload.access), layout_of(workload)))
     if world.rank != 0:
         return
     _introduce(workload, world, tell)

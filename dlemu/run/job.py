@@ -18,6 +18,7 @@ from dlemu.checkpoint.in_run import (
     check_checkpoints,
     combine_checkpoints,
     due_after,
+    num_due,
     open_checkpoints,
 )
 from dlemu.clock import Clock, WallClock, after_launch
@@ -286,11 +287,13 @@ class _Run:
                         write(self._record.folder, world.rank, steps)
                     if world.rank == 0:  # other ranks may have no accelerator
                         self._say(_epoch_line(epoch, steps, workload))
-                if self._checkpoints is not None:
+                if workload.workflow.checkpoint:
                     self._live.does("waiting for the last checkpoint")
-                    ended = world.gather(self._checkpoints.finish())
+                    own = self._checkpoints
+                    ended = world.gather(None if own is None else own.finish())
                     if ended is not None:
-                        found = combine_checkpoints(workload, self._num_accelerators, ended)
+                        told = [each for each in ended if each is not None]
+                        found = combine_checkpoints(workload, self._num_accelerators, told)
                         self._summary["checkpoints"] = found
                 self._live.does("gathering the results")
                 most_lost = max(world.all_gather(_lost_share(parts)))
@@ -341,10 +344,10 @@ class _Run:
     def _open_checkpoints(self) -> Iterator[RunCheckpoints | None]:
         """Yield the checkpoints of the run, None if it writes none."""
         workload = self._workload
-        if not workload.workflow.checkpoint:
+        steps = [self._count_steps()] * workload.train.epochs
+        if not (workload.workflow.checkpoint and num_due(workload, steps)):
             yield None
             return
-        steps = [self._count_steps()] * workload.train.epochs
         rank = OwnRank(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, rank, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing

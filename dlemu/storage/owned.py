@@ -188,6 +188,9 @@ class OwnedFolder:
     def _write(self, path: Path, data: bytes) -> None:
         write_atomically(path, data)
 
+    def _delete(self, name: str) -> None:
+        (os.rmdir if name.endswith("/") else os.unlink)(self.path / name)
+
     def entries(self) -> list[str]:
         """Return the paths below the folder of what dlemu has made there, in order.
 
@@ -213,14 +216,25 @@ class OwnedFolder:
 
         The mark goes last, so that the next command knows what is left if this one is killed.
         """
-        for name in self._below():
-            if self._is_ours(name):
-                with suppress(OSError):  # a folder with something foreign, or it is gone
-                    (os.rmdir if name.endswith("/") else os.unlink)(self.path / name)
+        self.remove()
+        self.forget()
         with suppress(OSError):
-            if {*os.listdir(self.path)} <= {self.mark}:
-                os.unlink(self.path / self.mark)
             os.rmdir(self.path)
+
+    def remove(self, start: str = "") -> None:
+        """Remove what is dlemu's in it, or in its folder `start` ("a/") and that as well."""
+        for name in filter(None, (*self._below(start), start)):
+            whole = name.removesuffix(PARTIAL)
+            # The temporary name first: a thread that is being stopped may just give the final one.
+            for each in (f"{whole}{PARTIAL}", whole) if self._is_ours(name) else ():
+                with suppress(OSError):  # a folder with something foreign, or it is gone
+                    self._delete(each)
+
+    def forget(self) -> None:
+        """Remove the mark, if nothing else is left."""
+        with suppress(OSError, DlemuError):
+            if {*self._below()} <= {self.mark}:
+                self._delete(self.mark)
 
     @contextmanager
     def passing(

@@ -113,6 +113,22 @@ def test_what_is_dlemus_is_known_and_removed(full: OwnedFolder) -> None:
     assert full.entries() == [] and full.fields() is None
 
 
+def test_a_file_that_gets_its_name_meanwhile_is_removed(
+    full: OwnedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thread that is being stopped."""
+    below, partial = OwnedFolder._below, full.path / "step_2" / "part_1.partial"
+
+    def named(self: OwnedFolder, start: str = "") -> list[str]:
+        found = list(below(self, start))
+        partial.rename(partial.with_suffix(""))
+        return found
+
+    monkeypatch.setattr(OwnedFolder, "_below", named)
+    full.remove("step_2/")
+    assert {path.name for path in full.path.rglob("*")} == {"mark.json", "step_1", "part_1"}
+
+
 @pytest.mark.parametrize("name", ["mine", "step_1/mine", "step_9/part_1/", "step_x/", "link"])
 def test_what_is_foreign_is_refused_and_stays(full: OwnedFolder, name: str) -> None:
     path = full.path / name
