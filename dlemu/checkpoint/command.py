@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.checkpoint.crew import Crew, Progress
-from dlemu.checkpoint.dcp import check_dcp
-from dlemu.checkpoint.files import ReadTimes, WriteTimes
+from dlemu.checkpoint.files import ReadTimes, WriteTimes, check_dcp
 from dlemu.checkpoint.folder import Opened, access_to, folder_of, opened, step_folder
 from dlemu.checkpoint.outcome import (
     Conditions,

@@ -16,9 +16,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from dlemu.checkpoint.crew import Crew
-from dlemu.checkpoint.dcp import FILES, DcpWriter
-from dlemu.checkpoint.dcp import folder_of as dcp_folder
-from dlemu.checkpoint.files import BucketReader, BucketWriter, Reader, Writer
+from dlemu.checkpoint.files import (
+    DCP_FILES,
+    BucketReader,
+    BucketWriter,
+    DcpWriter,
+    Reader,
+    Writer,
+    dcp_folder,
+)
 from dlemu.checkpoint.plan import Plan
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, access_of
@@ -368,7 +374,7 @@ def _new_record(workload: Workload, plan: Plan) -> Written:
     key, accelerators = workload.checkpoint, range(plan.share.written)
     files = tuple((file.name, file.num_bytes) for file in plan.files)
     if key.writer == "dcp":  # sizes are torch's
-        files = tuple((f"{dcp_folder(a)}/{name}", 0) for a in accelerators for name in FILES)
+        files = tuple((f"{dcp_folder(a)}/{name}", 0) for a in accelerators for name in DCP_FILES)
     return Written(workload.model.name, secrets.randbits(63), key.scale, key.writer, files)
 
 
