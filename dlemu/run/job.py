@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -49,7 +50,7 @@ from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.loaders.cache.host import HostCounts, HostTier, check_tier, emulates, has_tier
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
-from dlemu.run.cold import make_cold
+from dlemu.run.cold import ColdStart
 from dlemu.run.live import Live, StepsSoFar
 from dlemu.run.monitor import Reports, RunMonitor, watched_places
 from dlemu.run.replay import (
@@ -260,10 +261,8 @@ class _Run:
             closing(self._open_loader()) as loader,
         ):
             layout, direct = self._dataset.layout, loader.direct
-            start_cold = partial(
-                make_cold, workload, layout, world, direct=direct, watchdog=watchdog
-            )
-            start_cold(say=self._say)
+            cold = ColdStart(workload, layout, world, watchdog, self._say, direct)
+            cold.make()
             self._say(demand_line(workload, self._num_accelerators))
             with RunMonitor(
                 self._dataset, self._record.folder, world, loader, len(self._own), watchdog
@@ -279,7 +278,7 @@ class _Run:
                 )
                 for epoch in range(workload.train.epochs):
                     if epoch and workload.drops_each_epoch:
-                        start_cold(say=silent)
+                        replace(cold, say=silent).make()
                     steps = self._replay_epoch(epoch, loader, monitor, compute)
                     parts.append(steps)
                     with self._record.writing():

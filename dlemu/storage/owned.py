@@ -30,8 +30,9 @@ from dlemu.units import format_bytes
 _POLL_SECONDS = 0.05
 
 
-def lock_folder(folder: Path, *, seconds: float = 0.0) -> int:
-    """Lock a folder; return the descriptor that holds the lock, for `unlock_folder`.
+@contextmanager
+def locked(folder: Path, *, seconds: float = 0.0) -> Iterator[None]:
+    """Lock a folder; in the end it is unlocked, also for child processes.
 
     Where the file system has no locks, nothing is locked.
 
@@ -48,17 +49,11 @@ def lock_folder(folder: Path, *, seconds: float = 0.0) -> int:
             time.sleep(_POLL_SECONDS)
         if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-    except BaseException:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
-        raise
-    return descriptor
-
-
-def unlock_folder(descriptor: int) -> None:
-    """Unlock a folder, also for child processes that inherited the descriptor."""
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -119,7 +114,7 @@ def held(folder: Path, *, key: str = "", seconds: float = 0.0, new: bool = False
             attempt = ExitStack()
             try:
                 attempt.enter_context(made(folder, new=new))
-                lock = lock_folder(folder, seconds=seconds)
+                stack.enter_context(locked(folder, seconds=seconds))
             except BlockingIOError:
                 attempt.close()
                 raise WorkloadError(
@@ -131,7 +126,6 @@ def held(folder: Path, *, key: str = "", seconds: float = 0.0, new: bool = False
                 if not left or (new and os.path.lexists(folder)):
                     raise
             else:
-                stack.callback(unlock_folder, lock)
                 stack.push(attempt)  # a folder that is removed is still locked
                 break
         yield

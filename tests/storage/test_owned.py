@@ -22,11 +22,10 @@ from dlemu.storage.owned import (
     direct,
     disk_bytes,
     held,
-    lock_folder,
+    locked,
     made,
     room,
     scratch,
-    unlock_folder,
 )
 from tests.lab.dataset import tree
 
@@ -73,11 +72,14 @@ def test_an_empty_folder_is_removed_before_another_can_hold_it(
 ) -> None:
     there: list[bool] = []
 
-    def unlock(lock: int) -> None:
-        there.append((tmp_path / "folder").exists())
-        unlock_folder(lock)
+    flock = fcntl.flock
 
-    monkeypatch.setattr(owned, "unlock_folder", unlock)
+    def note(lock: int, how: int) -> None:
+        if how == fcntl.LOCK_UN:
+            there.append((tmp_path / "folder").exists())
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", note)
     with held(tmp_path / "folder"):
         pass
     assert there == [False]
@@ -256,7 +258,9 @@ def test_a_second_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
 
 
 def test_who_has_time_waits(tmp_path: Path) -> None:
-    threading.Timer(0.1, unlock_folder, [lock_folder(tmp_path)]).start()
+    lock = locked(tmp_path)
+    lock.__enter__()
+    threading.Timer(0.1, lock.__exit__, [None, None, None]).start()
     with held(tmp_path, seconds=60):
         pass
 
@@ -275,7 +279,7 @@ def test_a_folder_renamed_meanwhile_is_not_held(
 
     monkeypatch.setattr(fcntl, "flock", rename)
     with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
-        lock_folder(folder)
+        locked(folder).__enter__()
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
