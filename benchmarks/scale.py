@@ -21,9 +21,8 @@ from benchmarks.harness import describe_machine, markdown
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import read_manifest
 from dlemu.datagen.manifest import MANIFEST, to_entries
-from dlemu.datagen.prepare import dataset_folders
 from dlemu.datagen.target import WORK, Folder
-from dlemu.datagen.write import _finish
+from dlemu.datagen.write import _finish, dataset_folders
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.judge.metrics import find_losses, measure_sums

@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -370,8 +370,9 @@ class Bucket(Folder):
             missing = errno.ENOENT, os.strerror(errno.ENOENT)
             raise FileNotFoundError(*missing, str(self.path / name)) from None
 
-    def repairing(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def repairing(self, name: str) -> Iterator[None]:
+        yield
 
     def put(self, name: str, pieces: Iterable[bytes]) -> None:
         self._store.put((self.path / name).key, memoryview(b"".join(pieces)))

@@ -10,9 +10,8 @@ from dlemu.checkpoint.folder import access_to, folder_of, probe
 from dlemu.checkpoint.folder import examine as examine_folder
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.plan import Plan, planned
-from dlemu.datagen.prepare import examine
 from dlemu.datagen.target import target_of
-from dlemu.datagen.write import write_rate
+from dlemu.datagen.write import examine, write_rate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import (
     SizeCheck,
@@ -55,9 +54,7 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
     size = required_size(workload, world)
     workload = resolve_auto(workload, world)
     folder = workload.data_folder
-    found = world.on_first(
-        lambda: examine(target_of(folder, workload.access), layout_of(workload))
-    )
+    found = world.on_first(lambda: examine(target_of(folder, workload.access), layout_of(workload)))
     if world.rank != 0:
         return
     _introduce(workload, world, tell)

@@ -20,8 +20,8 @@ from dlemu.config.model import Workload
 from dlemu.datagen import generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.manifest import Plan, to_entries
-from dlemu.datagen.prepare import Examined, Todo
 from dlemu.datagen.target import FILES_IN_FLIGHT, FileMaker, FileProgress, Folder
+from dlemu.datagen.write import Examined, Todo
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.ranks.world import Alone
