@@ -16,12 +16,12 @@ from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.storage.atomic import PARTIAL
 from dlemu.storage.extents import settle_direct
-from dlemu.storage.gpu.availability import lists_gpu
+from dlemu.storage.gpu.availability import availability, lists_gpu
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate
 from dlemu.tools.model_reading import WAYS, Way, read_once
-from dlemu.tools.paths.target import path_problem, write_random_files
+from dlemu.tools.paths.target import write_random_files
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
@@ -267,12 +267,12 @@ def _drop(files: Sequence[Path]) -> Pages:
 
 def _usable(load: Load, file: Path, on_event: OnEvent) -> Iterator[Way]:
     for way in load.ways or WAYS:
-        problem = None
-        if way == "odirect":
-            problem = None if settle_direct(file, "auto") else "its file system has no O_DIRECT"
+        problem = ""
+        if way == "odirect" and not settle_direct(file, "auto"):
+            problem = "its file system has no O_DIRECT"
         elif way == "cufile":
-            problem = path_problem("cufile", file.parent) if lists_gpu() else "no GPU on this host"
-        if problem is None:
+            problem = availability(file.parent).why if lists_gpu() else "no GPU on this host"
+        if not problem:
             yield way
         elif load.ways is None:
             on_event(f"left out: {way}: {problem}")
