@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from dlemu.config.compose import datasheet, named, read_yaml
 from dlemu.config.model import Drive, NamedDrive
-from dlemu.config.sections import LISTED, Arguments, Names, Switch
+from dlemu.config.sections import Arguments, Listed, Names, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.storage.atomic import PARTIAL
@@ -109,11 +109,9 @@ class Load(Arguments):
     """Share of each file that is written and read, on a small disk; the answer says so."""
     keep: bool = False
     """Leave the files; the next command finds them."""
-    readers: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=1024)], ...], LISTED, Field(min_length=1)
-    ] = (1, 4, 16)
+    readers: Listed[Annotated[int, Field(ge=1, le=1024)]] = (1, 4, 16)
     """Threads that read at once."""
-    ways: Annotated[tuple[Way, ...], LISTED, Field(min_length=1)] | None = None
+    ways: Listed[Way] | None = None
     """How files are read. None: all that work here. One that is named and does not work is an
     error."""
     drive: NamedDrive | None = None

@@ -8,6 +8,7 @@
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_validator
 
 from dlemu.config.model import NamedDrive
-from dlemu.config.sections import LISTED, Arguments, Size, Switch
+from dlemu.config.sections import Arguments, Listed, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import find_connection
 from dlemu.host.topology import cpus_of_node, find_attachment
@@ -55,11 +56,7 @@ CELLS = "cells.jsonl"
 WEAR = "wear.jsonl"
 """Keeps what was written to the drives, a line for each command that wrote enough to tell."""
 
-_LONGEST, _MOST_WORKERS = 86_400, 1024
-_DEEPEST = 4096
-
 OnWear = Callable[[WearFields], object]
-Together = Literal["off", "on", "both"]
 
 
 def _block(size: int) -> int:
@@ -72,8 +69,7 @@ def _block(size: int) -> int:
 
 
 def _pair(text: str) -> str:
-    target, _, number = text.rpartition(":gpu")
-    if not (target and number.isdecimal() and len(number) < 4):
+    if not re.fullmatch(r".+:gpu\d{1,3}", text):
         raise ValueError(f"must be TARGET:gpuNUMBER, as /mnt/d0:gpu0, got {text}")
     return text
 
@@ -86,37 +82,29 @@ def _together(value: object) -> object:
 class Sweep(Arguments):
     """What to measure; every combination is a cell."""
 
-    target: Annotated[tuple[Path, ...], LISTED] = ()
+    target: Listed[Path] = ()
     """Folders, instead of FOLDER: a local drive, a remote mount. A block device is read only."""
-    together: Annotated[Together | None, BeforeValidator(_together)] = None
+    together: Annotated[Literal["off", "on", "both"] | None, BeforeValidator(_together)] = None
     """Measure all targets at the same time, and their sum; "both": each alone as well. None: on
     with pairs and under mpirun, where each rank has a share of the targets, else off."""
-    pairs: Annotated[tuple[Annotated[str, AfterValidator(_pair)], ...], LISTED] = ()
+    pairs: Listed[Annotated[str, AfterValidator(_pair)]] = ()
     """Targets, each with the GPU that its bytes go to: [/mnt/d0:gpu0,/mnt/d1:gpu1]."""
     gpu: Annotated[int, Field(ge=0, lt=1000)] | None = None
     """Number of the GPU for all targets. None: the nearest to each one's drive."""
-    seconds: Annotated[float, Field(gt=0, le=_LONGEST)] = 45.0
+    seconds: Annotated[float, Field(gt=0, le=86_400)] = 45.0
     """Seconds of each measurement, as in the published tables."""
-    io_sizes: Annotated[
-        tuple[Annotated[Size, AfterValidator(_block)], ...], LISTED, Field(min_length=1)
-    ] = tuple(kib << 10 for kib in (4, 16, 64, 128, 512, 1024, 4096))
+    io_sizes: Listed[Annotated[Size, AfterValidator(_block)]] = tuple(
+        kib << 10 for kib in (4, 16, 64, 128, 512, 1024, 4096)
+    )
     """Bytes of a block; 512B where the device allows it."""
-    queue_depths: (
-        Annotated[tuple[Annotated[int, Field(ge=1, le=_DEEPEST)], ...], LISTED, Field(min_length=1)]
-        | None
-    ) = None
+    queue_depths: Listed[Annotated[int, Field(ge=1, le=4096)]] | None = None
     """Blocks that each worker has in flight; compares processes and io_uring. None: one, and no
     path that is for more."""
-    workers: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=_MOST_WORKERS)], ...], LISTED, Field(min_length=1)
-    ] = (8,)
+    workers: Listed[Annotated[int, Field(ge=1, le=1024)]] = (8,)
     """Processes that read or write at once."""
-    patterns: Annotated[tuple[Pattern, ...], LISTED, Field(min_length=1)] = (
-        "seq_read",
-        "random_read",
-    )
+    patterns: Listed[Pattern] = ("seq_read", "random_read")
     """Writing wears drives, so it must be asked for."""
-    paths: Annotated[tuple[DataPath, ...], LISTED, Field(min_length=1)] | None = None
+    paths: Listed[DataPath] | None = None
     """None: all that work here. One that is named and does not work is an error."""
     file_size: Size | None = None
     """Bytes of each worker's file, or part of a block device. None: 2 GiB, less if that would take
@@ -132,30 +120,13 @@ class Sweep(Arguments):
     progress: Switch = "on"
     """Show on stderr what is being measured."""
 
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Blocks that each worker has in flight."""
-        return (1,) if self.queue_depths is None else self.queue_depths
-
-    @property
-    def compared(self) -> tuple[DataPath, ...]:
-        """Paths to measure, if they work."""
-        if self.paths is not None:
-            return self.paths
-        if self.queue_depths is not None:
-            return "host_direct", "host_io_uring"
-        # With one block in flight, io_uring says nothing new.
-        hidden = ("host_io_uring", *(() if lists_gpu() else TO_GPU))
-        return tuple(path for path in DATA_PATHS if path not in hidden)
-
     @model_validator(mode="after")
     def _places(self) -> Self:
-        least = max(self.io_sizes) * max(self.depths)
-        if self.file_size is not None and self.file_size < least:
+        if self.file_size is not None and self.file_size < self.least_bytes:
             deep = "" if max(self.depths) == 1 else " x the largest of queue_depths"
             raise ValueError(
-                f"file_size must be at least the largest of io_sizes{deep}, {least} bytes, "
-                f"got {self.file_size}"
+                f"file_size must be at least the largest of io_sizes{deep}, {self.least_bytes} "
+                f"bytes, got {self.file_size}"
             )
         named = [target for target, _ in self.targets]
         if self.pairs and (self.target or self.gpu is not None):
@@ -172,6 +143,27 @@ class Sweep(Arguments):
         pairs = [pair.rpartition(":gpu") for pair in self.pairs]
         named = ((Path(target), int(number)) for target, _, number in pairs)
         return (*named, *((target, self.gpu) for target in self.target))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Blocks that each worker has in flight."""
+        return self.queue_depths or (1,)
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes of each worker that may be in flight at once."""
+        return max(self.io_sizes) * max(self.depths)
+
+    @property
+    def compared(self) -> tuple[DataPath, ...]:
+        """Paths to measure, if they work."""
+        if self.paths is not None:
+            return self.paths
+        if self.queue_depths is not None:
+            return "host_direct", "host_io_uring"
+        # With one block in flight, io_uring says nothing new.
+        hidden = ("host_io_uring", *(() if lists_gpu() else TO_GPU))
+        return tuple(path for path in DATA_PATHS if path not in hidden)
 
 
 def run_paths(

@@ -156,7 +156,7 @@ def plan(tmp_path: Path, **changes: object) -> Sweep:
         paths=("host_buffered",),
         file_size=MIB,
     )
-    return Sweep(**dict(plain) | changes)
+    return Sweep(**plain.model_dump(exclude_unset=True) | changes)
 
 
 def test_each_combination_is_a_cell_and_the_time_is_told_first(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_what_one_rank_lacks_ends_all_with_its_line(
         ({"together": "both"}, "together=both needs several targets; write target=A,B"),
         ({"gpu": 3}, "gpu 3 for target .*: there are 0 GPUs that can be read into"),
         ({"pairs": "/mnt/d0:gpu0"}, "pairs name target and gpu; leave out the folder"),
-        ({"pairs": "/mnt/d0:0", "target": ()}, "must be TARGET:gpuNUMBER, as /mnt/d0:gpu0"),
+        ({"pairs": "/mnt/d0:0"}, "must be TARGET:gpuNUMBER, as /mnt/d0:gpu0"),
         ({"target": "/,/"}, "target / is named twice; name it once"),
     ],
 )
