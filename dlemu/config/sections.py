@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -30,6 +30,7 @@ from dlemu.formats.format import Format
 from dlemu.plugins import Registry
 from dlemu.units import ceil_div, parse_bytes, parse_seconds, unmistakable, with_unit
 
+T = TypeVar("T")
 RUNS = "run size calibrate"
 WRITES = f"datagen {RUNS}"
 PLANS = f"datasize {WRITES} predict"
@@ -193,7 +194,8 @@ def _listed(value: object) -> object:
     return tuple(filter(None, (item.strip() for item in value.strip("[]").split(","))))
 
 
-LISTED = BeforeValidator(_listed)
+Listed = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
+"""One thing or several, on the command line with commas between them."""
 
 
 @dataclass(frozen=True)

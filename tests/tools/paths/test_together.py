@@ -63,19 +63,18 @@ def plan(*targets: Path, **changes: Any) -> Sweep:
     return Sweep(**plain | ({"target": targets} if targets else {}) | changes)
 
 
-def fakes(events: list[str], rates: Sequence[int]) -> Callable[..., list[tuple[Done, float]]]:
+def fakes(events: list[str], rates: Sequence[int]) -> Callable[..., list[Done]]:
     """Return a `perform` of so many blocks in a second, for the first work, the second, ..."""
 
-    def perform(works: Sequence[Work], ready: Callable[[], None]) -> list[tuple[Done, float]]:
+    def perform(works: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
         events.append("open")
         ready()
         events.append("read")
         found = []
         for work, num in zip(works, rates[: len(works)], strict=True):
             moved = PathBytes(host=num * work.io_size)
-            done = Done(Latencies(), 1.0, 0.5, 0.25, moved)
-            done.latencies.add([500_000] * num)
-            found.append((done, 1.0))
+            found.append(Done(Latencies(), 1.0, 0.5, 0.25, moved))
+            found[-1].latencies.add([500_000] * num)
         return found
 
     return perform
@@ -167,7 +166,7 @@ def test_what_one_rank_lacks_ends_all_with_its_line(
         ({"together": "both"}, "together=both needs several targets; write target=A,B"),
         ({"gpu": 3}, "gpu 3 for target .*: there are 0 GPUs that can be read into"),
         ({"pairs": "/mnt/d0:gpu0"}, "pairs name target and gpu; leave out the folder"),
-        ({"pairs": "/mnt/d0:0", "target": ()}, "must be TARGET:gpuNUMBER, as /mnt/d0:gpu0"),
+        ({"pairs": "/mnt/d0:0"}, "must be TARGET:gpuNUMBER, as /mnt/d0:gpu0"),
         ({"target": "/,/"}, "target / is named twice; name it once"),
     ],
 )
@@ -350,7 +349,7 @@ class FakeCufile:
         return CufileError(0, 0)
 
 
-def in_process(works: Sequence[Work], ready: Callable[[], None]) -> list[tuple[Done, float]]:
+def in_process(works: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
     """Do as `perform`, one work after the other, in threads of this process."""
     ready()
     found = []
@@ -366,7 +365,7 @@ def in_process(works: Sequence[Work], ready: Callable[[], None]) -> list[tuple[D
         done = ours.recv()
         group.join()
         assert isinstance(done, Done), done
-        found.append((done, 1.0))
+        found.append(done)
     return found
 
 
@@ -425,7 +424,7 @@ def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
     monkeypatch.setattr(sweep, "cpus_of_node", lambda node: [0, 5000])
     works: list[Work] = []
 
-    def perform(asked: Sequence[Work], ready: Callable[[], None]) -> list[tuple[Done, float]]:
+    def perform(asked: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
         works.extend(asked)
         return fakes([], (1000,))(asked, ready)
 
