@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from dlemu.config.sections import (
     DURATION,
+    Axis,
     Bandwidth,
     Natural,
     Positive,
@@ -72,6 +73,12 @@ class ModelSection(Section):
         Annotated[int, Field(ge=1, le=100_000)] | None, BeforeValidator(_unset)
     ] = None
     """Layers of the transformer."""
+    layer_parameters: Annotated[tuple[Axis, ...], Field(strict=False, max_length=1000)] = ()
+    """Bytes of each tensor of a layer, which model.parallelism.tensor divides; instead of
+    model.transformer, with model.optimization_groups."""
+    optimization_groups: Annotated[tuple[Axis, ...], Field(strict=False, max_length=1000)] = ()
+    """Bytes of each group of the optimizer: every accelerator writes two tensors of each, and one
+    of all together."""
     model_datatype: DataType = "fp16"
     """Type of a parameter."""
     optimizer_datatype: DataType = "fp32"
@@ -82,6 +89,8 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _shape(self) -> Self:
         missing = [name for name, value in self.transformer if value is None]
+        if self.layer_parameters and self.optimization_groups:
+            return self
         if self.num_layers is not None and missing:
             raise ValueError(
                 f"model.num_layers needs model.transformer.{missing[0]}; set it, or set "
