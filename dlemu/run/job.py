@@ -493,7 +493,7 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     )
 
 
-class _Idle:
+class _Idle(Loader):
     """The loader of a rank that emulates no accelerator: there are more ranks than those."""
 
     direct = True
@@ -503,9 +503,6 @@ class _Idle:
 
     def waiting_for(self) -> str:
         return "has no accelerator to read for"
-
-    def pids(self) -> list[int]:
-        return []
 
     def close(self) -> None:
         pass
