@@ -90,7 +90,7 @@ def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> d
     if config_dir is not None and not config_dir.is_dir():
         raise WorkloadError(f"--config-dir {config_dir} is no folder")
     asked: dict[str, list[str]] = {"workload": [], "model": []}
-    words = []
+    words: list[str] = []
     for word in overrides:
         key, _, text = word.partition("=")
         asked.get(key.lstrip("+"), words).append(text if key.lstrip("+") in asked else word)
