@@ -25,7 +25,7 @@ from tests.lab.settings import QUICK, apply
 _NOT_QUICK = {"root", "mpi", "gpu"}
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 """Audit events of a process that begins."""
-_MOST_ROWS = 4
+_MOST_ROWS = 2
 """So many rows of one test are quick, at equal distances; `make test` has all."""
 _left: list[str] = []
 """What the current test was about to start, where quick tests alone are wanted."""

@@ -63,6 +63,7 @@ from dlemu.tools.paths.cells import Cell
 from dlemu.tools.paths.sweep import cells_of
 from dlemu.units import PAGE_BYTES
 from tests.lab.commands import QUICK, SMALL
+from tests.lab.dataset import write_tfrecord
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 2 << 30
@@ -296,12 +297,8 @@ def sound_files(folder: Path, name: str) -> list[tuple[bytes, int]]:
             with h5py.File(path, "w", libver="latest") as file:
                 file["records_0"], file["labels"] = x.swapaxes(0, 2), np.zeros(3, np.int64)
         case "tfrecord":
-            from tfrecord import TFRecordWriter  # which imports torch: other targets do without
-
-            writer = TFRecordWriter(str(path))
-            for _ in range(3):
-                writer.write({"size": (20, "int"), "b": (b"b", "byte"), "image": (b"i", "byte")})
-            writer.close()
+            record = {"size": (20, "int"), "b": (b"b", "byte"), "image": (b"i", "byte")}
+            write_tfrecord(path, [record] * 3)
     files.append((path.read_bytes(), 3))
     return files
 
