@@ -1,14 +1,17 @@
 """Evidence of runs, each one clear case of what bound it; `limit_lines` for the golden file."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dlemu.config.sections import ReaderSection
+from dlemu.config.model import load_workload
+from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
-from dlemu.judge.bottleneck import Evidence, HostEvidence, find_run_limit
+from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.checkpoints import CheckpointCost
+from dlemu.judge.evidence import Evidence, HostReport
 from dlemu.judge.metrics import find_losses
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.sums import Rule
@@ -17,6 +20,7 @@ from tests.lab.summed import sums_of
 
 GB = 1e9
 NUM_STEPS = 11
+READER: dict[str, Any] = {"read_threads": 4, "data_loader": "pytorch"}
 
 
 def steps_of(*waits: Any, **fields: Any) -> Steps:
@@ -39,24 +43,32 @@ def steps_of(*waits: Any, **fields: Any) -> Steps:
     return rows.ravel()
 
 
-def host(**changes: Any) -> HostEvidence:
-    """Return a host with CPUs to spare, whose drive is busy and gives no more."""
-    seen: dict[str, Any] = {
-        "host": "a",
-        "seconds": 100.0,
-        "device": "nvme0n1",
-        "device_busy_share": 0.99,
-        "read_bytes_per_second": 6 * GB,
-        "probe": probe(6.1),
-        "cpu_share": 0.3,
-        "host_cpu_share": 0.35,
-        "host_steal_share": 0.0,
-        "runqueue_seconds": 2.0,
-        "throttled_seconds": 0.0,
-        "usable_cpus": 16.0,
-        "num_workers": 8,
-    }
-    return HostEvidence(**(seen | changes))
+def host(**changes: Any) -> HostReport:
+    """Return a host with CPUs to spare, whose drive is busy and gives no more.
+
+    `cpu_share` stands for `process_cpu_seconds`; `device` and its busy share, the storage's rate
+    and what was made of the network are given as they follow from counters.
+    """
+    seen: dict[str, Any] = {"probe": probe(6.1), "device": "nvme0n1", "device_busy_share": 0.99}
+    seen |= {"num_workers": 8, "network": None, "cpu_share": 0.3, "host_cpu_share": 0.35}
+    seen |= {"host_steal_share": 0.0, "runqueue_seconds": 2.0, "throttled_seconds": 0.0}
+    seen |= changes
+    cpu, busy = seen["cpu_share"], seen["device_busy_share"]
+    unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(IntervalSummary))
+    counters = ("host_cpu_share", "host_steal_share", "runqueue_seconds", "throttled_seconds")
+    unknown |= {"seconds": 100.0, "devices": {} if busy is None else {seen["device"]: busy}}
+    unknown |= {"usable_cpus": 16.0, "process_cpu_seconds": cpu and 1600.0 * cpu}
+    epoch = IntervalSummary(**(unknown | {name: seen[name] for name in counters}))
+    found = HostReport(
+        host=seen.get("host", "a"),
+        epochs=[epoch],
+        probe=seen["probe"],
+        num_workers=seen["num_workers"],
+        direct=seen.get("direct", False),
+        read_bytes=600.0 * GB,
+    )
+    vars(found)["network"] = seen["network"]
+    return found
 
 
 def link(share: float | None, **changes: Any) -> dict[str, Any]:
@@ -95,12 +107,12 @@ def evidence(**changes: Any) -> Evidence:
         "read_amplification": 1.0,
     }
     measured |= {name: changes.pop(name) for name in measured if name in changes}
+    keys = {f"reader.{key}": value for key, value in changes.pop("reader", READER).items()}
     seen: dict[str, Any] = {
+        "workload": load_workload("unet3d_h100", keys),
         "losses": losses,
         "hosts": [host()],
         "measured": measured,
-        **read_as(),
-        "direct": False,
         "num_accelerators": num_accelerators,
     }
     return Evidence(**(seen | changes))
@@ -128,11 +140,6 @@ def on(*more: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def in_steps(*waits: Any, **fields: Any) -> dict[str, Any]:
     """Return what differs in the steps."""
     return {"steps": steps_of(*waits, **fields)}
-
-
-def read_as(**keys: Any) -> dict[str, Any]:
-    """Return what differs in the keys of the reader."""
-    return {"reader": ReaderSection(**({"read_threads": 4, "data_loader": "pytorch"} | keys))}
 
 
 ONE_WAITS = 0.5, 0.01, 0.01
@@ -207,7 +214,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one rank is always served last": in_steps(*ONE_WAITS, read=[1.0, 0.9, 1.1]),
     "many ranks on few cores: each step another one is late": in_steps(*[0.0] * 8, compute=IN_TURN)
     | on(runqueue_seconds=9.0, num_workers=8)
-    | {"reader": ReaderSection(read_threads=1)},
+    | {"reader": {"read_threads": 1}},
     "all are at the barrier, and stay there": in_steps(0.0, 0.0, barrier=0.1),
     "compute times differ as asked": in_steps(
         *[0.0] * 8, compute=IN_TURN, computation_time=IN_TURN
@@ -243,7 +250,7 @@ CASES: dict[str, dict[str, Any]] = {
     | {"names": ["rank 0"] * 2 + ["rank 1"] * 2},
     **{
         f"CPUs full, {keys}, {'direct' if direct else 'through the page cache'}": (
-            on(cpu_share=0.97) | read_as(**keys) | {"direct": direct}
+            on(cpu_share=0.97, direct=direct) | {"reader": READER | keys}
         )
         for keys, direct in (
             ({"odirect": True}, True),
@@ -252,7 +259,7 @@ CASES: dict[str, dict[str, Any]] = {
         )
     },
     **{
-        f"few reads, {keys}": in_steps(0.5, read=0.1, decode=decode) | read_as(**keys)
+        f"few reads, {keys}": in_steps(0.5, read=0.1, decode=decode) | {"reader": READER | keys}
         for keys, decode in (
             ({"decode": "library"}, 3.0),
             ({"data_loader": "pytorch"}, 0.0),
