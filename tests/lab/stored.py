@@ -116,6 +116,24 @@ def _steps(wait: float, epochs: int = 2, accelerators: int = 4, steps: int = 12)
     return rows
 
 
+def counted_interval(seconds: float, read: int, **changes: Any) -> IntervalSummary:
+    """Return what a host with CPUs to spare counted while so many bytes were read."""
+    values: dict[str, Any] = {
+        "device_read_bytes": read,
+        "network_read_bytes": None,
+        "process_read_bytes": read,
+        "process_rchar": 0,
+        "host_cpu_share": 0.2,
+        "host_steal_share": 0.0,
+        "usable_cpus": 16.0,
+        "process_cpu_seconds": 4.0,
+        "runqueue_seconds": 0.1,
+        "throttled_seconds": 0.0,
+        "max_pss_bytes": None,
+    }
+    return IntervalSummary(seconds=seconds, **(values | changes))
+
+
 def store_run(
     folder: Path,
     *,
@@ -133,19 +151,14 @@ def store_run(
     steps = _steps(wait)
     read = int(steps["num_bytes"].sum()) // 2
     seconds = float((steps["wait"] + steps["compute"])[0, :, 0].sum())
-    seen = IntervalSummary(
-        seconds=seconds,
+    seen = counted_interval(
+        seconds,
+        int(stored * read),
         devices={"nvme1n1": 0.99 if wait > 0.2 else 0.6},
-        device_read_bytes=int(stored * read),
-        network_read_bytes=None,
-        process_read_bytes=int(stored * read),
         process_rchar=read,
         host_cpu_share=0.3,
-        host_steal_share=0.0,
-        usable_cpus=16.0,
         process_cpu_seconds=20.0,
         runqueue_seconds=0.2,
-        throttled_seconds=0.0,
         max_pss_bytes=3 * GIB,
         device_reads={"nvme1n1": int(stored * read)},
     )
@@ -274,22 +287,9 @@ def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry
         written = WriteTimes(num_bytes=size, write=0.6 * each, fsync=0.4 * each, waited=0.0)
         read = ReadTimes(num_bytes=size, read=each)
         worked.append((number, each, read if reads else written))
-    seen = IntervalSummary(
-        seconds=max(seconds),
-        devices={"nvme1n1": 0.98},
-        device_read_bytes=8 * size if reads else 0,
-        network_read_bytes=None,
-        process_read_bytes=8 * size if reads else 0,
-        process_rchar=0,
-        host_cpu_share=0.2,
-        host_steal_share=0.0,
-        usable_cpus=16.0,
-        process_cpu_seconds=4.0,
-        runqueue_seconds=0.1,
-        throttled_seconds=0.0,
-        max_pss_bytes=None,
-    )
-    report = RankReport(0, "node1", worked, seen, 8 * size if reads else 0)
+    read = 8 * size if reads else 0
+    seen = counted_interval(max(seconds), read, devices={"nvme1n1": 0.98})
+    report = RankReport(0, "node1", worked, seen, read)
     return entry_of(step, [report], max(seconds) + 0.5)
 
 
