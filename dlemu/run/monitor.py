@@ -21,7 +21,7 @@ from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
 from dlemu.judge.evidence import HostReport, stored_bytes
 from dlemu.judge.records import host_file, named
-from dlemu.loaders import CountsReads, Loader, TellsGets, TellsPaths
+from dlemu.loaders import Loader
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
@@ -155,13 +155,8 @@ class RunMonitor:
 
     def end(self, epoch: int) -> None:
         """Mark an epoch's end."""
-        if isinstance(self._loader, TellsPaths):
-            self._paths = self._loader.path_bytes()
-        if isinstance(self._loader, TellsGets):
-            self._gets = self._loader.gets()
-        loader = self._loader
-        counted = loader.read_counts() if isinstance(loader, CountsReads) else self._reads[-1]
-        self._reads.append(counted)
+        self._paths, self._gets = self._loader.path_bytes(), self._loader.gets()
+        self._reads.append(self._loader.read_counts())
         if self._observer is not None:
             with named(self._path):
                 self._observer.mark(f"epoch {epoch} end")
@@ -265,5 +260,4 @@ class RunMonitor:
                 f"reader.odirect=auto: {self._workload.data_folder} does not take O_DIRECT, "
                 "reads went through the page cache"
             )
-        if isinstance(self._loader, TellsPaths):
-            yield from self._loader.notes
+        yield from self._loader.notes
