@@ -113,6 +113,8 @@ def present_stored(stored: Stored) -> list[Block]:
             Command(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
             for path in cut_runs(folder, document["runs"])
         ]
+    if "incomplete" in document:  # of another tool: its runs have no command of their own
+        blocks += [Fold(name, _blocks(run)) for name, run in stored.runs.items()]
     blocks += _unread(document)
     if attempts := attempts_of(folder):
         names = ", ".join(map(str, attempts))

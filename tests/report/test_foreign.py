@@ -203,6 +203,11 @@ def test_a_damaged_run_of_several_is_named(leaf: Path, tmp_path: Path) -> None:
     assert len(one(folder)["runs"]) == 1 and read(folder).status == 1
     passed = {"metric__au": 0.5}
     assert read(folder, **passed).status == 1
+    shutil.copytree(folder / "20260701_100000", folder / "20260701_103000")
+    (folder / "20260701_103000" / "1_output.json").unlink()
+    assert len(one(folder)["runs"]) == 1, "a run without steps has no figures of ours"
+    assert "not read: " in text_of(folder) and "1_output.json missing" in text_of(folder)
+    shutil.rmtree(folder / "20260701_103000")
     shutil.copytree(folder / "20260701_101500", folder / "20260701_103000")
     assert read(folder, **passed).status == 1, "two of them, too"
     assert text_of(folder).splitlines()[-2] == (
