@@ -10,7 +10,6 @@ rank is ready. What a block takes beside its steps (logging, the barrier's own t
 its AU, since DLIO computes AU = compute / window. It is spread over the steps as `overhead`.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
-from dlemu.errors import DAMAGE, RunError, in_short
+from dlemu.errors import RunError
 from dlemu.host.counters import total
-from dlemu.judge.records import STEP, Steps
+from dlemu.judge.records import STEP, Steps, read_object
 from dlemu.judge.sums import step_seconds
-from dlemu.storage.regular import read_regular
 
 _OUTPUT = re.compile(r"(\d+)_output\.json")
 _BLOCK = re.compile(r"block(\d+)")
@@ -61,21 +59,6 @@ def read_output(folder: Path) -> Mapping[int, Mapping[str, Any]]:
     """
     found = ((path, _OUTPUT.fullmatch(path.name)) for path in folder.iterdir())
     return {int(match[1]): read_object(path) for path, match in sorted(found) if match}
-
-
-def read_object(path: Path) -> Mapping[str, Any]:
-    """Return a JSON file's object.
-
-    Raises:
-        RunError: it is missing, or holds none.
-    """
-    try:
-        tree = json.loads(read_regular(path, error=RunError))
-    except DAMAGE as error:
-        raise RunError(f"{path} is damaged: {in_short(error)}") from None
-    if not isinstance(tree, dict):
-        raise RunError(f"{path} is damaged: it holds no object")
-    return tree
 
 
 def steps_of(

@@ -19,11 +19,11 @@ from dlemu.config.model import Workload, check_workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.judge.metrics import Metrics, measure, measure_run
 from dlemu.judge.outcome import LABEL, judge_runs, row_of, with_metrics
-from dlemu.judge.records import SUMMARY
+from dlemu.judge.records import SUMMARY, read_object
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Edition
 from dlemu.report.blocks import Block, Column, Document, Lines, Verdict, over_epochs, table_of
-from dlemu.report.dlio_steps import DlioSteps, read_object, read_output, steps_of
+from dlemu.report.dlio_steps import DlioSteps, read_output, steps_of
 from dlemu.report.run import tone_of
 from dlemu.units import counted
 
@@ -122,6 +122,8 @@ def read_foreign(
         label=LABEL,
         division="open",
         workload=first["workload"],
+        hostname=str(first.get("hostname", "")),
+        start=str(first.get("start", "")),
         runs=[_row(name, run) for name, run in found.items()],
     )
     judged = judge_runs(several, list(found.values()))
