@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import Written, combine_hosts
 from dlemu.judge.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.judge.metrics import Losses, find_losses
-from dlemu.judge.summary import CacheMeasured, Measured, NetworkFields, ObjectsMeasured
+from dlemu.judge.summary import CacheMeasured, Measured, ObjectsMeasured
 from dlemu.judge.sums import Sums
 from dlemu.storage.counted import GetCounts, PathBytes, quantile_of
 from dlemu.storage.probe import Probe
@@ -319,16 +319,14 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     )
 
 
-def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
+def _network_fields(hosts: list[HostReport]) -> dict[str, int | None] | None:
     """Return what all hosts' networks counted together; interfaces that hosts share count once."""
-    counts = {
-        host.network_name or str(number): host.whole.network for number, host in enumerate(hosts)
-    }
+    counts = {host.network_name or str(n): host.whole.network for n, host in enumerate(hosts)}
     counted = total(list(counts.values()))
     if counted is None:
         return None
-    names = NetworkFields.__annotations__  # in their order
-    return cast(NetworkFields, {name: getattr(counted, name) for name in names})
+    segments = {name: count for name, count in asdict(counted).items() if name != "nics"}
+    return {"received_bytes": counted.received_bytes, "sent_bytes": counted.sent_bytes, **segments}
 
 
 def _device_bytes(hosts: list[HostReport]) -> int | None:

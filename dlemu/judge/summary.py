@@ -131,20 +131,6 @@ class ObjectsMeasured(TypedDict):
     """CPU time of ranks and workers for each 10^9 bytes that were received."""
 
 
-class NetworkFields(TypedDict):
-    """What the hosts' network interfaces and TCP counted; segments are None where nobody counts."""
-
-    received_bytes: int
-    """By any process, with the headers of Ethernet; the next one likewise."""
-    sent_bytes: int
-    sent_segments: int | None
-    """Of TCP, as the next three."""
-    resent_segments: int | None
-    received_segments: int | None
-    unordered_segments: int | None
-    """Received before one that was sent earlier: at a reader, a sign of lost segments."""
-
-
 class Measured(TypedDict, total=False):
     """What was counted during the epochs. A value is None where nobody can tell."""
 
@@ -158,8 +144,10 @@ class Measured(TypedDict, total=False):
     """The fields of PathBytes."""
     device_read_bytes: int | None
     """Of all drives under the data folder, whoever read; a drive that hosts share counts once."""
-    network: NetworkFields | None
-    """Over all hosts; interfaces that they share count once. None where a host has none."""
+    network: Mapping[str, int | None] | None
+    """`received_bytes` and `sent_bytes`, by any process, with the headers of Ethernet, and the TCP
+    segments of NetworkCounters. Over all hosts; interfaces that they share count once. None where a
+    host has none."""
     page_cache_share: float | None
     """Share (0-1) of the bytes that came from memory, added up over the epochs."""
     page_cache_share_per_epoch: Sequence[float | None]
