@@ -32,7 +32,7 @@ from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import Written, combine_hosts
 from dlemu.judge.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.judge.metrics import Losses, find_losses
-from dlemu.judge.summary import CacheMeasured, Measured, ObjectsMeasured
+from dlemu.judge.summary import CacheMeasured, Measured
 from dlemu.judge.sums import Sums
 from dlemu.storage.counted import GetCounts, PathBytes, quantile_of
 from dlemu.storage.probe import Probe
@@ -355,21 +355,13 @@ def _wear(hosts: list[HostReport]) -> list[Written]:
     return kept
 
 
-def objects_fields(gets: GetCounts, cpu_seconds: float | None) -> ObjectsMeasured:
+def objects_fields(gets: GetCounts, cpu_seconds: float | None) -> dict[str, Any]:
     """Return the fields; `cpu_seconds` are those of all ranks and workers, None: not known."""
     received = gets.received_bytes
-    return ObjectsMeasured(
-        gets=gets.gets,
-        p50_seconds=gets.quantile(0.5),
-        p99_seconds=gets.quantile(0.99),
-        retries=gets.retries,
-        slow_downs=gets.slow_downs,
-        received_bytes=received,
-        needed_bytes=gets.needed_bytes,
-        cpu_seconds_per_GB=None
-        if not received or cpu_seconds is None
-        else 1e9 * cpu_seconds / received,
-    )
+    cpu = None if not received or cpu_seconds is None else 1e9 * cpu_seconds / received
+    counts = {name: count for name, count in asdict(gets).items() if name != "_bins"}
+    half, most = gets.quantile(0.5), gets.quantile(0.99)
+    return counts | {"p50_seconds": half, "p99_seconds": most, "cpu_seconds_per_GB": cpu}
 
 
 def watched_fields(

@@ -112,25 +112,6 @@ class CacheMeasured(TypedDict, total=False):
     planned_hit_bytes_per_epoch. Empty without a cache."""
 
 
-class ObjectsMeasured(TypedDict):
-    """Requests for bytes (GET) of all ranks, over all epochs."""
-
-    gets: int
-    """Requests that were answered. A server has seen `retries` more."""
-    p50_seconds: float | None
-    """Latency that half of them did not exceed, from the request to its last byte."""
-    p99_seconds: float | None
-    retries: int
-    """Requests that were sent again."""
-    slow_downs: int
-    """Answers 503 and 429."""
-    received_bytes: int
-    needed_bytes: int
-    """Asked for by training, headers of files included."""
-    cpu_seconds_per_GB: float | None
-    """CPU time of ranks and workers for each 10^9 bytes that were received."""
-
-
 class Measured(TypedDict, total=False):
     """What was counted during the epochs. A value is None where nobody can tell."""
 
@@ -168,8 +149,10 @@ class Measured(TypedDict, total=False):
     read_bytes: int
     """Really read by the loaders, all epochs. This and the next come from the steps alone."""
     read_bytes_per_second: float
-    objects: ObjectsMeasured
-    """Only where the data folder is a bucket."""
+    objects: Mapping[str, Any]
+    """Only where the data folder is a bucket: the counts of GetCounts, of all ranks and epochs;
+    `p50_seconds` and `p99_seconds`, the latency that so many did not exceed, from the request to
+    its last byte; `cpu_seconds_per_GB` of ranks and workers, for 10^9 bytes received."""
     cache: CacheMeasured
     """Only with a cache of dlemu's own, an emulated origin, or places that are watched."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from dlemu.host.counters import total
 from dlemu.storage.regular import cannot_open, open_regular
 
 _STEPS = 16
@@ -65,18 +66,7 @@ class GetCounts:
         return quantile_of(self._bins, share)
 
     def __add__(self, other: "GetCounts") -> "GetCounts":
-        bins = dict(self._bins)
-        for number, count in other._bins.items():
-            bins[number] = bins.get(number, 0) + count
-        return GetCounts(
-            self.gets + other.gets,
-            self.retries + other.retries,
-            self.slow_downs + other.slow_downs,
-            self.received_bytes + other.received_bytes,
-            self.needed_bytes + other.needed_bytes,
-            self.seconds + other.seconds,
-            bins,
-        )
+        return total([self, other])
 
 
 @dataclass(frozen=True)
