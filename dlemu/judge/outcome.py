@@ -20,7 +20,6 @@ from dlemu.judge.summary import (
     EpochRow,
     Measured,
     Metric,
-    ReaderFields,
     RunRow,
     RunsSummary,
     Spread,
@@ -31,6 +30,7 @@ from dlemu.judge.summary import (
 
 _MEET_EXPECTATION = {"PASS": "success", "FAIL": "fail", "NO VERDICT": "no verdict"}
 """DLIO's words, and one that it lacks."""
+_OF_READER = ("batch_size", "read_threads", "odirect", "gets_in_flight")
 _OF_AN_EPOCH = (
     *("num_steps", "seconds", "au_percentage", "whole_epoch_au_percentage", "samples_per_second"),
     *("true_samples_per_second", "read_bytes_per_second", "reads_per_second"),
@@ -70,13 +70,10 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
         "kind": "run",
         "workload": workload.name,
         **summary,
-        "reader": ReaderFields(
-            batch_size=reader.batch_size,
-            read_threads=reader.read_threads,
-            odirect=reader.odirect,
-            gets_in_flight=reader.gets_in_flight,
-            scattered=workload.dataset.format == "parquet" or reader.access == "random",
-        ),
+        "reader": {
+            **{name: getattr(reader, name) for name in _OF_READER},
+            "scattered": workload.dataset.format == "parquet" or reader.access == "random",
+        },
         "num_accelerators": metrics.num_accelerators,
         "epochs": len(metrics.epochs),
         **judgement,

@@ -157,17 +157,6 @@ class Measured(TypedDict, total=False):
     """Only with a cache of dlemu's own, an emulated origin, or places that are watched."""
 
 
-class ReaderFields(TypedDict):
-    """How the data was read: keys of `reader`."""
-
-    batch_size: int
-    read_threads: int
-    odirect: bool | str
-    gets_in_flight: int
-    scattered: bool
-    """Whether files are read by ranges or by records, so that reads/s say something."""
-
-
 EpochRow = Mapping[str, Any]
 """One epoch of a run: `epoch` from 1, fields of EpochMetrics by their names, and two more.
 
@@ -194,7 +183,9 @@ class _Summary(TypedDict, total=False):
     dataset: DatasetFields
     system: Sequence[HostFields]
     """Each host, that of rank 0 first, and its storage below the data folder."""
-    reader: ReaderFields
+    reader: Mapping[str, Any]
+    """batch_size, read_threads, odirect and gets_in_flight of `reader`; `scattered`, whether files
+    are read by ranges or by records, so that reads/s say something."""
     versions: Mapping[str, str]
     """Of dlemu, Python, the kernel and the libraries that read."""
     start: str
