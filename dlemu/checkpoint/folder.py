@@ -18,7 +18,6 @@ from typing import Any, Self
 from dlemu.checkpoint.crew import Crew
 from dlemu.checkpoint.files import (
     DCP_FILES,
-    BucketReader,
     BucketWriter,
     DcpWriter,
     Reader,
@@ -29,6 +28,7 @@ from dlemu.checkpoint.plan import Plan
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, access_of
 from dlemu.datagen.assemble import Content
+from dlemu.datagen.target import Bucket
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
@@ -37,7 +37,7 @@ from dlemu.storage.extents import extent_reader
 from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, room
 from dlemu.storage.probe import probe_writing
 from dlemu.storage.s3.location import Access, ObjectPath, in_bucket, object_path
-from dlemu.storage.s3.store import MissingError, Store, store_of
+from dlemu.storage.s3.objects import ObjectReader
 from dlemu.units import counted, format_bytes
 
 _LEAST_BYTES = 8 << 20
@@ -154,38 +154,31 @@ class CheckpointBucket(CheckpointFolder):
 
     def writer(self, section: CheckpointSection, content: Content, **of: Any) -> BucketWriter:
         """Return a writer for the objects of an accelerator."""
-        store, size = self._store(of["accelerator"]), self.piece_bytes(section)
+        store, size = self._bucket(of["accelerator"]).store, self.piece_bytes(section)
         return BucketWriter(store, content, piece_bytes=size, at_once=section.io_depth)
 
-    def reader(
-        self, section: CheckpointSection, content: Content | None, **of: Any
-    ) -> BucketReader:
+    def reader(self, section: CheckpointSection, content: Content | None, **of: Any) -> Reader:
         """Return a reader for the objects of an accelerator."""
-        store, size = self._store(of["accelerator"]), self.piece_bytes(section)
-        return BucketReader(store, content, piece_bytes=size, at_once=section.io_depth)
+        store, size = self._bucket(of["accelerator"]).store, self.piece_bytes(section)
+        depth = section.io_depth
+        objects = ObjectReader(store, range_bytes=size, in_flight=depth, whole=True)
+        return Reader(objects, content, objects.know)
 
-    def _store(self, number: int = 0) -> Store:
-        return store_of(self.access, number, self.path.bucket)
+    def _bucket(self, number: int = 0) -> Bucket:
+        return Bucket(self.path, self.access, number)
 
-    def _key(self, path: Path) -> str:
-        return object_path(str(path)).key
+    def _read(self, name: str) -> bytes:
+        return self._bucket().whole(name)
 
-    def _read(self, path: Path) -> bytes:
-        try:
-            return self._store().get_whole(self._key(path))
-        except MissingError as error:
-            raise FileNotFoundError from error
-
-    def _write(self, path: Path, data: bytes) -> None:
-        self._store().put(self._key(path), memoryview(data))
+    def _write(self, name: str, data: bytes) -> None:
+        self._bucket().put(name, [data])
 
     def _delete(self, name: str) -> None:
         if not name.endswith("/"):
-            self._store().delete(self._key(self.path / name))
+            self._bucket().delete(name)
 
     def _below(self, start: str = "") -> Iterator[str]:
-        for key, _ in self._store().sizes((self.path / start).key):
-            yield key.removeprefix(self.path.key).lstrip("/")
+        return (name for name, _ in self._bucket().sizes(start))
 
 
 def place_of(path: Path, access: Access | None) -> CheckpointFolder:

@@ -256,7 +256,7 @@ class RunCheckpoints:
         except OSError as error:
             raise _unwritable(path, error) from None
         files = [self._plan.written_by(a, self._number) for a in self._own]
-        shot = self._crew.begin(lambda n: self._crew.tools[n].write_share(path, files[n]))
+        shot = self._crew.begin(lambda n: self._crew.tools[n].work(path, files[n]))
         self._under_way = path, shot
 
     def _end_write(self) -> None:

@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -29,12 +29,11 @@ from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError, WorkloadError
-from dlemu.host.place import find_host
 from dlemu.host.processes import memory_bytes
 from dlemu.judge.cache import cache_fields
 from dlemu.judge.evidence import combine
-from dlemu.judge.folders import Record, begun, keep_leftovers, make
-from dlemu.judge.header import DatasetFields, header, servers_of
+from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, make
+from dlemu.judge.header import DatasetFields, header, hosts_of
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
 from dlemu.judge.records import (
@@ -121,13 +120,20 @@ def run_job(
     with Watchdog(workload.output.stall_seconds, world) as watchdog:
         live = live or Live()
         with live.run(lambda: watchdog.doing):
-            clock = clock or WallClock.calibrate()
+            clock, say = clock or WallClock.calibrate(), say if world.rank == 0 else silent
             return _Run(workload, world, clock, say, watchdog, live).run(layout, on_cut)
 
 
+@dataclass
 class _Run:
     """A run on this rank: its stages are methods, in the order in which `run` calls them."""
 
+    _workload: Workload
+    _world: World
+    _clock: Clock
+    _say: Say
+    _watchdog: Watchdog
+    _live: Live
     _checkpoints: RunCheckpoints | None = None
     _tier: HostTier | None = None
     """The cache, if there is one."""
@@ -135,25 +141,15 @@ class _Run:
     """What the caches of all hosts counted, on rank 0."""
     _is_first = True
     """Whether this is the first run of this process."""
-    _dataset: Dataset
     _folder: Path | None = None
     """Of the results, once it is there."""
-    _record: Record
-    _summary: Summary
+    _dataset: Dataset = field(init=False)
+    _record: Record = field(init=False)
+    _summary: Summary = field(init=False)
 
-    def __init__(
-        self,
-        workload: Workload,
-        world: World,
-        clock: Clock,
-        say: Say,
-        watchdog: Watchdog,
-        live: Live,
-    ) -> None:
-        self._workload, self._world, self._clock = workload, world, clock
-        self._watchdog, self._live = watchdog, live
-        self._say = say if world.rank == 0 else silent
-        self._num_accelerators = num_accelerators(workload, world)
+    def __post_init__(self) -> None:
+        world = self._world
+        self._num_accelerators = num_accelerators(self._workload, world)
         self._own = accelerators_of(world.rank, world.num_ranks, self._num_accelerators)
 
     def run(self, layout: Layout | None, on_cut: OnRun | None) -> Outcome | None:
@@ -177,8 +173,8 @@ class _Run:
 
     def _prepare(self, layout: Layout | None) -> None:
         """Find the dataset, and refuse what cannot be run before anything is written."""
-        started = time_of_day()
         world, watchdog = self._world, self._watchdog
+        started = first_fields("run", self._workload, world)
         check_job(self._workload, world)
         workload, reader = self._workload, self._workload.reader
         if "random" in (reader.file_shuffle, reader.sample_shuffle):  # a seed of this run's own
@@ -193,8 +189,7 @@ class _Run:
             steps = [self._count_steps()] * self._workload.train.epochs
             if self._workload.workflow.checkpoint:
                 check_blocks(self._workload, steps)
-        notes = (*world.notes, *self._dataset.notes)
-        self._summary = first_summary(self._workload, world, started, notes)
+        self._summary = first_summary(self._workload, world, started, self._dataset.notes)
         if world.rank == 0:
             folder, found = self._workload.data_folder, self._dataset.layout
             self._summary["dataset"] = DatasetFields(
@@ -208,12 +203,9 @@ class _Run:
                 with watchdog.phase("while looking at some files"):
                     linked = count_linked(f"{folder}/{found.path(file)}" for file in few)
                 self._summary["dataset"]["num_links"] = linked
-        with watchdog.phase("while looking at the host"):
-            folder, servers = self._workload.data_folder, servers_of(self._dataset.access)
-            first = world.local_rank == 0
-            own = find_host(folder, name=world.host, servers=servers) if first else None
-        hosts = world.gather(own)
-        self._summary["system"] = [host for host in hosts or () if host is not None]
+        self._summary["system"] = hosts_of(
+            self._workload.data_folder, self._dataset.access, world, watchdog
+        )
         sizes = dict(world.all_gather((world.host_index, (memory_bytes(), os.cpu_count() or 1))))
         self._summary.update(dlio_fields(self._dataset.layout, list(sizes.values())))
 

@@ -1,10 +1,11 @@
 """The summary of a run when it begins and when it is complete, and what rank 0 gathers for it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.evidence import Gathered
-from dlemu.judge.folders import versions
 from dlemu.judge.metrics import Metrics
 from dlemu.judge.records import Steps, host_file, named, steps_file
 from dlemu.judge.summary import Measured, Summary
@@ -78,31 +78,25 @@ _LOOKED_AT = 64
 """Files whose sizes tell what a format adds to its samples."""
 
 
-def first_summary(workload: Workload, world: World, started: str, notes: Sequence[str]) -> Summary:
-    """Return the summary as it is when the run starts, `started` o'clock."""
+def first_summary(
+    workload: Workload, world: World, fields: Mapping[str, Any], notes: Sequence[str]
+) -> Summary:
+    """Return the summary as it is when the run starts, from the `fields` that every job has."""
     if workload.reader.data_loader == "tensorflow":
         tensorflow = "reader.data_loader tensorflow: read by dlemu's threads in tf.data's order"
         notes = [*notes, tensorflow]
-    return Summary(
-        kind="run",
-        status="incomplete",
-        workload=workload.name,
+    own = Summary(
         data_loader=workload.reader.data_loader,
         decode=workload.reader.decode,
         loop=workload.train.loop,
         hand_over="batch" if workload.hands_over else "none",
         num_accelerators=num_accelerators(workload, world),
-        num_ranks=world.num_ranks,
-        num_hosts=world.num_hosts,
-        hostname=world.host,
-        start=started,
-        metric={},
         measured={},
         limit=None,
         ignored=list(workload.ignored),
-        notes=list(notes),
-        versions=versions(),
+        notes=[*fields["notes"], *notes],
     )
+    return cast(Summary, {**fields, **own})
 
 
 def dlio_fields(layout: Layout, hosts: Sequence[tuple[int, int]]) -> Summary:
