@@ -328,7 +328,7 @@ def run_checkpoints(
             summary["checkpoint"] |= {
                 "odirect": folder.direct,
                 "shared": folder.shared,
-                "piece_bytes": folder.place.piece_bytes(key),
+                "piece_bytes": folder.place.piece_bytes,
                 "foreign_share": plan.foreign_share,
             }
             if key.odirect == "auto" and not folder.direct:

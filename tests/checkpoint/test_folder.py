@@ -18,6 +18,7 @@ from dlemu.checkpoint.folder import (
     step_folder,
 )
 from dlemu.checkpoint.plan import Plan
+from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, load_model
 from dlemu.errors import RunError, WorkloadError
 from dlemu.ranks.watchdog import Watchdog
@@ -27,7 +28,7 @@ RECORDED = Written("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadata", 0)), 
 
 
 def place(folder: Path) -> CheckpointFolder:
-    return place_of(folder, None).of(RECORDED)
+    return place_of(folder, None, CheckpointSection()).of(RECORDED)
 
 
 @pytest.fixture
