@@ -26,7 +26,7 @@ from pydantic_core import from_json
 
 from dlemu.config.model import Workload
 from dlemu.config.published import word
-from dlemu.config.sections import Section
+from dlemu.config.sections import Strict
 from dlemu.datagen.target import WORK, Folder, target_of
 from dlemu.dataset.layout import MOST_SAMPLES, Count, Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError
@@ -71,7 +71,7 @@ _KEYS = {
 """The workload's keys by the fields that they decide."""
 
 
-class _StoredManifest(Section):
+class _StoredManifest(Strict):
     """`dlemu.json`."""
 
     manifest: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
@@ -301,7 +301,7 @@ def _read_files(target: Folder, num_files: int) -> NDArray[np.void]:
         raise _damaged(path, error) from None
 
 
-class Plan(Section):
+class Plan(Strict):
     """What an unfinished dataset will be, in JSON."""
 
     manifest: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION

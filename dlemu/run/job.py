@@ -36,7 +36,7 @@ from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.processes import memory_bytes
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.cache import cache_fields
-from dlemu.judge.evidence import Gathered, combine
+from dlemu.judge.evidence import Evidence, combine
 from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, make
 from dlemu.judge.header import DatasetFields, header, hosts_of
 from dlemu.judge.metrics import Metrics, measure_sums
@@ -277,7 +277,9 @@ class _Run:
         workload, world = self._workload, self._world
         clock, watchdog = self._clock, self._watchdog
         on_gpu = _compute_on_gpu(workload, self._own, clock)
-        wait_until = after_launch(workload.train.launch_time, on_gpu or clock.sleep_until)
+        wait_until = after_launch(
+            workload.train.launch_time, on_gpu or clock.sleep_until, clock.now
+        )
         compute = watchdog.computing(wait_until, clock)
         parts: list[Steps] = []
         with (
@@ -520,7 +522,7 @@ def portions(sizes: Sequence[int], most: int) -> Iterator[range]:
         so_far += size
 
 
-def complete_summary(summary: Summary, seen: Gathered, metrics: Metrics) -> Summary:
+def complete_summary(summary: Summary, seen: Evidence, metrics: Metrics) -> Summary:
     """Return the summary with what was measured and what the limit was."""
     measured: Measured = {
         **seen.measured,
@@ -531,7 +533,7 @@ def complete_summary(summary: Summary, seen: Gathered, metrics: Metrics) -> Summ
         **summary,
         "status": "complete",
         "measured": measured,
-        "limit": asdict(find_run_limit(seen.evidence)),
+        "limit": asdict(find_run_limit(seen)),
         "notes": [*summary["notes"], *seen.notes],
     }
 
@@ -612,7 +614,7 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     )
 
 
-class _Idle:
+class _Idle(Loader):
     """The loader of a rank that emulates no accelerator: there are more ranks than those."""
 
     direct = True
@@ -622,9 +624,6 @@ class _Idle:
 
     def waiting_for(self) -> str:
         return "has no accelerator to read for"
-
-    def pids(self) -> list[int]:
-        return []
 
     def close(self) -> None:
         pass

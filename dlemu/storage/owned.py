@@ -291,33 +291,23 @@ class OwnedFolder:
 def scratch(folder: Path, files: Sequence[str]) -> Iterator[None]:
     """Keep these files in a folder until the end, whatever ends it: they are gone then.
 
-    What a killed process left of them goes first. The folder is made if it is not there, and goes
-    as well if it is empty in the end and was made for them.
+    What a killed process left of them goes first.
 
     Raises:
-        OSError: the folder cannot be made, or a file that is there cannot be removed.
+        OSError: a file that is there cannot be removed.
     """
 
-    def remove(error: BaseException | None = None) -> int:
-        """Remove them; return how many there were."""
-        removed = 0
+    def remove(error: BaseException | None = None) -> None:
         for name in files:
             with suppress(FileNotFoundError):
                 os.unlink(folder / name)
-                removed += 1
-        return removed
 
-    is_new = not folder.exists()
-    folder.mkdir(exist_ok=True)
-    is_new = remove() > 0 or is_new  # a killed process has made it
+    remove()
     try:
         with last_act(remove):
             yield
     finally:
         remove()
-        if is_new:
-            with suppress(OSError):  # it holds something else
-                folder.rmdir()
 
 
 def direct(folder: Path) -> bool:
