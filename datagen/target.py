@@ -381,10 +381,8 @@ class Bucket(Folder):
     @contextmanager
     def journal(self, name: str) -> Iterator[Callable[[bytes], object]]:
         entries: list[bytes] = []
-        try:
-            yield entries.append
-        finally:  # also of a failure
-            self.put(f"{WORK}/{name}", entries)
+        yield entries.append
+        self.put(f"{WORK}/{name}", entries)
 
     def journals(self) -> list[str]:
         return [name for name in self._work() if name.endswith(".journal")]

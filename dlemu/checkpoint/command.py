@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,31 +55,28 @@ Summary = dict[str, Any]
 _COUNTERS = "while reading the drives' counters"
 
 
+@dataclass
 class CheckpointJob:
     """Writes and reads the checkpoints of a record, on this rank."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        plan: Plan,
-        folder: Opened,
-        *,
-        world: World,
-        watch: Watchdog,
-        say: Say = silent,
-        progress: Progress | None = None,
-    ) -> None:
-        self._workload, self._checkpoint = workload, workload.checkpoint
-        self._world, self._watch, self._say = world, watch, say
-        self._plan, self._opened, self._folder = plan, folder, folder.path
-        self._record = folder.record
-        mount = mount_under(folder.path)
+    _workload: Workload
+    _plan: Plan
+    _opened: Opened
+    _world: World
+    _watch: Watchdog
+    _say: Say = silent
+    _progress: Progress = field(default_factory=Progress)
+    _observer: HostObserver | None = None
+    """Of this host, on its first rank."""
+    _gate: Any = field(default_factory=threading.Lock)
+    """Held while a checkpoint's folder is made, and while all are removed."""
+    _is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self._checkpoint, self._record = self._workload.checkpoint, self._opened.record
+        self._folder = self._opened.path
+        mount = mount_under(self._folder)
         self._file_system = mount.kind if mount else ""  # "" of a bucket or if unknown
-        self._progress = progress or Progress()
-        self._observer: HostObserver | None = None  # of this host, on its first rank
-        self._gate = threading.Lock()
-        """Held while a checkpoint's folder is made, and while all are removed."""
-        self._is_over = False
 
     def work(self, path: Path | None) -> Summary:
         """Write, drop and read, while the host is observed into `path`.
@@ -336,9 +333,7 @@ def run_checkpoints(
                 summary["notes"].append(note)
             record.write()
             on_begin(summary)
-        job = CheckpointJob(
-            workload, plan, folder, world=world, watch=watch, say=say, progress=progress
-        )
+        job = CheckpointJob(workload, plan, folder, world, watch, say, progress)
         path = host_file(record.folder, world.rank) if record.folder.is_dir() else None
         found = job.work(path)
         if world.rank == 0:

@@ -409,16 +409,15 @@ class _Run:
             replay = partial(
                 replay_epoch, barrier=watchdog.barrier, clock=self._clock, compute=compute
             )
-            batches, checkpoints = loader.epoch(epoch, plan), self._checkpoints
+            batches, own = loader.epoch(epoch, plan), self._checkpoints
             with self._live.epoch(records, self._workload, monitor, others):
-                if checkpoints is None:
+                if own is None:
                     steps = replay(batches, records)
                 else:
-                    due = due_after(
-                        self._workload.checkpoint, epoch=epoch, num_steps=plan.num_steps
-                    )
-                    take = partial(checkpoints.take, epoch)
-                    with checkpoints.epoch(records):
+                    key = self._workload.checkpoint
+                    due = due_after(key, epoch=epoch, num_steps=plan.num_steps)
+                    with own.epoch(records):
+                        take = partial(own.take, epoch)
                         steps = replay_blocks(batches, records, due, take, replay)
             monitor.end(epoch)
         if self._tier is not None:

@@ -165,7 +165,7 @@ def test_no_folder_is_made_once_all_are_removed(
         monkeypatch.setattr(CheckpointFolder, name, seen(getattr(CheckpointFolder, name)))
     with opened(workload, plan, Alone(), print) as folder:
         dog = Watchdog(1e9, Alone())
-        writes = writing.CheckpointJob(workload, plan, folder, world=Alone(), watch=dog)
+        writes = writing.CheckpointJob(workload, plan, folder, Alone(), dog)
         writes._make(step_folder(folder.path, 1))
         assert len(list(folder.path.iterdir())) == 2
         writes.clean()
