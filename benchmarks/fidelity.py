@@ -14,8 +14,8 @@ pipelined, or rule. The arms of a cell:
 R   the real job (`fidelity_real`): np.load, h5py or PIL in a plain Dataset, a DataLoader, the
     network on the GPU. pipelined: pinned memory, copies on a stream of their own, at most one step
     ahead. rule: it copies, computes, waits for the step's end, and asks for the next batch.
-E   `dlemu run` of the loop with the pytorch loader, in processes without CUDA: `computation_time` with
-    mean and stdev of the step that R's network has shown just before with its data on the GPU,
+E   `dlemu run` of the loop with the pytorch loader, without CUDA: `computation_time` with mean and
+    stdev of the step that R's network has shown just before with its data on the GPU,
     `launch_time` as long as the host took to queue one, and `preprocess_time` as `dlemu steptime`
     finds it for what R's Dataset does with a file's bytes.
 M   E with the computation and launch time that `dlemu.Meter` has found in R's loop, in a run whose
@@ -27,8 +27,7 @@ N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock.
 As root, a cgroup holds reads to RATE times the demand (bytes of a batch / c); 0: they are not held.
 Each run's files are not in memory. The arms take turns, in every second repeat in the opposite
 order. Of unet3d, which asks for little of the drive, R and E run at the same time, each from files
-of its own and held by a cgroup of its own. Of a launch-bound step (cosmoflow), which does not repeat
-itself, c is timed once for all runs.
+of its own and held by a cgroup of its own. Of cosmoflow, which is launch-bound, c is timed once.
 
 Whole AU = n c / (time from the start of the loader to the end of the last of n steps). The rule's
 AU = (n - 1) c / (T - T1), from the end of the first step. Both arms use the same c: of R by CUDA

@@ -139,6 +139,7 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
     return table([runs])
 
 
+PRINTS = {"table": lambda paths, asked: table(stored_runs(paths))}
+
 if __name__ == "__main__":
-    prints = {"table": lambda paths, asked: table(stored_runs(paths))}
-    gpu_program(sys.argv[1:], __doc__, prints, experiment, "rounds", "cases")
+    gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "rounds", "cases")
