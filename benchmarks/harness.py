@@ -19,12 +19,9 @@ from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-<<<<<<< HEAD
-=======
 
 from dlemu.host.place import find_host
 from tests.lab.mpirun import mpirun
->>>>>>> main
 
 Found = TypeVar("Found")
 Value = TypeVar("Value", int, float, str)
@@ -240,7 +237,6 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-<<<<<<< HEAD
 def lined(rows: Sequence[Mapping[str, str]]) -> str:
     """Return the Markdown table of lines that name their columns; "" without lines."""
     return markdown(list(rows[0]), [list(row.values()) for row in rows]) if rows else ""
@@ -289,10 +285,10 @@ def gpu_program(
 def stored_runs(paths: Iterable[str]) -> list[list[dict[str, Any]]]:
     """Return the runs of each file that an experiment has stored."""
     return [json.loads(Path(path).read_text())["runs"] for path in paths]
-=======
+
+
 if __name__ == "__main__":
     module, name, arguments = sys.argv[1:]
     found = getattr(importlib.import_module(module), name)(*json.loads(arguments))
     if found is not None:
         print(json.dumps(found))
->>>>>>> main
