@@ -307,6 +307,9 @@ class RunRow(TypedDict, total=False):
     au_percentage: float
     whole_epoch_au_percentage: float
     samples_per_second: float
+    min_accelerator_au_percentage: float
+    """Of the accelerator with the least, mean over epochs."""
+    read_bytes_per_second: float
     nominal_MiB_per_second: float
     page_cache_share: float | None
     limit: str
@@ -333,8 +336,9 @@ class RunsSummary(TypedDict, total=False):
     """"closed" or "open"."""
     workload: str
     system: Sequence[HostFields]
-    """As in the last run's Summary, and the next six too."""
+    """As in the last run's Summary, and the next seven too."""
     num_hosts: int
+    num_accelerators: int
     dataset: DatasetFields
     hostname: str
     data_loader: str
