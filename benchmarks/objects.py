@@ -30,7 +30,7 @@ from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.formats import format_of
-from dlemu.loaders import TellsGets, open_loader
+from dlemu.loaders import open_loader
 from dlemu.ranks.world import Alone
 from dlemu.storage.s3.location import ObjectPath
 from dlemu.storage.s3.objects import RANGE_BYTES, WHOLE_BYTES
@@ -168,7 +168,6 @@ def ours(workload: Workload, *, keep: int) -> Rate:
     begin, before = time.perf_counter(), cpu_of_self()
     num_bytes = sum(batch.num_bytes for step in loader.epoch(0, plan) for batch in step)
     rate = Rate(num_bytes, time.perf_counter() - begin, cpu_of_self() - before)
-    assert isinstance(loader, TellsGets)
     assert loader.gets().received_bytes == num_bytes
     loader.close()
     return rate

@@ -21,9 +21,8 @@ from benchmarks.harness import describe_machine, markdown
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import read_manifest
 from dlemu.datagen.manifest import MANIFEST, to_entries
-from dlemu.datagen.prepare import dataset_folders
-from dlemu.datagen.target import WORK
-from dlemu.datagen.write import _finish
+from dlemu.datagen.target import WORK, Folder
+from dlemu.datagen.write import _finish, dataset_folders
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.judge.metrics import find_losses, measure_sums
@@ -99,9 +98,9 @@ def write_manifest(num_files: int, folder: Path) -> None:
             files = np.arange(first, min(first + _PIECE, num_files))
             journal.write(to_entries(files, files.astype(np.uint32)))
     layout = layout_of(cosmoflow(num_files))
-    for below in dataset_folders(folder, layout):
-        below.mkdir(parents=True, exist_ok=True)
-    _finish(folder, layout, "")
+    target = Folder(folder)
+    target.make(dataset_folders(layout))
+    _finish(target, layout, "")
     manifest = read_manifest(folder)
     assert manifest is not None
     manifest.check(layout, folder)

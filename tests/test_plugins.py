@@ -203,4 +203,12 @@ def test_the_example_is_a_format_and_is_run(
     assert "56 my_format:FORMAT files" in capsys.readouterr().out
     assert run(["run", *QUICK, *words[:3], "reader.data_loader=own:NONE"]) == 1
     assert "reader.data_loader=own:NONE cannot be used (AttributeError" in capsys.readouterr().err
+    (tmp_path / "less.py").write_text(
+        "from dlemu.loaders import Loader\nclass LOADER:\n    def epoch(self): pass\n"
+        "class Half(Loader):\n    def epoch(self): pass\n"
+    )
+    for each in ("less:LOADER", "less:Half"):
+        assert run(["run", *QUICK, *words[:3], f"reader.data_loader={each}"]) == 1
+        line = f"reader.data_loader={each} cannot be used: it must be a subclass of dlemu.loaders."
+        assert line in capsys.readouterr().err
     assert main(["nosuch"]) == 1 and main(["own:LOADER"]) == 0

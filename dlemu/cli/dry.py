@@ -11,8 +11,8 @@ from dlemu.checkpoint.folder import examine as examine_folder
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.cli.output import Found
-from dlemu.datagen.prepare import examine
-from dlemu.datagen.write import write_rate
+from dlemu.datagen.target import target_of
+from dlemu.datagen.write import examine, write_rate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import (
     SizeCheck,
@@ -58,7 +58,7 @@ def _datagen(workload: Any, world: World) -> Iterator[list[Fact]]:
     size = required_size(workload, world)
     workload = resolve_auto(workload, world)
     folder = workload.data_folder
-    found = world.on_first(lambda: examine(folder, layout_of(workload)))
+    found = world.on_first(lambda: examine(target_of(folder, workload.access), layout_of(workload)))
     if world.rank != 0:
         return
     missing, layout = len(found.todo.missing), found.todo.layout
@@ -68,7 +68,7 @@ def _datagen(workload: Any, world: World) -> Iterator[list[Fact]]:
         *_cache_of_new(workload, layout),
         *_rule(size, layout.num_files, world),
     ]
-    if found.changes:
+    if found.todo.changes:
         found.check_space(folder)
         rate = write_rate(layout, folder)
         # Ranks of one host share its drive; how many of them a drive needs, nobody knows.

@@ -20,10 +20,11 @@ from dlemu.judge.summary import time_of_day
 from dlemu.plugins import own_version
 from dlemu.ranks.world import World
 from dlemu.report.in_run import wear_line
-from dlemu.report.paths import plots_of, present_paths, title_of
+from dlemu.report.paths import plots_of, present_paths
 from dlemu.report.table import Row
 from dlemu.report.text import render_text
 from dlemu.terminal import detail, say
+from dlemu.tools.paths.blocks import Asked
 from dlemu.tools.paths.cells import Cell
 from dlemu.tools.paths.sweep import CELLS, Sweep, run_paths
 
@@ -56,7 +57,10 @@ def main(words: Words, world: World) -> Found | None:
     document = document_of(cells, plan.output)
     _write(document, plan.output)
     say(f"results: {plan.output}/paths.csv, paths.json, paths.txt")
-    rows = _rows(cells, plan.output, words.options.get("--label", ""))
+    label = words.options.get("--label", "")
+    own = {"time": time_of_day(), "label": label, "dlemu_version": own_version()}
+    own |= {"folder": str(plan.output)}
+    rows = [own | _flat(row) | _origin(row, plan.output) for row in document["cells"]]
     return Found(document, rows=rows)
 
 
@@ -87,7 +91,9 @@ def _write(document: Mapping[str, Any], folder: Path) -> None:
     except ModuleNotFoundError:
         say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
         return
-    save_pictures(plots_of(cells), folder / "paths", title=title_of(document))
+    targets = ", ".join(dict.fromkeys(cell["target"] for cell in cells))
+    title = f"data paths of {targets}, {document['measured']}"
+    save_pictures(plots_of(cells), folder / "paths", title=title)
 
 
 def cells_csv(cells: Sequence[Row]) -> str:
@@ -95,29 +101,23 @@ def cells_csv(cells: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Cell)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**cell, "together": ",".join(cell["together"])} for cell in cells)
+    writer.writerows(map(_flat, cells))
     return text.getvalue()
 
 
-def _rows(cells: Sequence[Cell], folder: Path, label: str) -> list[Row]:
-    """Return the rows of measured cells, in the units of paths.csv."""
-    here: dict[str, Mapping[str, Any]] = {
-        cell.target: find_host(Path(cell.target))
-        if Path(cell.target).exists()
-        else {"host": cell.target.rpartition(":")[0], "drives": ()}  # another host's, or the sum
-        for cell in cells
+def _flat(cell: Row) -> dict[str, Any]:
+    return {**cell, "together": ",".join(cell["together"])}
+
+
+def _origin(cell: Row, folder: Path) -> dict[str, Any]:
+    """Return what a row of --csv says of a cell's host and drives."""
+    target = cell["target"]
+    host: Mapping[str, Any] = {"host": target.rpartition(":")[0], "drives": ()}
+    if Path(target).exists():  # else it is another host's, or the sum
+        host = find_host(Path(target))
+    asked = [cell[field.name] for field in fields(Asked)]
+    return {
+        "id": short_hash(folder.resolve(), asked),
+        "host": host["host"],
+        "drive_model": drive_models([host]),
     }
-    return [
-        {
-            **asdict(cell),
-            "together": ",".join(cell.together),
-            "time": time_of_day(),
-            "label": label,
-            "dlemu_version": own_version(),
-            "id": short_hash(folder.resolve(), cell.asked),
-            "host": here[cell.target]["host"],
-            "drive_model": drive_models([here[cell.target]]),
-            "folder": folder,
-        }
-        for cell in cells
-    ]

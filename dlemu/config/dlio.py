@@ -25,26 +25,18 @@ _IGNORED_KEYS = {
     "use_mpi_endpoint_distribution load_balance_strategy",
     "metric": "exclude_end_epochs",
 }
-_CLASS = "is a class for DLIO, which dlemu cannot run; leave it out: "
-_TENSORS = (
-    "has the tensors of a checkpoint; dlemu takes model.transformer or model.model_size_bytes; "
-    "leave it out"
-)
+_CLASS = "is a class for DLIO, which dlemu cannot run: "
 _DECLINED = {
     "reader.reader_classname": f"{_CLASS}a format of yours is dataset.format=PACKAGE.MODULE",
     "reader.data_loader_classname": f"{_CLASS}a loader of yours is reader.data_loader="
     "PACKAGE.MODULE",
     "checkpoint.checkpoint_mechanism_classname": f"{_CLASS}dlemu writes checkpoints itself",
-    "dataset.compression_level": "is not followed: gzip has level 4, as by default in DLIO; leave "
-    "it out",
-    "model.layer_parameters": _TENSORS,
-    "model.optimization_groups": _TENSORS,
-    "reader.read_type": "keeps files in memory, which dlemu does not; leave it out: each sample is "
-    "read when it is asked for, as with on_demand",
-    "reader.file_access": "shares a file among ranks by MPI-IO, which dlemu does not; leave it "
-    "out: each rank opens files itself, as with multi",
-    "workflow.evaluation": "reads files of its own after an epoch, which dlemu does not; set "
-    "workflow.evaluation=false",
+    "dataset.compression_level": "is not followed: gzip has level 4, as by default in DLIO",
+    "reader.read_type": "keeps files in memory, which dlemu does not: each sample is read when it "
+    "is asked for, as with on_demand",
+    "reader.file_access": "shares a file among ranks by MPI-IO, which dlemu does not: each rank "
+    "opens files itself, as with multi",
+    "workflow.evaluation": "reads files of its own after an epoch, which dlemu does not",
 }
 """What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
 _AS_HERE: tuple[object, ...] = (None, False, "", [], 4, "on_demand", "multi", "posix")
@@ -80,7 +72,8 @@ def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
             value = raw[section].pop(leaf)
             if key in _DECLINED and value not in _AS_HERE:
                 shown = str(value).lower() if value is True else value
-                raise WorkloadError(f"{key}={shown} {_DECLINED[key]}")
+                off = "false" if value is True else "null"
+                raise WorkloadError(f"{key}={shown} {_DECLINED[key]}; set {key}={off}")
             yield key
 
 

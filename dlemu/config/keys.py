@@ -73,6 +73,11 @@ class Job:
         return self.workload.dataset.num_samples_per_file > 1
 
     @property
+    def has_own_sizes(self) -> bool:
+        """Whether samples have a shape, or a file lists their sizes."""
+        return bool(self.workload.dataset.record_dims or self.workload.dataset.listed_sizes)
+
+    @property
     def has_rows(self) -> bool:
         """Whether files hold rows of columns."""
         return self.workload.dataset.format == "parquet"

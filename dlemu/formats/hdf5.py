@@ -155,7 +155,8 @@ class Parts(Format):
         parts = data.view(file.dtype).reshape(len(data), self.num_parts, -1)
         shape = self._shape(sizes[0], len(sizes))
         image = io.BytesIO()
-        with h5py.File(image, "w", libver="latest") as written:
+        # What 1.10 reads: DLIO's environment has an older HDF5 than the one that may be here.
+        with h5py.File(image, "w", libver=("v110", "v110")) as written:
             for number in range(self.num_parts):
                 written.create_dataset(
                     f"records_{number}",
@@ -163,6 +164,8 @@ class Parts(Format):
                     chunks=_chunks(shape, self.element_bytes, self.chunks),
                     compression=None if self.compression == "none" else self.compression,
                 )
+            if self.num_parts == 1:
+                written["records"] = written["records_0"]
             written["labels"] = np.zeros(len(sizes), np.int64)
         sink.write(image.getvalue())
         sink.write(bytes(self._most(sizes[0], len(sizes)) - image.getbuffer().nbytes))

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -11,17 +11,17 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from dlemu.config.compose import datasheet, named, read_yaml
 from dlemu.config.model import Drive, NamedDrive
-from dlemu.config.sections import LISTED, Arguments, Names, Switch
+from dlemu.config.sections import Arguments, Listed, Names, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.storage.atomic import PARTIAL
 from dlemu.storage.extents import settle_direct
-from dlemu.storage.gpu.availability import lists_gpu
+from dlemu.storage.gpu.availability import availability, lists_gpu
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate
 from dlemu.tools.model_reading import WAYS, Way, read_once
-from dlemu.tools.paths.target import path_problem, write_random_files
+from dlemu.tools.paths.target import write_random_files
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
@@ -109,11 +109,9 @@ class Load(Arguments):
     """Share of each file that is written and read, on a small disk; the answer says so."""
     keep: bool = False
     """Leave the files; the next command finds them."""
-    readers: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=1024)], ...], LISTED, Field(min_length=1)
-    ] = (1, 4, 16)
+    readers: Listed[Annotated[int, Field(ge=1, le=1024)]] = (1, 4, 16)
     """Threads that read at once."""
-    ways: Annotated[tuple[Way, ...], LISTED, Field(min_length=1)] | None = None
+    ways: Listed[Way] | None = None
     """How files are read. None: all that work here. One that is named and does not work is an
     error."""
     drive: NamedDrive | None = None
@@ -267,12 +265,12 @@ def _drop(files: Sequence[Path]) -> Pages:
 
 def _usable(load: Load, file: Path, on_event: OnEvent) -> Iterator[Way]:
     for way in load.ways or WAYS:
-        problem = None
-        if way == "odirect":
-            problem = None if settle_direct(file, "auto") else "its file system has no O_DIRECT"
+        problem = ""
+        if way == "odirect" and not settle_direct(file, "auto"):
+            problem = "its file system has no O_DIRECT"
         elif way == "cufile":
-            problem = path_problem("cufile", file.parent) if lists_gpu() else "no GPU on this host"
-        if problem is None:
+            problem = availability(file.parent).why if lists_gpu() else "no GPU on this host"
+        if not problem:
             yield way
         elif load.ways is None:
             on_event(f"left out: {way}: {problem}")
@@ -336,6 +334,7 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
     # Files that are to stay get their names once they are whole.
     suffix = PARTIAL if load.keep else ""
     try:
+        folder.mkdir(exist_ok=True)
         with scratch(folder, [f"{path.name}{suffix}" for path, _ in left]):
             text = f"writing {counted(len(left), 'file')}, {format_bytes(size)}, into {folder}"
             on_event(text)
@@ -346,3 +345,6 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
             yield files
     except OSError as error:
         raise RunError(f"{folder}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):  # files stay there
+            folder.rmdir()

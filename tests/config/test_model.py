@@ -80,6 +80,8 @@ def test_every_number_has_a_bound_and_the_line_says_it() -> None:
 
 LISTS = (
     "dataset.record_dims",
+    "model.layer_parameters",
+    "model.optimization_groups",
     "size.drives",
     "reader.preprocess_time.quantiles",
     "train.computation_time.quantiles",

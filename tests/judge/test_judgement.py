@@ -214,7 +214,7 @@ def test_why_a_bound_cannot_be_checked_is_true_of_a_bucket_too() -> None:
     assert cached_too_much(job, {"measured": unknown}).endswith(
         "cannot be checked (a note below says why)"
     )
-    objects = objects_fields(GetCounts(), [])
+    objects = objects_fields(GetCounts(), None)
     bucket = cached_too_much(job, {"measured": {**unknown, "objects": objects}})
     assert bucket.endswith("cannot be checked (the servers' memory is not seen here)")
 

@@ -1,14 +1,17 @@
 """Evidence of runs, each one clear case of what bound it; `limit_lines` for the golden file."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dlemu.config.sections import ReaderSection
+from dlemu.config.model import load_workload
+from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
-from dlemu.judge.bottleneck import Evidence, HostEvidence, find_run_limit
+from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.checkpoints import CheckpointCost
+from dlemu.judge.evidence import Evidence, HostReport
 from dlemu.judge.metrics import find_losses
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.sums import Rule
@@ -53,24 +56,32 @@ def steps_of(*waits: Any, **fields: Any) -> Steps:
     return rows.ravel()
 
 
-def host(**changes: Any) -> HostEvidence:
-    """Return a host with CPUs to spare, whose drive is busy and gives no more."""
-    seen: dict[str, Any] = {
-        "host": "a",
-        "seconds": 100.0,
-        "device": "nvme0n1",
-        "device_busy_share": 0.99,
-        "read_bytes_per_second": 6 * GB,
-        "probe": probe(6.1),
-        "cpu_share": 0.3,
-        "host_cpu_share": 0.35,
-        "host_steal_share": 0.0,
-        "runqueue_seconds": 2.0,
-        "throttled_seconds": 0.0,
-        "usable_cpus": 16.0,
-        "num_workers": 8,
-    }
-    return HostEvidence(**(seen | changes))
+def host(**changes: Any) -> HostReport:
+    """Return a host with CPUs to spare, whose drive is busy and gives no more.
+
+    `cpu_share` stands for `process_cpu_seconds`; `device` and its busy share, the storage's rate
+    and what was made of the network are given as they follow from counters.
+    """
+    seen: dict[str, Any] = {"probe": probe(6.1), "device": "nvme0n1", "device_busy_share": 0.99}
+    seen |= {"num_workers": 8, "network": None, "cpu_share": 0.3, "host_cpu_share": 0.35}
+    seen |= {"host_steal_share": 0.0, "runqueue_seconds": 2.0, "throttled_seconds": 0.0}
+    seen |= changes
+    cpu, busy = seen["cpu_share"], seen["device_busy_share"]
+    unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(IntervalSummary))
+    counters = ("host_cpu_share", "host_steal_share", "runqueue_seconds", "throttled_seconds")
+    unknown |= {"seconds": 100.0, "devices": {} if busy is None else {seen["device"]: busy}}
+    unknown |= {"usable_cpus": 16.0, "process_cpu_seconds": cpu and 1600.0 * cpu}
+    epoch = IntervalSummary(**(unknown | {name: seen[name] for name in counters}))
+    found = HostReport(
+        host=seen.get("host", "a"),
+        epochs=[epoch],
+        probe=seen["probe"],
+        num_workers=seen["num_workers"],
+        direct=seen.get("direct", False),
+        read_bytes=600.0 * GB,
+    )
+    vars(found)["network"] = seen["network"]
+    return found
 
 
 def link(share: float | None, **changes: Any) -> dict[str, Any]:
@@ -109,12 +120,12 @@ def evidence(**changes: Any) -> Evidence:
         "read_amplification": 1.0,
     }
     measured |= {name: changes.pop(name) for name in measured if name in changes}
+    keys = {f"reader.{key}": value for key, value in changes.pop("reader", READER).items()}
     seen: dict[str, Any] = {
+        "workload": load_workload("unet3d_h100", keys),
         "losses": losses,
         "hosts": [host()],
         "measured": measured,
-        "reader": ReaderSection(**READER),
-        "direct": False,
         "num_accelerators": num_accelerators,
     }
     return Evidence(**(seen | changes))
@@ -268,7 +279,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {
             "steps": steps_of(*[0.0] * 8, compute=IN_TURN),
             "hosts": [host(runqueue_seconds=9.0, num_workers=8)],
-            "reader": ReaderSection(read_threads=1),
+            "reader": {"read_threads": 1},
         },
         "host cpu",
     ),
@@ -368,9 +379,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"CPUs full, {keys}, {'direct' if direct else 'through the page cache'}": (
             {
-                "hosts": [host(cpu_share=0.97)],
-                "reader": ReaderSection(**(READER | keys)),
-                "direct": direct,
+                "hosts": [host(cpu_share=0.97, direct=direct)],
+                "reader": READER | keys,
             },
             "host cpu",
         )
@@ -380,7 +390,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         f"few reads, {keys}": (
             {
                 "steps": steps_of(0.5, read=0.1, decode=3.0 * ("decode" in keys)),
-                "reader": ReaderSection(**(READER | keys)),
+                "reader": READER | keys,
             },
             "loader",
         )
