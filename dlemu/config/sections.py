@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -31,6 +31,7 @@ from dlemu.formats.format import Format
 from dlemu.plugins import Registry
 from dlemu.units import ceil_div, parse_bytes, parse_seconds, unmistakable, with_unit
 
+T = TypeVar("T")
 RUNS = "run size calibrate"
 WRITES = f"datagen {RUNS}"
 PLANS = f"datasize {WRITES} predict"
@@ -195,7 +196,8 @@ def _listed(value: object) -> object:
     return tuple(filter(None, (item.strip() for item in value.strip("[]").split(","))))
 
 
-LISTED = BeforeValidator(_listed)
+Listed = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
+"""One thing or several, on the command line with commas between them."""
 
 
 def _known(check: Callable[[str], object]) -> AfterValidator:
@@ -772,8 +774,9 @@ class TrainSection(Section):
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
     launch_time: Seconds = 0.0
     """Seconds of a core at the begin of each step, spent by the rank in short calls which take
-    Python's lock, as a job queues the step's kernels. They are a part of computation_time, and the
-    step's whole time where they take longer. A rank with several accelerators spends them once."""
+    Python's lock, as a job queues the step's kernels. They are a part of computation_time, at most
+    all of it; a step whose thread waits for a core or the lock may end late. A rank with several
+    accelerators spends them once."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
 
