@@ -67,6 +67,8 @@ from dlemu.tools.steptime.steps import time_preprocessing
 from tests.lab.cgroups import throttled_reads
 
 _DECODE_SECONDS = 2.0
+_NUM_ALONE = 6
+_METERED_STEPS = 2400
 _LOAD_SECONDS = 0.5
 """How long the workers' work on a sample is timed: that of decoding, and other work."""
 _REAL = "RBN"
@@ -175,9 +177,18 @@ class Job:
         return {**found, "meter_au": metrics.epochs[0].au_percentage, "keys": keys}
 
     @cached_property
+    def alone(self) -> tuple[float, float, float]:
+        """Mean and stdev of a launch-bound step alone, and its launch: the same in all runs."""
+        times = [(*self.real.time_alone(), self.real.launch_seconds()) for _ in range(_NUM_ALONE)]
+        c, stdev, launch = map(fmean, zip(*times, strict=True))
+        return c, stdev, launch
+
+    @cached_property
     def metered(self) -> Mapping[str, object]:
         """Computation and launch time of R's pipelined loop, by `dlemu.Meter`."""
-        keys: dict[str, object] = self.train("N", "pipelined", 300, 0)["keys"]
+        forget(self.workload("R"))
+        steps = min(_METERED_STEPS, self.num_files // self.net.batch)
+        keys: dict[str, object] = self.train("N", "pipelined", steps, 0)["keys"]
         print(f"{self.net.label}, in the loop: {keys}", flush=True)
         return keys
 
@@ -208,7 +219,7 @@ def run_emulated(job: dlemu.Workload, bytes_per_second: float, line: Any) -> dic
     """Replay an epoch, as `dlemu run` does, once the other side of the line says so."""
     dataset = find_dataset(job, dlemu.Alone())
     clock = WallClock.calibrate()
-    launch = after_launch(job.train.launch_time, clock.sleep_until)
+    launch = after_launch(job.train.launch_time, clock.sleep_until, clock.now)
     begins: list[float] = []
     ends: list[float] = []
 
@@ -286,12 +297,17 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int, line: Any) -
     if net.decodes:  # a host's cores change their speed within minutes
         vars(job).pop("loading", None)
         assert job.loading
-    c, stdev = real.time_alone(synchronous=cell.loop == "rule")
-    launch = real.launch_seconds()
+    if net.launch_bound:
+        c, stdev, launch = job.alone
+    else:
+        c, stdev = real.time_alone(synchronous=cell.loop == "rule")
+        launch = real.launch_seconds()
     rate = cell.rate * net.batch * job.file_bytes / c
     steps = min(net.num_steps(cell.rate, c), job.num_files // net.batch)
     known: dict[str, Any] = {"c": c, "stdev": stdev, "launch": launch, "batch": net.batch}
     runs: list[Run] = []
+    if set("MT") & set(arms):
+        assert job.metered  # before any arm: it reads the files
 
     def ask(arm: str) -> None:
         found = {
@@ -301,17 +317,18 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int, line: Any) -
             "train.loop": cell.loop,
             "train.launch_time": min(launch, c),
             "train.seed": 123 + repeat,
-            "reader.data_loader": "pytorch",
+            "reader.data_loader": "threads" if arm == "T" else "pytorch",
             "reader.preprocess": "cpu",
             **job.loading,
-            **(job.metered if arm == "M" else {}),
+            **(job.metered if arm in "MT" else {}),
         }
         line.send((net.workload, found, rate))
         line.recv()
 
     def done(arm: str, found: dict[str, Any]) -> None:
         found.pop("keys", None)
-        runs.append(Run(cell=cell, arm=arm, repeat=repeat, **known, **found))
+        own = {"metered": job.metered} if arm in "MT" else {}
+        runs.append(Run(cell=cell, arm=arm, repeat=repeat, **known, **own, **found))
 
     def train(arm: str) -> None:
         with held(job.workload("R"), rate):
@@ -398,6 +415,8 @@ def experiment(folder: Path, asked: Asked) -> None:
         assert all(job.loading for job in jobs.values() if not job.net.decodes)
         runs: list[Run] = []
         for repeat in range(asked.value("repeats", 3)):
+            for job in jobs.values():  # what takes the host's cores changes within minutes
+                vars(job).pop("metered", None)
             for cell, arms in cells:
                 if time.perf_counter() - begin > asked.value("limit_s", 100_000.0):
                     break

@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ _HELD = 0.9
 """Up to this rate / demand E may differ by 1 point of whole AU from R; elsewhere by 2."""
 _LAUNCH_BOUND = 0.9
 """Of c: from here on a step is called launch-bound, as `dlemu steptime` does."""
-_OTHERS = ("M", "B")
+_OTHERS = ("M", "T", "B")
 """Arms beside R and E."""
 _COLOURS = [f"C{number}" for number in range(10)]
 
@@ -67,6 +67,8 @@ class Run:
     reads: int = 0
     """Requests that the drive served, and their bytes; 0, too: others ran at the same time."""
     read_bytes: int = 0
+    metered: Mapping[str, Any] = field(default_factory=dict)
+    """M and T: computation and launch time that the Meter has found."""
     meter_au: float = 0.0
     """N: what `dlemu.Meter` says of this very loop."""
 

@@ -55,9 +55,8 @@ FIO_NAMES = {"seq_read": "read", "random_read": "randread", "seq_write": "write"
 
 def ours(works: Sequence[Work]) -> float:
     """Return GiB/s, of all folders together."""
-    return sum(
-        done.latencies.num * works[0].io_size / elapsed / 2**30 for done, elapsed in perform(works)
-    )
+    done = perform(works)
+    return sum(each.latencies.num * works[0].io_size / each.seconds / 2**30 for each in done)
 
 
 def fio(works: Sequence[Work]) -> float:
@@ -103,9 +102,11 @@ def main(arguments: list[str]) -> None:
         for path, pattern, io_size, workers in CELLS if len(folders) == 1 else TOGETHER:
             works = [
                 Work(
+                    target="",
                     path=path,
                     pattern=pattern,
                     io_size=io_size,
+                    workers=workers,
                     files=tuple(own[:workers]),
                     file_bytes=FILE_BYTES,
                     seconds=asked.value("seconds", 1.0),

@@ -10,8 +10,8 @@ from dlemu.checkpoint.folder import access_to, folder_of, probe
 from dlemu.checkpoint.folder import examine as examine_folder
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.plan import Plan, planned
-from dlemu.datagen.prepare import examine
-from dlemu.datagen.write import write_rate
+from dlemu.datagen.target import target_of
+from dlemu.datagen.write import examine, write_rate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import (
     SizeCheck,
@@ -54,7 +54,7 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
     size = required_size(workload, world)
     workload = resolve_auto(workload, world)
     folder = workload.data_folder
-    found = world.on_first(lambda: examine(folder, layout_of(workload)))
+    found = world.on_first(lambda: examine(target_of(folder, workload.access), layout_of(workload)))
     if world.rank != 0:
         return
     _introduce(workload, world, tell)
@@ -62,7 +62,7 @@ def _datagen(workload: Any, world: World, tell: Any) -> None:
     tell(f"write:    {counted(missing, 'file')}, {format_bytes(found.num_bytes)}")
     _cache_of_new(workload, found.todo.layout, tell)
     _judge(size, found.todo.layout.num_files, world, tell)
-    if found.changes:
+    if found.todo.changes:
         found.check_space(folder)
         rate = write_rate(found.todo.layout, folder)
         # Ranks of one host share its drive; how many of them a drive needs, nobody knows.

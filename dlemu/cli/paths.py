@@ -18,10 +18,11 @@ from dlemu.judge.records import write_text
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import World
 from dlemu.report.in_run import wear_line
-from dlemu.report.paths import plots_of, present_paths, title_of
+from dlemu.report.paths import plots_of, present_paths
 from dlemu.report.table import Row
 from dlemu.report.text import answer_of, render_text
 from dlemu.terminal import detail, say
+from dlemu.tools.paths.blocks import Asked
 from dlemu.tools.paths.cells import Cell
 from dlemu.tools.paths.sweep import CELLS, Sweep, run_paths
 
@@ -56,7 +57,9 @@ def main(words: Words, world: World) -> int:
     say(answer_of(present_paths(document), apart=True))
     _write(document, plan.output)
     say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
-    script.tell(document["cells"], _rows(cells, plan.output))
+    rows = document["cells"]
+    common = {"time": time_of_day(), "folder": plan.output}
+    script.tell(rows, [common | _flat(row) | _origin(row, plan.output) for row in rows])
     return 0
 
 
@@ -87,7 +90,9 @@ def _write(document: Mapping[str, Any], folder: Path) -> None:
     except ModuleNotFoundError:
         say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
         return
-    save_pictures(plots_of(cells), folder / "paths", title=title_of(document))
+    targets = ", ".join(dict.fromkeys(cell["target"] for cell in cells))
+    title = f"data paths of {targets}, {document['measured']}"
+    save_pictures(plots_of(cells), folder / "paths", title=title)
 
 
 def cells_csv(cells: Sequence[Row]) -> str:
@@ -95,27 +100,23 @@ def cells_csv(cells: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Cell)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**cell, "together": ",".join(cell["together"])} for cell in cells)
+    writer.writerows(map(_flat, cells))
     return text.getvalue()
 
 
-def _rows(cells: Sequence[Cell], folder: Path) -> list[Row]:
-    """Return the rows of measured cells, in the units of paths.csv."""
-    here: dict[str, Mapping[str, Any]] = {
-        cell.target: find_host(Path(cell.target))
-        if Path(cell.target).exists()
-        else {"host": cell.target.rpartition(":")[0], "drives": ()}  # another host's, or the sum
-        for cell in cells
+def _flat(cell: Row) -> dict[str, Any]:
+    return {**cell, "together": ",".join(cell["together"])}
+
+
+def _origin(cell: Row, folder: Path) -> dict[str, Any]:
+    """Return what a row of --csv says of a cell's host and drives."""
+    target = cell["target"]
+    host: Mapping[str, Any] = {"host": target.rpartition(":")[0], "drives": ()}
+    if Path(target).exists():  # else it is another host's, or the sum
+        host = find_host(Path(target))
+    asked = [cell[field.name] for field in fields(Asked)]
+    return {
+        "id": short_hash(folder.resolve(), asked),
+        "host": host["host"],
+        "drive_model": drive_models([host]),
     }
-    return [
-        {
-            **asdict(cell),
-            "together": ",".join(cell.together),
-            "time": time_of_day(),
-            "id": short_hash(folder.resolve(), cell.asked),
-            "host": here[cell.target]["host"],
-            "drive_model": drive_models([here[cell.target]]),
-            "folder": folder,
-        }
-        for cell in cells
-    ]

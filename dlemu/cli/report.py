@@ -13,8 +13,8 @@ from dlemu.cli.scripts import json_text
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.config.sections import Arguments
-from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
-from dlemu.judge.records import SIZING, SUMMARY
+from dlemu.errors import DAMAGE, DlemuError, WorkloadError, in_short
+from dlemu.judge.records import SIZING, SUMMARY, damaged
 from dlemu.report.blocks import Lines, Section
 from dlemu.report.compare import compare_folders, losses, present_compare
 from dlemu.report.page import across, page_of, present_stored, section
@@ -131,9 +131,7 @@ def _sound(folder: Path) -> Iterator[None]:
             yield
     except DAMAGE as error:
         name = SIZING if (folder / SIZING).is_file() else SUMMARY
-        raise RunError(
-            f"{folder / name} or a file beside it is damaged: {in_short(error)}"
-        ) from None
+        raise damaged(folder / name, in_short(error), " or a file beside it") from None
 
 
 def show(folder: Path, document: Mapping[str, Any], *, is_last: bool = True) -> None:

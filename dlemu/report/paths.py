@@ -1,8 +1,8 @@
 """`dlemu paths`: the cells of a sweep as tables and plots."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, groupby
 from typing import Any
 
 from dlemu.report.blocks import Block, Column, Document, Lines, Table, Verdict, table_of
@@ -39,22 +39,31 @@ def present_paths(document: Document) -> list[Block]:
     cells = document["cells"]
     name = _namer(cells)
     best = max(cells, key=_rate)
-    blocks: list[Block] = [
+    lines = []
+    others = max(
+        cell["host_user_percentage"] - cell["cpu_user_percentage"]
+        for cell in cells
+        if cell["target"] == SUM or not cell["together"]
+    )
+    if others > _BUSY:
+        lines.append(
+            f"other programs took up to {others:.0f} % of this host's CPU time: rates may be too "
+            "low; stop them, or measure again"
+        )
+    if any(map(_own_code, cells)):
+        lines.append(
+            "own code: what dlemu itself takes of each block in io_uring; a program without this "
+            "cost would show at most as many times the IOPS"
+        )
+    return [
         Verdict(
             f"fastest: {name(best)}, {format_rate(_rate(best))} by {_PATTERNS[best['pattern']]} "
             f"of {format_bytes(best['io_size'])}, {_load(best)}"
         ),
         _table(cells, name),
+        *([Lines(lines)] if lines else []),
+        *plots_of(cells),
     ]
-    if lines := [*_busy(cells), *_own_code(cells)]:
-        blocks.append(Lines(lines))
-    return [*blocks, *plots_of(cells)]
-
-
-def title_of(document: Document) -> str:
-    """Return the title of the picture: targets and day."""
-    targets = ", ".join(dict.fromkeys(cell["target"] for cell in document["cells"]))
-    return f"data paths of {targets}, {document['measured']}"
 
 
 def plots_of(cells: Sequence[Cell]) -> list[Plot]:
@@ -63,14 +72,18 @@ def plots_of(cells: Sequence[Cell]) -> list[Plot]:
     Where several loads were measured, that with the highest rate is drawn.
     """
     plots = []
-    for group in _grouped(cells, "pattern"):
+    for pattern in _PATTERNS:
+        group = [cell for cell in cells if cell["pattern"] == pattern]
         small = [cell for cell in group if cell["io_size"] == group[0]["io_size"]]
-        plots += [
-            _plot(group, "io_size", "throughput (GB/s)", lambda cell: _rate(cell) / 1e9),
-            _plot(group, "io_size", "p99 latency (ms)", lambda cell: cell["latency_p99"] * 1e3),
-        ]
+        if group:
+            plots += [
+                _plot(group, "io_size", "throughput (GB/s)", lambda cell: _rate(cell) / 1e9),
+                _plot(group, "io_size", "p99 latency (ms)", lambda cell: cell["latency_p99"] * 1e3),
+            ]
         if _several(small, "queue_depth"):
-            plots.append(_plot(small, "queue_depth", "thousand IOPS", _thousand_iops))
+            plots.append(
+                _plot(small, "queue_depth", "thousand IOPS", lambda cell: cell["iops"] / 1e3)
+            )
     return plots
 
 
@@ -84,14 +97,14 @@ def path_name(path: str, mode: str) -> str:
 def _namer(cells: Sequence[Cell]) -> Callable[[Cell], str]:
     """Return what names a cell's path: with target, NVMe queues and GPU where they differ."""
     targets = {cell["target"] for cell in cells}
-    queues = {(cell["target"], cell["queues"]) for cell in cells}
-    known = {target for target, number in queues if len([0 for t, _ in queues if t == target]) > 1}
+    drives = {(cell["target"], cell["queues"]) for cell in cells}
+    by_queues = len(drives) > len(targets)
     gpus = {cell["gpu"] for cell in cells} - {None}
     mixed = len({not cell["together"] for cell in cells}) > 1
 
     def name(cell: Cell) -> str:
         parts = [path_name(cell["path"], cell["mode"])]
-        if cell["queues"] is not None and cell["target"] in known:
+        if by_queues and cell["queues"] is not None:
             parts.append(counted(cell["queues"], "queue"))
         if cell["gpu"] is not None and len(gpus) > 1:
             parts.append(f"GPU {cell['gpu']}")
@@ -114,6 +127,20 @@ def _load(cell: Cell) -> str:
 
 def _several(cells: Sequence[Cell], field: str) -> bool:
     return len({cell[field] for cell in cells}) > 1
+
+
+def _own_code(cell: Cell) -> str | None:
+    """Return what dlemu's own code takes of a block in io_uring, and how much that hides at most.
+
+    None: another path, or not known.
+    """
+    per_million = cell["cpu_seconds_per_million_ios"]
+    if cell["path"] != "host_io_uring" or per_million is None or cell["target"] == SUM:
+        return None
+    cpu = cell["cpu_user_percentage"] + cell["cpu_system_percentage"]
+    own = per_million * cell["cpu_user_percentage"] / max(cpu, 1e-9) / 1e6
+    share = min(_MOST_SHARE, own * cell["iops"] / cell["workers"])
+    return f"{format_seconds(own)}, {1 / (1 - share):.3g} x"
 
 
 def _table(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Table:
@@ -146,20 +173,34 @@ def _table(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Table:
         Column("path", path, text=True),
         Column("IOPS", "iops", ",.0f"),
         Column("rate", _rate, format_rate),
-        Column("CPU user", lambda cell: cell["cpu_user_percentage"] / 100, ".2%", spare=2),
+        Column("CPU user", lambda cell: cell["cpu_user_percentage"] / 100, ".2%", spare=3),
         Column("p99 latency", "latency_p99", format_seconds),
     ]
     if by_depth:
         per_million = "cpu_seconds_per_million_ios"
         columns.append(Column("CPU-s per million I/Os", per_million, ".2f", spare=1))
-    if any(of_alone(cell) for cell in cells):
-        columns.append(Column("of alone", of_alone, ".0%"))
-    if any(of_ceiling(cell) for cell in cells):
-        columns.append(Column("of the ceiling", of_ceiling, text=True, spare=3))
+    columns += [
+        column
+        for column in (
+            Column("own code", _own_code, spare=2),
+            Column("of alone", of_alone, ".0%"),
+            Column("of the ceiling", of_ceiling, text=True, spare=4),
+        )
+        if any(column.cell(cell) != "-" for cell in cells)
+    ]
     title = "" if _several(cells, "pattern") else _PATTERNS[cells[0]["pattern"]]
     load = "" if _several(cells, "workers") else counted(cells[0]["workers"], "worker")
-    ordered = _sorted(cells, "pattern", "workers", "io_size", "queue_depth")
-    return table_of(ordered, *columns, title=", ".join(filter(None, (title, load))))
+    # Among equal loads, targets as asked and paths in their order.
+    paths, patterns = list(_NAMES), list(_PATTERNS)
+    targets = [cell["target"] for cell in cells if cell["target"] != SUM] + [SUM]
+
+    def order(cell: Cell) -> tuple[int, ...]:
+        load = cell["workers"], cell["io_size"], cell["queue_depth"]
+        place = targets.index(cell["target"]), paths.index(cell["path"]), cell["queues"] or 0
+        return patterns.index(cell["pattern"]), *load, *place, len(cell["together"])
+
+    rows = sorted(cells, key=order)
+    return table_of(rows, *columns, title=", ".join(filter(None, (title, load))))
 
 
 def _shape(cell: Cell, target: str = "") -> tuple[Any, ...]:
@@ -168,89 +209,31 @@ def _shape(cell: Cell, target: str = "") -> tuple[Any, ...]:
     return target or cell["target"], *(cell[field] for field in fields)
 
 
-def _sorted(cells: Sequence[Cell], *fields: str) -> list[Cell]:
-    """Return cells by fields; among equals, targets as asked and paths in their order."""
-    paths, patterns = list(_NAMES), list(_PATTERNS)
-    targets = [cell["target"] for cell in cells if cell["target"] != SUM] + [SUM]
-
-    def order(cell: Cell) -> tuple[Any, ...]:
-        values = [patterns.index(cell[f]) if f == "pattern" else cell[f] for f in fields]
-        place = targets.index(cell["target"]), paths.index(cell["path"]), cell["queues"] or 0
-        return *values, *place, len(cell["together"])
-
-    return sorted(cells, key=order)
-
-
-def _grouped(cells: Sequence[Cell], *fields: str) -> list[list[Cell]]:
-    """Return the cells that are alike in these fields."""
-    groups: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(tuple(cell[field] for field in fields), []).append(cell)
-    return list(groups.values())
-
-
-def _busy(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield that the host did something else meanwhile, if it did."""
-    others = max(
-        cell["host_user_percentage"] - cell["cpu_user_percentage"]
-        for cell in cells
-        if cell["target"] == SUM or not cell["together"]
-    )
-    if others > _BUSY:
-        yield (
-            f"other programs took up to {others:.0f} % of this host's CPU time: rates may be too "
-            "low; stop them, or measure again"
-        )
-
-
-def _own_code(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield what dlemu's own code takes of a block's time in io_uring, a line for each load."""
-    for group in _grouped(cells, "target", "pattern", "workers", "io_size", "together"):
-        parts = []
-        for cell in _sorted(group, "queue_depth"):
-            per_million = cell["cpu_seconds_per_million_ios"]
-            if cell["path"] != "host_io_uring" or per_million is None:
-                continue
-            cpu = cell["cpu_user_percentage"] + cell["cpu_system_percentage"]
-            own = per_million * cell["cpu_user_percentage"] / max(cpu, 1e-9) / 1e6
-            share = min(_MOST_SHARE, own * cell["iops"] / cell["workers"])
-            most = f"{1 / (1 - share):.2f}" if share < _MOST_SHARE else f"{1 / (1 - share):.0f}"
-            parts.append(f"{format_seconds(own)} at depth {cell['queue_depth']} ({most} x)")
-        if parts and group[0]["target"] != SUM:
-            size = f", {format_bytes(group[0]['io_size'])}" if _several(cells, "io_size") else ""
-            yield (
-                f"{group[0]['target']}{size}: dlemu's own code takes {', '.join(parts)} of each "
-                "block in io_uring; a program without this cost would show at most as many times "
-                "the IOPS"
-            )
-
-
-def _thousand_iops(cell: Cell) -> float:
-    return float(cell["iops"]) / 1e3
-
-
 def _plot(cells: Sequence[Cell], field: str, what: str, value: Callable[[Cell], float]) -> Plot:
     """Return a line a path over a field, with a gap where a value of it was not measured."""
     places = sorted({cell[field] for cell in cells})
     name = _namer(cells)
     lines: dict[str, dict[int, Cell]] = {}
-    for cell in _sorted(cells, field):
+    for cell in cells:
         line = lines.setdefault(name(cell), {})
         line[cell[field]] = max(line.get(cell[field], cell), cell, key=_rate)
     series = []
-    for number, (label, found) in enumerate(lines.items()):
+    for (label, found), look in zip(lines.items(), cycle(_LOOKS), strict=False):
         known = groupby(enumerate(places), key=lambda each: each[1] in found)  # a gap ends a piece
         pieces = [
             [(at, value(found[place])) for at, place in each]
             for is_known, each in known
             if is_known
         ]
-        series.append(Series(label, _LOOKS[number % len(_LOOKS)], pieces, marked=True))
+        series.append(Series(label, look, pieces, marked=True))
     loads = _several(cells, "workers") or (field == "io_size" and _several(cells, "queue_depth"))
     load = "the fastest load" if loads else _load(cells[0])
-    is_size = field == "io_size"
-    shown = [format_bytes(place) if is_size else str(place) for place in places]
-    x = axis_of_names("I/O size" if is_size else "queue depth", shown)
-    size = "" if is_size else f" of {format_bytes(cells[0]['io_size'])}"
+    shown, size, axis = (
+        [*map(str, places)],
+        f" of {format_bytes(cells[0]['io_size'])}",
+        "queue depth",
+    )
+    if field == "io_size":
+        shown, size, axis = [*map(format_bytes, places)], "", "I/O size"
     title = f"{_PATTERNS[cells[0]['pattern']]}{size}, {load}"
-    return Plot(title, x, axis_from_zero(what, series), series)
+    return Plot(title, axis_of_names(axis, shown), axis_from_zero(what, series), series)

@@ -73,13 +73,13 @@ def _published(found: Document) -> Iterator[Block]:
 
 def present_predictions(found: Sequence[Document]) -> list[Block]:
     """Return predictions of several drives or workloads in one table."""
-    asked = any(each["asked_accelerators"] for each in found)
     best = max(found, key=lambda each: float(each["real_accelerators"]))
     table = table_of(
         found,
         Column("workload", "workload"),
         Column("storage", _storage, text=True),
-        Column("most that pass" if asked else "accelerators", "real_accelerators", ".1f"),
+        Column("accelerators", "num_accelerators"),
+        Column("N*", "real_accelerators", ".2f"),
         Column("range", range_of),
         Column("AU (%)", "au_percentage", ".2f", spare=2),
         Column("read", "read_bytes_per_second", format_rate, spare=1),
@@ -87,9 +87,10 @@ def present_predictions(found: Sequence[Document]) -> list[Block]:
         *([Column("minutes of a pass", "minutes", ".2f")] if "minutes" in best else ()),
         *([Column("published DLIO run", _shown_by_dlio)] if best["published"] else ()),
     )
-    number = f"{best['real_accelerators']:.1f} accelerators of {best['workload']}"
+    number = f"{counted(int(best['real_accelerators']), 'accelerator')} of {best['workload']}"
     notes = dict.fromkeys(note for each in found for note in _notes(each) if REAL not in note)
-    line = f"predicted: {_storage(best)} feeds the most, {number}"
+    required = f"{best['threshold']:g}%"
+    line = f"predicted: {_storage(best)} feeds the most, {number} at AU {required} or more"
     return [Verdict(line), table, Lines([REAL, *notes])]
 
 

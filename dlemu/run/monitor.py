@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
+from dlemu.host.counters import growth
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import HostObserver, summarize_interval
 from dlemu.host.network import machine_name, network_name
@@ -164,7 +165,7 @@ class RunMonitor:
             if self._places is not None:
                 with self._watchdog.phase("while the cache's writes reach its drive"):
                     self._places.settle()
-                self._seen.watched.append(self._places.counts().since(self._counts))
+                self._seen.watched.append(growth(self._places.counts(), self._counts))
 
     def delivered(self, read_until: Callable[[float], int]) -> tuple[float | None, float | None]:
         """Return what storage delivered in this epoch so far; None: not known, or too soon to tell.

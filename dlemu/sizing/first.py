@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dlemu.config.model import Workload, load_workload
-from dlemu.config.sections import LISTED, Arguments, MostBytes, Seconds, Section, Use
+from dlemu.config.sections import Arguments, Listed, MostBytes, Seconds, Section, Use
 from dlemu.datagen import generate
 from dlemu.dataset.layout import Dataset, Layout, Repeated
 from dlemu.errors import WorkloadError
@@ -84,7 +84,7 @@ class Trial(Arguments):
     """Most bytes of files that are written; less where space is short."""
     keep: bool = False
     """Leave the files for another try."""
-    workloads: Annotated[tuple[str, ...], LISTED, Field(min_length=1)] = WORKLOADS
+    workloads: Listed[str] = WORKLOADS
     """Workloads that are tried; other keys of a workload hold for all of them."""
     output: Output = Output()
     jobs: Annotated[tuple[Workload, ...], Use(by="")] = ()

@@ -1,6 +1,5 @@
 """What this host and a folder can do, what is missing, and how far its drives are worn."""
 
-import errno
 import importlib.util
 import os
 import platform
@@ -282,15 +281,14 @@ def _direct(folder: Path) -> Check:
     from dlemu.tools.paths.target import smallest_direct
 
     try:
-        return Check("O_DIRECT", "ok", f"works, aligned to {smallest_direct(folder)} bytes")
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-            remedy = "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS"
-            found = "the file system does not open files with it"
-            return Check("O_DIRECT", "missing", found, remedy)
-        name = errno.errorcode.get(error.errno or 0, "")
+        aligned = smallest_direct(folder)
+    except RunError as error:
         remedy = "generating needs a folder that can be written"
-        return Check("O_DIRECT", "note", f"not tried: {folder} cannot be written ({name})", remedy)
+        return Check("O_DIRECT", "note", f"not tried: {error.problem}", remedy)
+    if aligned is not None:
+        return Check("O_DIRECT", "ok", f"works, aligned to {aligned} bytes")
+    remedy = "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS"
+    return Check("O_DIRECT", "missing", "the file system does not open files with it", remedy)
 
 
 def worn(path: Path | None, asked: Examined) -> dict[str, Any]:

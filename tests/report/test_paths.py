@@ -45,12 +45,12 @@ def test_depths_have_a_row_each_with_the_cpu_time_of_a_million() -> None:
     rows = [line.split() for line in text.splitlines()]
     low, high = ["26,214", "107", "MB/s"], ["262,144", "1.07", "GB/s"]
     rest = ["0.14%", "2.5", "ms"]
-    assert ["4.0", "KiB", "1", "O_DIRECT,", "processes", *low, *rest, "20.00"] in rows
-    assert ["4.0", "KiB", "32", "io_uring", *high, *rest, "6.50"] in rows
+    assert ["4.0", "KiB", "1", "O_DIRECT,", "processes", *low, *rest, "20.00", "-"] in rows
+    assert ["4.0", "KiB", "32", "io_uring", *high, *rest, "6.50", "1", "µs,", "1.02", "x"] in rows
     *_, plot = plots_of([cell("host_direct"), deep])
     assert (plot.x.names, plot.y.name) == (["1", "32"], "thousand IOPS")
-    assert "/mnt/d1: dlemu's own code takes 1 µs at depth 32 (1.02 x) of each block" in text
-    assert "(10 x)" in shown({**deep, "iops": 24e6})  # nothing but our code was measured
+    assert "own code: what dlemu itself takes of each block in io_uring; a program" in text
+    assert ", 10 x" in shown({**deep, "iops": 24e6})  # nothing but our code was measured
 
 
 def test_targets_and_queues_stand_one_below_the_other() -> None:

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import threading
-from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ from dlemu.storage.owned import (
     direct,
     disk_bytes,
     held,
-    lock_folder,
+    locked,
     made,
     room,
     scratch,
-    unlock_folder,
 )
 from tests.lab.dataset import tree
 
@@ -73,11 +71,14 @@ def test_an_empty_folder_is_removed_before_another_can_hold_it(
 ) -> None:
     there: list[bool] = []
 
-    def unlock(lock: int) -> None:
-        there.append((tmp_path / "folder").exists())
-        unlock_folder(lock)
+    flock = fcntl.flock
 
-    monkeypatch.setattr(owned, "unlock_folder", unlock)
+    def note(lock: int, how: int) -> None:
+        if how == fcntl.LOCK_UN:
+            there.append((tmp_path / "folder").exists())
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", note)
     with held(tmp_path / "folder"):
         pass
     assert there == [False]
@@ -111,6 +112,22 @@ def test_what_is_dlemus_is_known_and_removed(full: OwnedFolder) -> None:
     assert not full.path.exists()
     full.clean()
     assert full.entries() == [] and full.fields() is None
+
+
+def test_a_file_that_gets_its_name_meanwhile_is_removed(
+    full: OwnedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thread that is being stopped."""
+    below, partial = OwnedFolder._below, full.path / "step_2" / "part_1.partial"
+
+    def named(self: OwnedFolder, start: str = "") -> list[str]:
+        found = list(below(self, start))
+        partial.rename(partial.with_suffix(""))
+        return found
+
+    monkeypatch.setattr(OwnedFolder, "_below", named)
+    full.remove("step_2/")
+    assert {path.name for path in full.path.rglob("*")} == {"mark.json", "step_1", "part_1"}
 
 
 @pytest.mark.parametrize("name", ["mine", "step_1/mine", "step_9/part_1/", "step_x/", "link"])
@@ -172,31 +189,26 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_scratch_files_go_at_any_end(tmp_path: Path) -> None:
-    for folder, mine in ((tmp_path / "new", False), (tmp_path / "new", True), (tmp_path, True)):
-        with ExitStack() as stack:
-            if mine:
-                folder.mkdir(exist_ok=True)
-                stack.callback((folder / "mine").unlink)
-                (folder / "mine").touch()
-            with pytest.raises(KeyboardInterrupt), scratch(folder, ["a", "b"]):
-                (folder / "a").touch()
-                raise KeyboardInterrupt
-            assert not (folder / "a").exists() and folder.exists() == mine
+    (tmp_path / "mine").touch()
+    with pytest.raises(KeyboardInterrupt), scratch(tmp_path, ["a", "b"]):
+        (tmp_path / "a").touch()
+        raise KeyboardInterrupt
+    assert [*tmp_path.iterdir()] == [tmp_path / "mine"]
 
 
 def test_scratch_files_of_a_killed_process_go_first(tmp_path: Path) -> None:
     def work() -> None:
-        with scratch(tmp_path / "new", ["a"]):
-            (tmp_path / "new" / "a").touch()
+        with scratch(tmp_path, ["a"]):
+            (tmp_path / "a").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
     child = get_context("fork").Process(target=work)
     child.start()
     child.join()
-    assert (tmp_path / "new" / "a").exists()
-    with scratch(tmp_path / "new", ["a"]):
-        assert not list((tmp_path / "new").iterdir())
-    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "a").exists()
+    with scratch(tmp_path, ["a"]):
+        assert not list(tmp_path.iterdir())
+    assert tmp_path.exists(), "a target's folder is the user's, empty or not"
 
 
 def test_direct_is_what_the_file_system_says(
@@ -240,7 +252,9 @@ def test_a_second_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
 
 
 def test_who_has_time_waits(tmp_path: Path) -> None:
-    threading.Timer(0.1, unlock_folder, [lock_folder(tmp_path)]).start()
+    lock = locked(tmp_path)
+    lock.__enter__()
+    threading.Timer(0.1, lock.__exit__, [None, None, None]).start()
     with held(tmp_path, seconds=60):
         pass
 
@@ -259,7 +273,7 @@ def test_a_folder_renamed_meanwhile_is_not_held(
 
     monkeypatch.setattr(fcntl, "flock", rename)
     with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
-        lock_folder(folder)
+        locked(folder).__enter__()
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 

@@ -1,30 +1,30 @@
 """One measurement of one data path: workers that read or write blocks of files for some seconds.
 
-Each worker has its own file, with `depth` blocks of it in flight. The paths with blocking calls
+Each worker has its own file, with `queue_depth` blocks of it in flight. Paths with blocking calls
 need a reader for each of these, with a buffer of its own; io_uring needs one. The data paths:
 
     host_buffered           page cache
     host_direct             O_DIRECT
-    host_io_uring           O_DIRECT through io_uring: one process for each file, `depth` in flight
+    host_io_uring           O_DIRECT through io_uring: one reader for all blocks in flight
     host_direct_gpu_copy    O_DIRECT, then a copy from pinned memory to the GPU
     cufile                  cuFile, by whichever path it chooses: see `Done.path_bytes`
 """
 
-import functools
+import ctypes
 import multiprocessing
 import os
 import resource
-import select
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain, repeat
 from multiprocessing.connection import Connection, wait
-from typing import Any, Literal, get_args
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,8 @@ DataPath = Literal[
 Pattern = Literal["seq_read", "random_read", "seq_write", "random_write"]
 DATA_PATHS: tuple[DataPath, ...] = get_args(DataPath)
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
+TO_GPU: tuple[DataPath, ...] = ("host_direct_gpu_copy", "cufile")
+"""Paths that end in a GPU's memory."""
 
 PROCESSES_BELOW = 128 * 1024
 """Smaller blocks into host memory need several processes: Python threads do not scale with them. At
@@ -60,27 +62,50 @@ _PER_POWER = 64
 _NUM_POWERS = 44
 """Powers of two covered: up to 2^43 ns, 2.4 hours."""
 
-_Transfer = Callable[[int], int]
-"""Reads or writes the block at an offset; returns the number of bytes."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """What the workers of one measurement do."""
+class Asked:
+    """What is measured; the same values are the same cell of a table."""
 
+    target: str
     path: DataPath
     pattern: Pattern
     io_size: int
+    """Bytes of a block."""
+    workers: int
+    """Of each target."""
+    seconds: float
+    queue_depth: int = 1
+    """Blocks that each worker has in flight."""
+    queues: int | None = None
+    """Hardware queues of the target's drive: an emulated drive may get others between two sweeps.
+    None: no single drive is known."""
+    gpu: int | None = None
+    """Number of the GPU that the bytes go to; None: they stay in host memory."""
+    together: tuple[str, ...] = ()
+    """Targets that are read or written at the same time; (): this one alone."""
+
+    @property
+    def asked(self) -> "Asked":
+        """This cell, without what a subclass adds."""
+        return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
+
+    @property
+    def shape(self) -> "Asked":
+        """What is measured, wherever that is."""
+        return replace(self.asked, target="", queues=None, gpu=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(Asked):
+    """What is measured, with the files of its workers."""
+
     files: tuple[str, ...]
     """One per worker."""
     file_bytes: int
     """Bytes of each file that are used."""
-    seconds: float
-    depth: int = 1
-    """Blocks of each file that are in flight at once."""
     starts: tuple[int, ...] = ()
     """Byte at which the used part of each file begins; (): at 0. Parts of one device differ."""
-    gpu: int = 0
     cpus: tuple[int, ...] = ()
     """CPUs that the workers are bound to; (): none."""
 
@@ -90,12 +115,12 @@ class Work:
 
     @property
     def on_gpu(self) -> bool:
-        return self.path in ("host_direct_gpu_copy", "cufile")
+        return self.path in TO_GPU
 
     @property
     def num_readers(self) -> int:
-        """Number of those that read or write blocks; with blocking calls, `depth` of each file."""
-        return len(self.files) * (1 if self.path == "host_io_uring" else self.depth)
+        """Number of those that read or write blocks; blocking calls need `queue_depth` a file."""
+        return len(self.files) * (1 if self.path == "host_io_uring" else self.queue_depth)
 
     @property
     def num_processes(self) -> int:
@@ -146,29 +171,32 @@ class Latencies:
         return float(np.ldexp(0.5 + (step + 0.5) / (2 * _PER_POWER), power)) / 1e9
 
 
+_PDEATHSIG = 1
+"""Option of prctl(2)."""
+_Pipe: TypeAlias = "Connection[Any, Any]"
+
+
 @dataclass
 class Done:
     """What one or more workers did."""
 
-    latencies: Latencies
-    end: float
-    """When the last worker ended, on the clock of time.perf_counter."""
+    latencies: Latencies = field(default_factory=Latencies)
+    seconds: float = 0.0
+    """Until the last worker ended, with its last block and, for buffered writes, the sync."""
     user_seconds: float = 0.0
     system_seconds: float = 0.0
     path_bytes: PathBytes = field(default_factory=PathBytes)
 
     def merge(self, other: "Done") -> None:
         self.latencies.merge(other.latencies)
-        self.end = max(self.end, other.end)
+        self.seconds = max(self.seconds, other.seconds)
         self.user_seconds += other.user_seconds
         self.system_seconds += other.system_seconds
         self.path_bytes += other.path_bytes
 
 
-def perform(
-    works: Sequence[Work], ready: Callable[[], object] = lambda: None
-) -> list[tuple[Done, float]]:
-    """Run the workers of all works at once; return what those of each did, and their seconds.
+def perform(works: Sequence[Work], ready: Callable[[], object] = lambda: None) -> list[Done]:
+    """Run the workers of all works at once; return what those of each did.
 
     `ready` is called when all of them have opened their files; they begin 0.02 s later.
     """
@@ -176,10 +204,10 @@ def perform(
     # The forkserver has imported this module, so its forks start fast. They do not have this
     # process's threads and CUDA context, which must not be forked.
     context.set_forkserver_preload([__name__])
-    groups = []
-    pipes: dict[Connection[float, Done | str | None], int] = {}
+    groups: dict[_Pipe, tuple[BaseProcess, Done]] = {}
+    done = [Done() for _ in works]
     try:
-        for number, work in enumerate(works):
+        for work, total in zip(works, done, strict=True):
             for place in range(work.num_processes):
                 ours, theirs = context.Pipe()
                 members = tuple(range(place, work.num_readers, work.num_processes))
@@ -187,29 +215,25 @@ def perform(
                 process = context.Process(target=_run_group, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
-                groups.append((process, ours))
-                pipes[ours] = number
-        list(_receive_all(pipes))  # each says that it is ready
+                groups[ours] = process, total
+        list(_receive_all(groups))  # each says that it is ready
         ready()
         start = time.perf_counter() + 0.02  # time for the message to reach all of them
-        for pipe in pipes:
+        for pipe in groups:
             with suppress(BrokenPipeError):  # that worker has ended; reading its pipe says so
                 pipe.send(start)
-        done = [Done(Latencies(), start) for _ in works]
-        for pipe, result in _receive_all(pipes):
+        for pipe, result in _receive_all(groups):
             assert isinstance(result, Done)
-            done[pipes[pipe]].merge(result)
-        return [(each, each.end - start) for each in done]
+            groups[pipe][1].merge(result)
+        return done
     finally:
-        for process, pipe in groups:
-            process.terminate()
-            process.join()
+        for pipe, (worker, _) in groups.items():
+            worker.terminate()
+            worker.join()
             pipe.close()
 
 
-def _receive_all(
-    pipes: "Iterable[Connection[float, Done | str | None]]",
-) -> "Iterator[tuple[Connection[float, Done | str | None], Done | None]]":
+def _receive_all(pipes: Iterable[_Pipe]) -> Iterator[tuple[_Pipe, Done | None]]:
     """Yield each pipe with one message of it as they come, so that a failure is seen at once."""
     awaited = list(pipes)
     while awaited:
@@ -225,16 +249,14 @@ def _receive_all(
             yield pipe, message
 
 
-def _run_group(
-    pipe: "Connection[Done | str | None, float]", work: Work, members: tuple[int, ...]
-) -> None:
+def _run_group(pipe: _Pipe, work: Work, members: tuple[int, ...]) -> None:
     """Run the workers with the numbers `members`, as one process."""
-    _end_with_parent(pipe)
+    _end_with_parent()
     try:
         with ExitStack() as stack:
             if work.cpus:
                 os.sched_setaffinity(0, work.cpus)  # before memory is touched: it lies near then
-            gpu = stack.enter_context(Gpu(work.gpu)) if work.on_gpu else None
+            gpu = stack.enter_context(Gpu(work.gpu or 0)) if work.on_gpu else None
             driver = None
             if work.path == "cufile":
                 driver = stack.enter_context(Driver(os.path.dirname(work.files[0])))
@@ -243,33 +265,35 @@ def _run_group(
             start = pipe.recv()
             time.sleep(max(0.0, start - time.perf_counter()))
             before = resource.getrusage(resource.RUSAGE_SELF)
-            done = _run_threads(workers, start + work.seconds)
+            latencies = _run_threads(workers, start + work.seconds)
+            seconds = time.perf_counter() - start
             after = resource.getrusage(resource.RUSAGE_SELF)
-            done.user_seconds = after.ru_utime - before.ru_utime
-            done.system_seconds = after.ru_stime - before.ru_stime
-            done.path_bytes = (
-                driver.path_bytes() if driver else PathBytes(host=done.latencies.num * work.io_size)
+            read = PathBytes(host=latencies.num * work.io_size)
+            done = Done(
+                latencies,
+                seconds,
+                after.ru_utime - before.ru_utime,
+                after.ru_stime - before.ru_stime,
+                driver.path_bytes() if driver is not None else read,
             )
         pipe.send(done)
+    except EOFError:
+        pass  # the parent has ended before the start
     except (DlemuError, OSError) as error:
         pipe.send(f"{work.path}, {work.pattern}, {work.io_size} bytes: {error}")
 
 
-def _end_with_parent(pipe: "Connection[Any, Any]") -> None:
-    """Let the parent end this process: at Ctrl-C, and whenever it ends itself."""
+def _end_with_parent() -> None:
+    """Let the parent end this process: at Ctrl-C, and whenever it ends itself.
+
+    The kernel ends it with the forkserver, which ends with the parent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        ends = select.poll()
-        ends.register(pipe, 0)  # only that the other end is closed
-        ends.poll()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
-def _run_threads(workers: "list[_Worker]", deadline: float) -> Done:
-    if len(workers) == 1:
+def _run_threads(workers: "list[_Worker]", deadline: float) -> Latencies:
+    if len(workers) == 1:  # in the thread that has made its ring, which must use it
         return workers[0].run(deadline)
     with ThreadPoolExecutor(len(workers)) as threads:
         first, *others = threads.map(_Worker.run, workers, repeat(deadline))
@@ -286,14 +310,13 @@ class _Worker:
     ) -> None:
         self._work = work
         self._gpu = gpu
-        self._random = np.random.default_rng(index)
         # Readers of one file go through it in one order, and take every n-th block of it.
         self._share, number = divmod(index, len(work.files))
         self._order = np.random.default_rng((number, len(work.files)))
-        file = work.files[number]
+        self._file = work.files[number]
         self._start = work.starts[number] if work.starts else 0
         self._fd, _ = open_sized(
-            file,
+            self._file,
             direct=work.path not in ("host_buffered", "cufile"),
             writes=work.writes,
             device=not work.writes,
@@ -302,45 +325,47 @@ class _Worker:
         stack.callback(os.close, self._fd)
         # Start with a cold page cache.
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        depth = work.depth if work.path == "host_io_uring" else 1
-        self._buffer = stack.enter_context(HostMemory(max(depth * work.io_size, PAGE_BYTES)))
-        self._view = self._buffer.view[: depth * work.io_size]
-        self._view[:] = self._random.bytes(depth * work.io_size)
-        blocks = np.frombuffer(self._view, np.uint64).reshape(depth, work.io_size // 8)
+        places = work.queue_depth if work.path == "host_io_uring" else 1
+        size = places * work.io_size
+        self._buffer = stack.enter_context(HostMemory(max(size, PAGE_BYTES)))
+        self._view = self._buffer.view[:size]
+        self._view[:] = np.random.default_rng(index).bytes(size)
+        blocks = np.frombuffer(self._view, np.uint64).reshape(places, work.io_size // 8)
         self._stamps = blocks[:, :: PAGE_BYTES // 8]
         self._first_stamps = self._stamps.copy()
         self._num_written = 0
+        self._lists = self._offsets()
+        self._first_list = next(self._lists)  # shuffled before the measurement begins
+        self._ring = None
         if work.path == "host_io_uring":
-            self._lists = self._offsets()
-            self._first_list = next(self._lists)  # shuffled before the measurement begins
-            address = self._buffer.address
             self._ring = Ring(
-                self._fd, depth=depth, size=work.io_size, address=address, writes=work.writes
+                self._fd,
+                depth=places,
+                size=work.io_size,
+                address=self._buffer.address,
+                writes=work.writes,
             )
             stack.callback(self._ring.close)
-        elif driver is not None:
-            self._read, self._write = self._cufile(driver, file, stack)
-        elif work.on_gpu:
-            self._read, self._write = self._host_and_copy(stack)
         else:
-            self._read = functools.partial(os.preadv, self._fd, [self._view])
-            self._write = self._write_host
+            self._transfer = self._transfer_of(driver, stack)
 
-    def run(self, deadline: float) -> Done:
-        if self._work.path == "host_io_uring":
-            return self._run_ring(deadline)
+    def run(self, deadline: float) -> Latencies:
+        """Read or write until the deadline, on the clock of time.perf_counter."""
+        latencies, end = Latencies(), int(deadline * 1e9)
+        lists = chain([self._first_list], self._lists)
+        if self._ring is not None:
+            prepare = self._stamp if self._work.writes else None
+            next_offset = chain.from_iterable(lists).__next__
+            self._ring.run(next_offset, end, latencies.add, prepare)
+            return latencies
         if self._gpu is not None:
             self._gpu.use()
-        latencies = Latencies()
-        size = self._work.io_size
-        clock = time.perf_counter_ns
-        end = int(deadline * 1e9)
-        transfer = self._write if self._work.writes else self._read
-        for offsets in self._offsets():
+        size, transfer, clock = self._work.io_size, self._transfer, time.perf_counter_ns
+        for offsets in lists:
             stamps = [clock()]
             for offset in offsets:
                 if transfer(offset) != size:
-                    raise RunError(f"{self._work.files[0]}: short transfer at byte {offset}")
+                    raise RunError(f"{self._file}: short transfer at byte {offset}")
                 now = clock()
                 stamps.append(now)
                 if now >= end:
@@ -351,14 +376,7 @@ class _Worker:
                 break
         if self._work.writes and self._work.path == "host_buffered":
             os.fdatasync(self._fd)  # otherwise only memory was measured
-        return Done(latencies, time.perf_counter())
-
-    def _run_ring(self, deadline: float) -> Done:
-        next_offset = chain(self._first_list, chain.from_iterable(self._lists)).__next__
-        prepare = self._stamp if self._work.writes else None
-        latencies = Latencies()
-        self._ring.run(next_offset, int(deadline * 1e9), latencies.add, prepare)
-        return Done(latencies, time.perf_counter())
+        return latencies
 
     def _offsets(self) -> Iterator[list[int]]:
         """Yield offsets, for ever: in each round every block of the file, or of the share, once."""
@@ -384,33 +402,31 @@ class _Worker:
         step = np.uint64(self._num_written * 0x9E3779B97F4A7C15 % (1 << 64))
         np.add(self._first_stamps[place], step, out=self._stamps[place])
 
-    def _write_host(self, offset: int) -> int:
-        self._stamp(0)
-        return os.pwritev(self._fd, [self._view], offset)
-
-    def _host_and_copy(self, stack: ExitStack) -> tuple[_Transfer, _Transfer]:
-        memory = stack.enter_context(DeviceMemory(self._work.io_size))
-        self._buffer.pin()
-        size, address = self._work.io_size, self._buffer.address
+    def _transfer_of(self, driver: Driver | None, stack: ExitStack) -> Callable[[int], int]:
+        """Return what moves the block at an offset by a blocking call, and returns its bytes."""
+        size, address, writes = self._work.io_size, self._buffer.address, self._work.writes
+        memory = stack.enter_context(DeviceMemory(size)) if self._work.on_gpu else None
+        if memory is not None and driver is not None:
+            memory.fill(address, size)
+            buffer = stack.enter_context(DeviceBuffer(driver, memory.address, size))
+            file = stack.enter_context(DeviceFile(driver, self._file, writable=writes))
+            move = file.write if writes else file.read
+            return lambda offset: move(buffer, size, offset)
+        if memory is not None:
+            self._buffer.pin()
 
         def read(offset: int) -> int:
             done = os.preadv(self._fd, [self._view], offset)
-            memory.fill(address, size)
+            if memory is not None:
+                memory.fill(address, size)
             return done
 
         def write(offset: int) -> int:
-            memory.drain(address, size)
-            return self._write_host(offset)
+            if memory is not None:
+                memory.drain(address, size)
+            self._stamp(0)
+            return os.pwritev(self._fd, [self._view], offset)
 
-        return read, write
-
-    def _cufile(self, driver: Driver, path: str, stack: ExitStack) -> tuple[_Transfer, _Transfer]:
-        size = self._work.io_size
-        memory = stack.enter_context(DeviceMemory(size))
-        memory.fill(self._buffer.address, size)
-        buffer = stack.enter_context(DeviceBuffer(driver, memory.address, size))
-        file = stack.enter_context(DeviceFile(driver, path, writable=self._work.writes))
-        return (
-            lambda offset: file.read(buffer, size, offset),
-            lambda offset: file.write(buffer, size, offset),
-        )
+        if writes:
+            return write
+        return partial(os.preadv, self._fd, [self._view]) if memory is None else read

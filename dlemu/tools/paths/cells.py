@@ -1,4 +1,4 @@
-"""Cells of a sweep: what is asked for, what was measured, and how cells are measured at once."""
+"""Cells of a sweep: what was measured, on one target or on several at once, and what bounds it."""
 
 import math
 import os
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,39 +18,14 @@ from dlemu.errors import RunError
 from dlemu.host.processes import read_cpu_times
 from dlemu.host.topology import Attachment
 from dlemu.ranks.world import World
-from dlemu.tools.paths.blocks import DataPath, Done, Latencies, Pattern, Work, perform
+from dlemu.tools.paths.blocks import Asked, Done, Work, perform
 
 SUM = "sum"
 """The target of a cell that sums up those of a measurement."""
-TO_GPU = ("host_direct_gpu_copy", "cufile")
-"""Paths that end in a GPU's memory."""
 _COPIES = ("host_buffered", "host_direct_gpu_copy")
 """Paths whose bytes are written to memory and read from it again."""
 _COPIED = 128 << 20
 """Bytes that are copied to measure the memory: more than caches hold."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a cell measures; the same values are the same cell."""
-
-    target: str
-    path: DataPath
-    pattern: Pattern
-    io_size: int
-    """Bytes of a block."""
-    workers: int
-    """Of each target."""
-    seconds: float
-    queue_depth: int = 1
-    """Blocks that each worker has in flight."""
-    queues: int | None = None
-    """Hardware queues of the target's drive: an emulated drive may get others between two sweeps.
-    None: no single drive is known."""
-    gpu: int | None = None
-    """Number of the GPU that the bytes go to; None: they stay in host memory."""
-    together: tuple[str, ...] = ()
-    """Targets that are read or written at the same time; (): this one alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +71,6 @@ class Cell(Asked):
     def bytes_per_second(self) -> float:
         return self.gib_per_second * 2**30
 
-    @property
-    def asked(self) -> Asked:
-        return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -110,14 +81,12 @@ class Place:
     target: Path
     rank: int
     host: str
-    shapes: tuple[Asked, ...]
-    """What can be measured there, without target, queues and GPU."""
-    queues: int | None
-    gpu: int | None
+    cells: Sequence[Asked]
+    """What can be measured there."""
     attached: Attachment
-    cpus: tuple[int, ...]
+    cpus: tuple[int, ...] = ()
     """Of the NUMA node of its drives; (): workers are not bound."""
-    notes: tuple[str, ...]
+    notes: Sequence[str] = ()
     """Lines about what is left out, and where the target is attached."""
     memory_rate: float = 0.0
     """Bytes per second that the host's CPUs copy."""
@@ -125,119 +94,60 @@ class Place:
     """Datasheet of its drives."""
     drives: int = 1
 
-    def asked(self, shape: Asked) -> Asked:
-        """Return the cell of this target for a shape."""
-        gpu = self.gpu if shape.path in TO_GPU else None
-        return replace(shape, target=self.name, queues=self.queues, gpu=gpu)
-
-
-@dataclass(frozen=True)
-class _HostUse:
-    """What a host did during a measurement, everything on it."""
-
-    cpus: int
-    user: float
-    """Percent of its CPUs, as `system`."""
-    system: float
-    watts: tuple[float | None, float | None]
-    """Of all CPU packages, and of all GPUs."""
-
 
 @dataclass(frozen=True)
 class _Measured:
-    """What the workers of a target did."""
+    """What the workers of a target did, and its host meanwhile."""
 
-    asked: Asked
-    file_bytes: int
+    place: Place
+    work: Work
     done: Done
-    elapsed: float
-    use: _HostUse
+    use: "HostUse"
 
 
-def shape_of(asked: Asked) -> Asked:
-    """Return what is asked for, wherever it is measured."""
-    return replace(asked, target="", queues=None, gpu=None)
+def measure(works: Sequence[Work], places: Sequence[Place], world: World) -> list[Cell]:
+    """Measure cells at once; return those of all ranks and, of several, their sum, on rank 0 only.
 
-
-Parts = tuple[tuple[str, ...], tuple[int, ...], int]
-"""Files of the workers, where each worker's part begins, and the bytes of a part."""
-
-
-def measure(
-    asked: Sequence[Asked], places: Sequence[Place], parts: Mapping[str, Parts], world: World
-) -> list[Cell]:
-    """Measure cells at once, each on its target's rank; return them and, of several, their sum.
-
-    All ranks call it with the same cells, and with the parts of their own targets; ranks other than
-    0 get none.
+    All ranks call it, each with the works on its own targets, and with all places.
 
     Raises:
         RunError: a transfer failed, or a worker was killed.
     """
-    by_name = {place.name: place for place in places}
-    own = [each for each in asked if by_name[each.target].rank == world.rank]
-    works = [_work(each, by_name[each.target], parts[each.target]) for each in own]
-    before: list[tuple[dict[str, float], Energy, float]] = []
+    before: list[HostCounters] = []
 
     def ready() -> None:
         world.barrier()  # the ranks begin together
-        before.append(_counters())
+        before.append(HostCounters.now())
 
     done = perform(works, ready)
-    use = _host_use(before[0], _counters())
-    gathered = world.gather(
-        [
-            _Measured(each, work.file_bytes, *result, use)
-            for each, work, result in zip(own, works, done, strict=True)
-        ]
-    )
-    if gathered is None:
-        return []
-    found = {each.asked: each for rank in gathered for each in rank}
-    there = [by_name[each.target] for each in asked]
-    cells = [_cell(each, [place], [found[each]]) for each, place in zip(asked, there, strict=True)]
-    if len(asked) == 1:
-        return cells
-    total = replace(shape_of(asked[0]), target=SUM)
-    return [*cells, _cell(total, there, [found[each] for each in asked])]
+    use = HostCounters.now().since(before[0])
+    by_name = {place.name: place for place in places}
+    gathered = world.gather([(work, each, use) for work, each in zip(works, done, strict=True)])
+    found = [_Measured(by_name[each[0].target], *each) for rank in gathered or () for each in rank]
+    cells = [_cell(each.work.asked, [each]) for each in found]
+    return [*cells, _cell(sum_of(cells[0]), found)] if len(cells) > 1 else cells
 
 
-def _work(asked: Asked, place: Place, parts: Parts) -> Work:
-    files, starts, num_bytes = parts
-    return Work(
-        path=asked.path,
-        pattern=asked.pattern,
-        io_size=asked.io_size,
-        files=files[: asked.workers],
-        starts=starts,
-        file_bytes=num_bytes // asked.io_size * asked.io_size,
-        seconds=asked.seconds,
-        depth=asked.queue_depth,
-        gpu=asked.gpu or 0,
-        cpus=place.cpus,
-    )
+def sum_of(asked: Asked) -> Asked:
+    """Return the cell that sums up those that are measured together with one."""
+    return replace(asked.shape, target=SUM)
 
 
-def _cell(asked: Asked, places: Sequence[Place], measured: Sequence[_Measured]) -> Cell:
+def _cell(asked: Asked, measured: Sequence[_Measured]) -> Cell:
     """Return the cell of a target, or of the sum of several; CPU shares are of all their hosts."""
-    total = Done(Latencies(), 0.0)
+    total = Done()
     for each in measured:
         total.merge(each.done)
-    hosts = {place.host: each for place, each in zip(places, measured, strict=True)}
     num, latencies, moved = total.latencies.num, total.latencies, total.path_bytes
     cpu = total.user_seconds + total.system_seconds
-    iops = sum(each.done.latencies.num / each.elapsed for each in measured)
-    all_cpus = sum(each.elapsed * each.use.cpus for each in hosts.values())
-    watts = [
-        None
-        if None in each or (asked.together and asked.target != SUM)
-        else sum(filter(None, each))
-        for each in zip(*(each.use.watts for each in hosts.values()), strict=True)
-    ]
-    ceiling, ceiling_rate = _ceiling(asked, places)
+    iops = sum(each.done.latencies.num / each.done.seconds for each in measured)
+    hosts = {each.place.host: each for each in measured}.values()
+    all_cpus = sum(each.done.seconds * each.use.cpus for each in hosts)
+    part = asked.together and asked.target != SUM
+    ceiling, ceiling_rate = _ceiling(asked, [each.place for each in measured])
     return Cell(
         **asdict(asked),
-        elapsed=max(each.elapsed for each in measured),
+        elapsed=total.seconds,
         num_ios=num,
         gib_per_second=iops * asked.io_size / 2**30,
         iops=iops,
@@ -247,21 +157,27 @@ def _cell(asked: Asked, places: Sequence[Place], measured: Sequence[_Measured]) 
         latency_p999=latencies.percentile(99.9),
         cpu_user_percentage=100 * total.user_seconds / all_cpus,
         cpu_system_percentage=100 * total.system_seconds / all_cpus,
-        host_user_percentage=fmean(each.use.user for each in hosts.values()),
-        host_system_percentage=fmean(each.use.system for each in hosts.values()),
+        host_user_percentage=fmean(each.use.user for each in hosts),
+        host_system_percentage=fmean(each.use.system for each in hosts),
         cpu_seconds_per_gb=cpu / (num * asked.io_size / 1e9),
-        cpu_watts=watts[0],
-        gpu_watts=watts[1],
+        cpu_watts=None if part else _sum([each.use.cpu_watts for each in hosts]),
+        gpu_watts=None if part else _sum([each.use.gpu_watts for each in hosts]),
         mode=moved.mode,
         p2pdma_bytes=moved.p2pdma,
         nvidia_fs_bytes=moved.nvidia_fs,
         compat_bytes=moved.compat,
         host_bytes=moved.host,
-        file_bytes=sum(each.file_bytes for each in measured) // len(measured),
+        file_bytes=sum(each.work.file_bytes for each in measured) // len(measured),
         cpu_seconds_per_million_ios=cpu / (num / 1e6),
         ceiling=ceiling,
         ceiling_bytes_per_second=ceiling_rate,
     )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """Return the sum; None if one of them is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _ceiling(asked: Asked, places: Sequence[Place]) -> tuple[str | None, float | None]:
@@ -275,11 +191,7 @@ def _ceiling(asked: Asked, places: Sequence[Place]) -> tuple[str | None, float |
         memory[place.host] = place.memory_rate if asked.path in _COPIES else None
     kinds = {place.attached.kind for place in places}
     bounds = {"datasheet": sheets, " and ".join(sorted(kinds)): links, "memory": memory}
-    known = [
-        (sum(rates.values()), name)
-        for name, rates in bounds.items()
-        if rates and all(rates.values())
-    ]
+    known = [(rate, name) for name, rates in bounds.items() if (rate := _sum([*rates.values()]))]
     rate, name = min(known, default=(None, None))
     return name, rate
 
@@ -297,89 +209,87 @@ def memory_rate() -> float:
     return _COPIED // threads * threads / best
 
 
+Joules = Mapping[str, tuple[float, float]]
+"""Counters of energy by name, intel-rapl:0 or gpu0: joules, and where they wrap around to 0."""
+
+
 @dataclass(frozen=True)
-class Energy:
-    """Counters at one moment, in joules; empty where none can be read."""
+class HostUse:
+    """What a host did during a measurement, everything on it."""
 
-    cpus: Mapping[str, float]
-    """By processor package."""
-    cpu_ranges: Mapping[str, float]
-    """The value at which each package's counter wraps around to 0."""
-    gpus: Mapping[str, float]
-    """By GPU."""
+    cpus: int
+    user: float
+    """Percent of its CPUs, as `system`."""
+    system: float
+    cpu_watts: float | None
+    """Of all CPU packages; None: not counted."""
+    gpu_watts: float | None
 
-    def joules_since(self, start: "Energy") -> tuple[float | None, float | None]:
-        """Return the joules of all packages and of all GPUs since `start`; None: not known."""
-        cpus = gpus = None
-        if self.cpus and self.cpus.keys() == start.cpus.keys():
+
+@dataclass(frozen=True)
+class HostCounters:
+    """What a host has counted until a moment."""
+
+    seconds: float
+    """Of the clock."""
+    cpu: Mapping[str, float]
+    joules: Joules
+
+    @classmethod
+    def now(cls) -> "HostCounters":
+        cpu = read_cpu_times()
+        if cpu is None:
+            raise RunError("/proc/stat has no CPU times; paths needs a /proc of Linux")
+        return cls(time.perf_counter(), cpu, read_joules())
+
+    def since(self, start: "HostCounters") -> HostUse:
+        """Return what the host did since then."""
+        spent = {name: self.cpu[name] - start.cpu[name] for name in self.cpu}
+
+        def share(*names: str) -> float:
+            return 100 * sum(spent[name] for name in names) / max(sum(spent.values()), 1e-9)
+
+        def watts(kind: str) -> float | None:
+            now = {name: each for name, each in self.joules.items() if name.startswith(kind)}
+            if not now or now.keys() - start.joules.keys():
+                return None
             # At 300 W a counter wraps around every quarter of an hour, so at most once in a cell.
-            cpus = sum(
-                (now - start.cpus[name]) % self.cpu_ranges[name] for name, now in self.cpus.items()
-            )
-        if self.gpus and self.gpus.keys() == start.gpus.keys():
-            gpus = sum(now - start.gpus[name] for name, now in self.gpus.items())
-        return cpus, gpus
+            grown = ((end - start.joules[name][0]) % wraps for name, (end, wraps) in now.items())
+            return sum(grown) / (self.seconds - start.seconds)
+
+        return HostUse(
+            cpus=os.cpu_count() or 1,
+            user=share("user", "nice"),
+            system=share("system", "irq", "softirq"),
+            cpu_watts=watts("intel-rapl"),
+            gpu_watts=watts("gpu"),
+        )
 
 
-def read_energy(powercap: Path = Path("/sys/class/powercap")) -> Energy:
-    """Return the counters now.
+def read_joules(powercap: Path = Path("/sys/class/powercap")) -> Joules:
+    """Return the counters now, as far as they can be read.
 
     CPUs: RAPL in /sys/class/powercap, which only root may read since Linux 5.10. GPUs: NVML (Volta
     and newer), if nvidia-ml-py is installed.
     """
-    cpus, ranges = {}, {}
+    joules = {}
     # intel-rapl:0 is a package, AMD's as well; intel-rapl:0:1 is a part of it.
     for domain in sorted(powercap.glob("intel-rapl:?")):
-        try:
-            joules, wraps_at = (
+        with suppress(OSError):
+            used, wraps = (
                 int((domain / name).read_text(encoding="utf-8")) / 1e6
                 for name in ("energy_uj", "max_energy_range_uj")
             )
-        except OSError:
-            continue
-        cpus[domain.name], ranges[domain.name] = joules, wraps_at
-    return Energy(cpus, ranges, _gpu_joules())
-
-
-def _gpu_joules() -> dict[str, float]:
+            joules[domain.name] = used, wraps
     try:
         import pynvml
     except ModuleNotFoundError:
-        return {}
-    joules = {}
+        return joules
     with suppress(pynvml.NVMLError):  # no driver, or no GPU
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
             with suppress(pynvml.NVMLError):  # a GPU older than Volta
                 gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-                joules[f"gpu{index}"] = pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3
+                used = pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3
+                joules[f"gpu{index}"] = used, math.inf
     return joules
-
-
-def _counters() -> tuple[dict[str, float], Energy, float]:
-    """Return the host's CPU times, its energy, and the time of the clock."""
-    cpu = read_cpu_times()
-    if cpu is None:
-        raise RunError("/proc/stat has no CPU times; paths needs a /proc of Linux")
-    return cpu, read_energy(), time.perf_counter()
-
-
-def _host_use(
-    before: tuple[dict[str, float], Energy, float], after: tuple[dict[str, float], Energy, float]
-) -> _HostUse:
-    (cpu_before, energy_before, start), (cpu, energy, end) = before, after
-    seconds = {name: cpu[name] - cpu_before[name] for name in cpu}
-    cpus, gpus = (
-        None if joules is None else joules / (end - start)
-        for joules in energy.joules_since(energy_before)
-    )
-
-    def share(*names: str) -> float:
-        return 100 * sum(seconds[name] for name in names) / max(sum(seconds.values()), 1e-9)
-
-    return _HostUse(
-        cpus=os.cpu_count() or 1,
-        user=share("user", "nice"),
-        system=share("system", "irq", "softirq"),
-        watts=(cpus, gpus),
-    )

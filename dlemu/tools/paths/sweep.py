@@ -8,7 +8,8 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_validator
 
 from dlemu.config.model import NamedDrive
-from dlemu.config.sections import LISTED, Arguments, Size, Switch
+from dlemu.config.sections import Arguments, Listed, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import find_connection
 from dlemu.host.topology import cpus_of_node, find_attachment
@@ -29,18 +30,15 @@ from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.availability import lists_gpu
 from dlemu.storage.owned import held
-from dlemu.tools.paths.blocks import DATA_PATHS, DataPath, Pattern
-from dlemu.tools.paths.cells import (
-    SUM,
-    TO_GPU,
-    Asked,
-    Cell,
-    Place,
-    measure,
-    memory_rate,
-    shape_of,
+from dlemu.tools.paths.blocks import DATA_PATHS, TO_GPU, Asked, DataPath, Pattern, Work
+from dlemu.tools.paths.cells import SUM, Cell, Place, measure, memory_rate, sum_of
+from dlemu.tools.paths.target import (
+    SECTOR,
+    OnEvent,
+    check_target,
+    least_block,
+    works_of,
 )
-from dlemu.tools.paths.target import SECTOR, OnEvent, parts_of, path_problem, smallest_direct
 from dlemu.units import (
     PAGE_BYTES,
     counted,
@@ -57,14 +55,7 @@ CELLS = "cells.jsonl"
 WEAR = "wear.jsonl"
 """Keeps what was written to the drives, a line for each command that wrote enough to tell."""
 
-_AT_DEPTHS: tuple[DataPath, ...] = ("host_direct", "host_io_uring")
-"""Paths to compare where queue depths are asked for."""
-
-_LONGEST, _MOST_WORKERS = 86_400, 1024
-_DEEPEST = 4096
-
 OnWear = Callable[[WearFields], object]
-Together = Literal["off", "on", "both"]
 
 
 def _block(size: int) -> int:
@@ -77,8 +68,7 @@ def _block(size: int) -> int:
 
 
 def _pair(text: str) -> str:
-    target, _, number = text.rpartition(":gpu")
-    if not (target and number.isdecimal() and len(number) < 4):
+    if not re.fullmatch(r".+:gpu\d{1,3}", text):
         raise ValueError(f"must be TARGET:gpuNUMBER, as /mnt/d0:gpu0, got {text}")
     return text
 
@@ -91,37 +81,29 @@ def _together(value: object) -> object:
 class Sweep(Arguments):
     """What to measure; every combination is a cell."""
 
-    target: Annotated[tuple[Path, ...], LISTED] = ()
+    target: Listed[Path] = ()
     """Folders, instead of FOLDER: a local drive, a remote mount. A block device is read only."""
-    together: Annotated[Together | None, BeforeValidator(_together)] = None
+    together: Annotated[Literal["off", "on", "both"] | None, BeforeValidator(_together)] = None
     """Measure all targets at the same time, and their sum; "both": each alone as well. None: on
     with pairs and under mpirun, where each rank has a share of the targets, else off."""
-    pairs: Annotated[tuple[Annotated[str, AfterValidator(_pair)], ...], LISTED] = ()
+    pairs: Listed[Annotated[str, AfterValidator(_pair)]] = ()
     """Targets, each with the GPU that its bytes go to: [/mnt/d0:gpu0,/mnt/d1:gpu1]."""
     gpu: Annotated[int, Field(ge=0, lt=1000)] | None = None
     """Number of the GPU for all targets. None: the nearest to each one's drive."""
-    seconds: Annotated[float, Field(gt=0, le=_LONGEST)] = 45.0
+    seconds: Annotated[float, Field(gt=0, le=86_400)] = 45.0
     """Seconds of each measurement, as in the published tables."""
-    io_sizes: Annotated[
-        tuple[Annotated[Size, AfterValidator(_block)], ...], LISTED, Field(min_length=1)
-    ] = tuple(kib << 10 for kib in (4, 16, 64, 128, 512, 1024, 4096))
+    io_sizes: Listed[Annotated[Size, AfterValidator(_block)]] = tuple(
+        kib << 10 for kib in (4, 16, 64, 128, 512, 1024, 4096)
+    )
     """Bytes of a block; 512B where the device allows it."""
-    queue_depths: (
-        Annotated[tuple[Annotated[int, Field(ge=1, le=_DEEPEST)], ...], LISTED, Field(min_length=1)]
-        | None
-    ) = None
+    queue_depths: Listed[Annotated[int, Field(ge=1, le=4096)]] | None = None
     """Blocks that each worker has in flight; compares processes and io_uring. None: one, and no
     path that is for more."""
-    workers: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=_MOST_WORKERS)], ...], LISTED, Field(min_length=1)
-    ] = (8,)
+    workers: Listed[Annotated[int, Field(ge=1, le=1024)]] = (8,)
     """Processes that read or write at once."""
-    patterns: Annotated[tuple[Pattern, ...], LISTED, Field(min_length=1)] = (
-        "seq_read",
-        "random_read",
-    )
+    patterns: Listed[Pattern] = ("seq_read", "random_read")
     """Writing wears drives, so it must be asked for."""
-    paths: Annotated[tuple[DataPath, ...], LISTED, Field(min_length=1)] | None = None
+    paths: Listed[DataPath] | None = None
     """None: all that work here. One that is named and does not work is an error."""
     file_size: Size | None = None
     """Bytes of each worker's file, or part of a block device. None: 2 GiB, less if that would take
@@ -137,19 +119,13 @@ class Sweep(Arguments):
     progress: Switch = "on"
     """Show on stderr what is being measured."""
 
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Blocks that each worker has in flight."""
-        return (1,) if self.queue_depths is None else self.queue_depths
-
     @model_validator(mode="after")
     def _places(self) -> Self:
-        least = max(self.io_sizes) * max(self.depths)
-        if self.file_size is not None and self.file_size < least:
+        if self.file_size is not None and self.file_size < self.least_bytes:
             deep = "" if max(self.depths) == 1 else " x the largest of queue_depths"
             raise ValueError(
-                f"file_size must be at least the largest of io_sizes{deep}, {least} bytes, "
-                f"got {self.file_size}"
+                f"file_size must be at least the largest of io_sizes{deep}, {self.least_bytes} "
+                f"bytes, got {self.file_size}"
             )
         named = [target for target, _ in self.targets]
         if self.pairs and (self.target or self.gpu is not None):
@@ -166,6 +142,27 @@ class Sweep(Arguments):
         pairs = [pair.rpartition(":gpu") for pair in self.pairs]
         named = ((Path(target), int(number)) for target, _, number in pairs)
         return (*named, *((target, self.gpu) for target in self.target))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Blocks that each worker has in flight."""
+        return self.queue_depths or (1,)
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes of each worker that may be in flight at once."""
+        return max(self.io_sizes) * max(self.depths)
+
+    @property
+    def compared(self) -> tuple[DataPath, ...]:
+        """Paths to measure, if they work."""
+        if self.paths is not None:
+            return self.paths
+        if self.queue_depths is not None:
+            return "host_direct", "host_io_uring"
+        # With one block in flight, io_uring says nothing new.
+        hidden = ("host_io_uring", *(() if lists_gpu() else TO_GPU))
+        return tuple(path for path in DATA_PATHS if path not in hidden)
 
 
 def run_paths(
@@ -189,26 +186,28 @@ def run_paths(
         places = _agreed(world, lambda: _own_places(sweep, world, stack, dry=dry))
         for note in (note for place in places for note in place.notes):
             on_event(note)
-        groups = list(_groups(sweep, places))
-        asked = [each for _, rounds in groups for cells in rounds for each in cells]
+        rounds = list(_rounds(sweep, places, world))
+        wanted = [each for cells in rounds for each in cells]
         if world.rank == 0 and not dry:
             stack.enter_context(hold(sweep.output, "paths", key="output"))
         known = world.on_first(lambda: _known(sweep))
-        left = [(each, [_ for _ in rounds if not _is_known(_, known)]) for each, rounds in groups]
-        num_left = sum(len(rounds) for _, rounds in left)
+        left = [cells for cells in rounds if not known.keys() >= {*cells}]
+        asked = [each for each in wanted if each.target != SUM]
         on_event(
             f"{counted(len(asked), 'cell')}, {sum(each in known for each in asked)} of them "
-            f"measured before; {num_left} x {format_seconds(sweep.seconds)} = "
-            f"{format_seconds(num_left * sweep.seconds)}"
+            f"measured before; {len(left)} x {format_seconds(sweep.seconds)} = "
+            f"{format_seconds(len(left) * sweep.seconds)}"
         )
         if dry:
             return []
-        for cell in _measure_all(sweep, left, world, on_event, on_begin, on_wear):
+        for cell in _measure_all(sweep, left, places, world, on_event, on_begin, on_wear):
             known[cell.asked] = cell
     if world.rank != 0:
         return []
-    wanted = [each for _, rounds in groups for cells in rounds for each in _with_sum(cells)]
-    return [*_alike_elsewhere(known, wanted), *(known[each] for each in wanted)]
+    shapes = {each.shape for each in wanted}
+    # Earlier sweeps of other targets, or of the same with other queues, join the table.
+    others = [each for each in known if each not in wanted and each.shape in shapes]
+    return [known[each] for each in (*others, *wanted)]
 
 
 def _silent(text: str) -> None:
@@ -241,38 +240,29 @@ def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> l
         raise RunError(
             f"hosts with unequal numbers of ranks ({each})", remedy="start as many on each"
         )
-    share = sweep.targets[world.local_rank :: world.num_local_ranks]
     if world.num_local_ranks > len(sweep.targets):
         raise RunError(
             f"{counted(world.num_local_ranks, 'rank')} and {counted(len(sweep.targets), 'target')} "
             "on this host",
             remedy="start at most one rank for each target",
         )
-    for target, _ in share:
-        is_device = target.is_block_device()
-        if not (is_device or target.is_dir()):
-            raise RunError(
-                f"target {target} is no folder and no block device", remedy="create or mount it"
-            )
-        writes = [pattern for pattern in sweep.patterns if pattern.endswith("write")]
-        if is_device and writes:
-            raise RunError(
-                f"patterns={writes[0]} would overwrite the block device {target}, which is only "
-                "read",
-                remedy="leave it out, or name a folder",
-            )
-        # The files of two sweeps would have the same names. The results hold their own folder.
-        if not is_device and (world.rank != 0 or target.resolve() != sweep.output.resolve()):
-            stack.enter_context(held(target, key="target"))
     memory = max(rate for host, _, rate in told if host == world.host)
+    share = sweep.targets[world.local_rank :: world.num_local_ranks]
+    for target, _ in share:
+        check_target(target, sweep.patterns)
+        # The files of two sweeps would have the same names. The results hold their own folder.
+        is_output = world.rank == 0 and target.resolve() == sweep.output.resolve()
+        if target.is_dir() and not is_output:
+            stack.enter_context(held(target, key="target"))
     return [_place(sweep, target, gpu, world, memory) for target, gpu in share]
 
 
 def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: float) -> Place:
+    name = f"{world.host}:{target}" if world.num_hosts > 1 else str(target)
     notes: list[str] = []
-    usable = _usable(sweep, target, notes)
+    least = _least_blocks(sweep, target, notes)
     gpus: list[str] = []
-    if {*usable} & {*TO_GPU}:
+    if least.keys() & {*TO_GPU}:
         with suppress(RunError):
             gpus = [cuda.pci_address(number) for number in range(cuda.num_gpus())]
     if gpu is not None and gpu >= len(gpus):
@@ -281,124 +271,105 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
             f"{counted(len(gpus), 'GPU')} that can be read into",
             remedy="name another, or leave it out",
         )
-    attached = find_attachment(target, gpus)
-    cpus: set[int] = set()
-    connection = find_connection(target)
-    facts = []
-    if connection is not None and (sweep.queue_depths is not None or len(sweep.targets) > 1):
-        facts.append(connection[0])
-    if attached.node is not None:
-        cpus = {*cpus_of_node(attached.node)} & os.sched_getaffinity(0)
-        facts.append(f"readers on NUMA node {attached.node}" if cpus else "")
+    attached, facts = find_attachment(target, gpus), []
+    text, queues = find_connection(target) or ("", None)
+    if text and (sweep.queue_depths is not None or len(sweep.targets) > 1):
+        facts.append(text)
+    usable = os.sched_getaffinity(0)
+    near = usable.intersection(() if attached.node is None else cpus_of_node(attached.node))
+    if near:
+        facts.append(f"readers on NUMA node {attached.node}")
     if gpus:
-        near = gpu is None and attached.gpu is not None
+        nearest = "the nearest to it, " if gpu is None and attached.gpu is not None else ""
         gpu = gpu if gpu is not None else attached.gpu or 0
-        facts.append(f"GPU {gpu}, {'the nearest to it, ' if near else ''}{gpus[gpu]}")
-    name = f"{world.host}:{target}" if world.num_hosts > 1 else str(target)
-    if any(facts):
-        notes.append(f"{name}: {', '.join(filter(None, facts))}")
-    all_cpus, usable_cpus = os.cpu_count() or 1, len(os.sched_getaffinity(0))
-    if world.num_ranks > 1 and usable_cpus < all_cpus:
+        facts.append(f"GPU {gpu}, {nearest}{gpus[gpu]}")
+    if facts:
+        notes.append(f"{name}: {', '.join(facts)}")
+    num_cpus = os.cpu_count() or 1
+    if world.num_ranks > 1 and len(usable) < num_cpus:
         notes.append(
-            f"{name}: its rank may use {usable_cpus} of {all_cpus} CPUs; "
+            f"{name}: its rank may use {len(usable)} of {num_cpus} CPUs; "
             "mpirun --bind-to none gives it all"
         )
+    # Paths vary fastest: what is compared is measured shortly after each other.
+    cells = [
+        Asked(
+            target=name,
+            path=path,
+            pattern=pattern,
+            io_size=io_size,
+            workers=workers,
+            seconds=sweep.seconds,
+            queue_depth=depth,
+            queues=queues,
+            gpu=gpu if path in TO_GPU else None,
+        )
+        for pattern, workers, io_size, depth, path in itertools.product(
+            sweep.patterns, sweep.workers, sweep.io_sizes, sweep.depths, least
+        )
+        if io_size >= least[path]
+    ]
     return Place(
         name=name,
         target=target,
         rank=world.rank,
         host=world.host,
-        shapes=tuple(_shapes(sweep, target, usable, notes)),
-        queues=None if connection is None else connection[1],
-        gpu=gpu,
+        cells=cells,
         attached=attached,
-        cpus=tuple(sorted(cpus)),
-        notes=tuple(notes),
+        cpus=tuple(sorted(near)),
+        notes=notes,
         memory_rate=memory,
         drive=sweep.drive,
         drives=sweep.drives,
     )
 
 
-def _usable(sweep: Sweep, target: Path, notes: list[str]) -> list[DataPath]:
-    """Return the paths to measure on a target; a line about those that do not work there."""
-    usable = []
-    wanted = sweep.paths or (DATA_PATHS if sweep.queue_depths is None else _AT_DEPTHS)
-    if sweep.paths is None and sweep.queue_depths is None:
-        # With one block in flight, io_uring says nothing new.
-        hidden = ("host_io_uring", *(() if lists_gpu() else TO_GPU))
-        wanted = tuple(path for path in DATA_PATHS if path not in hidden)
-    for path in wanted:
-        problem = path_problem(path, target)
-        if problem is None:
-            usable.append(path)
+def _least_blocks(sweep: Sweep, target: Path, notes: list[str]) -> dict[DataPath, int]:
+    """Return the bytes of the smallest block of each path that works; a line about what does not.
+
+    Raises:
+        RunError: a path that was asked for does not work.
+    """
+    least: dict[DataPath, int] = {}
+    for path in sweep.compared:
+        found = least_block(path, target)
+        if isinstance(found, int):
+            least[path] = found
         elif sweep.paths is None:
-            notes.append(f"left out on {target}: {path}: {problem}")
+            notes.append(f"left out on {target}: {path}: {found}")
         else:
-            raise RunError(f"paths={path} does not work on {target}: {problem}")
-    return usable
-
-
-def _shapes(
-    sweep: Sweep, target: Path, usable: Sequence[DataPath], notes: list[str]
-) -> Iterator[Asked]:
-    """Yield what can be measured on a target; a line about blocks that a path does not take."""
-    sizes: dict[DataPath, list[int]] = {path: [] for path in usable}
-    for path, size in itertools.product(usable, sweep.io_sizes):
-        least = PAGE_BYTES if path == "cufile" else SECTOR
-        if path not in ("host_buffered", "cufile") and size < PAGE_BYTES:
-            least = smallest_direct(target)
-        if size >= least:
-            sizes[path].append(size)
-            continue
-        notes.append(
-            f"left out on {target}: {path} with blocks of {size} B: {least} B is the least "
-            f"there{'' if path == 'cufile' else ' (the logical block of the device)'}"
-        )
-    # Paths vary fastest: what is compared is measured shortly after each other.
-    for pattern, workers, io_size, depth, path in itertools.product(
-        sweep.patterns, sweep.workers, sweep.io_sizes, sweep.depths, usable
-    ):
-        if io_size in sizes[path]:
-            yield Asked(
-                target="",
-                path=path,
-                pattern=pattern,
-                io_size=io_size,
-                workers=workers,
-                seconds=sweep.seconds,
-                queue_depth=depth,
+            raise RunError(f"paths={path} does not work on {target}: {found}")
+    for path, size in itertools.product(least, sweep.io_sizes):
+        if size < least[path]:
+            of = "" if path == "cufile" else " (the logical block of the device)"
+            notes.append(
+                f"left out on {target}: {path} with blocks of {size} B: {least[path]} B is the "
+                f"least there{of}"
             )
+    return least
 
 
-Round = list[Asked]
-"""Cells that are measured at once."""
+def _rounds(sweep: Sweep, places: Sequence[Place], world: World) -> Iterator[list[Asked]]:
+    """Yield the cells that are measured at once; behind those of several targets that of the sum.
 
-
-def _groups(sweep: Sweep, places: Sequence[Place]) -> Iterator[tuple[Sequence[Place], list[Round]]]:
-    """Yield targets whose files are there at the same time, with what is measured on them."""
-    at_once = sweep.together
-    if at_once is None:
-        several_ranks = len({place.rank for place in places}) > 1
-        at_once = "on" if len(places) > 1 and (sweep.pairs or several_ranks) else "off"
-    elif at_once != "off" and len(places) == 1:
-        raise RunError(f"together={at_once} needs several targets", remedy="write target=A,B")
-    names = tuple(place.name for place in places)
-    for group in [[place] for place in places] if at_once == "off" else [places]:
-        rounds: list[Round] = []
-        for shape in group[0].shapes:
-            if all(shape in place.shapes for place in group):
-                cells = [place.asked(shape) for place in group]
-                if at_once != "on":
-                    rounds += [[cell] for cell in cells]
-                if at_once != "off":
-                    rounds.append([replace(cell, together=names) for cell in cells])
-        yield group, rounds
-
-
-def _with_sum(cells: Round) -> Round:
-    """Return the cells of a round, and that of their sum."""
-    return cells if len(cells) == 1 else [*cells, replace(shape_of(cells[0]), target=SUM)]
+    Of what is measured together, each target must be able to do it.
+    """
+    together = sweep.together
+    if together is None:
+        by_itself = sweep.pairs or world.num_ranks > 1
+        together = "on" if len(places) > 1 and by_itself else "off"
+    elif together != "off" and len(places) == 1:
+        raise RunError(f"together={together} needs several targets", remedy="write target=A,B")
+    by_shape: dict[Asked, list[Asked]] = {}
+    for cell in itertools.chain.from_iterable(place.cells for place in places):
+        by_shape.setdefault(cell.shape, []).append(cell)
+    for cells in by_shape.values():
+        if together != "on":
+            yield from ([cell] for cell in cells)
+        if together != "off" and len(cells) == len(places):
+            names = tuple(cell.target for cell in cells)
+            at_once = [replace(cell, together=names) for cell in cells]
+            yield [*at_once, sum_of(at_once[0])]
 
 
 def _known(sweep: Sweep) -> dict[Asked, Cell]:
@@ -406,58 +377,45 @@ def _known(sweep: Sweep) -> dict[Asked, Cell]:
     return {cell.asked: cell for cell in cells_of(JsonLines(sweep.output / CELLS))}
 
 
-def _is_known(cells: Round, known: Mapping[Asked, Cell]) -> bool:
-    return all(each in known for each in _with_sum(cells))
-
-
 def _measure_all(
     sweep: Sweep,
-    groups: Sequence[tuple[Sequence[Place], list[Round]]],
+    rounds: Sequence[Sequence[Asked]],
+    places: Sequence[Place],
     world: World,
     on_event: OnEvent,
     on_begin: OnEvent,
     on_wear: OnWear,
 ) -> Iterator[Cell]:
     """Yield the cells of all rounds as they are measured, each once it is kept; on rank 0 only."""
-    num_left, written = sum(len(rounds) for _, rounds in groups), 0
-    own = [place for group, _ in groups for place in group if place.rank == world.rank]
-    folders = [each.target for each in own if not each.target.is_block_device()]
-    watch = WearWatch(*folders)
+    own = [place for place in places if place.rank == world.rank]
+    wanted = {each.target for cells in rounds for each in cells}
+    folders = [place.target for place in own if place.target.is_dir()]
+    watch, written = WearWatch(*folders), 0
     store = JsonLines(sweep.output / CELLS)
-    # Several hosts may share a folder.
-    first = "dlemu_paths" + (f".{world.host_index}" if world.num_hosts > 1 else "")
     if world.rank == 0:
         check_writable(sweep.output / "paths.json")
         watch.start()
-    for group, rounds in groups:
-        with ExitStack() as files:
-            parts = {}
-            for place in group if rounds else ():
-                if place.rank == world.rank:
-                    on_begin(f"writing files into {place.target}")
-                    found = files.enter_context(
-                        parts_of(
-                            place.target,
-                            max(sweep.workers),
-                            max(sweep.io_sizes) * max(sweep.depths),
-                            sweep.file_size,
-                            first,
-                            on_event,
-                        )
-                    )
-                    parts[place.name] = found
-                    written += len(found[0]) * found[2] if place.target in folders else 0
-            for cells in rounds:
-                one = cells[0]
-                on_begin(f"{one.path} {one.pattern} {format_bytes(one.io_size)}")
-                num_left -= 1
-                left = format_left(num_left * sweep.seconds, before="; ")
-                for cell in measure(cells, group, parts, world):
-                    on_event(f"{_line_of(cell)}{left}")
-                    store.append(asdict(cell))
-                    if cell.target in parts and cell.pattern.endswith("write"):
-                        written += cell.num_ios * cell.io_size
-                    yield cell
+    with ExitStack() as files:
+        on_begin("writing files")
+        # Several hosts may share a folder.
+        first = "dlemu_paths" + (f".{world.host_index}" if world.num_hosts > 1 else "")
+        bounds = max(sweep.workers), sweep.least_bytes, sweep.file_size
+        make: dict[str, Callable[[Asked], Work]] = {}
+        for place in own:
+            if place.name in wanted:
+                made = files.enter_context(works_of(place, *bounds, first, on_event))
+                make[place.name], num_bytes = made
+                written += num_bytes
+        for number, cells in enumerate(rounds, 1):
+            one, left = cells[0], format_left((len(rounds) - number) * sweep.seconds, before="; ")
+            on_begin(f"{one.path} {one.pattern} {format_bytes(one.io_size)}")
+            works = [make[each.target](each) for each in cells if each.target in make]
+            for cell in measure(works, places, world):
+                on_event(f"{_line_of(cell)}{left}")
+                store.append(asdict(cell))
+                if cell.target in make and cell.pattern.endswith("write"):
+                    written += cell.num_ios * cell.io_size
+                yield cell
     if world.rank == 0 and has_writes(wear := watch.finish(file_bytes=written)):
         JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
         on_wear(wear)
@@ -470,12 +428,6 @@ def _line_of(cell: Cell) -> str:
         f"{cell.workers}{deep}: {format_rate(cell.bytes_per_second)}, p99 "
         f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} CPU-s/GB"
     )
-
-
-def _alike_elsewhere(known: Mapping[Asked, Cell], asked: Round) -> Iterator[Cell]:
-    """Yield the cells of earlier sweeps that differ from those asked in the target alone."""
-    shapes, own = {shape_of(each) for each in asked}, {*asked}
-    yield from (known[each] for each in known if each not in own and shape_of(each) in shapes)
 
 
 _CELL = TypeAdapter(Cell)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count, repeat
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,11 @@ from dlemu.storage.atomic import create
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.availability import availability
-from dlemu.storage.owned import direct, disk_bytes, room, scratch
-from dlemu.storage.regular import open_sized
+from dlemu.storage.owned import disk_bytes, room, scratch
+from dlemu.storage.regular import NO_DIRECT, open_sized
 from dlemu.tools.paths import uring
-from dlemu.tools.paths.blocks import DataPath
+from dlemu.tools.paths.blocks import Asked, DataPath, Pattern, Work
+from dlemu.tools.paths.cells import Place
 from dlemu.units import PAGE_BYTES, counted, format_bytes
 
 SECTOR = 512
@@ -36,84 +38,114 @@ _PIECE = 16 << 20
 OnEvent = Callable[[str], object]
 
 
-def path_problem(path: DataPath, target: Path) -> str | None:
-    """Return why a path cannot be measured on a target; None if it can."""
+def check_target(target: Path, patterns: Sequence[Pattern]) -> None:
+    """Refuse what cannot be a target, and a block device that would be written."""
     if target.is_block_device():
-        if path in ("host_buffered", "cufile"):
-            return "a block device is read with O_DIRECT; name a folder on it"
-    elif path == "cufile":
-        found = availability(target)
-        return None if found.usable else found.why
-    else:
-        try:
-            if path != "host_buffered" and not direct(target):
-                return "its file system does not open files with O_DIRECT"
-        except OSError as error:
+        if writes := [pattern for pattern in patterns if pattern.endswith("write")]:
             raise RunError(
-                f"target {target} cannot be written ({error.strerror})", remedy="name another"
-            ) from None
-    if path == "host_io_uring":
-        return uring.problem()
+                f"patterns={writes[0]} would overwrite the block device {target}, which is only "
+                "read",
+                remedy="leave it out, or name a folder",
+            )
+    elif not target.is_dir():
+        raise RunError(
+            f"target {target} is no folder and no block device", remedy="create or mount it"
+        )
+
+
+def least_block(path: DataPath, target: Path) -> int | str:
+    """Return the bytes of the smallest block that a path takes on a target, or why it takes none.
+
+    Raises:
+        RunError: the target cannot be written.
+    """
+    if path in ("host_buffered", "cufile") and target.is_block_device():
+        return "a block device is read with O_DIRECT; name a folder on it"
+    if path == "host_buffered":
+        return SECTOR
+    if path == "cufile":
+        return availability(target).why or PAGE_BYTES
+    if path == "host_io_uring" and (problem := uring.problem()):
+        return problem
     if path == "host_direct_gpu_copy":
         try:
             cuda.num_gpus()
         except RunError as error:
             return str(error)
-    return None
+    return smallest_direct(target) or "its file system does not open files with O_DIRECT"
 
 
-def smallest_direct(target: Path) -> int:
-    """Return the bytes of the smallest block that O_DIRECT reads on a target; it is tried."""
+def smallest_direct(target: Path) -> int | None:
+    """Return the bytes of the smallest block that O_DIRECT reads on a target; it is tried.
+
+    None: the file system does not open files with it. Raises as above.
+    """
     with ExitStack() as stack:
         if target.is_block_device():
             file, _ = open_sized(target, direct=True, device=True)
         else:
             path = target / "dlemu_paths.probe"
             stack.enter_context(scratch(target, [path.name]))
-            file = create(path, os.O_RDWR, direct=True)
+            try:
+                file = create(path, os.O_RDWR, direct=True)
+            except OSError as error:
+                if error.errno in NO_DIRECT:
+                    return None
+                raise RunError(
+                    f"target {target} cannot be written ({error.strerror})", remedy="name another"
+                ) from None
             os.pwrite(file, aligned_buffer(PAGE_BYTES), 0)
         stack.callback(os.close, file)
-        size = SECTOR
-        while size < PAGE_BYTES:
+        for size in (SECTOR, 1024, 2048):
             with suppress(OSError):  # EINVAL: not a multiple of the logical block
                 os.preadv(file, [aligned_buffer(PAGE_BYTES)[:size]], size)
                 return size
-            size *= 2
     return PAGE_BYTES
 
 
 @contextmanager
-def parts_of(
-    target: Path, num: int, unit: int, asked: int | None, first: str, on_event: OnEvent
-) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], int]]:
-    """Yield a file for each of `num` workers, the byte where its part begins, and a part's bytes.
+def works_of(
+    place: Place, num: int, unit: int, asked: int | None, first: str, on_event: OnEvent
+) -> Iterator[tuple[Callable[[Asked], Work], int]]:
+    """Yield what gives a cell the files of its workers, and the bytes that were written for it.
 
-    Files are written into a folder, and removed at the end; their names begin with `first`. A
-    part's bytes are a multiple of `unit`, and `asked` if that is not None.
+    Each of `num` workers has a file, whose name begins with `first` and which is removed at the
+    end, or a part of the device. Its bytes are a multiple of `unit`: `asked`, or as many as fit.
     """
-    if target.is_block_device():
-        file, whole = open_sized(target, direct=True, device=True)
-        os.close(file)
-        size = min(asked or whole, whole // num) // unit * unit
-        if not size:
-            raise RunError(
-                f"target {target} has {format_bytes(whole)}, too little for "
-                f"{counted(num, 'part')} of {format_bytes(unit)}",
-                remedy="lower workers, io_sizes or queue_depths",
+    target, names = place.target, [f"{first}.{index}" for index in range(num)]
+    files, starts = tuple(str(target / name) for name in names), (0,) * num
+    with ExitStack() as stack:
+        if target.is_block_device():
+            file, whole = open_sized(target, direct=True, device=True)
+            os.close(file)
+            size = min(asked or whole, whole // num) // unit * unit
+            if not size:
+                raise RunError(
+                    f"target {target} has {format_bytes(whole)}, too little for "
+                    f"{counted(num, 'part')} of {format_bytes(unit)}",
+                    remedy="lower workers, io_sizes or queue_depths",
+                )
+            files, starts = (str(target),) * num, tuple(range(0, num * size, size))
+        else:
+            stack.enter_context(scratch(target, names))
+            free = disk_bytes(target)[1]
+            chosen = max(unit, min(_LARGEST_FILE, max(_SMALLEST_FILE, free // 4 // num)))
+            size = (asked or chosen) // unit * unit
+            what = f"{counted(num, 'file')} of {format_bytes(size)}"
+            room(target, num * size, "free some, or lower file_size or workers", what=what)
+            on_event(f"writing {what} into {target}")
+            write_random_files([(path, size) for path in files])
+
+        def work(cell: Asked) -> Work:
+            return Work(
+                **vars(cell),
+                files=files[: cell.workers],
+                file_bytes=size // cell.io_size * cell.io_size,
+                starts=starts,
+                cpus=place.cpus,
             )
-        yield (str(target),) * num, tuple(range(0, num * size, size)), size
-        return
-    names = [f"{first}.{index}" for index in range(num)]
-    with scratch(target, names):
-        free = disk_bytes(target)[1]
-        chosen = max(unit, min(_LARGEST_FILE, max(_SMALLEST_FILE, free // 4 // num)))
-        size = (asked or chosen) // unit * unit
-        what = f"{counted(num, 'file')} of {format_bytes(size)}"
-        room(target, num * size, "free some, or lower file_size or workers", what=what)
-        on_event(f"writing {what} into {target}")
-        files = tuple(str(target / name) for name in names)
-        write_random_files([(file, size) for file in files])
-        yield files, (0,) * num, size
+
+        yield work, 0 if target.is_block_device() else num * size
 
 
 def write_random_files(files: Sequence[tuple[str, int]]) -> None:
@@ -125,12 +157,8 @@ def write_random_files(files: Sequence[tuple[str, int]]) -> None:
     stopped = threading.Event()
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         try:
-            written = [
-                threads.submit(write_random_file, path, seed, size, stopped)
-                for seed, (path, size) in enumerate(files)
-            ]
-            for each in written:
-                each.result()
+            paths, sizes = zip(*files, strict=True)
+            list(threads.map(write_random_file, paths, count(), sizes, repeat(stopped)))
         finally:
             stopped.set()  # otherwise an interrupt would wait until all files are written
 
@@ -143,13 +171,11 @@ def write_random_file(
     Its bytes leave the page cache.
     """
     random = np.random.default_rng(seed)
-    pool = random.integers(0, 1 << 64, _PIECE // 8, np.uint64)
-    block = np.empty_like(pool)
     try:
         with open(path, "wb", buffering=0, opener=create) as file:
             for start in range(0, num_bytes, _PIECE):
-                np.bitwise_xor(pool, random.integers(0, 1 << 64, dtype=np.uint64), out=block)
-                data = block.view(np.uint8)[: num_bytes - start].data
+                piece = random.integers(0, 1 << 64, _PIECE // 8, np.uint64).view(np.uint8)
+                data = piece[: num_bytes - start].data
                 while data:
                     data = data[file.write(data) :]
                 if stopped is not None and stopped.is_set():

@@ -1,12 +1,14 @@
 """Joules between two readings of the counters."""
 
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import ANY
 
 import pytest
 
-from dlemu.tools.paths.cells import Energy, read_energy
+from dlemu.tools.paths.cells import HostCounters, read_joules
 
 
 def test_packages_are_read_and_their_parts_left_out(tmp_path: Path) -> None:
@@ -21,17 +23,22 @@ def test_packages_are_read_and_their_parts_left_out(tmp_path: Path) -> None:
         (tmp_path / name / "max_energy_range_uj").write_text("262143328850\n")
     (tmp_path / "intel-rapl:2").mkdir()
 
-    found = read_energy(tmp_path)
+    found = read_joules(tmp_path)
 
-    assert found.cpus == {"intel-rapl:0": 5.0, "intel-rapl:1": 7.5}
+    assert found == dict.fromkeys(["intel-rapl:0", "intel-rapl:1"], ANY)
+    assert [joules for joules, _ in found.values()] == [5.0, 7.5]
 
 
 def test_an_overrun_is_not_negative_energy() -> None:
-    ranges = {"intel-rapl:0": 100.0, "intel-rapl:1": 100.0}
-    start = Energy({"intel-rapl:0": 90.0, "intel-rapl:1": 10.0}, ranges, {"gpu0": 3.0})
-    end = Energy({"intel-rapl:0": 5.0, "intel-rapl:1": 40.0}, ranges, {"gpu0": 3.5})
+    cpus = {"user": 1.0, "nice": 0.0, "system": 1.0, "irq": 0.0, "softirq": 0.0}
+    before = {"intel-rapl:0": (90.0, 100.0), "intel-rapl:1": (10.0, 100.0), "gpu0": (3.0, math.inf)}
+    after = {"intel-rapl:0": (5.0, 100.0), "intel-rapl:1": (40.0, 100.0), "gpu0": (3.5, math.inf)}
+    start, end = HostCounters(8.0, cpus, before), HostCounters(10.0, cpus, after)
 
-    assert end.joules_since(start) == pytest.approx((15 + 30, 0.5))
+    used = end.since(start)
+
+    assert (used.cpu_watts, used.gpu_watts) == pytest.approx(((15 + 30) / 2, 0.25))
+    assert end.since(HostCounters(8.0, cpus, {})).cpu_watts is None
 
 
 class NVMLError(Exception):
@@ -62,8 +69,8 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, *, has_driver: bool) -> None:
 
 def test_each_gpu_that_counts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml(monkeypatch, has_driver=True)
-    assert read_energy(tmp_path) == Energy({}, {}, {"gpu1": 5.5})
+    assert read_joules(tmp_path) == {"gpu1": (5.5, math.inf)}
     fake_nvml(monkeypatch, has_driver=False)
-    assert read_energy(tmp_path).gpus == {}
+    assert read_joules(tmp_path) == {}
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert read_energy(tmp_path).gpus == {}, "without the library"
+    assert read_joules(tmp_path) == {}, "without the library"

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dlemu.cli.main import run
@@ -25,10 +27,11 @@ from dlemu.storage.gpu.availability import Availability, CufileError
 from dlemu.tools.paths import blocks, cells, sweep, target
 from dlemu.tools.paths.blocks import Done, Latencies, Work
 from dlemu.tools.paths.sweep import Sweep, run_paths
+from tests.lab.bench import MARK, Run, followed
 from tests.lab.commands import with_checkout
 from tests.lab.many_hosts import ManyHosts
 from tests.lab.mpirun import mpirun
-from tests.lab.waiting import LONG
+from tests.lab.waiting import LONG, until
 from tests.storage.gpu.test_cufile import NONE, stats
 
 MIB = 1 << 20
@@ -60,19 +63,18 @@ def plan(*targets: Path, **changes: Any) -> Sweep:
     return Sweep(**plain | ({"target": targets} if targets else {}) | changes)
 
 
-def fakes(events: list[str], rates: Sequence[int]) -> Callable[..., list[tuple[Done, float]]]:
+def fakes(events: list[str], rates: Sequence[int]) -> Callable[..., list[Done]]:
     """Return a `perform` of so many blocks in a second, for the first work, the second, ..."""
 
-    def perform(works: Sequence[Work], ready: Callable[[], None]) -> list[tuple[Done, float]]:
+    def perform(works: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
         events.append("open")
         ready()
         events.append("read")
         found = []
         for work, num in zip(works, rates[: len(works)], strict=True):
             moved = PathBytes(host=num * work.io_size)
-            done = Done(Latencies(), 1.0, 0.5, 0.25, moved)
-            done.latencies.add([500_000] * num)
-            found.append((done, 1.0))
+            found.append(Done(Latencies(), 1.0, 0.5, 0.25, moved))
+            found[-1].latencies.add([500_000] * num)
         return found
 
     return perform
@@ -164,7 +166,7 @@ def test_what_one_rank_lacks_ends_all_with_its_line(
         ({"together": "both"}, "together=both needs several targets; write target=A,B"),
         ({"gpu": 3}, "gpu 3 for target .*: there are 0 GPUs that can be read into"),
         ({"pairs": "/mnt/d0:gpu0"}, "pairs name target and gpu; leave out the folder"),
-        ({"pairs": "/mnt/d0:0", "target": ()}, "must be TARGET:gpuNUMBER, as /mnt/d0:gpu0"),
+        ({"pairs": "/mnt/d0:0"}, "must be TARGET:gpuNUMBER, as /mnt/d0:gpu0"),
         ({"target": "/,/"}, "target / is named twice; name it once"),
     ],
 )
@@ -206,6 +208,41 @@ def test_two_ranks_measure_a_target_each_and_one_shows_both(folders: tuple[Path,
     told = json.loads(done.stdout)
     assert [row["target"] for row in told] == [*map(str, folders), "sum"]
     assert told[2]["num_ios"] == told[0]["num_ios"] + told[1]["num_ios"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_is_killed_while_it_measures_is_named(
+    culprit: int, folders: tuple[Path, ...]
+) -> None:
+    words = ["paths", f"{folders[0]},{folders[1]}", "seconds=86400", "io_sizes=4KiB", "workers=2"]
+    words += ["patterns=seq_read", "paths=host_buffered", "file_size=1MiB", "output=out"]
+    mark, folder = uuid.uuid4().hex, folders[0].parent
+    process = subprocess.Popen(
+        mpirun(2, "--bind-to", "none", sys.executable, "-m", "dlemu", *words),
+        cwd=folder,
+        env={**with_checkout(), MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with followed(process, folder, mark) as run:
+        until(lambda: len(list(reading(run))) == 4, "all readers")
+        run.ranks()[culprit].kill()
+        assert run.end() != 0
+        (line,) = (each for each in run.errors if each.startswith("dlemu: "))
+        assert f"rank {culprit} on host " in line and "ended without a word" in line
+        until(lambda: not run.alive(), "the end of all processes")
+    assert not [*folders[1 - culprit].iterdir()], "what the others wrote is removed"
+
+
+def reading(run: Run) -> Iterator[psutil.Process]:
+    """Yield the processes that have a file of the sweep open."""
+    for process in run.alive():
+        with suppress(psutil.Error):
+            if any("dlemu_paths." in file.path for file in process.open_files()):
+                yield process
 
 
 # --- a block device -------------------------------------------------------------------------------
@@ -312,7 +349,7 @@ class FakeCufile:
         return CufileError(0, 0)
 
 
-def in_process(works: Sequence[Work], ready: Callable[[], None]) -> list[tuple[Done, float]]:
+def in_process(works: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
     """Do as `perform`, one work after the other, in threads of this process."""
     ready()
     found = []
@@ -328,7 +365,7 @@ def in_process(works: Sequence[Work], ready: Callable[[], None]) -> list[tuple[D
         done = ours.recv()
         group.join()
         assert isinstance(done, Done), done
-        found.append((done, 1.0))
+        found.append(done)
     return found
 
 
@@ -352,7 +389,7 @@ def test_pairs_take_the_direct_path_each_into_its_gpu(
     monkeypatch.setattr(cufile, "library_version", lambda path: 1200)
     monkeypatch.setattr(cufile, "_load", load)
     monkeypatch.setattr(target, "availability", lambda folder: usable)
-    monkeypatch.setattr(blocks, "_end_with_parent", lambda pipe: None)
+    monkeypatch.setattr(blocks, "_end_with_parent", lambda: None)
     monkeypatch.setattr(blocks, "Gpu", gpu)
     monkeypatch.setattr(cells, "perform", in_process)
     notes: list[str] = []
@@ -387,7 +424,7 @@ def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
     monkeypatch.setattr(sweep, "cpus_of_node", lambda node: [0, 5000])
     works: list[Work] = []
 
-    def perform(asked: Sequence[Work], ready: Callable[[], None]) -> list[tuple[Done, float]]:
+    def perform(asked: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
         works.extend(asked)
         return fakes([], (1000,))(asked, ready)
 
