@@ -221,85 +221,65 @@ def keys_of_model(model: type[BaseModel], above: str = "") -> Iterator[Key]:
 
 
 def _key(name: str, meaning: str, hint: object, field: FieldInfo) -> Key:
-    values = _Values(name)
-    values.add(hint)
+    values, choices = _words(name, hint)
     return Key(
         name=name,
         meaning=meaning.replace("None:", "null:").replace("empty:", "[]:"),
-        values=values.text,
+        values=values,
         default=_written(field.get_default(call_default_factory=True)),
-        choices=tuple(dict.fromkeys(values.choices)),
-        is_path=name in _PATHS or values.text.endswith("path"),
+        choices=choices,
+        is_path=name in _PATHS or values.endswith("path"),
     )
 
 
-class _Values:
-    """What a type allows, in words."""
+def _words(key: str, hint: object) -> tuple[str, tuple[str, ...]]:
+    """Return what a type allows in words, and its choices, which come first in them."""
+    allowed = [*_allowed(key, hint, {})]
+    choices = tuple(dict.fromkeys(text for is_choice, text in allowed if is_choice))
+    kinds = dict.fromkeys(text for is_choice, text in allowed if not is_choice)
+    return " or ".join([", ".join(choices), *kinds] if choices else kinds), choices
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._kinds: list[str] = []
-        self.choices: list[str] = []
 
-    @property
-    def text(self) -> str:
-        """The choices first, then what else may be given."""
-        kinds = [", ".join(self.choices)] if self.choices else []
-        return " or ".join([*kinds, *dict.fromkeys(self._kinds)])
-
-    def add(self, hint: object, bounds: Mapping[str, float] | None = None) -> None:
-        """Add what a hint allows."""
-        bounds = bounds or {}
-        origin, inner = get_origin(hint), get_args(hint)
-        if origin is Annotated:
-            self._add_annotated(inner[0], inner[1:], bounds)
-        elif origin is Literal:
-            self.choices += [_written(value) for value in inner]
-        elif inner and origin is tuple:
-            self._add_list(inner[0])
-        elif inner:  # a choice of types
-            for each in inner:
-                self.add(each, bounds)
-        elif hint is bool:
-            self.choices += ["true", "false"]
-        elif hint is not type(None):
-            self._kinds.append(f"{self._kind(hint)}{_span(bounds)}")
-
-    def _add_annotated(
-        self, base: object, marks: tuple[Any, ...], bounds: Mapping[str, float]
-    ) -> None:
-        found = dict(bounds)
+def _allowed(key: str, hint: object, bounds: Mapping[str, float]) -> Iterator[tuple[bool, str]]:
+    """Yield what a type allows: whether it is a choice, and its text."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        base, *marks = inner
+        for each in (each for mark in marks for each in getattr(mark, "metadata", ())):
+            bounds = {**bounds, **{b: getattr(each, b) for b in _BOUNDS if hasattr(each, b)}}
         for mark in marks:
             if isinstance(mark, sections.Names):
-                self.choices += mark.known()
-            for each in getattr(mark, "metadata", ()):
-                found |= {b: getattr(each, b) for b in _BOUNDS if hasattr(each, b)}
+                yield from ((True, name) for name in mark.known())
         if sections.DURATION in marks:
-            self._kinds.append(f"{_SECONDS}{_span(found)}")
-            return
-        is_size = any(isinstance(m, BeforeValidator) and m.func in sections.SIZES for m in marks)
-        if is_size:
-            per = " per second" if self._name.endswith("bandwidth") else ""
-            self._kinds.append(f"{_SIZE.format(per)}{_span(found)}")
+            yield False, f"{_SECONDS}{_span(bounds)}"
+        elif any(isinstance(m, BeforeValidator) and m.func in sections.SIZES for m in marks):
+            per = " per second" if key.endswith("bandwidth") else ""
+            yield False, f"{_SIZE.format(per)}{_span(bounds)}"
         else:
-            self.add(base, found)
+            yield from _allowed(key, base, bounds)
+    elif origin is Literal:
+        yield from ((True, _written(value)) for value in inner)
+    elif inner and origin is tuple:
+        yield False, f"list [A,B,...], each {_words(key, inner[0])[0]}"
+    elif inner:  # a choice of types
+        for each in inner:
+            yield from _allowed(key, each, bounds)
+    elif hint is bool:
+        yield from ((True, "true"), (True, "false"))
+    elif hint is not type(None):
+        yield False, f"{_kind(key, hint)}{_span(bounds)}"
 
-    def _add_list(self, each: object) -> None:
-        inner = _Values(self._name)
-        inner.add(each)
-        self._kinds.append(f"list [A,B,...], each {inner.text}")
 
-    def _kind(self, kind: object) -> str:
-        if kind is sections.Distribution:
-            return "seconds, or the keys mean, stdev and type below it"
-        if self._name in PATH_KEYS or kind is Path:
-            return "path"
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return "a group of keys"
-        leaf = self._name.rpartition(".")[2]
-        unit = "seconds" if leaf.endswith(("_seconds", "_time")) else "number"
-        names = {int: "whole number", float: unit, str: "text", SecretStr: "text, never shown"}
-        return names.get(kind, "") if isinstance(kind, type) else ""
+def _kind(key: str, kind: object) -> str:
+    if kind is sections.Distribution:
+        return "seconds, or the keys mean, stdev and type below it"
+    if key in PATH_KEYS or kind is Path:
+        return "path"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "a group of keys"
+    unit = "seconds" if key.endswith(("_seconds", "_time")) else "number"
+    names = {int: "whole number", float: unit, str: "text", SecretStr: "text, never shown"}
+    return names.get(kind, "") if isinstance(kind, type) else ""
 
 
 def _span(bounds: Mapping[str, float]) -> str:

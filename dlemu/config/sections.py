@@ -391,12 +391,6 @@ class ParquetSection(Section):
     dataset.record_dims, or of dataset.record_length_bytes bytes a row."""
     row_group_size: Annotated[int, Field(ge=1, le=10**8)] = 1024
     """Rows of a row group; a reader fetches whole row groups (DLIO: 1024)."""
-    read_mode: Literal["row_group"] = "row_group"
-    """DLIO's key; only whole row groups are read."""
-    generation_batch_size: Annotated[Natural, Use(by="")] = 0
-    """DLIO's key; has no effect."""
-    use_s3dlio_gen: Annotated[bool, Use(by="")] = False
-    """DLIO's key; has no effect."""
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -500,8 +494,6 @@ class DatasetSection(Section):
     """Sides of an HDF5 chunk in elements, the first that of the samples (DLIO: hdf5.chunk_dims).
     []: h5py chooses. null: no chunks, unless another key asks for them."""
     parquet: Annotated[ParquetSection, Use(when=lambda job: job.has_rows)] = ParquetSection()
-    chunk_size: Annotated[Size, Field(ge=0, le=2**40), Use(by="")] = 0
-    """Bytes of an HDF5 chunk; has no effect."""
     seed: Annotated[Seed, Use(closed=True)] = 0
     """Seed of the files' sizes and content; train.seed is that of the reading order."""
 

@@ -144,11 +144,12 @@ def test_the_peers_names_mean_what_they_mean_there() -> None:
     assert volumes.metric.exclude_start_steps == 2
     assert volumes.data_folder == Path("/mnt/lustre/data/volumes")
     ignored = (
-        "dataset.compression_level dataset.generation_buffer_size dataset.keep_files "
-        "dataset.num_files_eval dataset.num_subfolders_eval evaluation.eval_time "
-        "evaluation.epochs_between_evals output.log_file profiling.profiler "
-        "profiling.iostat_devices reader.batch_size_eval reader.computation_threads "
-        "reader.dont_use_mmap reader.pin_memory workflow.evaluation workflow.profiling"
+        "dataset.chunk_size dataset.compression_level dataset.generation_buffer_size "
+        "dataset.keep_files dataset.num_files_eval dataset.num_subfolders_eval "
+        "evaluation.eval_time evaluation.epochs_between_evals framework output.log_file "
+        "profiling.profiler profiling.iostat_devices reader.batch_size_eval "
+        "reader.computation_threads reader.dont_use_mmap reader.pin_memory workflow.evaluation "
+        "workflow.profiling"
     )
     assert list(volumes.ignored) == ignored.split()
 

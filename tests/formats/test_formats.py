@@ -121,10 +121,7 @@ def test_a_library_reads_what_the_content_says(tmp_path: Path, name: str) -> Non
     for file in files_of(FORMATS[name]):
         path = tmp_path / f"a.{FORMATS[name].suffix or name}"
         write_file(path, FORMATS[name], file)
-        wanted = [
-            FORMATS[name].stored(content(sample, size), size)
-            for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True)
-        ]
+        wanted = [FORMATS[name].stored(content(sample, size), size) for sample, size in file]
         assert READ_BACK[name](path, len(wanted)) == wanted, file
 
 

@@ -56,11 +56,8 @@ from dlemu.sizing.formula import Calibration
 from dlemu.sizing.search import Point
 from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
 from dlemu.storage.probe import Probe
-from dlemu.tools.model_load import Answer as Load
-from dlemu.tools.model_load import Cell as LoadCell
-from dlemu.tools.model_load import Load as LoadJob
+from dlemu.tools.model_load import Load, find_model
 from dlemu.tools.model_load import document_of as load_document
-from dlemu.tools.model_load import find_model
 from dlemu.tools.model_reading import Way
 from dlemu.tools.paths.blocks import DataPath
 from dlemu.tools.paths.cells import Cell
@@ -489,26 +486,30 @@ def _steptime() -> str:
 def _load() -> str:
     model = find_model("llama2_70b")
     reads: list[tuple[Way, int, float]] = [("pread", 1, 60.0), ("odirect", 16, 21.0)]
-    cells = tuple(
-        LoadCell(
-            way=way,
-            readers=readers,
-            num_bytes=model.num_bytes,
-            seconds=seconds,
-            cpu_seconds=20.0,
-            pages_before=0,
-        )
+    cells = [
+        {
+            "way": way,
+            "readers": readers,
+            "num_bytes": model.num_bytes,
+            "seconds": seconds,
+            "cpu_seconds": 20.0,
+            "pages_before": 0,
+            "bytes_per_second": model.num_bytes / seconds,
+            "share_of_drive": model.num_bytes / seconds / 7e9,
+            "whole_model_seconds": model.num_bytes / (model.num_bytes / seconds),
+        }
         for way, readers, seconds in reads
-    )
-    answer = Load(
-        num_files=len(model.files),
-        num_bytes=model.num_bytes,
-        num_pages=model.num_bytes >> 12,
-        cells=cells,
-        drive_bytes_per_second=7e9,
-        drive_source="probed with 64 readers",
-    )
-    document = load_document(LoadJob(model=model, target=Path("/tmp")), answer)
+    ]
+    measured = {
+        "scale": 1.0,
+        "num_files": len(model.files),
+        "num_bytes": model.num_bytes,
+        "num_pages": model.num_bytes >> 12,
+        "cells": cells,
+        "drive_bytes_per_second": 7e9,
+        "drive_source": "probed with 64 readers",
+    }
+    document = load_document(Load(model=model, target=Path("/tmp")), measured)
     return f"{render_text(present_load(document))}\n\n{flat(document)}"
 
 
