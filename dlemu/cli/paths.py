@@ -13,7 +13,6 @@ from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import Script, drive_models, short_hash
 from dlemu.cli.words import DRY_RUN, Words
 from dlemu.host.place import find_host
-from dlemu.host.wear import WearFields
 from dlemu.judge.records import write_text
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import World
@@ -45,12 +44,10 @@ def main(words: Words, world: World) -> int:
     script = world.on_first(lambda: Script.of(words, COLUMNS))
     doing, dry = Doing(), DRY_RUN in words.options
     shown = plan.progress == "on" and world.rank == 0 and not dry
-
-    def tell(wear: WearFields) -> None:
-        detail(wear_line(wear))
-
     with show_progress("paths", lambda: str(doing), on=shown):
-        cells = run_paths(plan, say, doing.begin, tell, world=world, dry=dry)
+        cells = run_paths(
+            plan, say, doing.begin, lambda wear: detail(wear_line(wear)), world=world, dry=dry
+        )
     if world.rank != 0 or dry:
         return 0
     document = document_of(cells, plan.output)

@@ -54,7 +54,7 @@ def test_depths_have_a_row_each_with_the_cpu_time_of_a_million() -> None:
 
 
 def test_targets_and_queues_stand_one_below_the_other() -> None:
-    snap = [cell("host_direct", 65536, target="/mnt/snap", queues=each) for each in (31, 1)]
+    snap = [cell("host_direct", 65536, target="/mnt/snap", queues=each) for each in (1, 31)]
     lines = shown(*snap, cell("host_direct", 65536, target="/mnt/local")).splitlines()
     names = [line.split("64.0 KiB   ")[1][:29].strip() for line in lines if "64.0 KiB   " in line]
     few, many = "/mnt/snap O_DIRECT, 1 queue", "/mnt/snap O_DIRECT, 31 queues"
