@@ -68,7 +68,7 @@ def test_what_is_lost_together_and_the_share_of_a_ceiling_are_columns() -> None:
     at_once = [cell("host_direct", target=each, gib=3.0, together=both) for each in both]
     total = cell("host_direct", target="sum", gib=6.0, together=both, **most)
     lines = shown(*alone, *at_once, total).splitlines()
-    first, second, *_, last = [" ".join(line.split()) for line in lines if "4.0 KiB  " in line]
+    first, _, second, _, last = [" ".join(line.split()) for line in lines if "4.0 KiB  " in line]
     assert first == "4.0 KiB /mnt/d0 O_DIRECT 1,048,576 4.29 GB/s 0.14% 2.5 ms - -"
     assert second == "4.0 KiB /mnt/d0 O_DIRECT, together 786,432 3.22 GB/s 0.14% 2.5 ms 75% -"
     assert last == ("4.0 KiB sum O_DIRECT 1,572,864 6.44 GB/s 0.14% 2.5 ms 75% 75% of PCIe link")
