@@ -22,6 +22,7 @@ from benchmarks.harness import Asked, describe_machine, goal, markdown, scratch,
 from dlemu.config.model import load_workload
 from dlemu.datagen import read_manifest
 from dlemu.datagen.manifest import write_manifest
+from dlemu.datagen.target import Folder
 from dlemu.dataset.layout import layout_of
 from dlemu.judge.records import read_steps
 from tests.lab.mpirun import mpirun
@@ -175,7 +176,7 @@ def link_files(keys: dict[str, str], folder: Path) -> None:
     for file in range(num_files):
         source = real / manifest.layout.path(file % NUM_REAL_FILES)
         os.link(source, data / layout.path(file))
-    write_manifest(data, layout, np.resize(manifest.files["crc32c"], num_files))
+    write_manifest(Folder(data), layout, np.resize(manifest.files["crc32c"], num_files))
 
 
 def render_dense(rounds: int) -> str:

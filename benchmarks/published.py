@@ -1,9 +1,4 @@
-"""How well predictions meet the published cells: python -m benchmarks.published.
-
-36 cells: 3 workloads x 3 drives x 1, 2, 4, 8 drives (benchmarks/data). Five numbers are fitted,
-none of them to a cell of its own: what the host moves for each workload, one overhead as a share
-of the step, and one gain of all drives over their datasheets (page cache and efficiency are not
-to be told apart in this table). Each is the median over the cells that show it.
+"""How well predictions meet published figures: python -m benchmarks.published.
 
 The band that `dlemu predict` prints is taken from cells whose drive is left out of the fit: the
 residuals of a fit say too little. Results of other submitters, to which nothing is fitted, are
@@ -13,17 +8,13 @@ What is scored is the predicted number against the published one. That one is no
 that pass: where AU is above the threshold, N x AU / threshold says how many more there may be.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, median
 
 from benchmarks.published_cells import (
-    CEILING,
-    CORES,
     SHARE,
-    Cell,
     Fit,
-    OneHost,
+    Result,
     core_seconds,
     drive_shares,
     fit,
@@ -32,249 +23,231 @@ from benchmarks.published_cells import (
     quantile,
     read_caches,
     read_cells,
-    read_endurance,
     read_one_host,
+    rows,
     without_drive,
 )
-from benchmarks.published_training import Minutes, fit_efficiency, read_minutes
+from dlemu.config.model import load_workload
 from dlemu.host.wear import sustained
-from dlemu.sizing.formula import ERROR, Prediction, Published, predict
+from dlemu.report.blocks import Column, Lines, Table, table_of
+from dlemu.report.sizing import range_of
+from dlemu.report.text import render_markdown
+from dlemu.sizing.formula import ERROR, Prediction, Published
+from dlemu.sizing.formula import predict as by_datasheet
+from dlemu.sizing.predict import predict
+
+_FELT = 1.1
+"""A drive limits a training if that takes so many times the minutes of the accelerators alone."""
+_Fits = Sequence[tuple[Result, Fit]]
 
 
-def close(predicted: int, published: int) -> bool:
-    """Say whether a number is within max(1, 5 %)."""
+def _is_close(predicted: int, published: int) -> bool:
     return abs(predicted - published) <= max(1, 0.05 * published)
 
 
-@dataclass(frozen=True)
-class Score:
-    """How many of so many cells, and the error of the rate at the published number."""
-
-    exact: int
-    close: int
-    errors: list[float]
-
-    def __str__(self) -> str:
-        ranked = sorted(abs(error) for error in self.errors)
-        num = len(ranked)
-        return (
-            f"N exact {self.exact} of {num}; N within max(1, 5 %) {self.close} of {num}; bandwidth "
-            f"error median {median(ranked):.1%}, 90 % of cells under {ranked[int(0.9 * num)]:.1%}"
-        )
-
-
-def score(fits: Iterable[tuple[Cell, Fit]]) -> Score:
+def _score(pairs: _Fits) -> str:
     """Return how near each cell's prediction by its fit comes."""
-    pairs = list(fits)
     numbers = [(fitted.predict(cell).num_accelerators, cell.passing) for cell, fitted in pairs]
-    return Score(
-        exact=sum(predicted == published for predicted, published in numbers),
-        close=sum(close(*pair) for pair in numbers),
-        errors=[
-            fitted.predict(cell, cell.accelerators).au_percentage / cell.au_percentage - 1
-            for cell, fitted in pairs
-        ],
+    errors = sorted(abs(1 / (1 + off(*pair)) - 1) for pair in pairs)
+    return (
+        f"N exact {sum(a == b for a, b in numbers)} of {len(pairs)}; within max(1, 5 %) "
+        f"{sum(_is_close(*pair) for pair in numbers)}; bandwidth error median {median(errors):.1%},"
+        f" 90 % of cells under {errors[int(0.9 * len(errors))]:.1%}"
     )
-
-
-def print_cells(cells: Sequence[Cell], fitted: Fit) -> None:
-    """Print a row of each cell."""
-    print("| cell | N | N x AU / threshold | predicted (real) | | AU % | predicted | off | limit |")
-    print("|---|--:|--:|--:|---|--:|--:|--:|---|")
-    for cell in cells:
-        most, there = fitted.predict(cell), fitted.predict(cell, cell.accelerators)
-        exact = most.num_accelerators == cell.passing
-        mark = (
-            "exact" if exact else "close" if close(most.num_accelerators, cell.passing) else "off"
-        )
-        print(
-            f"| {cell.name} | {cell.passing} | {cell.real_accelerators:.2f} | "
-            f"{most.num_accelerators} ({most.real_accelerators:.2f}) | {mark} | "
-            f"{cell.au_percentage:.2f} | {there.au_percentage:.2f} | "
-            f"{there.au_percentage / cell.au_percentage - 1:+.1%} | {there.limit} |"
-        )
-
-
-def print_fit(fitted: Fit) -> None:
-    """Print the fitted numbers and the cells that they come from."""
-    print(f"\n{fitted.num_parameters} fitted parameters:")
-    for name, rate in fitted.host_read_bytes_per_second.items():
-        print(f"- host rate, {name}: {rate / 1e9:.2f} GB/s")
-    print(f"- overhead: {fitted.overhead_share:.2%} of computation_time")
-    print(f"- gain of the drives over their datasheets: {fitted.gain:.3f}")
-    print("\nFitted cells (a number is the median over its cells):")
-    for name, of_cells in fitted.cells.items():
-        print(f"- {name}: {', '.join(of_cells)}")
 
 
 def _holds(prediction: Prediction | Published, number: int) -> bool:
     return prediction.low <= number and (prediction.high is None or number <= prediction.high)
 
 
-def print_bands(cells: Sequence[Cell], left_out: Sequence[tuple[Cell, Fit]]) -> None:
-    """Print the bands that predictions have, and the residuals that say too little."""
-    fitted = fit(cells)
-    bound = [pair for pair in left_out if pair[1].predict(pair[0]).limit == "storage"]
-    print(f"\nWithin which {SHARE:.0%} of such cells lie (published rate / predicted - 1):")
-    for name, errors in (
-        ("residuals of the fit", [off(cell, fitted) for cell in cells]),
-        ("each drive left out of its fit", [off(*pair) for pair in left_out]),
-        ("of these, the cells that the storage limits", [off(*pair) for pair in bound]),
-    ):
-        held = sum(abs(error) <= ERROR for error in errors)
-        print(
-            f"- {name}: ±{quantile(errors):.1%}; the printed band of ±{ERROR:.0%} holds {held} of "
-            f"{len(errors)}"
-        )
-    print(f"- largest overhead at the ceiling: {largest_overhead(cells):.2%} of computation_time")
-
-
-def print_one_host(cells: Sequence[Cell], results: Sequence[OneHost]) -> None:
-    """Print what DLIO takes of hosts, and other submitters' drives beside their predictions."""
-    print("\nCore seconds of the host for a GB, DLIO, results of one host:")
-    for name, (least, most) in core_seconds(cells, results).items():
-        print(f"- {name}: from {least:.2f} to {most:.2f}")
-    low, high, left_out = drive_shares(cells, results)
-    print(
-        f"\nShares of their datasheets that drives give to DLIO: {low:.2f} to {high:.2f}, without "
-        f"{', '.join(left_out)}"
-    )
-    print("\n| drive | cores | workload | N | predicted | range | | published DLIO run |")
-    print("|---|--:|---|--:|--:|---|---|---|")
-    held_out = [result for result in results if result.drive is not None]
-    alone, runs = zip(*(result.predict() for result in held_out), strict=True)
-    for result, datasheet, run in zip(held_out, alone, runs, strict=True):
-        assert result.drive is not None
-        missed = "" if _holds(datasheet, result.accelerators) else "missed"
-        print(
-            f"| {result.drive.name} | {result.cores} | {result.workload.name} | "
-            f"{result.accelerators} | {datasheet.num_accelerators} | {datasheet.low} to "
-            f"{datasheet.high} | {missed} | {run.num_accelerators}, {run.low} to {run.high}, "
-            f"{run.figure} |"
-        )
-    numbers = [result.accelerators for result in held_out]
-    print(
-        f"\nResults on drives never fitted to: datasheet {_in_range(alone, numbers)}; published "
-        f"run {_in_range(runs, numbers)}"
-    )
-    cell_runs, passing = [cell.published for cell in cells], [cell.passing for cell in cells]
-    print(
-        f"The {len(cells)} cells on a host of {CORES} cores: published run "
-        f"{_in_range(cell_runs, passing)}"
-    )
-
-
-def _in_range(ranges: Sequence[Prediction | Published], numbers: Sequence[int]) -> str:
+def _in_range(found: Sequence[Prediction | Published], results: Iterable[Result]) -> str:
     """Return how many of the numbers are in their ranges, and how wide these are."""
-    hits = sum(map(_holds, ranges, numbers))
-    widths = [found.high - found.low for found in ranges if found.high is not None]
-    return f"{hits} of {len(numbers)} in range, ranges {fmean(widths):.1f} wide in the mean"
+    hits = sum(_holds(each, result.passing) for each, result in zip(found, results, strict=True))
+    width = fmean(each.high - each.low for each in found if each.high is not None)
+    return f"{hits} of {len(found)} in range, ranges {width:.1f} wide in the mean"
 
 
-def print_endurance() -> None:
-    """Print the write rates that published drives sustain, beside `dlemu doctor --wear`."""
-    print("\nWrite rate that wears a drive out in its years (decimal: 1 PB = 10^15 bytes):")
-    print("| drive | PBW | written | published | decimal, MB/s | binary, MiB/s |")
-    print("|---|--:|--:|--:|--:|--:|")
-    for row in read_endurance():
-        rate = sustained(row.endurance_bytes, years=row.years, duty=row.duty)
-        print(
-            f"| {row.drive} | {row.endurance_bytes / 1e15:g} | {row.duty:.0%} | "
-            f"{row.published_MBps:,} | {rate['bytes_per_second'] / 1e6:,.1f} | "
-            f"{rate['binary_bytes_per_second'] / 2**20:,.1f} |"
-        )
-
-
-def print_caches() -> None:
-    """Print the published tests of a cache before an origin, and the rate that decides them."""
-    print("\nA cache before an origin of one D5-P5336 (load: cold, each byte is stored once):")
-    print("| test | cache | limit, by datasheets | MB/s | published, cache | origin | off |")
-    print("|---|---|---|--:|--:|--:|--:|")
-    for row in read_caches():
-        published = f"{row.cache_rate / 1e6:,.0f} | {row.origin_rate / 1e6:,.0f}"
-        print(
-            f"| {row.test} | {row.drive} | {row.limit} | {row.rate / 1e6:,.0f} | {published} | "
-            f"{row.cache_rate / row.rate - 1:+.1%} |"
-        )
-
-
-def print_minutes(cells: Sequence[Minutes]) -> None:
-    """Print DLRM's minutes beside their predictions, with one number fitted to all of them."""
-    efficiency = fit_efficiency(cells)
-    print(
-        "\nDLRM-DCNv2, minutes of training (1 fitted number: the drives give "
-        f"{efficiency:.3f} of their datasheets):"
+def cells(results: Sequence[Result], fitted: Fit) -> Table:
+    """Return each cell beside what the fit predicts."""
+    return table_of(
+        [(each, fitted.predict(each), fitted.predict(each, each.accelerators)) for each in results],
+        Column("cell", lambda row: row[0].name),
+        Column("N", lambda row: row[0].passing),
+        Column("N x AU / threshold", lambda row: row[0].real_accelerators, ".2f"),
+        Column("predicted", lambda row: row[1].num_accelerators),
+        Column("real", lambda row: row[1].real_accelerators, ".2f"),
+        Column("AU (%)", lambda row: row[0].au_percentage, ".2f"),
+        Column("predicted AU", lambda row: row[2].au_percentage, ".2f"),
+        Column("off", lambda row: row[2].au_percentage / row[0].au_percentage - 1, "+.1%"),
+        Column("limit", lambda row: row[2].limit),
     )
-    print("\n| system | drives | published | predicted | off | by datasheet | limit |")
-    print("|---|---|--:|--:|--:|--:|---|")
-    errors = []
-    for cell in cells:
-        minutes = cell.predict(efficiency)
-        off_by = ""
-        if cell.published is not None:
-            error = minutes / cell.published - 1
-            off_by = f"{error:+.1%}"
-            errors += [abs(error)] if cell.is_limited else []
-        limit = "drive" if minutes > 1.001 * cell.own_minutes else "accelerators"
-        print(
-            f"| {cell.system} | {cell.name} | {cell.published or '-'} | {minutes:.2f} | {off_by} | "
-            f"{cell.predict():.2f} | {limit} |"
-        )
-    within = sum(error <= 0.1 for error in errors)
-    print(
-        f"\nWithin 10 % in {within} of the {len(errors)} cells that the drive limits; largest "
-        f"error there {max(errors):.1%}."
+
+
+def scores(results: Sequence[Result], fitted: Fit) -> Iterator[str]:
+    """Yield the fitted numbers, how near they come, and the bands that predictions have."""
+    for name, rate in fitted.host_read_bytes_per_second.items():
+        yield f"host rate, {name}: {rate / 1e9:.2f} GB/s"
+    yield f"overhead: {fitted.overhead_share:.2%} of computation_time"
+    yield f"gain of the drives over their datasheets: {fitted.gain:.3f}"
+    yield from (f"{name}, the median of: {', '.join(own)}" for name, own in fitted.cells.items())
+    own = [(each, fitted) for each in results]
+    used = {name for each in fitted.cells.values() for name in each}
+    cold = [(each, fit([other for other in results if other is not each])) for each in results]
+    left_out = without_drive(results)
+    yield "\nscored against the published N (0 in cells marked invalid):"
+    yield f"- all cells: {_score(own)}"
+    yield f"- that nothing is fitted to: {_score([p for p in own if p[0].name not in used])}"
+    yield f"- of 10 and more, where 1 is little: {_score([p for p in own if p[0].passing >= 10])}"
+    yield f"- each left out of its fit: {_score(cold)}"
+    yield f"- each drive left out of its fit: {_score(left_out)}"
+    for name, among in (
+        ("storage limits", [cell for cell in results if fitted.predict(cell).limit == "storage"]),
+        ("table has", results),
+    ):
+        hits = sum(_holds(by_datasheet(cell.job), cell.passing) for cell in among)
+        yield f"- datasheets alone: N in the range in {hits} of the {len(among)} that the {name}"
+    yield f"\nwithin which {SHARE:.0%} of such cells lie (published rate / predicted - 1):"
+    bound = [pair for pair in left_out if pair[1].predict(pair[0]).limit == "storage"]
+    for name, pairs in (("fitted", own), ("left out", left_out), ("by storage limited", bound)):
+        errors = [off(*pair) for pair in pairs]
+        held = sum(abs(error) <= ERROR for error in errors)
+        yield f"- {name}: ±{quantile(errors):.1%}; ±{ERROR:.0%} holds {held} of {len(errors)}"
+    yield f"- largest overhead at the ceiling: {largest_overhead(results):.2%} of computation_time"
+
+
+def hosts(results: Sequence[Result], one_host: Sequence[Result]) -> list[Table | Lines]:
+    """Return what DLIO takes of hosts, and other submitters' drives beside their predictions."""
+    held = [each for each in one_host if each.workload.drive is not None]
+    alone, runs = [by_datasheet(each.job) for each in held], [each.published for each in held]
+    low, high, left_out = drive_shares([*results, *held])
+    told = [
+        f"core seconds of the host for a GB, DLIO, {name}: from {least:.2f} to {most:.2f}"
+        for name, (least, most) in core_seconds(results, one_host).items()
+    ]
+    share = f"{low:.2f} to {high:.2f}, without {', '.join(left_out)}"
+    ranges: list[tuple[str, Sequence[Prediction | Published], Sequence[Result]]] = [
+        ("drives never fitted to, by datasheet", alone, held),
+        ("drives never fitted to, published run", runs, held),
+        ("the cells, published run", [each.published for each in results], results),
+    ]
+    return [
+        Lines([*told, f"shares of their datasheets that drives give to DLIO: {share}"]),
+        table_of(
+            zip(held, alone, runs, strict=True),
+            Column("host", lambda row: row[0].system),
+            Column("cores", lambda row: row[0].cores),
+            Column("workload", lambda row: row[0].workload.name),
+            Column("N", lambda row: row[0].passing),
+            Column("by datasheet", lambda row: row[1].num_accelerators),
+            Column("range", lambda row: range_of(vars(row[1]))),
+            Column("published run", lambda row: row[2].num_accelerators),
+            Column("its range", lambda row: range_of(vars(row[2]))),
+            Column("limit", lambda row: row[2].figure),
+        ),
+        Lines([f"{name}: {_in_range(found, of)}" for name, found, of in ranges]),
+    ]
+
+
+def _minutes(row: dict[str, str], share: float = 1.0) -> float:
+    """Return the predicted minutes of a training whose drives give this share of a datasheet."""
+    keys = {"drive": row["drive"], "drives": int(row["drives"]), "predict.minutes": True}
+    job = load_workload(
+        "dlrm_dcnv2_h100", keys | {"predict.accelerators": int(row["accelerators"])}
+    )
+    assert job.drive is not None
+    changed: dict[str, object] = {"drive.read_bandwidth": round(share * job.drive.read_rate)}
+    if row["plateau_minutes"]:
+        slices = job.num_files * job.dataset.num_samples_per_file
+        steps = slices / int(row["accelerators"]) / job.reader.batch_size
+        changed["train.computation_time"] = 60 * float(row["plateau_minutes"]) / steps
+    minutes = predict(job.with_keys(changed)).minutes
+    assert minutes is not None
+    return minutes
+
+
+def _off(row: dict[str, str], share: float) -> float | None:
+    return _minutes(row, share) / float(row["minutes"]) - 1 if row["minutes"] else None
+
+
+def trainings() -> list[Table | Lines]:
+    """Return DLRM's minutes beside their predictions, with one number fitted to all of them.
+
+    It makes the largest error of the cells that a drive limits as small as one number can.
+    """
+    found = rows("mlperf_training_dlrm_minutes")
+    alone = [float(row["plateau_minutes"] or _minutes(row, 1e3)) for row in found]
+    limited = [
+        row
+        for row, own in zip(found, alone, strict=True)
+        if float(row["minutes"] or 0) > _FELT * own
+    ]
+    # At a hundredth of its rate the drive alone decides.
+    shares = [_minutes(row, 1e-2) / 1e2 / float(row["minutes"]) for row in limited]
+    share = (min(shares) + max(shares)) / 2
+    errors = [abs(_off(row, share) or 0) for row in limited]
+    worst = f"largest error of the {len(errors)} that the drive limits: {max(errors):.1%}"
+    return [
+        table_of(
+            found,
+            Column("system", "system"),
+            Column("drive", "drive"),
+            Column("drives", "drives"),
+            Column("published, min", lambda row: row["minutes"] or None),
+            Column("predicted", lambda row: _minutes(row, share), ".2f"),
+            Column("off", lambda row: _off(row, share), "+.1%"),
+            Column("by datasheet", _minutes, ".2f"),
+        ),
+        Lines([f"the drives give {share:.3f} of their datasheets (fitted); {worst}"]),
+    ]
+
+
+def caches() -> Table:
+    """Return the published tests of a cache before an origin, and the rate that decides them."""
+    return table_of(
+        read_caches(),
+        Column("test", "test"),
+        Column("cache before a D5-P5336", "cache_drive"),
+        Column("limit, by datasheets", "limit"),
+        Column("MB/s", lambda row: row["rate"] / 1e6, ",.0f"),
+        Column("published, cache", lambda row: row["published"] / 1e6, ",.0f"),
+        Column("origin", "origin_read_MBps"),
+        Column("off", lambda row: row["published"] / row["rate"] - 1, "+.1%"),
+    )
+
+
+def wear() -> Table:
+    """Return the write rates that published drives sustain, beside `dlemu doctor --wear`."""
+
+    def rates(row: dict[str, str]) -> tuple[float, float]:
+        duty, endurance = int(row["average_use_percent"]) / 100, int(row["sequential_write_PBW"])
+        found = sustained(endurance * 10**15, years=float(row["years"]), duty=duty)
+        return found["bytes_per_second"] / 1e6, found["binary_bytes_per_second"] / 2**20
+
+    return table_of(
+        rows("drive_endurance_published"),
+        Column("drive", "drive"),
+        Column("PBW", "sequential_write_PBW"),
+        Column("use (%)", "average_use_percent"),
+        Column("published", "write_bandwidth_supported_MBps"),
+        Column("MB/s, decimal", lambda row: rates(row)[0], ",.1f"),
+        Column("MiB/s, binary", lambda row: rates(row)[1], ",.1f"),
     )
 
 
 def main() -> None:
     """Print a row of each cell, the fit, and the scores."""
-    cells = read_cells()
-    fitted = fit(cells)
-    print_cells(cells, fitted)
-    print_fit(fitted)
-
-    used = {name for of_cells in fitted.cells.values() for name in of_cells}
-    rest = [cell for cell in cells if cell.name not in used]
-    without_cell = ((cell, fit([c for c in cells if c is not cell])) for cell in cells)
-    left_out = without_drive(cells)
-    print("\nScored against the published N (0 in cells marked invalid):")
-    print(f"- all cells: {score((cell, fitted) for cell in cells)}")
-    print(f"- cells that nothing is fitted to: {score((cell, fitted) for cell in rest)}")
-    large = [cell for cell in cells if cell.passing >= 10]
-    print(f"- cells of 10 and more, where 1 is little: {score((cell, fitted) for cell in large)}")
-    print(f"- each cell left out of its fit: {score(without_cell)}")
-    print(f"- each drive left out of its fit: {score(left_out)}")
-    own = [
-        (fitted.predict(cell).num_accelerators, int(cell.real_accelerators))
-        for cell in cells
-        if cell.au_percentage < CEILING
+    results, one_host = read_cells(), read_one_host()
+    fitted = fit(results)
+    told = Lines([*scores(results, fitted)])
+    parts = [
+        cells(results, fitted),
+        told,
+        *hosts(results, one_host),
+        *trainings(),
+        caches(),
+        wear(),
     ]
-    print(
-        f"- not scored: against N x AU / threshold where AU is below its ceiling, "
-        f"exact {sum(a == b for a, b in own)} and within max(1, 5 %) "
-        f"{sum(close(*pair) for pair in own)} of {len(own)}"
-    )
-    alone = [predict(cell.job) for cell in cells]
-    ranges = [_holds(p, cell.passing) for p, cell in zip(alone, cells, strict=True)]
-    storage = [cell for cell in cells if fitted.predict(cell).limit == "storage"]
-    inside = sum(hit for hit, cell in zip(ranges, cells, strict=True) if cell in storage)
-    print(
-        f"- datasheets alone, nothing fitted: N in the range of ±{ERROR:.0%} in {inside} of the "
-        f"{len(storage)} cells that the storage limits, in {sum(ranges)} of all "
-        f"{len(cells)} (a datasheet knows no host)"
-    )
-    print_bands(cells, left_out)
-    far = [
-        f"{cell.name} ({error:+.0%})"
-        for cell, error in zip(cells, score((c, fitted) for c in cells).errors, strict=True)
-        if abs(error) > 0.05
-    ]
-    print(f"\nWhere the closed form is more than 5 % off in bandwidth: {', '.join(far)}")
-    print_one_host(cells, read_one_host())
-    print_endurance()
-    print_caches()
-    print_minutes(read_minutes())
+    print(render_markdown(parts))
 
 
 if __name__ == "__main__":

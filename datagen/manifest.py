@@ -13,7 +13,7 @@ uint32 CRC-32C of the file, uint32 check over both. A killed writer may leave ha
 import dataclasses
 import io
 import math
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -24,25 +24,25 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from dlemu.config.model import Workload, access_of
+from dlemu.config.model import Workload
 from dlemu.config.published import word
-from dlemu.config.sections import Section
+from dlemu.config.sections import Strict
+from dlemu.datagen.target import WORK, Folder, target_of
 from dlemu.dataset.layout import MOST_SAMPLES, Count, Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS
-from dlemu.storage.atomic import create, replacing, sync_folder, write_atomically
-from dlemu.storage.regular import check_regular, open_regular, read_regular
-from dlemu.storage.s3.location import Access, ObjectPath, in_bucket
-from dlemu.storage.s3.store import MissingError, store_of
+from dlemu.storage.regular import check_regular
+from dlemu.storage.s3.location import Access, in_bucket
 from dlemu.units import counted, format_bytes
 
 VERSION = 3
 """Of the manifest: it changes with the bytes of any file. Others are not read."""
 MANIFEST = "dlemu.json"
 FILES = "dlemu.files.npy"
+PLAN = f"{WORK}/recipe.json"
 FILE_TYPE = np.dtype([("bytes", "<i8"), ("crc32c", "<u4")])
 _ENTRY = np.dtype([("file", "<i8"), ("crc32c", "<u4"), ("check", "<u4")])
-_ENTRIES_AT_ONCE = 1 << 16
+_READ_AT_ONCE = _ENTRY.itemsize << 16
 Origin = Annotated[str, Field(max_length=4096)]
 """made_from of the workload that wrote the dataset."""
 REMEDY = "restore it from a copy, or generate the dataset anew in another dataset.data_folder"
@@ -71,7 +71,7 @@ _KEYS = {
 """The workload's keys by the fields that they decide."""
 
 
-class _StoredManifest(Section):
+class _StoredManifest(Strict):
     """`dlemu.json`."""
 
     manifest: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
@@ -224,27 +224,28 @@ def _describe(layout: Layout) -> str:
 
 
 def write_manifest(
-    folder: Path, layout: Layout, crcs: NDArray[np.uint32], workload: str | None = None
+    target: Folder, layout: Layout, crcs: NDArray[np.uint32], workload: str | None = None
 ) -> None:
-    """Write both files, so that they survive a power failure; dlemu.json last.
+    """Write both files; dlemu.json last.
 
     `crcs` has the checksum of each file. Sizes follow from the layout, and are never all in memory.
     """
     num_bytes = 0
-    with replacing(folder / FILES) as partial, open(partial, "wb", opener=create) as file:
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal num_bytes
         header = {"descr": FILE_TYPE.descr, "fortran_order": False, "shape": crcs.shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        np.lib.format.write_array_header_1_0(head := io.BytesIO(), header)
+        yield head.getvalue()
         for first, [sizes, *_] in layout.size_pieces():
             entries = np.empty(len(sizes), FILE_TYPE)
             entries["bytes"], entries["crc32c"] = sizes, crcs[first : first + len(sizes)]
-            file.write(entries.data)
+            yield entries.tobytes()
             num_bytes += int(sizes.sum())
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(folder)
+
+    target.put(FILES, pieces())
     manifest = Manifest(layout, np.zeros(0, FILE_TYPE), num_bytes, workload=workload)
-    write_atomically(folder / MANIFEST, manifest.to_json())
-    sync_folder(folder)
+    target.put(MANIFEST, [manifest.to_json()])
 
 
 def read_manifest(
@@ -255,8 +256,8 @@ def read_manifest(
     `access` is that of a bucket. Without `with_files` its second object is not read: `files` is
     empty.
     """
-    path = folder / MANIFEST
-    data = _read_json(path, access)
+    path, target = folder / MANIFEST, target_of(folder, access)
+    data = _read_json(target, MANIFEST)
     if data is None:
         return None
     try:
@@ -269,15 +270,16 @@ def read_manifest(
         raise _damaged(path, error) from None
     files = np.zeros(0, FILE_TYPE)
     if with_files:
-        files = _read_files(folder / FILES, layout.num_files, access)
+        files = _read_files(target, layout.num_files)
     return Manifest(layout, files, stored.num_bytes, workload=stored.workload)
 
 
-def _read_files(path: Path, num_files: int, access: Access | None) -> NDArray[np.void]:
+def _read_files(target: Folder, num_files: int) -> NDArray[np.void]:
     """Return each file's bytes and checksum."""
+    path = target.path / FILES
     try:
         if in_bucket(path):
-            files: NDArray[np.void] = np.load(io.BytesIO(_read(path, access)))
+            files: NDArray[np.void] = np.load(io.BytesIO(target.whole(FILES)))
         else:
             check_regular(path)
             files = np.lib.format.open_memmap(path, mode="r")
@@ -299,7 +301,7 @@ def _read_files(path: Path, num_files: int, access: Access | None) -> NDArray[np
         raise _damaged(path, error) from None
 
 
-class Plan(Section):
+class Plan(Strict):
     """What an unfinished dataset will be, in JSON."""
 
     manifest: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
@@ -312,14 +314,10 @@ class Plan(Section):
         """Return it as it is written."""
         return self.model_dump_json(exclude_none=True).encode()
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON, atomically."""
-        write_atomically(path, self.to_json())
 
-
-def read_plan(path: Path, access: Access | None = None) -> Plan | None:
+def read_plan(target: Folder) -> Plan | None:
     """Return the plan of an unfinished dataset; None if there is none."""
-    data = _read_json(path, access)
+    data = _read_json(target, PLAN)
     if data is None:
         return None
     try:
@@ -329,7 +327,7 @@ def read_plan(path: Path, access: Access | None = None) -> Plan | None:
         _check_stored(plan.dataset)
         return plan
     except ValueError as error:
-        raise _damaged(path, error) from None
+        raise _damaged(target.path / PLAN, error) from None
 
 
 def to_entries(files: Samples, crcs: NDArray[np.uint32]) -> bytes:
@@ -340,12 +338,13 @@ def to_entries(files: Samples, crcs: NDArray[np.uint32]) -> bytes:
     return entries.tobytes()
 
 
-def read_journals(folder: Path, num_files: int) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
-    """Return which files are in the folder's journals, and their checksums; both (num_files,)."""
+def read_journals(target: Folder, num_files: int) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
+    """Return which files are in the journals, and their checksums; both (num_files,)."""
     known, crcs = np.zeros(num_files, np.bool_), np.zeros(num_files, np.uint32)
-    for path in folder.glob("*.journal"):
-        with open(open_regular(path), "rb") as journal:
-            while len(entries := np.fromfile(journal, _ENTRY, _ENTRIES_AT_ONCE)):
+    for name in target.journals():
+        with target.opened(name) as journal:
+            while num := len(data := journal.read(_READ_AT_ONCE)) // _ENTRY.itemsize:
+                entries = np.frombuffer(data, _ENTRY, num)
                 file = entries["file"]
                 is_ours = (file >= 0) & (file < num_files)
                 entries = entries[(entries["check"] == _check(entries)) & is_ours]
@@ -362,24 +361,11 @@ def _check(entries: NDArray[np.void]) -> NDArray[np.uint32]:
     return check
 
 
-def _read(path: Path, access: Access | None) -> bytes:
-    """Return the bytes of a file, or of an object.
-
-    Raises:
-        OSError: it is missing, or cannot be read.
-    """
-    if not isinstance(path, ObjectPath):
-        return read_regular(path)
-    try:
-        return store_of(access or access_of(), 0, path.bucket).get_whole(path.key)
-    except MissingError:
-        raise FileNotFoundError(path) from None
-
-
-def _read_json(path: Path, access: Access | None) -> bytes | None:
+def _read_json(target: Folder, name: str) -> bytes | None:
     """Return the content of a file with a JSON object; None if the file is not there."""
+    path = target.path / name
     try:
-        data = _read(path, access)
+        data = target.whole(name)
         tree = from_json(data)
     except FileNotFoundError:
         return None

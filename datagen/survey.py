@@ -17,8 +17,7 @@ import numpy as np
 from dlemu.config.compose import known_workloads
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen.manifest import MANIFEST, keys_for, read_manifest, read_plan
-from dlemu.datagen.prepare import PLAN
-from dlemu.datagen.target import WORK, left_behind, walk
+from dlemu.datagen.target import WORK, Folder, left_behind, walk
 from dlemu.dataset.layout import Dataset, Layout, amount_of, layout_of
 from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError, WorkloadError
@@ -153,7 +152,7 @@ def _stored(folder: Path) -> tuple[Layout, str | None] | None:
     manifest = read_manifest(folder)
     if manifest is not None:
         return manifest.layout, manifest.workload
-    plan = read_plan(folder / WORK / PLAN)
+    plan = read_plan(Folder(folder))
     return None if plan is None else (plan.dataset, plan.workload)
 
 

@@ -5,30 +5,37 @@ whole or not at all, and is made in memory. `work_through` has threads of every 
 """
 
 import contextlib
+import ctypes
 import dataclasses
+import errno
+import io
 import os
 import re
+import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.config.model import access_of
 from dlemu.datagen.assemble import Assembly, Content, piece_buffer
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import RunError
 from dlemu.formats import format_of
 from dlemu.host.processes import memory_bytes
 from dlemu.ranks.world import World
-from dlemu.storage.atomic import PARTIAL, Write, sync_folder, writing
+from dlemu.storage.atomic import PARTIAL, Write, create, replacing, sync_folder, writing
 from dlemu.storage.regular import direct_if_possible, open_regular, read_regular
 from dlemu.storage.s3.location import Access, ObjectPath
-from dlemu.storage.s3.store import Store, store_of
+from dlemu.storage.s3.store import MissingError, Store, store_of
 from dlemu.units import format_bytes, round_up
 
 FILES_IN_FLIGHT = 4
@@ -217,9 +224,11 @@ Read = Callable[[memoryview, int], int]
 
 @dataclass(frozen=True)
 class Folder:
-    """A dataset's place on a file system."""
+    """A dataset's place on a file system. What `put` and `delete` did survives a power failure."""
 
     path: Path
+    access: Access | None = None
+    """Of a bucket."""
 
     def listing(self, *layouts: Layout) -> Listing:
         """Return what lies there."""
@@ -241,8 +250,65 @@ class Folder:
             os.close(number)
 
     def whole(self, name: str) -> bytes:
-        """Return the content of a small file."""
+        """Return the content of a small file. Raises FileNotFoundError if there is none."""
         return read_regular(self.path / name)
+
+    def put(self, name: str, pieces: Iterable[bytes]) -> None:
+        """Write a file, whole or not at all; its folder is made if it is not there."""
+        path = self.path / name
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as partial, open(partial, "wb", opener=create) as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path.parent)
+
+    def delete(self, *names: str) -> None:
+        """Remove files; they may be missing."""
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
+        sync_folder(self.path)
+
+    @contextmanager
+    def journal(self, name: str) -> Iterator[Callable[[bytes], object]]:
+        """Yield what appends an entry to a new journal, from any thread."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        number = os.open(self.path / WORK / name, flags, 0o666)
+        try:
+            yield partial(os.write, number)
+        finally:
+            os.close(number)
+
+    def journals(self) -> list[str]:
+        """Return the names of all journals."""
+        return [f"{WORK}/{path.name}" for path in (self.path / WORK).glob("*.journal")]
+
+    def opened(self, name: str) -> BinaryIO:
+        """Return a file, open to be read."""
+        return open(open_regular(self.path / name), "rb")
+
+    def make(self, folders: Iterable[Path]) -> None:
+        """Make folders and those above them."""
+        for below in folders:
+            (self.path / below).mkdir(parents=True, exist_ok=True)
+
+    def sync(self, folders: Iterable[Path]) -> None:
+        """Make the names in folders survive a power failure."""
+        for below in folders:
+            sync_folder(self.path / below)
+
+    def settle(self) -> None:
+        """Sync the whole file system, for files that were written without a sync."""
+        number, libc = os.open(self.path, os.O_RDONLY), ctypes.CDLL(None, use_errno=True)
+        try:
+            if libc.syncfs(number):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        finally:
+            os.close(number)
+
+    def forget(self) -> None:
+        """Remove the plan and the journals."""
+        shutil.rmtree(self.path / WORK, ignore_errors=True)
 
     @contextmanager
     def repairing(self, name: str) -> Iterator[None]:
@@ -258,29 +324,24 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """A dataset's place in a bucket, how it is reached, and memory for an object."""
+class Bucket(Folder):
+    """A dataset's place in a bucket, where names need no folders, and what was put is there."""
 
     path: ObjectPath
     access: Access
     number: int = 0
     """Of the worker: endpoints are dealt out in turn."""
     memory: NDArray[np.uint8] = field(default_factory=lambda: np.empty(1 << 20, np.uint8))
+    """For an object that is written."""
 
     def listing(self, *layouts: Layout) -> Listing:
-        """Return what lies there."""
         base = self.path.key
         start = len(base) + 1 if base else 0
-        found = (
-            (key[start:], size)
-            for tree in _TREES
-            for key, size in self._store.sizes((self.path / tree).key)
-        )
-        return sort_out(found, layouts)
+        keys = (each for tree in _TREES for each in self._store.sizes((self.path / tree).key))
+        return sort_out(((key[start:], size) for key, size in keys), layouts)
 
     @contextmanager
     def writing(self, name: str, *, direct: bool, sync: bool = True) -> Iterator[Write]:
-        """Yield what writes an object, which is put in the end."""
         end = 0
 
         def write(data: memoryview, offset: int, num_bytes: int) -> None:
@@ -289,11 +350,10 @@ class Bucket:
             end = max(end, offset + num_bytes)
 
         yield write
-        self.put(name, self.memory[:end].data)
+        self._store.put((self.path / name).key, self.memory[:end].data)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Read]:
-        """Yield what reads an object, which is in memory."""
         memory = self._store.get((self.path / name).key, 0, None).memory
 
         def read(into: memoryview, offset: int) -> int:
@@ -304,23 +364,53 @@ class Bucket:
         yield read
 
     def whole(self, name: str) -> bytes:
-        """Return the content of an object."""
-        return self._store.get_whole((self.path / name).key)
+        try:
+            return self._store.get_whole((self.path / name).key)
+        except MissingError:
+            missing = errno.ENOENT, os.strerror(errno.ENOENT)
+            raise FileNotFoundError(*missing, str(self.path / name)) from None
 
-    def repairing(self, name: str) -> AbstractContextManager[None]:
-        """Do nothing: an object needs no folder."""
-        return nullcontext()
+    @contextmanager
+    def repairing(self, name: str) -> Iterator[None]:
+        yield
 
-    def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write an object."""
-        self._store.put((self.path / name).key, memoryview(data))
+    def put(self, name: str, pieces: Iterable[bytes]) -> None:
+        self._store.put((self.path / name).key, memoryview(b"".join(pieces)))
 
-    def delete(self, name: str) -> None:
-        """Remove an object; it may be missing."""
-        self._store.delete((self.path / name).key)
+    def delete(self, *names: str) -> None:
+        for name in names:
+            self._store.delete((self.path / name).key)
 
-    def of_workers(self, layout: Layout, world: World) -> list["Bucket"]:
-        """Return the place for each worker of this rank: as many as there is memory for."""
+    @contextmanager
+    def journal(self, name: str) -> Iterator[Callable[[bytes], object]]:
+        entries: list[bytes] = []
+        try:
+            yield entries.append
+        finally:  # also of a failure
+            self.put(f"{WORK}/{name}", entries)
+
+    def journals(self) -> list[str]:
+        return [name for name in self._work() if name.endswith(".journal")]
+
+    def opened(self, name: str) -> BinaryIO:
+        return io.BytesIO(self.whole(name))
+
+    def make(self, folders: Iterable[Path]) -> None:
+        pass
+
+    sync = make
+
+    def settle(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        self.delete(*self._work())
+
+    def _work(self) -> list[str]:
+        found = self._store.sizes((self.path / WORK).key)
+        return [f"{WORK}/{key.rpartition('/')[2]}" for key, _ in found]
+
+    def of_workers(self, layout: Layout, world: World) -> list[Folder]:
         largest = int(layout.all_sizes().max())
         room = memory_bytes() // _SHARE_OF_MEMORY // world.num_local_ranks
         if largest > room:
@@ -339,13 +429,17 @@ class Bucket:
         return store_of(self.access, self.number, self.path.bucket)
 
 
-Target = Folder | Bucket
+def target_of(folder: Path, access: Access | None = None) -> Folder:
+    """Return the place of a dataset; `access` is that of a bucket, else of the environment."""
+    if isinstance(folder, ObjectPath):
+        return Bucket(folder, access or access_of())
+    return Folder(folder)
 
 
 class FileMaker(Worker):
     """Makes the bytes of files, for the place where they are written or compared."""
 
-    def __init__(self, target: Target, layout: Layout, content: Content) -> None:
+    def __init__(self, target: Folder, layout: Layout, content: Content) -> None:
         super().__init__()
         self.target, self.layout = target, layout
         self._content, self._format = content, format_of(layout)

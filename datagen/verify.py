@@ -1,6 +1,7 @@
 """Compare a dataset with its manifest: sizes by one listing, content byte for byte; repair it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,12 @@ from numpy.typing import NDArray
 
 from dlemu.datagen.assemble import Content, piece_buffer
 from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest
-from dlemu.datagen.target import Bucket, FileMaker, Folder, OnProgress, Read, Target, work_through
+from dlemu.datagen.target import FileMaker, Folder, OnProgress, Read, target_of, work_through
 from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError
 from dlemu.ranks.world import Alone, World
-from dlemu.storage.s3.location import Access, ObjectPath
+from dlemu.storage.s3.location import Access, in_bucket
 
 _STRAY = "does not belong to the dataset; move it elsewhere"
 _IGNORED = "does not belong to the dataset; nothing reads it"
@@ -63,24 +64,17 @@ def verify(
         PeerError: another rank failed.
     """
     world = world or Alone()
-    if isinstance(folder, ObjectPath):
-        assert access is not None
-        bucket = Bucket(folder, access)
-        manifest = world.on_first(lambda: _manifest(folder, access))
-        faults = _find(bucket, manifest, full, world, on_progress)
-        return _repair(bucket, manifest, faults, world, on_progress) if repair else faults
-    if not folder.is_dir():
+    if not (in_bucket(folder) or folder.is_dir()):
         raise DatasetError(f"{folder} is no folder; name the data folder, which has train/ in it")
-    if not repair:
-        return _find(Folder(folder), _manifest(folder), full, world, on_progress)
-    with writing(folder, world, "start dlemu verify --repair again"):
+    target, again = target_of(folder, access), "start dlemu verify --repair again"
+    with writing(folder, world, again) if repair else nullcontext():
         world.barrier()  # rank 0 has the lock: no datagen changes the manifest from here on
-        manifest = _manifest(folder)
-        faults = _find(Folder(folder), manifest, full, world, on_progress)
-        return _repair(Folder(folder), manifest, faults, world, on_progress)
+        manifest = _manifest(folder, access)
+        faults = _find(target, manifest, full, world, on_progress)
+        return _repair(target, manifest, faults, world, on_progress) if repair else faults
 
 
-def _manifest(folder: Path, access: Access | None = None) -> Manifest:
+def _manifest(folder: Path, access: Access | None) -> Manifest:
     manifest = read_manifest(folder, access)
     if manifest is None:
         raise DatasetError(
@@ -91,7 +85,7 @@ def _manifest(folder: Path, access: Access | None = None) -> Manifest:
 
 
 def _find(
-    target: Target, manifest: Manifest, full: bool, world: World, on_progress: OnProgress | None
+    target: Folder, manifest: Manifest, full: bool, world: World, on_progress: OnProgress | None
 ) -> list[Fault]:
     """Return all faults, by path."""
     sized, faults = world.on_first(lambda: _compare_sizes(target, manifest))
@@ -110,7 +104,7 @@ def _find(
     return sorted(faults)
 
 
-def _compare_sizes(target: Target, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
+def _compare_sizes(target: Folder, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
     """Return which files and indexes have the right size, (1 + indexes, files), and all faults."""
     layout, wanted = manifest.layout, _wanted_sizes(target.path, manifest)
     listing = target.listing(layout)
@@ -147,7 +141,7 @@ class _Reader(FileMaker):
     """Reads files and their indexes, and compares them with what was generated."""
 
     def __init__(
-        self, target: Target, manifest: Manifest, content: Content, sized: NDArray[np.bool_]
+        self, target: Folder, manifest: Manifest, content: Content, sized: NDArray[np.bool_]
     ) -> None:
         super().__init__(target, manifest.layout, content)
         self.faults: list[Fault] = []
@@ -199,7 +193,7 @@ class _Reader(FileMaker):
 
 
 def _repair(
-    target: Target,
+    target: Folder,
     manifest: Manifest,
     faults: list[Fault],
     world: World,
@@ -234,7 +228,7 @@ class _Repairer(FileMaker):
     """Writes bad files again; its "files" are numbers of faults."""
 
     def __init__(
-        self, target: Target, manifest: Manifest, content: Content, faults: list[Fault]
+        self, target: Folder, manifest: Manifest, content: Content, faults: list[Fault]
     ) -> None:
         super().__init__(target, manifest.layout, content)
         self.done: dict[int, Fault] = {}

@@ -1,6 +1,6 @@
 """Write a dataset: each rank its share of the files, so that an interrupted writing can continue.
 
-1. prepare  rank 0 looks what is there and what is missing (prepare.py)
+1. prepare  rank 0 looks what is there and what is missing
 2. rename   a dataset that is extended: all ranks give its files their new names
 3. write    each file under a temporary name, synced, renamed, then entered in its rank's journal
             with its checksum; indexes, which are small, are synced together at the end
@@ -8,147 +8,245 @@
 
 Whoever starts again, on any number of ranks, reads in the journals which files are complete.
 
-Into a bucket objects are written whole, so there is no journal: whoever starts again lists what is
-there (LIST, which a run never does), and computes the checksums of it once more. The plan is
-written first, dlemu.json last.
+Into a bucket objects are put whole, and each rank's journal in the end, also of a failure: whoever
+starts again after a kill lists what is there (LIST, which a run never does), and computes the
+checksums of it once more. The plan is written first, dlemu.json last.
 """
 
-import ctypes
 import dataclasses
 import errno
-import io
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
 from dlemu.datagen.manifest import (
     FILE_TYPE,
-    FILES,
     MANIFEST,
+    PLAN,
     Manifest,
     Plan,
+    differing,
     read_journals,
     read_manifest,
     read_plan,
+    refuse,
     to_entries,
     write_manifest,
 )
-from dlemu.datagen.prepare import PLAN, Todo, choose_layout, dataset_folders, prepare, refuse_strays
 from dlemu.datagen.target import (
     WORK,
-    Bucket,
     FileMaker,
     FileProgress,
     Folder,
+    Listing,
     OnProgress,
     Stopped,
     Worker,
+    target_of,
     work_through,
 )
-from dlemu.dataset.layout import Layout, layout_of
+from dlemu.dataset.layout import Layout, Samples, layout_of
 from dlemu.errors import DatasetError, RunError
 from dlemu.ranks.world import Alone, World
 from dlemu.storage import probe
-from dlemu.storage.atomic import sync_folder
-from dlemu.storage.owned import held
-from dlemu.storage.s3.location import ObjectPath, in_bucket
+from dlemu.storage.owned import disk_bytes, held, room
+from dlemu.storage.s3.location import in_bucket
+from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
+
+_DONE = f"{WORK}/done.journal"
+_MANY = 1_000_000
+"""From so many files on, looking at them takes long."""
 
 
-def generate_objects(
-    workload: Workload,
-    *,
-    world: World,
-    on_progress: OnProgress | None,
-    on_begin: Callable[[], None],
-) -> Manifest:
-    """Do what `write.generate` does, in a bucket, with the access of rank 0."""
-    folder, access = workload.data_folder, world.on_first(lambda: workload.access)
-    assert isinstance(folder, ObjectPath) and access is not None
-    bucket, layout = Bucket(folder, access), layout_of(workload)
-    complete, there = world.on_first(lambda: _begin_objects(bucket, layout, workload.made_from))
-    if world.rank == 0:
-        on_begin()
-    if complete is not None:
-        return complete
-    content = Content(layout.seed)
-    writers = [
-        _ObjectWriter(each, layout, content, there) for each in bucket.of_workers(layout, world)
-    ]
-    work_through(
-        np.arange(layout.num_files),
-        writers,
-        num_bytes=int(layout.all_sizes()[0].sum()),
-        world=world,
-        on_progress=on_progress,
-    )
-    parts = world.gather({file: crc for writer in writers for file, crc in writer.crcs.items()})
-    if parts is not None:
-        _finish_objects(bucket, layout, parts, workload.made_from)
-    manifest = world.on_first(lambda: read_manifest(bucket.path, bucket.access))
-    if manifest is None:
-        raise DatasetError(f"{bucket.path / MANIFEST} has vanished: somebody removed it")
-    return dataclasses.replace(manifest, files_written=int((~there).sum()))
+@dataclass(frozen=True)
+class Todo:
+    """What is left to do for a dataset."""
+
+    layout: Layout
+    missing: Samples
+    """Files that must be written, int64 (files,)."""
+    unknown: Samples = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Objects that are there, and whose checksums must be computed once more."""
+    older: Layout | None = None
+    """The smaller dataset that is extended; its files get the names of the larger one."""
+    changes: bool = True
+    """Whether anything is left to write."""
 
 
-class _ObjectWriter(FileMaker):
-    """Writes the objects that are not there yet, and keeps the checksums of all."""
+@dataclass(frozen=True)
+class Examined:
+    """A data folder as it is, before anything is changed."""
 
-    def __init__(
-        self, bucket: Bucket, layout: Layout, content: Content, there: NDArray[np.bool_]
-    ) -> None:
-        super().__init__(bucket, layout, content)
-        self._there = there
-        self.crcs: dict[int, int] = {}
+    todo: Todo
+    done: bytes
+    """Journal entries of the files that are complete."""
+    partial: tuple[str, ...]
+    """Temporary files of an interrupted datagen, below the folder."""
+    sizes: Samples
+    """Bytes of each file and below them of its indexes, int64 (1 + indexes, files)."""
 
-    def do(self, file: int) -> None:
-        if self._there[file]:
-            self.crcs[file] = self.made(file, lambda data, offset, num_bytes: None)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the missing files take on the disk."""
+        return int(round_up(self.sizes[:, self.todo.missing]).sum())
+
+    def check_space(self, folder: Path) -> None:
+        """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
+        if not self.todo.changes or in_bucket(folder):
             return
-        self.write_indexes(file)
-        self.crcs[file] = self.write_file(file)
+        room(
+            folder,
+            self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes,
+            "free space, use another dataset.data_folder, or lower dataset.num_files_train",
+            what=counted(len(self.todo.missing), f"{self.todo.layout.format} file"),
+        )
 
 
-def _begin_objects(
-    bucket: Bucket, wanted: Layout, workload: str
-) -> tuple[Manifest | None, NDArray[np.bool_]]:
-    """Write the plan; return which files an earlier datagen has completed, (files,).
+def examine(target: Folder, wanted: Layout) -> Examined:
+    """Return what is there and what is missing; refuse to write where others' files are."""
+    folder = target.path
+    manifest = read_manifest(folder, target.access)
+    plan = read_plan(target) if manifest is None else None
+    layout, older = choose_layout(folder, wanted, manifest, plan)
+    if layout.num_files >= _MANY and not in_bucket(folder):
+        _check_capacity(folder, layout)
+    listing = target.listing(layout, *([] if older is None else [older]))
+    refuse_strays(folder, listing, layout, known=manifest is not None or plan is not None)
+    if older is not None:
+        _refuse_taken_names(folder, listing, layout, extending=manifest is not None)
 
-    If the dataset is complete, its manifest is returned and nothing is written.
-    """
-    there = np.ones(wanted.num_files, np.bool_)
-    manifest = read_manifest(bucket.path, bucket.access)
-    plan = None if manifest else read_plan(bucket.path / WORK / PLAN, bucket.access)
-    choose_layout(bucket.path, wanted, manifest, plan)
+    sizes = layout.all_sizes()
+    whole = (_joined(listing.found) == sizes).all(axis=0)
     if manifest is None:
-        listing = bucket.listing(wanted)
-        refuse_strays(bucket.path, listing, wanted, known=plan is not None)
-        there = (listing.found[0] == wanted.all_sizes()).all(axis=0)
-        if plan is None:
-            bucket.put(f"{WORK}/{PLAN}", Plan(dataset=wanted, workload=workload or None).to_json())
-    return manifest, there
+        known, crcs = read_journals(target, layout.num_files)
+    else:
+        known = np.arange(layout.num_files) < manifest.layout.num_files
+        crcs = np.pad(manifest.files["crc32c"], (0, layout.num_files - len(manifest.files)))
+    missing = np.flatnonzero(~(whole & known))
+    done, unknown = np.flatnonzero(whole & known), missing[:0]
+    if in_bucket(folder):  # what is there was put whole
+        missing, unknown = np.flatnonzero(~whole), np.flatnonzero(whole & ~known)
+    todo = Todo(layout, missing, unknown, older, manifest is None or len(missing) > 0)
+    return Examined(todo, to_entries(done, crcs[done]), listing.partial, sizes)
 
 
-def _finish_objects(bucket: Bucket, layout: Layout, parts: list[dict[int, int]], of: str) -> None:
-    """Write the manifest, and remove the plan."""
-    sizes = layout.all_sizes()[0]
-    files = np.zeros(len(sizes), FILE_TYPE)
-    files["bytes"] = sizes
-    for part in parts:
-        files["crc32c"][list(part)] = list(part.values())
-    array = io.BytesIO()
-    np.save(array, files)
-    bucket.put(FILES, array.getbuffer())
-    manifest = Manifest(layout, files, int(sizes.sum()), workload=of or None)
-    bucket.put(MANIFEST, manifest.to_json())
-    bucket.delete(f"{WORK}/{PLAN}")
+def prepare(target: Folder, wanted: Layout, workload: str = "") -> Todo:
+    """Make the folders, start the journal, and return what is left to do.
+
+    `workload` is the origin of the workload that the dataset is written for.
+    """
+    found = examine(target, wanted)
+    todo = found.todo
+    found.check_space(target.path)
+    # The empty folder of an evaluation set: without it DLIO does not train.
+    target.make([Path("valid")])
+    target.delete(*found.partial)
+    if todo.changes:
+        target.make(dataset_folders(todo.layout))
+        extends = None if todo.older is None else todo.older.num_files
+        plan = Plan(dataset=todo.layout, extends=extends, workload=workload or None)
+        target.put(_DONE, [found.done])  # in place of all other journals
+        target.put(PLAN, [plan.to_json()])
+        target.delete(*(name for name in target.journals() if name != _DONE))
+        # From here on the dataset is unfinished: it has lost files, or files get other names.
+        target.delete(MANIFEST)
+    return todo
+
+
+def choose_layout(
+    folder: Path, wanted: Layout, manifest: Manifest | None, plan: Plan | None
+) -> tuple[Layout, Layout | None]:
+    """Return the layout to write by, and the layout of the smaller dataset that it extends."""
+    other = "use another dataset.data_folder, or set"
+    if manifest is not None:
+        found = manifest.layout
+        if differing(found, wanted) != ["num_files"]:
+            refuse(found, wanted, folder, what="a dataset", remedy=other)
+            return found, None
+        if in_bucket(folder) or wanted.num_files < found.num_files:
+            rule = "datagen extends a dataset, and never makes it smaller"
+            rule = "a dataset in a bucket is not extended" if in_bucket(folder) else rule
+            refuse(found, wanted, folder, what="a dataset", remedy=f"{rule}; {other}")
+        return wanted, found
+    if plan is None:
+        return wanted, None
+    other = "use another dataset.data_folder, or finish that one with"
+    refuse(plan.dataset, wanted, folder, what="an unfinished dataset", remedy=other)
+    older = None if plan.extends is None else replace(plan.dataset, num_files=plan.extends)
+    return plan.dataset, older
+
+
+def _joined(found: Sequence[Samples]) -> Samples:
+    """Return the files' sizes, of files that still have the name in a smaller dataset, too."""
+    newest = found[0].copy()
+    for old in found[1:]:
+        same = newest[:, : old.shape[1]]
+        np.maximum(same, old, out=same)
+    return newest
+
+
+def refuse_strays(folder: Path, listing: Listing, layout: Layout, *, known: bool) -> None:
+    """Refuse to write beside other files; `known`: a manifest or a plan tells what is in these."""
+    if listing.strays:
+        more = len(listing.strays) - 1
+        others = f" (and {counted(more, 'other file')})" if more else ""
+        raise DatasetError(
+            f"{folder / listing.strays[0]}{others} is no file of this dataset; move it elsewhere, "
+            "or use another dataset.data_folder"
+        )
+    num_files = int((listing.found[0][0] >= 0).sum())
+    if num_files and not known:
+        raise DatasetError(
+            f"{folder}/train holds {counted(num_files, f'{layout.format} file')} of these "
+            "names and no manifest, so nobody knows what is in them; use another "
+            "dataset.data_folder, or restore dlemu.json and dlemu.files.npy"
+        )
+
+
+def _refuse_taken_names(folder: Path, listing: Listing, layout: Layout, *, extending: bool) -> None:
+    """Refuse to rename a file to a name that another file has.
+
+    While the smaller dataset is still complete (`extending`), no file may have a new name. When an
+    interrupted extension continues, only a file that exists under both names is refused.
+    """
+    for row, (newer, older) in enumerate(zip(*listing.found, strict=True)):
+        there = newer >= 0
+        if not extending:
+            there[: len(older)] &= older >= 0
+            there[len(older) :] = False
+        if there.any():
+            file = int(np.argmax(there))
+            taken = folder / (layout.path(file), *layout.index_paths(file))[row]
+            raise DatasetError(
+                f"{taken} has a name that a file of the larger dataset will have; move it elsewhere"
+            )
+
+
+def dataset_folders(layout: Layout) -> list[Path]:
+    """Return the folders of a dataset's files, below its own; those in a folder come after it."""
+    first = range(min(layout.num_files, max(1, layout.num_subfolders)))
+    paths = [layout.path(file) for file in first]
+    paths += [path for file in first for path in layout.index_paths(file)]
+    return sorted({up for path in paths for up in Path(path).parents})
+
+
+def _check_capacity(folder: Path, layout: Layout) -> None:
+    """Refuse a dataset that is larger than the whole file system, before anything is looked at."""
+    have, _ = disk_bytes(folder)
+    need = max(layout.num_files * PAGE_BYTES, round(layout.num_samples * layout.mean_bytes))
+    if need > have:
+        raise RunError(
+            f"{folder} lies on a file system of {format_bytes(have)}, "
+            f"{counted(layout.num_files, 'file')} need {format_bytes(need)}; use another "
+            "dataset.data_folder, or lower dataset.num_files_train"
+        )
 
 
 _PROBE_SECONDS = 1.0
@@ -176,24 +274,24 @@ def generate(
     """
     world = world or Alone()
     wanted, folder = layout_of(workload), workload.data_folder
-    if in_bucket(folder):
-        return generate_objects(workload, world=world, on_progress=on_progress, on_begin=on_begin)
+    target = target_of(folder, world.on_first(lambda: workload.access))
     remedy = "start datagen again, it continues with the files that are missing"
     with writing(folder, world, remedy):
-        todo = world.on_first(lambda: prepare(folder, wanted, workload.made_from))
+        todo = world.on_first(lambda: prepare(target, wanted, workload.made_from))
         if world.rank == 0:
             on_begin()
         if todo.older is not None:
-            newer = todo.layout
-            places = Folder(folder).of_workers(todo.layout, world)
-            renamers = [_Renamer(each.path, todo.older, newer) for each in places]
+            places = target.of_workers(todo.layout, world)
+            renamers = [_Renamer(each.path, todo.older, todo.layout) for each in places]
             work_through(np.arange(todo.older.num_files), renamers, num_bytes=0, world=world)
-        if len(todo.missing):
-            _write(folder, todo, world, on_progress)
+        if len(todo.missing) or len(todo.unknown):
+            _write(target, todo, world, on_progress)
         if world.rank == 0:
-            _finish(folder, todo.layout, workload.made_from)
+            if todo.changes:
+                _finish(target, todo.layout, workload.made_from)
+            target.forget()
     world.barrier()
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, target.access)
     if manifest is None:
         raise DatasetError(_vanished(folder / MANIFEST))
     return dataclasses.replace(manifest, files_written=len(todo.missing))
@@ -207,7 +305,7 @@ def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
     """
     try:
         with ExitStack() as stack:
-            if world.rank == 0:
+            if world.rank == 0 and not in_bucket(folder):
                 stack.enter_context(held(folder, key="dataset.data_folder", seconds=_LOCK_SECONDS))
             yield
     except OSError as error:
@@ -250,63 +348,59 @@ class _Renamer(Worker):
             os.rename(self._folder / older, self._folder / newer)
 
 
-def _write(folder: Path, todo: Todo, world: World, on_progress: OnProgress | None) -> None:
+def _write(target: Folder, todo: Todo, world: World, on_progress: OnProgress | None) -> None:
     """Write the missing files; all ranks call it, and return when all files are written."""
-    layout, missing = todo.layout, todo.missing
-    content = Content(layout.seed)
-    path = folder / WORK / f"rank{world.rank}.journal"
-    journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-    try:
+    layout, content = todo.layout, Content(todo.layout.seed)
+    files = np.union1d(todo.missing, todo.unknown)
+    with target.journal(f"rank{world.rank}.journal") as enter:
+        places = target.of_workers(layout, world)
         work_through(
-            missing,
-            [
-                _Writer(each, layout, content, journal)
-                for each in Folder(folder).of_workers(layout, world)
-            ],
-            num_bytes=int(layout.all_sizes()[0, missing].sum()),
+            files,
+            [_Writer(each, layout, content, {*todo.unknown.tolist()}, enter) for each in places],
+            num_bytes=int(layout.all_sizes()[0, files].sum()),
             world=world,
             on_progress=on_progress,
         )
         if layout.index_paths(0):
-            _sync_file_system(journal)  # for the indexes
-    finally:
-        os.close(journal)
+            target.settle()  # for the indexes
     # On a network file system rank 0 sees the entries of a journal once it is closed.
     world.barrier()
 
 
 class _Writer(FileMaker):
-    """Writes missing files, and enters them in this rank's journal."""
+    """Writes missing files, and enters their checksums in this rank's journal.
 
-    def __init__(self, folder: Folder, layout: Layout, content: Content, journal: int) -> None:
-        super().__init__(folder, layout, content)
-        self._journal = journal
+    Of those that are `there` it only computes the checksums.
+    """
+
+    def __init__(
+        self,
+        target: Folder,
+        layout: Layout,
+        content: Content,
+        there: set[int],
+        enter: Callable[[bytes], object],
+    ) -> None:
+        super().__init__(target, layout, content)
+        self._there, self._enter = there, enter
 
     def do(self, file: int) -> None:
-        # No sync: after a power failure the size is wrong, and a restart writes the index again.
-        self.write_indexes(file, sync=False)
-        crc = self.write_file(file)
-        os.write(self._journal, to_entries(np.array([file]), np.array([crc], np.uint32)))
+        if file in self._there:
+            crc = self.made(file, lambda data, offset, num_bytes: None)
+        else:
+            # No sync: after a power failure the size is wrong, and a restart writes it again.
+            self.write_indexes(file, sync=False)
+            crc = self.write_file(file)
+        self._enter(to_entries(np.array([file]), np.array([crc], np.uint32)))
 
 
-def _sync_file_system(number: int) -> None:
-    """Sync the whole file system on which this open file lies."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syncfs(number):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _finish(folder: Path, layout: Layout, workload: str) -> None:
-    """Write the manifest, if it is not there, and remove the journals."""
-    work = folder / WORK
-    if not (folder / MANIFEST).exists():
-        known, crcs = read_journals(work, layout.num_files)
-        if not known.all():  # every rank has entered each of its files
-            raise DatasetError(_vanished(work))
-        for below in dataset_folders(folder, layout):
-            sync_folder(below)
-        write_manifest(folder, layout, crcs, workload or None)
-    shutil.rmtree(work, ignore_errors=True)  # where there is a manifest, journals are ignored
+def _finish(target: Folder, layout: Layout, workload: str) -> None:
+    """Write the manifest, from the journals."""
+    known, crcs = read_journals(target, layout.num_files)
+    if not known.all():  # every rank has entered each of its files
+        raise DatasetError(_vanished(target.path / WORK))
+    target.sync(dataset_folders(layout))
+    write_manifest(target, layout, crcs, workload or None)
 
 
 def _vanished(path: Path) -> str:
@@ -314,11 +408,13 @@ def _vanished(path: Path) -> str:
 
 
 def write_rate(layout: Layout, folder: Path) -> float | None:
-    """Return bytes per second at which a rank writes such files; None if it cannot tell.
+    """Return bytes per second at which a rank writes such files; None: a bucket, or unknown.
 
     The files are written as `generate` does, into a temporary folder beside `folder`, or in the
     next folder above that is there; it is removed in the end.
     """
+    if in_bucket(folder):
+        return None
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     seen: list[FileProgress] = []
 
@@ -328,10 +424,9 @@ def write_rate(layout: Layout, folder: Path) -> float | None:
 
     try:
         with TemporaryDirectory(dir=there, prefix=".dlemu-probe.") as name:
-            for below in dataset_folders(Path(name), layout):
-                below.mkdir(parents=True, exist_ok=True)
-            places, content = Folder(Path(name)).of_workers(layout, Alone()), Content(0)
-            writers = [_Prober(each, layout, content) for each in places]
+            target, content = Folder(Path(name)), Content(0)
+            target.make(dataset_folders(layout))
+            writers = [_Prober(e, layout, content) for e in target.of_workers(layout, Alone())]
             files = np.arange(layout.num_files)
             every = min(_PROBE_SECONDS, probe.longest_seconds)
             work_through(files, writers, num_bytes=0, world=Alone(), on_progress=stop, every=every)

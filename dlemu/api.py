@@ -11,7 +11,7 @@ from dlemu.datagen.survey import as_it_is, find_dataset, find_workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import count_steps, make_plan
 from dlemu.errors import WorkloadError
-from dlemu.loaders import Batch, SharesMemory, check_loader, open_loader
+from dlemu.loaders import Batch, check_loader, open_loader
 from dlemu.ranks.world import Alone, World
 
 _HELD = 2
@@ -43,7 +43,7 @@ class TrainingLoader:
             if pin:
                 from dlemu.storage.gpu.cuda import Pinned
 
-                if not isinstance(self._loader, SharesMemory):
+                if not self._loader.memory():
                     raise WorkloadError(
                         "pin needs reader.data_loader=pytorch, threads or tensorflow, got "
                         f"{self.workload.reader.data_loader}"

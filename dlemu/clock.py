@@ -67,17 +67,21 @@ class WallClock:
             pass
 
 
-def after_launch(seconds: float, wait_until: Callable[[float], None]) -> Callable[[float], None]:
+def after_launch(
+    seconds: float, wait_until: Callable[[float], None], now: Callable[[], float]
+) -> Callable[[float], None]:
     """Return `wait_until`; before it, compute for `seconds` of CPU time, in many short calls.
 
     So a job queues a step's kernels: each call lets go of Python's lock and takes it again. Where
-    the thread does not get its core or the lock it takes longer, and the step may end late.
+    the thread does not get its core or the lock it takes longer, and the step may end late. It asks
+    for no more CPU time than is left until the deadline: a step that was drawn short has a short
+    launch, else the drawn times would grow in the mean.
     """
     if not seconds:
         return wait_until
 
     def compute(deadline: float) -> None:
-        end = time.thread_time() + seconds
+        end = time.thread_time() + min(seconds, deadline - now())
         while time.thread_time() < end:
             hashlib.sha256(_CALL)
         wait_until(deadline)

@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
+from time import thread_time
 from typing import Any, TypeVar
 
 import numpy as np
@@ -218,7 +219,8 @@ class Meter:
     def computing(self) -> Iterator[None]:
         """Mark as compute what is queued inside: the model, with its data on the device.
 
-        The other time between two batches (stacking, copies, logging) is the loop's own work.
+        The other time between two batches (stacking, copies, logging) is the loop's own work. The
+        thread's CPU time inside is that of the launch: what it waits for others is in the step.
 
         Raises:
             WorkloadError: no batch was taken, or another `computing` is still open.
@@ -226,12 +228,12 @@ class Meter:
         step = self._current("computing")
         if self._computing:
             raise WorkloadError("meter.computing() is inside itself; leave one of the two out")
-        begin, moment = step.stream.record(), self._clock.now()
+        begin, spent = step.stream.record(), thread_time()
         self._computing = True
         try:
             yield
             if step.step_number and not isinstance(step.stream, HostStream):
-                self._launches.append(self._clock.now() - moment)
+                self._launches.append(thread_time() - spent)
             step.spans.append((begin, step.stream.record()))
         finally:
             self._computing = False

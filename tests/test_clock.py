@@ -116,10 +116,15 @@ def test_the_timer_error_is_that_of_the_clock(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_launching_takes_cpu_time_before_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.5 s of CPU time: the clock that is read moves by 0.2 s with each look at it."""
+    """0.5 s of CPU time, in a short step 0.3: each look at that clock moves it by 0.2 s."""
     looks = itertools.count(0, 0.2)
     monkeypatch.setattr("dlemu.clock.time.thread_time", lambda: next(looks))
     waited: list[float] = []
-    after_launch(0.5, waited.append)(7.0)
+    compute = after_launch(0.5, waited.append, lambda: 6.0)
+    compute(7.0)
     assert waited == [7.0] and next(looks) == pytest.approx(0.8)
-    assert after_launch(0.0, waited.append) == waited.append
+    compute(6.3)
+    assert waited == [7.0, 6.3] and next(looks) == pytest.approx(1.6)
+    compute(5.0)
+    assert next(looks) == pytest.approx(2.2), "a step that is late already launches no longer"
+    assert after_launch(0.0, waited.append, lambda: 6.0) == waited.append

@@ -85,7 +85,7 @@ def test_the_contract_names_what_is_not_kept(tmp_path: Path) -> None:
         assert any(fault.startswith(f"`{promise}") for fault in found), promise
     assert sum(fault.startswith("`locate` refuses a file that was cut") for fault in found) == 12
     assert sum(fault.startswith("`locate` refuses another") for fault in found) == 3
-    assert sum(fault.startswith("`check_head` refuses") for fault in found) == 3 + 3
+    assert sum(fault.startswith("`check_head` refuses") for fault in found) == 5 + 5
     said = "`write` and `indexes` make a file: ZeroDivisionError: ZeroDivisionError"
     assert [*faults(Mute(), tmp_path)] == [said]
     [said] = faults(FORMATS["parquet"], tmp_path)
@@ -203,4 +203,12 @@ def test_the_example_is_a_format_and_is_run(
     assert "56 my_format:FORMAT files" in capsys.readouterr().out
     assert run(["run", *QUICK, *words[:3], "reader.data_loader=own:NONE"]) == 1
     assert "reader.data_loader=own:NONE cannot be used (AttributeError" in capsys.readouterr().err
+    (tmp_path / "less.py").write_text(
+        "from dlemu.loaders import Loader\nclass LOADER:\n    def epoch(self): pass\n"
+        "class Half(Loader):\n    def epoch(self): pass\n"
+    )
+    for each in ("less:LOADER", "less:Half"):
+        assert run(["run", *QUICK, *words[:3], f"reader.data_loader={each}"]) == 1
+        line = f"reader.data_loader={each} cannot be used: it must be a subclass of dlemu.loaders."
+        assert line in capsys.readouterr().err
     assert main(["nosuch"]) == 1 and main(["own:LOADER"]) == 0

@@ -8,15 +8,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import astuple, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dlemu.checkpoint.crew import Crew, Progress
-from dlemu.checkpoint.dcp import DcpWriter, check_dcp
-from dlemu.checkpoint.files import ReadTimes, Writer, WriteTimes
+from dlemu.checkpoint.files import ReadTimes, WriteTimes, check_dcp
 from dlemu.checkpoint.folder import Opened, access_to, folder_of, opened, step_folder
 from dlemu.checkpoint.outcome import (
     Conditions,
@@ -31,7 +29,7 @@ from dlemu.checkpoint.outcome import (
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
-from dlemu.errors import RunError
+from dlemu.errors import DlemuError, RunError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import HostObserver, summarize_interval
 from dlemu.host.place import find_host
@@ -70,9 +68,8 @@ class CheckpointJob:
     ) -> None:
         self.world, self.watch = world, watch
         self._checkpoint, self._output = workload.checkpoint, workload.output
-        self._place, self._keeps, self._direct = folder.place, folder.keeps, folder.direct
-        self._plan, self._record, self._folder = plan, folder.record, folder.path
-        self._content = Content(folder.record.seed)
+        self._plan, self._opened, self._folder = plan, folder, folder.path
+        self._record = folder.record
         mount = mount_under(folder.path)
         self.file_system = mount.kind if mount else ""
         """Type of the folder's, "" of a bucket or if unknown."""
@@ -92,24 +89,21 @@ class CheckpointJob:
         Raises:
             RunError: the drive is full, or refuses a write.
         """
-        number = self._checkpoint.num_checkpoints_write
+        number, opened = self._checkpoint.num_checkpoints_write, self._opened
         entries: list[Entry] = []
-        with ExitStack() as stack:
-            stack.enter_context(self._removed_on_failure())
-            writers = [self._writer(a, stack) for a in self._plan.accelerators]
-            crew = stack.enter_context(Crew[Any](writers, self._folder, self.world, self.watch))
+        with self._removed_on_failure(), self._crew(opened.place.writer, opened.content) as crew:
             for step in range(1, number + 1):
                 folder = step_folder(self._folder, step)
                 files = [self._plan.written_by(a, step) for a in self._plan.accelerators]
                 with self.watch.phase(f"while preparing checkpoint {step}", lambda: str(folder)):  # noqa: B023
-                    if self._keeps:
+                    if opened.keeps:
                         self._make(folder)
-                    for writer, own in zip(writers, files, strict=True):
+                    for writer, own in zip(crew.tools, files, strict=True):
                         writer.prepare([(sample, size) for _, size, sample in own])
 
-                def act(number: int) -> WriteTimes:
+                def act(number: int) -> Any:
                     self.watch.at(str(folder))  # noqa: B023 (called in this turn)
-                    return writers[number].write_share(folder, files[number])  # noqa: B023
+                    return crew.tools[number].write_share(folder, files[number])  # noqa: B023
 
                 entries += self._shot("save", step, number, step, crew, act)
                 self._note(step)
@@ -123,12 +117,8 @@ class CheckpointJob:
         """
         key, steps = self._checkpoint, self._record.steps
         number, entries = key.num_checkpoints_read, list[Entry]()
-        content = self._content if key.verify else None
-        reader = partial(self._place.reader, key, content, direct=self._direct)
-        with ExitStack() as stack:
-            own = [reader(accelerator=each) for each in self._plan.accelerators]
-            readers = [stack.enter_context(each) for each in own]
-            crew = stack.enter_context(Crew[Any](readers, self._folder, self.world, self.watch))
+        content = self._opened.content if key.verify else None
+        with self._crew(self._opened.place.reader, content) as crew:
             for turn in range(number):
                 step = steps[turn % len(steps)]
                 if turn >= len(steps):  # it was read before, and is in memory again
@@ -136,8 +126,8 @@ class CheckpointJob:
                 folder = step_folder(self._folder, step)
                 files = [self._plan.read_by(a, step) for a in self._plan.accelerators]
 
-                def act(number: int) -> ReadTimes:
-                    return readers[number].read_share(folder, files[number], at=self.watch.at)  # noqa: B023
+                def act(number: int) -> Any:
+                    return crew.tools[number].read_share(folder, files[number], at=self.watch.at)  # noqa: B023
 
                 entries += self._shot("load", turn + 1, number, step, crew, act)
         return entries
@@ -175,7 +165,7 @@ class CheckpointJob:
         """Make a checkpoint's folder, unless another thread removes them all: the process ends."""
         with self._gate:
             if not self._is_over:
-                self._place.make(folder)
+                self._opened.place.make(folder)
                 return
         time.sleep(_END_SECONDS)
 
@@ -183,16 +173,14 @@ class CheckpointJob:
         """Remove all that was written, and the record; no folder is made after that."""
         with self._gate:
             self._is_over = True
-            self._place.remove_all(self._record)
+            self._opened.place.remove()
+            self._opened.place.forget()
 
-    def _writer(self, accelerator: int, stack: ExitStack) -> Writer | DcpWriter:
-        key = self._checkpoint
-        if key.writer == "dcp":
-            return stack.enter_context(DcpWriter(self._content, accelerator, fsync=key.fsync))
-        writer = self._place.writer(
-            key, self._content, direct=self._direct, accelerator=accelerator
-        )
-        return stack.enter_context(writer)
+    def _crew(
+        self, tool: Callable[..., Any], content: Content | None
+    ) -> AbstractContextManager[Crew[Any]]:
+        own = self._plan.accelerators
+        return self._opened.crew(tool, content, own, self.world, self.watch)
 
     def _shot(
         self,
@@ -244,10 +232,10 @@ class CheckpointJob:
         gone, kept = steps[:-keep], steps[-keep:]
         with self.watch.phase(f"while removing checkpoints below {self._folder}"):
             self._record = replace(self._record, steps=kept)
-            if self._keeps:
-                self._place.write(vars(self._record))
+            if self._opened.keeps:
+                self._opened.place.write(vars(self._record))
                 for each in gone:
-                    self._place.remove(step_folder(self._folder, each), self._record)
+                    self._opened.place.remove(f"{step_folder(self._folder, each).name}/")
 
     @contextmanager
     def _removed_on_failure(self) -> Iterator[None]:
@@ -256,7 +244,7 @@ class CheckpointJob:
             with last_act(self.clean):
                 yield
         except BaseException as error:
-            with suppress(OSError, RunError):
+            with suppress(OSError, DlemuError):
                 self.clean()
             if not isinstance(error, OSError):
                 raise

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from dlemu.checkpoint.files import Stopped
 from dlemu.host.devices import PROC, devices_under, read_text
@@ -47,7 +47,8 @@ class Crew(Generic[T]):
         watch: Watchdog,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.tools, self.now = tools, now
+        self.tools: Sequence[Any] = tools
+        self.now = now
         self._world, self._watch = world, watch
         self._movement = Movement(tools, folder)
         self._pool = ThreadPoolExecutor(max(1, len(tools)), thread_name_prefix="accelerator")

@@ -7,22 +7,32 @@ then refused, and nothing in it is touched. Old files of our own are removed.
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
-from dlemu.checkpoint.dcp import FILES
-from dlemu.checkpoint.dcp import folder_of as dcp_folder
-from dlemu.checkpoint.files import BucketReader, BucketWriter, Reader, Writer
+from dlemu.checkpoint.crew import Crew
+from dlemu.checkpoint.files import (
+    DCP_FILES,
+    BucketReader,
+    BucketWriter,
+    DcpWriter,
+    Reader,
+    Writer,
+    dcp_folder,
+)
 from dlemu.checkpoint.plan import Plan
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, access_of
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
+from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
-from dlemu.storage.atomic import partial_path, sync_folder
+from dlemu.storage.atomic import sync_folder
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, room
 from dlemu.storage.probe import probe_writing
@@ -98,40 +108,16 @@ class CheckpointFolder(OwnedFolder):
         if sync:
             sync_folder(self.path)
 
-    def remove(self, below: Path, record: Written) -> None:
-        """Remove a checkpoint's folder, but nothing that the record does not name."""
-        # The temporary name first: a thread that is being stopped may just give the final one.
-        for name, _ in record.files:
-            for path in (partial_path(below / name), below / name):
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    os.unlink(path)
-        inner = {(below / name).parent for name, _ in record.files} - {below}
-        for folder in (*inner, below):
-            with suppress(OSError):  # it holds something foreign, or is gone
-                os.rmdir(folder)
-
-    def remove_all(self, record: Written) -> int:
-        """Remove all checkpoints that the record names, whole or not; return their number."""
-        steps = self._steps()
-        for name in steps:
-            self.remove(self.path / name, record)
-        self.forget()
-        return len(steps)
-
-    def forget(self) -> None:
-        """Remove the record once no checkpoint is left; another rank may still remove its own."""
-        with suppress(OSError):
-            if not self._steps():
-                self._delete(self.path / RECORD)
-
     def piece_bytes(self, section: CheckpointSection) -> int:
         """Return the bytes of one call or request."""
         return section.piece_bytes
 
     def writer(
         self, section: CheckpointSection, content: Content, *, direct: bool, accelerator: int
-    ) -> Writer:
+    ) -> Writer | DcpWriter:
         """Return a writer for the files of an accelerator, as the keys say."""
+        if section.writer == "dcp":
+            return DcpWriter(content, accelerator, fsync=section.fsync)
         return Writer(
             content,
             piece_bytes=section.piece_bytes,
@@ -146,15 +132,6 @@ class CheckpointFolder(OwnedFolder):
         """Return a reader for the files of an accelerator; `content` as in Reader."""
         size, depth = section.piece_bytes, section.io_depth
         return Reader(extent_reader(direct=direct, piece_bytes=size, io_depth=depth), content)
-
-    def _delete(self, path: Path) -> None:
-        os.unlink(path)
-
-    def _steps(self) -> list[str]:
-        """Return the names of the checkpoints that are there."""
-        with suppress(FileNotFoundError):
-            return [name for name in os.listdir(self.path) if _STEP.fullmatch(name)]
-        return []
 
 
 @dataclass(frozen=True)
@@ -171,11 +148,6 @@ class CheckpointBucket(CheckpointFolder):
 
     def make(self, below: Path, *, sync: bool = True) -> None:
         """Do nothing: names need no folder."""
-
-    def remove(self, below: Path, record: Written) -> None:
-        """Remove a checkpoint's objects, but none that the record does not name."""
-        for name, _ in record.files:
-            self._delete(below / name)
 
     def piece_bytes(self, section: CheckpointSection) -> int:
         return max(section.piece_bytes, _LEAST_BYTES)
@@ -207,16 +179,13 @@ class CheckpointBucket(CheckpointFolder):
     def _write(self, path: Path, data: bytes) -> None:
         self._store().put(self._key(path), memoryview(data))
 
-    def _delete(self, path: Path) -> None:
-        self._store().delete(self._key(path))
+    def _delete(self, name: str) -> None:
+        if not name.endswith("/"):
+            self._store().delete(self._key(self.path / name))
 
     def _below(self, start: str = "") -> Iterator[str]:
-        for key, _ in self._store().sizes(self.path.key):
+        for key, _ in self._store().sizes((self.path / start).key):
             yield key.removeprefix(self.path.key).lstrip("/")
-
-    def _steps(self) -> list[str]:
-        first = {name.partition("/")[0] for name in self._below() if "/" in name}
-        return sorted(filter(_STEP.fullmatch, first))
 
 
 def place_of(path: Path, access: Access | None) -> CheckpointFolder:
@@ -245,10 +214,32 @@ class Opened:
     """Whether this rank makes and removes what is in it: rank 0, or one rank of each host."""
     direct: bool
     """Whether files are opened with O_DIRECT."""
+    section: CheckpointSection
 
     @property
     def path(self) -> Path:
         return self.place.path
+
+    @cached_property
+    def content(self) -> Content:
+        """The bytes of the files."""
+        return Content(self.record.seed)
+
+    @contextmanager
+    def crew(
+        self,
+        tool: Callable[..., Any],
+        content: Content | None,
+        accelerators: Iterable[int],
+        world: World,
+        watch: Watchdog,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> Iterator[Crew[Any]]:
+        """Yield accelerators of this rank, each with what `place.writer` or `.reader` makes."""
+        make = partial(tool, self.section, content, direct=self.direct)
+        with ExitStack() as stack:
+            tools = [stack.enter_context(make(accelerator=each)) for each in accelerators]
+            yield stack.enter_context(Crew(tools, self.path, world, watch, now))
 
 
 def step_folder(folder: Path, step: int, epoch: int = 1) -> Path:
@@ -306,7 +297,7 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
                 f"{path} does not take O_DIRECT; leave out checkpoint.odirect=true, or write "
                 "checkpoint.odirect=auto"
             )
-        yield Opened(place, record, shared, keeps, direct=all(takes))
+        yield Opened(place.of(record), record, shared, keeps, all(takes), key)
 
 
 def examine(workload: Workload, plan: Plan) -> None:
@@ -368,8 +359,10 @@ def _taken(
     _check_room(workload, place, plan.bytes_of_hosts().get(world.host_index, 0), entries)
     new = record or _new_record(workload, plan)
     with place.held():
-        if old is not None and (removed := place.remove_all(old)):
-            say(f"removed: {counted(removed, 'checkpoint')} of an earlier command")
+        if entries:
+            place.of(old).remove()
+            number = len({name.partition("/")[0] for name in entries})
+            say(f"removed: {counted(number, 'checkpoint')} of an earlier command")
         try:
             place.write(vars(new))
             yield new
@@ -381,7 +374,7 @@ def _new_record(workload: Workload, plan: Plan) -> Written:
     key, accelerators = workload.checkpoint, range(plan.share.written)
     files = tuple((file.name, file.num_bytes) for file in plan.files)
     if key.writer == "dcp":  # sizes are torch's
-        files = tuple((f"{dcp_folder(a)}/{name}", 0) for a in accelerators for name in FILES)
+        files = tuple((f"{dcp_folder(a)}/{name}", 0) for a in accelerators for name in DCP_FILES)
     return Written(workload.model.name, secrets.randbits(63), key.scale, key.writer, files)
 
 

@@ -6,22 +6,20 @@ next checkpoint waits for the one before.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
 from dlemu.checkpoint.crew import Crew, Shot
-from dlemu.checkpoint.files import Writer, WriteTimes
+from dlemu.checkpoint.files import WriteTimes
 from dlemu.checkpoint.folder import Opened, Say, examine, folder_of, opened, step_folder
 from dlemu.checkpoint.plan import Plan, share_of
 from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload
-from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.judge.checkpoints import CheckpointFields
@@ -101,7 +99,7 @@ def check_checkpoints(workload: Workload, num_accelerators: int) -> None:
 
 def planned_in_run(workload: Workload, num_accelerators: int, num_steps: int) -> str:
     """Return which checkpoints a run of so many steps an epoch would write, in words."""
-    number = _number(workload, [num_steps] * workload.train.epochs)
+    number = num_due(workload, [num_steps] * workload.train.epochs)
     size = format_bytes(_plan_of_all(workload, num_accelerators).num_bytes)
     return (
         f"{counted(number, 'checkpoint')} of {size}, "
@@ -111,13 +109,13 @@ def planned_in_run(workload: Workload, num_accelerators: int, num_steps: int) ->
 
 def examine_in_run(workload: Workload, num_accelerators: int, num_steps: int) -> None:
     """Raise what `open_checkpoints` would raise, without making the folder."""
-    number = _number(workload, [num_steps] * workload.train.epochs)
+    number = num_due(workload, [num_steps] * workload.train.epochs)
     if number:
         job = workload.with_keys({"checkpoint.num_checkpoints_write": number})
         examine(job, _plan_of_all(workload, num_accelerators))
 
 
-def _number(workload: Workload, num_steps: Sequence[int]) -> int:
+def num_due(workload: Workload, num_steps: Sequence[int]) -> int:
     """Return the checkpoints of a run, from the steps of each epoch."""
     due = (
         due_after(workload.checkpoint, epoch=epoch, num_steps=steps)
@@ -145,35 +143,27 @@ def open_checkpoints(
         WorkloadError: the folder cannot be used, or holds what dlemu has not written.
         RunError: there is too little room.
     """
-    section, number = workload.checkpoint, _number(workload, num_steps)
-    parts = rank.world.all_gather((rank.world.host_index, rank.own))
-    share = share_of(workload.model, rank.num_accelerators, section.mode)
+    world = rank.world
+    parts = world.all_gather((world.host_index, rank.own))
+    share = share_of(workload.model, rank.num_accelerators, workload.checkpoint.mode)
     plan = Plan.over(workload, share, parts, rank.own)
-    if not number:
-        yield RunCheckpoints(section, rank, plan)
-        return
     # As in a command that writes so many.
+    number = num_due(workload, num_steps)
     job = workload.with_keys({"checkpoint.num_checkpoints_write": number})
-    with ExitStack() as stack:
-        folder = stack.enter_context(opened(job, plan, rank.world, say))
-        content = Content(folder.record.seed)
-        writers = {
-            each: stack.enter_context(
-                folder.place.writer(section, content, direct=folder.direct, accelerator=each)
-            )
-            for each in plan.accelerators
-            if plan.written_by(each, 0)
-        }
-        tools, world, now = list(writers.values()), rank.world, rank.clock.now
-        crew = stack.enter_context(Crew[WriteTimes](tools, folder.path, world, rank.watch, now))
-        yield RunCheckpoints(section, rank, plan, folder, writers, crew)
+    own = [each for each in plan.accelerators if plan.written_by(each, 0)]
+    with (
+        opened(job, plan, world, say) as folder,
+        folder.crew(
+            folder.place.writer, folder.content, own, world, rank.watch, rank.clock.now
+        ) as crew,
+    ):
+        yield RunCheckpoints(workload.checkpoint, rank, plan, folder, own, crew)
 
 
 class RunCheckpoints:
     """The checkpoints of a run on one rank; all ranks call `take` after the same steps.
 
-    `folder` and `crew` are None where none is due. `writers` has a writer for each accelerator of
-    this rank that has files to write; the crew works with them in this order.
+    The crew has a writer for each accelerator of this rank that has files to write, `own`.
     """
 
     def __init__(
@@ -181,15 +171,14 @@ class RunCheckpoints:
         section: CheckpointSection,
         rank: OwnRank,
         plan: Plan,
-        folder: Opened | None = None,
-        writers: Mapping[int, Writer] = MappingProxyType({}),
-        crew: Crew[WriteTimes] | None = None,
+        folder: Opened,
+        own: Sequence[int],
+        crew: Crew[WriteTimes],
     ) -> None:
         self._section, self._plan, self._folder = section, plan, folder
-        self._writers, self._crew = writers, crew
+        self._own, self._crew = own, crew
         self._clock, self._watch = rank.clock, rank.watch
-        observes = folder is not None and rank.world.local_rank == 0
-        self._devices = devices_under(folder.path) if folder and observes else []
+        self._devices = devices_under(folder.path) if rank.world.local_rank == 0 else []
         self._under_way: tuple[Path, Shot[WriteTimes]] | None = None
         self._spans: list[tuple[float, float]] = []
         self._ended: list[Path] = []
@@ -212,7 +201,6 @@ class RunCheckpoints:
             # Until the accelerator with the most has copied its state to memory.
             seconds = max(self._sizes, default=0) / section.staging_bandwidth
             self._watch.computing(clock.sleep_until, clock)(clock.now() + seconds)
-        assert self._folder is not None
         path = step_folder(self._folder.path, step, epoch + 1)
         with self._watch.phase("while writing a checkpoint", lambda: str(path)):
             self._begin_write(path)
@@ -258,20 +246,17 @@ class RunCheckpoints:
     @property
     def _sizes(self) -> list[int]:
         """Bytes of a checkpoint that each accelerator of this rank writes."""
-        shares = (self._plan.written_by(accelerator, 0) for accelerator in self._writers)
+        shares = (self._plan.written_by(accelerator, 0) for accelerator in self._own)
         return [sum(size for _, size, _ in files) for files in shares]
 
     def _begin_write(self, path: Path) -> None:
         self._number += 1
-        assert self._folder is not None
         try:
             self._folder.place.make(path, sync=False)
         except OSError as error:
             raise _unwritable(path, error) from None
-        writers = list(self._writers.values())
-        files = [self._plan.written_by(a, self._number) for a in self._writers]
-        assert self._crew is not None
-        shot = self._crew.begin(lambda n: writers[n].write_share(path, files[n]))
+        files = [self._plan.written_by(a, self._number) for a in self._own]
+        shot = self._crew.begin(lambda n: self._crew.tools[n].write_share(path, files[n]))
         self._under_way = path, shot
 
     def _end_write(self) -> None:
@@ -279,7 +264,6 @@ class RunCheckpoints:
         if self._under_way is None:
             return
         path, shot = self._under_way
-        assert self._crew is not None
         with self._watch.phase("while writing a checkpoint", lambda: str(path)):
             try:
                 while not self._crew.wait(shot):
@@ -300,9 +284,8 @@ class RunCheckpoints:
         if not old:
             return
         del self._ended[: len(old)]
-        assert self._folder is not None
         for path in old if self._folder.keeps else ():
-            self._folder.place.remove(path, self._folder.record)
+            self._folder.place.remove(f"{path.name}/")
         self._watch.barrier(patient=True)
 
 
@@ -321,7 +304,7 @@ def mark_writing(steps: Steps, spans: Sequence[tuple[float, float]]) -> None:
 def combine_checkpoints(
     workload: Workload, num_accelerators: int, reports: Sequence[RankCheckpoints]
 ) -> CheckpointFields:
-    """Return what all ranks tell together."""
+    """Return what all ranks tell together; none does where none was due."""
     times = sum((report.times for report in reports), WriteTimes())
     parts = {name: value for name, value in asdict(times).items() if name != "num_bytes"}
     devices = [name for report in reports for name in report.devices]
@@ -338,7 +321,7 @@ def combine_checkpoints(
         duration_seconds=slowest("durations"),
         stall_seconds=slowest("stalls"),
         waited_seconds=slowest("waits"),
-        remaining_seconds=max(report.remaining for report in reports),
+        remaining_seconds=max((report.remaining for report in reports), default=0.0),
         parts_seconds=parts,
         devices=list(dict.fromkeys(devices)),
         device_read_bytes=sum(r.read_bytes for r in reports) if devices else None,

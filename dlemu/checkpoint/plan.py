@@ -121,7 +121,7 @@ def num_parameters(model: ModelSection) -> int:
 def describe(model: ModelSection, share: Share) -> str:
     """Return the model's shape in words: "8,030,261,248 parameters, fp16 + fp32, …"."""
     split = model.parallelism
-    if model.num_layers is None:
+    if model.num_layers is None or model.layer_parameters:
         return counted(share.total, "accelerator")
     return (
         f"{num_parameters(model):,} parameters, {model.model_datatype} + "
@@ -137,9 +137,8 @@ def _files(model: ModelSection, num_accelerators: int, rank: int) -> Iterator[tu
     data_rank, model_rank = divmod(rank, copy)
     if stage == 0 and data_rank:  # one copy saves for all
         return
-    if model.num_layers is None:
+    if model.num_layers is None or model.layer_parameters:
         yield f"model_states-{rank}.pt", model.model_size_bytes or 0
-        return
     shard = f"zero_pp_rank_{data_rank}_mp_rank_{model_rank}"
     layers = _layers(model, model_rank // model.parallelism.tensor)
     shards = num_accelerators // copy if stage == 3 else 1
@@ -157,11 +156,14 @@ def _files(model: ModelSection, num_accelerators: int, rank: int) -> Iterator[tu
 
 def _layers(model: ModelSection, stage: int) -> range:
     """Return a pipeline stage's layers: 0 is the embedding, the last two are head and norm."""
-    assert model.num_layers is not None
+    if model.num_layers is None:
+        return range(0)
     stages = model.parallelism.pipeline
     each, more = divmod(model.num_layers, stages)
     first = stage * each + min(stage, more) + 1
     stop = first + each + (stage < more)
+    if model.layer_parameters:
+        return range(first, stop)
     return range(0 if stage == 0 else first, model.num_layers + 3 if stage == stages - 1 else stop)
 
 
@@ -169,6 +171,8 @@ def _layer_bytes(model: ModelSection, layer: int, shards: int) -> int:
     """Return the bytes of a rank's part of a layer; each tensor is cut by itself."""
     assert model.num_layers is not None
     shape, hidden, cut = model.transformer, model.hidden, model.parallelism.tensor
+    if model.layer_parameters:
+        return sum(tensor // cut for tensor in model.layer_parameters)
     inner = shape.ffn_hidden_size or 0
     if layer in (0, model.num_layers + 1):
         tensors = [hidden * (shape.vocab_size or 0) // cut]
@@ -183,6 +187,8 @@ def _layer_bytes(model: ModelSection, layer: int, shards: int) -> int:
 
 def _optimizer_bytes(model: ModelSection, num_accelerators: int) -> int:
     """Return the bytes of a rank's optimizer: master copy, mean, variance, and small tensors."""
+    if model.optimization_groups:
+        return 3 * sum(model.optimization_groups)
     ranks = num_accelerators if model.parallelism.zero_stage else model.model_parallelism
     each = num_parameters(model) // ranks
     return 3 * _BYTES[model.optimizer_datatype] * (each + 5 * model.hidden) if each else 0

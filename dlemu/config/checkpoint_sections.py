@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from dlemu.config.sections import (
     DURATION,
+    Axis,
     Bandwidth,
     Natural,
     Positive,
@@ -17,11 +18,10 @@ from dlemu.config.sections import (
     Section,
     Size,
     Use,
-    Whole,
 )
 
 DataType = Literal["int8", "uint8", "fp16", "bf16", "fp32", "fp64"]
-Elements = Annotated[int, Whole, Field(ge=1, le=10**9)]
+Elements = Annotated[int, Field(ge=1, le=10**9)]
 
 
 def _unset(value: object) -> object:
@@ -39,7 +39,7 @@ class ParallelismSection(Section):
     data: Annotated[Positive | None, BeforeValidator(_unset)] = None
     """Copies of the model. With `checkpoint.mode=subset` it must be set; else num_accelerators,
     where set, decides. None: 1."""
-    zero_stage: Annotated[int, Whole, Field(ge=0, le=3)] = 0
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
     """ZeRO's stage. 0: one copy saves all. 1, 2: one copy saves the model, and each accelerator its
     share of the optimizer. 3: each accelerator saves its share of both."""
 
@@ -70,9 +70,15 @@ class ModelSection(Section):
     """Bytes that one accelerator of each pipeline and tensor rank writes as one file; a model
     with num_layers is computed instead."""
     num_layers: Annotated[
-        Annotated[int, Whole, Field(ge=1, le=100_000)] | None, BeforeValidator(_unset)
+        Annotated[int, Field(ge=1, le=100_000)] | None, BeforeValidator(_unset)
     ] = None
     """Layers of the transformer."""
+    layer_parameters: Annotated[tuple[Axis, ...], Field(strict=False, max_length=1000)] = ()
+    """Bytes of each tensor of a layer, which model.parallelism.tensor divides; instead of
+    model.transformer, with model.optimization_groups."""
+    optimization_groups: Annotated[tuple[Axis, ...], Field(strict=False, max_length=1000)] = ()
+    """Bytes of each group of the optimizer: every accelerator writes two tensors of each, and one
+    of all together."""
     model_datatype: DataType = "fp16"
     """Type of a parameter."""
     optimizer_datatype: DataType = "fp32"
@@ -83,6 +89,8 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _shape(self) -> Self:
         missing = [name for name, value in self.transformer if value is None]
+        if self.layer_parameters and self.optimization_groups:
+            return self
         if self.num_layers is not None and missing:
             raise ValueError(
                 f"model.num_layers needs model.transformer.{missing[0]}; set it, or set "
@@ -111,19 +119,24 @@ class ModelSection(Section):
         return self.parallelism.tensor * self.parallelism.pipeline
 
 
+_ALONE, _IN_RUNS = Use(by="checkpoint"), Use(by="run size")
+_AFTER_EPOCHS = Use(
+    by="run size", when=lambda job: job.saves and job.checkpoint.steps_between_checkpoints is None
+)
+
+
 class CheckpointSection(Section):
     """Checkpoints: what is written, how, and when in a run."""
 
     checkpoint_folder: Annotated[str | None, Use(closed=True)] = None
     """Where checkpoints go: each in a folder global_epoch<e>_step<s> below it. s3://bucket/prefix:
     they are objects, which are reached by the keys of `storage`."""
-    num_checkpoints_write: Annotated[Natural, Use(by="checkpoint")] = 10
+    num_checkpoints_write: Annotated[Natural, _ALONE] = 10
     """Checkpoints that `dlemu checkpoint` writes; 0: read those of an earlier command."""
-    num_checkpoints_read: Annotated[Natural, Use(by="checkpoint")] = 10
+    num_checkpoints_read: Annotated[Natural, _ALONE] = 10
     """Checkpoints that it reads, after all are written; 0: none."""
     time_between_checkpoints: Annotated[
-        Annotated[Seconds, BeforeValidator(lambda value: _unset(value) or 0.0)],
-        Use(by="checkpoint"),
+        Seconds, BeforeValidator(lambda value: _unset(value) or 0.0), _ALONE
     ] = 0.0
     """Seconds of pause before each of them (MLPerf Storage: 5)."""
     mode: Literal["default", "subset"] = "default"
@@ -140,44 +153,27 @@ class CheckpointSection(Section):
     """Write and read past the page cache; `auto` falls back to buffered calls with a note."""
     piece_bytes: ReadBytes = 1_048_576
     """Bytes of one write or read call; of an object's parts and ranges, at least 8 MiB."""
-    io_depth: Annotated[int, Whole, Field(ge=1, le=256)] = 1
+    io_depth: Annotated[int, Field(ge=1, le=256)] = 1
     """Threads that write or read each file; requests of each object that are under way."""
-    rank_sync: Annotated[bool, Use(by="checkpoint")] = False
+    rank_sync: Annotated[bool, _ALONE] = False
     """Rank 0's duration, which DLIO reports, includes the wait for the other ranks."""
-    verify: Annotated[bool, Use(by="checkpoint")] = False
+    verify: Annotated[bool, _ALONE] = False
     """Compare every byte that is read."""
-    writer: Annotated[Literal["dlemu", "dcp"], Use(by="checkpoint")] = "dlemu"
+    writer: Annotated[Literal["dlemu", "dcp"], _ALONE] = "dlemu"
     """Who writes. `dcp`: torch.distributed.checkpoint writes tensors of the same bytes."""
-    max_seconds: Annotated[
-        Annotated[float, DURATION, Field(gt=0, le=1_000_000)] | None, Use(by="checkpoint")
-    ] = None
+    max_seconds: Annotated[Annotated[float, DURATION, Field(gt=0, le=1_000_000)] | None, _ALONE] = (
+        None
+    )
     """Longest mean duration of a written checkpoint that passes; None: none fails."""
-    mtbf: Annotated[
-        Annotated[float, DURATION, Field(gt=0, le=10**9)] | None,
-        Use(by="checkpoint"),
-    ] = None
+    mtbf: Annotated[Annotated[float, DURATION, Field(gt=0, le=10**9)] | None, _ALONE] = None
     """Mean time between failures of the whole job (as 3h, 30min, 10800), for Young's interval."""
-    checkpoint_after_epoch: Annotated[
-        Positive,
-        Use(
-            by="run size",
-            when=lambda job: job.saves and job.checkpoint.steps_between_checkpoints is None,
-        ),
-    ] = 1
+    checkpoint_after_epoch: Annotated[Positive, _AFTER_EPOCHS] = 1
     """In a run: the epoch after which the first checkpoint is written."""
-    epochs_between_checkpoints: Annotated[
-        Positive,
-        Use(
-            by="run size",
-            when=lambda job: job.saves and job.checkpoint.steps_between_checkpoints is None,
-        ),
-    ] = 1
+    epochs_between_checkpoints: Annotated[Positive, _AFTER_EPOCHS] = 1
     """In a run: epochs from one checkpoint to the next."""
-    steps_between_checkpoints: Annotated[
-        Annotated[Positive | None, BeforeValidator(_unset)], Use(by="run size")
-    ] = None
+    steps_between_checkpoints: Annotated[Positive | None, BeforeValidator(_unset), _IN_RUNS] = None
     """In a run: steps from one checkpoint to the next within an epoch; None: one at its end."""
-    asynchronous: Annotated[bool, Use(by="run size")] = False
+    asynchronous: Annotated[bool, _IN_RUNS] = False
     """In a run: copy the state to memory first, and write it while the next steps go on."""
     staging_bandwidth: Annotated[
         Bandwidth, Use(by="run size", when=lambda job: job.saves and job.checkpoint.asynchronous)

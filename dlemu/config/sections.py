@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,10 +18,12 @@ from pydantic import (
     PlainSerializer,
     SecretStr,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
-from dlemu.config.refusal import describe
+from dlemu.config.refusal import Names as Names
+from dlemu.config.refusal import Said, describe
 from dlemu.errors import WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.formats.csv import NUMBER_BYTES, TEXT_BYTES
@@ -48,19 +50,17 @@ class Use:
     run; None: as the group, else no."""
 
 
+_PREDICTED = Use(by=f"{RUNS} predict")
+
+
 def _shuffle(value: object) -> object:
     """Take false as "off": YAML 1.1 reads `off` as false."""
     return "off" if value is False else value
 
 
-def _whole(value: object) -> object:
-    """Take 1e6 as the whole number that it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 def _size(value: object) -> object:
-    """Accept "14.5GB", and 14.5e9, which YAML reads as a number with a point."""
-    return parse_bytes(value) if isinstance(value, str) else _whole(value)
+    """Accept "14.5GB"."""
+    return parse_bytes(value) if isinstance(value, str) else value
 
 
 def _sample_size(value: object) -> object:
@@ -73,8 +73,8 @@ def _sample_size(value: object) -> object:
         return float(parse_bytes(value))
 
 
-SIZES = (_size, _sample_size)
-"""What reads sizes with a unit."""
+_BYTES = "bytes (as 4096, 64KiB, 1MB)"
+_SIZE, _SAMPLE_SIZE = Said(_size, words=_BYTES), Said(_sample_size, words=_BYTES)
 
 
 _MOST_NAME_BYTES = 200
@@ -115,10 +115,9 @@ _MOST_SAMPLES = 10**10
 _MOST_BUFFERED = 2**34
 # Each number has an upper bound, larger than in any real job: a typing error is refused before it
 # costs memory or time.
-Whole = BeforeValidator(_whole)
-Positive = Annotated[int, Whole, Field(ge=1, le=1_000_000)]
+Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 """A number of things: accelerators, steps, samples of a batch."""
-Natural = Annotated[int, Whole, Field(ge=0, le=1_000_000)]
+Natural = Annotated[int, Field(ge=0, le=1_000_000)]
 """A number of things that may be none."""
 
 
@@ -127,11 +126,11 @@ def _duration(value: object) -> object:
     return parse_seconds(value) if isinstance(value, str) else value
 
 
-DURATION = BeforeValidator(_duration)
+DURATION = Said(_duration, words="seconds (as 90, 50ms, 3min)")
 Seconds = Annotated[float, DURATION, Field(ge=0, le=1_000_000)]
-SampleBytes = Annotated[float, BeforeValidator(_sample_size), Field(ge=1, le=_LARGEST_SAMPLE)]
-Seed = Annotated[int, Whole, Field(ge=0, le=2**64 - 1)]
-Size = Annotated[int, BeforeValidator(_size)]
+SampleBytes = Annotated[float, _SAMPLE_SIZE, Field(ge=1, le=_LARGEST_SAMPLE)]
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
+Size = Annotated[int, _SIZE]
 ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
 """Bytes of one read; a worker has io_depth buffers of this size."""
 
@@ -148,14 +147,27 @@ def _bandwidth(value: object) -> object:
 
 
 _bandwidth_again = PlainSerializer(lambda value: unmistakable(value, 10**6))
-Bandwidth = Annotated[Size, BeforeValidator(_bandwidth), _bandwidth_again, Field(gt=0, le=10**15)]
+_BANDWIDTH = Said(_bandwidth, words="bytes per second (as 4096, 64KiB, 1MB)")
+Bandwidth = Annotated[Size, _BANDWIDTH, _bandwidth_again, Field(gt=0, le=10**15)]
 """Bytes per second."""
 
 
-class Section(BaseModel):
-    """A frozen group of keys with strict types: 8 is not taken as text, nor true as a number."""
+class Strict(BaseModel):
+    """A frozen group of fields with strict types: 8 is not taken as text, nor true as a number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Section(Strict):
+    """A group of keys."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        """Take 1e6, alone or in a list, as the whole number that it is."""
+        if isinstance(value, list):
+            return [*map(cls._whole, value)]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Arguments(Section):
@@ -188,19 +200,12 @@ Listed = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
 """One thing or several, on the command line with commas between them."""
 
 
-@dataclass(frozen=True)
-class Names:
-    """Names that a key takes, though its type does not say them."""
-
-    known: Callable[[], Iterable[str]]
+def _known(check: Callable[[str], object]) -> AfterValidator:
+    """Return the validator of a name: `check` raises where nobody knows it."""
+    return AfterValidator(lambda name: (check(name), name)[1])
 
 
-def _known_format(name: str) -> str:
-    FORMATS[name]  # raises if there is none
-    return name
-
-
-FormatName = Annotated[str, AfterValidator(_known_format), Names(lambda: FORMATS)]
+FormatName = Annotated[str, _known(FORMATS.__getitem__), Names(lambda: FORMATS)]
 
 LOADERS: Registry[type] = Registry(
     "dlemu.loaders",
@@ -215,13 +220,7 @@ LOADERS: Registry[type] = Registry(
 )
 """Loaders by `reader.data_loader`: imported where they read, not where a key is checked."""
 
-
-def _known_loader(name: str) -> str:
-    LOADERS.place(name)
-    return name
-
-
-LoaderName = Annotated[str, AfterValidator(_known_loader), Names(lambda: LOADERS)]
+LoaderName = Annotated[str, _known(LOADERS.place), Names(lambda: LOADERS)]
 
 
 def _seconds(value: float) -> float:
@@ -327,7 +326,8 @@ def _distribution(value: object) -> object:
     return value
 
 
-Duration = Annotated[Distribution, BeforeValidator(_distribution)]
+_SECONDS = "seconds, or the keys mean, stdev and type below it"
+Duration = Annotated[Distribution, Said(_distribution, words=_SECONDS)]
 
 
 class WorkflowSection(Section):
@@ -351,27 +351,19 @@ def _element_type(value: str) -> str:
     return value
 
 
+_Signed = Literal["int8", "int16", "int32", "int64"]
+_Unsigned = Literal["uint8", "uint16", "uint32", "uint64"]
+_Floating = Literal["float16", "float32", "float64"]
+
+
 class ColumnSection(Section):
     """One column of a parquet file."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     """Its name in the file."""
-    dtype: Literal[
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "list",
-    ] = "float32"
+    dtype: Literal[_Signed, _Unsigned, _Floating, "list"] = "float32"
     """Type of an element; `list` is DLIO's word for lists of float32."""
-    size: Annotated[int, Whole, Field(ge=1, le=10**9)] = 1
+    size: Annotated[int, Field(ge=1, le=10**9)] = 1
     """Elements of a row."""
     read: bool = False
     """Whether training reads it. Where no column is marked, all are read."""
@@ -393,14 +385,8 @@ class ParquetSection(Section):
     columns: Annotated[tuple[ColumnSection, ...], Field(strict=False, max_length=10_000)] = ()
     """Columns, each with the keys name, dtype, size and read. Empty: one column `data` of
     dataset.record_dims, or of dataset.record_length_bytes bytes a row."""
-    row_group_size: Annotated[int, Whole, Field(ge=1, le=10**8)] = 1024
+    row_group_size: Annotated[int, Field(ge=1, le=10**8)] = 1024
     """Rows of a row group; a reader fetches whole row groups (DLIO: 1024)."""
-    read_mode: Literal["row_group"] = "row_group"
-    """DLIO's key; only whole row groups are read."""
-    generation_batch_size: Annotated[Natural, Use(by="")] = 0
-    """DLIO's key; has no effect."""
-    use_s3dlio_gen: Annotated[bool, Use(by="")] = False
-    """DLIO's key; has no effect."""
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -436,6 +422,10 @@ def listed_sizes(path: str) -> tuple[int, ...]:
 _MOST_LISTED = 100_000
 
 
+Axis = Annotated[int, Field(ge=1, le=_LARGEST_SAMPLE)]
+_HDF5 = Use(when=lambda job: job.has_hdf5)
+
+
 class DatasetSection(Section):
     """The files of the training set."""
 
@@ -444,29 +434,21 @@ class DatasetSection(Section):
     format: Annotated[FormatName, Use(by=PLANS)]
     """How a file holds its samples: a name, or the dotted path of a module with a FORMAT."""
     num_files_train: Annotated[
-        Annotated[int, Whole, Field(ge=1, le=MOST_FILES)] | Literal["auto"],
-        Use(by=PLANS, closed=True),
+        Annotated[int, Field(ge=1, le=MOST_FILES)] | Literal["auto"], Use(by=PLANS, closed=True)
     ]
     """Number of files, or "auto": as many as the benchmark's rule asks for (`dlemu datasize`)."""
-    num_samples_per_file: Annotated[Annotated[int, Whole, Field(ge=1, le=10**9)], Use(by=PLANS)] = 1
+    num_samples_per_file: Annotated[int, Field(ge=1, le=10**9), Use(by=PLANS)] = 1
     """Samples in each file."""
     record_length_bytes: Annotated[
         SampleBytes,
-        Use(
-            by=PLANS,
-            when=lambda job: (
-                not (
-                    job.dataset.record_dims
-                    or job.dataset.parquet.columns
-                    or job.dataset.listed_sizes
-                )
-            ),
-        ),
+        Use(by=PLANS, when=lambda job: not (job.has_own_sizes or job.dataset.parquet.columns)),
     ] = 65536.0
     """Mean size of a sample, before compression (DLIO: 65536)."""
     record_length_bytes_stdev: Annotated[
-        Annotated[float, BeforeValidator(_sample_size), Field(ge=0, le=_LARGEST_SAMPLE)],
-        Use(when=lambda job: not (job.dataset.record_dims or job.dataset.listed_sizes)),
+        float,
+        _SAMPLE_SIZE,
+        Field(ge=0, le=_LARGEST_SAMPLE),
+        Use(when=lambda job: not job.has_own_sizes),
     ] = 0.0
     """Standard deviation of that size over the samples."""
     record_length_bytes_distribution: Annotated[
@@ -480,42 +462,34 @@ class DatasetSection(Section):
     ] = None
     """Bytes of each sample that training gets, cut or padded with zeros. None: the whole sample."""
     record_dims: Annotated[
-        Annotated[
-            tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...],
-            Field(strict=False, max_length=MOST_AXES),
-        ],
+        tuple[Axis, ...],
+        Field(strict=False, max_length=MOST_AXES),
         Use(by=PLANS, when=lambda job: not (job.has_rows and job.dataset.parquet.columns)),
     ] = ()
     """Shape of a sample, in elements; if set, it decides the size."""
-    record_element_type: Annotated[Annotated[str, AfterValidator(_element_type)], Use(by=PLANS)] = (
-        "uint8"
-    )
+    record_element_type: Annotated[str, AfterValidator(_element_type), Use(by=PLANS)] = "uint8"
     """NumPy name of a sample's element type."""
     num_subfolders_train: Annotated[Natural, Use(closed=True)] = 0
     """Subfolders of `train/` that the files are spread over; 0: none."""
     file_prefix: FileName = "img"
     """Begin of each file's name."""
-    num_dset_per_record: Annotated[
-        Annotated[int, Whole, Field(ge=1, le=10_000)], Use(when=lambda job: job.has_hdf5)
-    ] = 1
+    num_dset_per_record: Annotated[int, Field(ge=1, le=10_000), _HDF5] = 1
     """HDF5 datasets that a sample is cut into along the first axis of dataset.record_dims."""
     compression: Literal["none", "gzip"] = "none"
     """`gzip`: the chunks of HDF5 files are compressed. Other formats are not."""
-    enable_chunking: Annotated[bool, Use(when=lambda job: job.has_hdf5)] = False
+    enable_chunking: Annotated[bool, _HDF5] = False
     """HDF5 files are chunked, and h5py reads them; `gzip` and DLIO's max_shape ask for it too."""
     chunk_dims: Annotated[
         Annotated[
-            tuple[Annotated[int, Whole, Field(ge=1, le=_LARGEST_SAMPLE)], ...],
+            tuple[Axis, ...],
             Field(strict=False, max_length=MOST_AXES + 1),
         ]
         | None,
-        Use(when=lambda job: job.has_hdf5),
+        _HDF5,
     ] = None
     """Sides of an HDF5 chunk in elements, the first that of the samples (DLIO: hdf5.chunk_dims).
     []: h5py chooses. null: no chunks, unless another key asks for them."""
     parquet: Annotated[ParquetSection, Use(when=lambda job: job.has_rows)] = ParquetSection()
-    chunk_size: Annotated[Annotated[Size, Field(ge=0, le=2**40)], Use(by="")] = 0
-    """Bytes of an HDF5 chunk; has no effect."""
     seed: Annotated[Seed, Use(closed=True)] = 0
     """Seed of the files' sizes and content; train.seed is that of the reading order."""
 
@@ -646,20 +620,27 @@ class DatasetSection(Section):
         return tuple(column for column in self.columns if column.read) or self.columns
 
 
+_BY_CALLS = Use(when=lambda job: job.parses and not job.in_bucket)
+_IN_BUCKET = Use(when=lambda job: job.in_bucket)
+AtOnce = Annotated[int, Field(ge=1, le=1024)]
+"""A number of things that are under way at once."""
+
+
 class ReaderSection(Section):
     """How the samples are read."""
 
-    data_loader: Annotated[LoaderName, Use(by=f"{RUNS} predict")] = "pytorch"
+    data_loader: Annotated[LoaderName, _PREDICTED] = "pytorch"
     """Which loader reads: a name, or the dotted path of a module with a LOADER. `tensorflow`:
     threads that read in tf.data's order and as far ahead."""
     batch_size: Annotated[Positive, Use(by=f"{PLANS} steptime")] = 1
     """Samples of one accelerator and step (DLIO: 1)."""
     read_threads: Annotated[
-        Annotated[int, Whole, Field(ge=0, le=1024)], Use(by=f"{RUNS} predict steptime", closed=True)
+        int, Field(ge=0, le=1024), Use(by=f"{RUNS} predict steptime", closed=True)
     ] = 1
     """Workers of each accelerator; 0 reads in the rank itself."""
     prefetch_size: Annotated[
-        Annotated[int, Whole, Field(ge=0, le=10_000)],
+        int,
+        Field(ge=0, le=10_000),
         Use(when=lambda job: job.by_tf_data or job.reader.read_threads > 0, closed=True),
     ] = 2
     """Batches read ahead by each accelerator (MLPerf Storage: 2)."""
@@ -668,7 +649,8 @@ class ReaderSection(Section):
     sample_shuffle: Shuffle = "off"
     """Order of the samples, in the same way."""
     shuffle_size: Annotated[
-        Annotated[int, Whole, Field(ge=1, le=10**9)],
+        int,
+        Field(ge=1, le=10**9),
         Use(
             when=lambda job: (job.by_tf_data or job.streamed) and job.reader.sample_shuffle != "off"
         ),
@@ -687,26 +669,18 @@ class ReaderSection(Section):
     """How files of several samples are read. `stream`: from end to end. `random`: each sample
     alone, in the plan's order. null: `random` for hdf5, `stream` for the others."""
     coalesce_gap: Annotated[
-        Annotated[Size, Field(ge=0, le=2**30)], Use(when=lambda job: job.has_rows and job.parses)
+        Size, Field(ge=0, le=2**30), Use(when=lambda job: job.has_rows and job.parses)
     ] = 8192
     """parquet: ranges of columns are joined to one read where at most so many bytes lie between
     (PyArrow: 8192)."""
-    io_depth: Annotated[
-        Annotated[int, Whole, Field(ge=1, le=1024)],
-        Use(when=lambda job: job.parses and not job.in_bucket),
-    ] = 1
+    io_depth: Annotated[AtOnce, _BY_CALLS] = 1
     """Reads that a worker keeps outstanding."""
-    gets_in_flight: Annotated[
-        Annotated[int, Whole, Field(ge=1, le=1024)], Use(when=lambda job: job.in_bucket)
-    ] = 8
+    gets_in_flight: Annotated[AtOnce, _IN_BUCKET] = 8
     """Requests that a worker keeps outstanding where the data folder is a bucket."""
-    range_bytes: Annotated[ReadBytes | None, Use(when=lambda job: job.in_bucket)] = None
+    range_bytes: Annotated[ReadBytes | None, _IN_BUCKET] = None
     """Bytes of one request where the data folder is a bucket; a smaller object is read by one
     request. null: objects up to 16 MiB whole, larger ones by ranges of 8 MiB."""
-    odirect: Annotated[
-        bool | Literal["auto"],
-        Use(by=f"{RUNS} predict", when=lambda job: job.parses and not job.in_bucket),
-    ] = False
+    odirect: Annotated[bool | Literal["auto"], _PREDICTED, _BY_CALLS] = False
     """Bypass the page cache; `auto` falls back to buffered reads with a note."""
     preprocess_time: Duration = Distribution(mean=0.0)
     """Seconds that a worker takes for each sample after it has read it: to decode, to augment."""
@@ -726,7 +700,8 @@ class ReaderSection(Section):
     ] = "fork"
     """How PyTorch starts its workers."""
     gds: Annotated[
-        Annotated[Literal["require", "prefer", "off"], BeforeValidator(_shuffle)],
+        Literal["require", "prefer", "off"],
+        BeforeValidator(_shuffle),
         Use(when=lambda job: job.on_gpu),
     ] = "off"
     """GPUDirect Storage with DALI on a GPU. `require`: reads must bypass the host's memory.
@@ -786,25 +761,22 @@ class TrainSection(Section):
 
     epochs: Positive = 1
     """Times that all samples are read."""
-    computation_time: Annotated[Duration, Use(by=f"{RUNS} predict")] = Distribution(mean=0.0)
+    computation_time: Annotated[Duration, _PREDICTED] = Distribution(mean=0.0)
     """Seconds that an accelerator computes on a batch."""
-    total_training_steps: Annotated[
-        Annotated[int, Whole, Field(le=10**9), AfterValidator(_steps)], Use(by=f"{RUNS} predict")
-    ] = -1
+    total_training_steps: Annotated[int, Field(le=10**9), AfterValidator(_steps), _PREDICTED] = -1
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Annotated[Seed, Use(when=lambda job: job.is_drawn, closed=True)] = 123
     """Seed of the reading order and of drawn times (DLIO: 123)."""
-    seed_change_epoch: Annotated[
-        bool, Use(by=f"{RUNS} predict", when=lambda job: job.is_shuffled)
-    ] = True
+    seed_change_epoch: Annotated[bool, _PREDICTED, Use(when=lambda job: job.is_shuffled)] = True
     """Shuffle anew for each epoch. `false`: all epochs have the order of the first."""
     loop: Annotated[Literal["rule", "pipelined"], Use(by=f"{RUNS} steptime")] = "rule"
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
     launch_time: Seconds = 0.0
     """Seconds of a core at the begin of each step, spent by the rank in short calls which take
-    Python's lock, as a job queues the step's kernels. They are a part of computation_time, and the
-    step's whole time where they take longer. A rank with several accelerators spends them once."""
+    Python's lock, as a job queues the step's kernels. They are a part of computation_time, at most
+    all of it; a step whose thread waits for a core or the lock may end late. A rank with several
+    accelerators spends them once."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
 
@@ -878,7 +850,7 @@ class StorageSection(Section):
     processes of the host cannot read, as they can a command line."""
     get_seconds: Annotated[float, DURATION, Field(gt=0, le=3600)] = 60.0
     """A request to a bucket that takes longer is given up, and tried again."""
-    retries: Annotated[int, Whole, Field(ge=0, le=100)] = 8
+    retries: Annotated[int, Field(ge=0, le=100)] = 8
     """Times that a request is tried again: after a refusal (503), a time-out, a lost connection."""
 
 
@@ -890,7 +862,7 @@ class OutputSection(Section):
     log: Annotated[str | None, Use(by=f"{PLANS} verify steptime checkpoint")] = None
     """File that gets a copy of what is printed, each line with its time; None: no copy."""
     stall_seconds: Annotated[
-        Annotated[float, DURATION, Field(gt=0, le=1_000_000)], Use(by=f"{RUNS} checkpoint")
+        float, DURATION, Field(gt=0, le=1_000_000), Use(by=f"{RUNS} checkpoint")
     ] = 300.0
     """A run that makes no progress for this time is ended; computing is progress."""
     drop_caches: Annotated[
@@ -903,8 +875,7 @@ class OutputSection(Section):
     """Before a run, drop the dataset's pages from the page cache if some are there. With O_DIRECT,
     only if the command line asks for it."""
     drop_each_epoch: Annotated[
-        bool | None,
-        Use(by="run size", when=lambda job: job.train.epochs > 1 and job.drops_caches),
+        bool | None, Use(by="run size", when=lambda job: job.train.epochs > 1 and job.drops_caches)
     ] = None
     """Do so before each further epoch as well. None: in edition v3.0 alone, as its DLIO does."""
     drop_all_caches: Annotated[
@@ -916,7 +887,7 @@ class OutputSection(Section):
 class SizeSection(Section):
     """The search for the most accelerators (`dlemu size`)."""
 
-    confirm: Annotated[int, Whole, Field(ge=0, le=1000)] = 5
+    confirm: Annotated[int, Field(ge=0, le=1000)] = 5
     """Consecutive passing runs that confirm the answer; 0 skips them."""
     start: Positive | None = None
     """Accelerators of the first run; None: a number that should fail, predicted or probed."""
@@ -944,7 +915,7 @@ class PredictSection(Section):
     """Predict the minutes that one pass over the dataset takes as well: time to train."""
     calibration: Annotated[str | None, Use(by="predict size calibrate")] = None
     """File that `dlemu calibrate` wrote; None: predict from the datasheet alone."""
-    host_cpus: Annotated[int, Whole, Field(ge=1, le=4096)] | None = None
+    host_cpus: Annotated[int, Field(ge=1, le=4096)] | None = None
     """CPU cores of a host: predict what a published DLIO run on it would show as well; None: by
     the calibration."""
 
@@ -970,8 +941,7 @@ class DaliSection(Section):
     device: Literal["cpu", "gpu"] = "cpu"
     """Where DALI's pipeline ends: in the host's memory or in the GPU's."""
     gpus_per_host: Annotated[
-        Annotated[int, Whole, Field(ge=1, le=1024)] | None,
-        Use(when=lambda job: job.on_gpu or job.train.compute == "gpu"),
+        AtOnce | None, Use(when=lambda job: job.on_gpu or job.train.compute == "gpu")
     ] = None
     """GPUs that the accelerators are dealt to in turn; None: all of the host."""
 
@@ -1008,11 +978,11 @@ class SteptimeSection(Section):
     """`cpu` tries the command on a host without a GPU."""
     layout: Literal["auto", "channels_last", "contiguous"] = "auto"
     """Order of a tensor's axes in memory. `auto`: the faster one."""
-    steps: Annotated[int, Whole, Field(ge=2, le=1_000_000)] = 100
+    steps: Annotated[int, Field(ge=2, le=1_000_000)] = 100
     """Least steps of each batch size; a fifth more come before, to warm up."""
     seconds: Annotated[float, DURATION, Field(ge=0, le=86_400)] = 20.0
     """Least seconds of each batch size; a quarter more come before, to warm up."""
-    side: Annotated[int, Whole, Field(ge=32, le=1024, multiple_of=32)] | None = None
+    side: Annotated[int, Field(ge=32, le=1024, multiple_of=32)] | None = None
     """Voxels or pixels along each axis of the input. None: the benchmark's, 128 or 224."""
 
 
@@ -1027,13 +997,8 @@ POLICIES: Registry[type] = Registry(
 )
 """What a cache gives up, by `cache.policy`: imported where a cache is planned."""
 
-
-def _known_policy(name: str) -> str:
-    POLICIES.place(name)
-    return name
-
-
-CachePolicy = Annotated[str, AfterValidator(_known_policy), Names(lambda: POLICIES)]
+CachePolicy = Annotated[str, _known(POLICIES.place), Names(lambda: POLICIES)]
+_CACHED = Use(by="run size predict", when=lambda job: job.cache.folder is not None)
 
 
 def _capacity(value: object) -> object:
@@ -1058,29 +1023,28 @@ class CacheSection(Section):
     """Folder of a read-through cache of dlemu's own, on the cache's drive; null: no such cache.
     Each host has its own, which all its ranks share."""
     capacity: Annotated[
-        Annotated[float, BeforeValidator(_capacity), Field(gt=0, le=2**60)],
-        Use(by="run size predict", when=lambda job: job.cache.folder is not None),
+        float,
+        BeforeValidator(_capacity),
+        Field(gt=0, le=2**60),
+        _CACHED,
     ] = 1.0
     """Bytes with a unit such as 500GiB, or a share of the dataset up to 1. It is never exceeded."""
-    policy: Annotated[
-        CachePolicy, Use(by="run size predict", when=lambda job: job.cache.folder is not None)
-    ] = "lru"
+    policy: Annotated[CachePolicy, _CACHED] = "lru"
     """What is given up for a new file: the least recently read one (`lru`), or nothing (`keep`:
     what came first stays). `none`: nothing is cached."""
     fill: Annotated[
-        Annotated[Literal["sync", "async", "off"], BeforeValidator(_shuffle)],
-        Use(by="run size predict", when=lambda job: job.cache.folder is not None),
+        Literal["sync", "async", "off"],
+        BeforeValidator(_shuffle),
+        _CACHED,
     ] = "async"
     """When a missed file is written to the cache. `sync`: before training gets it. `async`: by a
     thread of the reader, meanwhile. `off`: never."""
-    warm: Annotated[bool | Literal["found"], Use(when=lambda job: job.cache.folder is not None)] = (
-        False
-    )
+    warm: Annotated[bool | Literal["found"], Use(when=_CACHED.when)] = False
     """What the cache holds when the epochs begin. `false`: nothing. `true`: as many files as it can
     hold, which are copied and timed before. `found`: what an earlier run has left."""
     origin: Annotated[str | None, Use(by="run")] = None
     """Folder whose drive or mount is watched as the origin of a cache that is mounted already."""
-    devices: Annotated[Annotated[tuple[str, ...], Field(strict=False)], Use(by="run")] = ()
+    devices: Annotated[tuple[str, ...], Field(strict=False), Use(by="run")] = ()
     """Folders whose drives are watched as the cache of what is mounted."""
 
 

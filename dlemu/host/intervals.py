@@ -4,13 +4,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter
 
+from dlemu.host.counters import growth, total
 from dlemu.host.devices import (
     PROC,
     SYS,
@@ -30,8 +31,6 @@ from dlemu.host.processes import (
     throttled_seconds,
     usable_cpus,
 )
-
-N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +98,26 @@ class IntervalSummary:
         return self.process_cpu_seconds / (self.seconds * self.usable_cpus)
 
     @property
+    def lacked_seconds(self) -> float | None:
+        """Seconds in which the processes waited for a CPU, summed over them."""
+        waited = [s for s in (self.runqueue_seconds, self.throttled_seconds) if s is not None]
+        return max(waited) + self.stolen_seconds if waited else None
+
+    @property
+    def stolen_seconds(self) -> float:
+        """CPU time that other guests took from the processes, by their part of all that ran."""
+        if not self.host_steal_share or not self.host_cpu_share:
+            return 0.0
+        return (self.process_cpu_seconds or 0.0) * self.host_steal_share / self.host_cpu_share
+
+    @property
+    def others_cpu_share(self) -> float | None:
+        """CPU time of other programs / that of all CPUs, at least."""
+        if self.host_cpu_share is None or self.process_cpu_share is None:
+            return None
+        return self.host_cpu_share - self.process_cpu_share
+
+    @property
     def storage_read_bytes(self) -> int | None:
         """Bytes that storage delivered, by the best counter: drives, network mount, processes."""
         for num_bytes in (self.device_read_bytes, self.network_read_bytes):
@@ -118,27 +137,48 @@ def summarize_interval(observations: Sequence[Observation]) -> IntervalSummary:
         if name in first.devices and now.read_bytes >= first.devices[name].read_bytes
     }
     reads = {name: now.read_bytes - then.read_bytes for name, (then, now) in devices.items()}
-    begun, ended = first.network, last.network
-    before, after = first.processes, last.processes
+    processes = growth(last.processes, first.processes)
     host = _host_shares(first.host, last.host)
     return IntervalSummary(
         seconds=seconds,
         devices={name: _busy_share(*pair, seconds) for name, pair in devices.items()},
         device_read_bytes=sum(reads.values()) if reads else None,
-        network_read_bytes=_growth(first.network_read_bytes, last.network_read_bytes),
-        process_read_bytes=_growth(before.read_bytes, after.read_bytes),
-        process_rchar=_growth(before.rchar, after.rchar),
+        network_read_bytes=growth(last.network_read_bytes, first.network_read_bytes),
+        process_read_bytes=processes.read_bytes,
+        process_rchar=processes.rchar,
         host_cpu_share=host.busy if host else None,
         host_steal_share=host.steal if host else None,
         usable_cpus=last.usable_cpus,
-        process_cpu_seconds=_growth(before.cpu_seconds, after.cpu_seconds),
-        runqueue_seconds=_growth(before.runqueue_seconds, after.runqueue_seconds),
-        throttled_seconds=_growth(first.throttled_seconds, last.throttled_seconds),
+        process_cpu_seconds=processes.cpu_seconds,
+        runqueue_seconds=processes.runqueue_seconds,
+        throttled_seconds=growth(last.throttled_seconds, first.throttled_seconds),
         max_pss_bytes=max(
             (o.pss_bytes for o in observations if o.pss_bytes is not None), default=None
         ),
         device_reads=reads,
-        network=None if begun is None or ended is None else ended.since(begun),
+        network=growth(last.network, first.network),
+    )
+
+
+def whole_of(parts: Sequence[IntervalSummary]) -> IntervalSummary:
+    """Return what a host did in all of these intervals together; shares are by their seconds."""
+    whole = total(parts)
+
+    def mean(shares: Iterable[float | None]) -> float | None:
+        pairs = zip(shares, parts, strict=True)
+        weighted = total([None if share is None else share * p.seconds for share, p in pairs])
+        return None if weighted is None else weighted / whole.seconds
+
+    return replace(
+        whole,
+        devices={
+            name: sum(p.devices.get(name, 0.0) * p.seconds for p in parts) / whole.seconds
+            for name in whole.devices
+        },
+        host_cpu_share=mean(p.host_cpu_share for p in parts),
+        host_steal_share=mean(p.host_steal_share for p in parts),
+        usable_cpus=parts[-1].usable_cpus,
+        max_pss_bytes=max((n for p in parts if (n := p.max_pss_bytes) is not None), default=None),
     )
 
 
@@ -177,14 +217,6 @@ def _host_shares(before: HostCpu | None, after: HostCpu | None) -> HostCpu | Non
 def _busy_share(before: DeviceCounters, after: DeviceCounters, seconds: float) -> float:
     busy_ms = (after.busy_ms - before.busy_ms) % (1 << 32)  # it wraps around
     return min(1.0, busy_ms / 1000 / seconds)  # counted in whole clock ticks
-
-
-def _growth(first: N | None, last: N | None) -> N | None:
-    """Return how much a counter grew; None if it is not known, or has begun anew meanwhile.
-
-    A file system that is mounted again, or a cgroup that has gone, starts a counter at 0.
-    """
-    return None if first is None or last is None or last < first else last - first
 
 
 # --- the observer ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlemu.host.devices import PROC, SYS, read_text
@@ -41,27 +41,6 @@ class NetworkCounters:
     unordered_segments: int | None = None
     """Received before another that was sent earlier: a reader's sign that segments were lost."""
 
-    def since(self, earlier: "NetworkCounters") -> "NetworkCounters":
-        """Return the growth since an earlier moment.
-
-        Without the interfaces that were not there then, or have begun to count anew since.
-        """
-        return NetworkCounters(
-            {
-                name: NicCounters(
-                    now.received_bytes - then.received_bytes, now.sent_bytes - then.sent_bytes
-                )
-                for name, now in self.nics.items()
-                if (then := earlier.nics.get(name)) is not None
-                and now.received_bytes >= then.received_bytes
-                and now.sent_bytes >= then.sent_bytes
-            },
-            *(
-                None if now is None or then is None or now < then else now - then
-                for now, then in zip(_segments(self), _segments(earlier), strict=True)
-            ),
-        )
-
     @property
     def received_bytes(self) -> int:
         """Sum over the interfaces."""
@@ -72,26 +51,10 @@ class NetworkCounters:
         """Sum over the interfaces."""
         return sum(nic.sent_bytes for nic in self.nics.values())
 
-    def __add__(self, other: "NetworkCounters") -> "NetworkCounters":
-        """Return the sum of two growths."""
-        nics = dict(self.nics)
-        for name, nic in other.nics.items():
-            mine = nics.get(name, NicCounters(0, 0))
-            nics[name] = NicCounters(
-                mine.received_bytes + nic.received_bytes, mine.sent_bytes + nic.sent_bytes
-            )
-        return NetworkCounters(
-            nics,
-            *(
-                None if one is None or two is None else one + two
-                for one, two in zip(_segments(self), _segments(other), strict=True)
-            ),
-        )
-
     def only(self, names: Iterable[str]) -> "NetworkCounters":
         """Return the counters without other interfaces than these."""
         kept = {name: self.nics[name] for name in names if name in self.nics}
-        return NetworkCounters(kept, *_segments(self))
+        return replace(self, nics=kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,15 +187,6 @@ def network_name(*, proc: Path = PROC) -> str:
 
 def _share(part: int | None, whole: int | None) -> float | None:
     return None if part is None or not whole else part / whole
-
-
-def _segments(counters: NetworkCounters) -> tuple[int | None, ...]:
-    return (
-        counters.received_segments,
-        counters.sent_segments,
-        counters.resent_segments,
-        counters.unordered_segments,
-    )
 
 
 def _columns(text: str, kind: str) -> Mapping[str, int]:

@@ -8,9 +8,8 @@ see: where its bytes came from.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dlemu.host.devices import (
     PROC,
@@ -38,15 +37,6 @@ class PlaceCounts:
     cache_written_bytes: int | None = None
     daemon_cpu_seconds: float | None = None
     """CPU time of the FUSE mount's process and of those that it started."""
-
-    def since(self, earlier: "PlaceCounts") -> "PlaceCounts":
-        """Return the growth since an earlier moment; None where a counter has begun anew."""
-        return _each(lambda now, before: now - before if now >= before else None, (self, earlier))
-
-
-def add_up(hosts: Sequence[PlaceCounts]) -> PlaceCounts:
-    """Return the sum over hosts; what one of them does not know is unknown."""
-    return _each(lambda *values: sum(values), hosts)
 
 
 class WatchedPlaces:
@@ -166,12 +156,3 @@ def _total(
     values = [None if each is None else value(each) for each in counters]
     known = [each for each in values if each is not None]
     return sum(known) if values and len(known) == len(values) else None
-
-
-def _each(work: Callable[..., Any], counts: Sequence[PlaceCounts]) -> PlaceCounts:
-    """Return what `work` makes of each field; None where one of them is unknown."""
-    made: dict[str, Any] = {}
-    for field in fields(PlaceCounts):
-        values = [getattr(each, field.name) for each in counts]
-        made[field.name] = None if None in values or not values else work(*values)
-    return PlaceCounts(**made)

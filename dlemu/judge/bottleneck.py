@@ -11,12 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from dlemu.config.sections import ReaderSection
+from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
-from dlemu.judge.checkpoints import CheckpointCost
-from dlemu.judge.metrics import LOSSES, Losses, name_losses
-from dlemu.judge.summary import Measured
-from dlemu.storage.counted import GetCounts
+from dlemu.judge.evidence import Evidence, HostReport
+from dlemu.judge.metrics import LOSSES, name_losses
 from dlemu.storage.probe import Probe
 from dlemu.units import counted, format_rate, format_seconds
 
@@ -68,87 +66,6 @@ class Limit:
     advice: str = ""
     explains: float | None = None
     """Share (0-1) of the loss that the evidence accounts for; None for `none` and `unclear`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostEvidence:
-    """What one host's counters said over the epochs; None where the kernel does not tell."""
-
-    host: str
-    seconds: float
-    device: str | None
-    """Name of the busiest drive under the data folder."""
-    device_busy_share: float | None
-    read_bytes_per_second: float
-    """Delivered by storage, or, where that cannot be seen, taken by the loaders."""
-    probe: Probe | None
-    """What readers got from the same files after the run."""
-    cpu_share: float | None
-    """CPU time of ranks and workers / usable CPUs."""
-    host_cpu_share: float | None
-    """Of all CPUs of the host, by all processes."""
-    host_steal_share: float | None
-    """Of all CPUs, taken by other guests of the physical machine."""
-    runqueue_seconds: float | None
-    throttled_seconds: float | None
-    usable_cpus: float
-    num_workers: int
-    max_pss_bytes: int = 0
-    """Most memory that ranks and workers held."""
-    network: NetworkUse | None = None
-    """None where the kernel shows no network interface."""
-    start_seconds: float | None = None
-    """From the start of the host's first rank to the first step; None: not the first of runs."""
-    num_drives: int = 1
-    """Drives under the data folder; 0 where none is seen."""
-
-    @property
-    def lacked_seconds(self) -> float | None:
-        """Seconds in which ranks and workers waited for a CPU, summed over them."""
-        waited = [s for s in (self.runqueue_seconds, self.throttled_seconds) if s is not None]
-        return max(waited) + self._stolen_seconds if waited else None
-
-    @property
-    def others_cpu_share(self) -> float | None:
-        """CPU time of other programs / that of all CPUs, at least; None where it is not known."""
-        if self.host_cpu_share is None or self.cpu_share is None:
-            return None
-        return self.host_cpu_share - self.cpu_share
-
-    @property
-    def mostly_stolen(self) -> bool:
-        """Whether other guests took most of the CPU time that ranks and workers had to wait for."""
-        return self._stolen_seconds > (self.lacked_seconds or 0.0) / 2
-
-    @property
-    def _stolen_seconds(self) -> float:
-        """CPU time that other guests took from ranks and workers, by their part of all that ran."""
-        if not self.host_steal_share or not self.host_cpu_share or self.cpu_share is None:
-            return 0.0
-        used = self.cpu_share * self.usable_cpus * self.seconds
-        return used * self.host_steal_share / self.host_cpu_share
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """All that a limit is found from."""
-
-    losses: Losses
-    hosts: Sequence[HostEvidence]
-    measured: Measured
-    """Of all hosts."""
-    reader: ReaderSection
-    direct: bool
-    """Whether reads bypassed the page cache."""
-    num_accelerators: int
-    by_h5py: bool = False
-    """Whether reader.decode cannot be raw: only h5py finds the samples."""
-    needed: float = 1.0
-    """Bytes that the format needs at most / bytes of the samples: headers, whole pages."""
-    gets: GetCounts | None = None
-    """Requests to the bucket; None where the data folder is a folder."""
-    checkpoints: CheckpointCost | None = None
-    """What checkpoints cost the steps; None where none were written."""
 
 
 def limit_in_memory(name: str) -> str:
@@ -237,36 +154,36 @@ def _host_cpu(evidence: Evidence) -> Limit | None:
     explains = _explained_by_cpus(evidence, host)
     if explains == 0:
         return None
-    seconds = max(host.seconds, 1e-9)
-    did = []
-    if host.cpu_share is not None:
-        did.append(f"used {100 * host.cpu_share:.0f}% of {host.usable_cpus:g} CPUs")
-    if host.lacked_seconds is not None:
-        waited = host.lacked_seconds / seconds
-        did.append(f"waited {waited:.2f} s per second for a CPU (sum)")
+    used, did = host.whole, []
+    seconds = max(used.seconds, 1e-9)
+    if used.process_cpu_share is not None:
+        did.append(f"used {100 * used.process_cpu_share:.0f}% of {used.usable_cpus:g} CPUs")
+    if used.lacked_seconds is not None:
+        did.append(f"waited {used.lacked_seconds / seconds:.2f} s per second for a CPU (sum)")
     seen = [f"ranks and workers {' and '.join(did)}"] if did else []
-    if host.host_cpu_share is not None:
-        seen.append(f"total CPU {100 * host.host_cpu_share:.0f}%")
-    if host.host_steal_share is not None and host.host_steal_share >= _WORTH_SAYING:
-        seen.append(f"other guests took {100 * host.host_steal_share:.0f}%")
-    if host.throttled_seconds:
+    if used.host_cpu_share is not None:
+        seen.append(f"total CPU {100 * used.host_cpu_share:.0f}%")
+    if (stolen := used.host_steal_share or 0.0) >= _WORTH_SAYING:
+        seen.append(f"other guests took {100 * stolen:.0f}%")
+    if used.throttled_seconds:
         seen.append(
-            f"the CPU quota stopped them {host.throttled_seconds / seconds:.2f} s per second"
+            f"the CPU quota stopped them {used.throttled_seconds / seconds:.2f} s per second"
         )
     words = ""
-    if _others_work(host):
-        words = f"other programs took {100 * (host.others_cpu_share or 0):.0f}% of the CPUs; "
+    if _others_work(used):
+        words = f"other programs took {100 * (used.others_cpu_share or 0):.0f}% of the CPUs; "
     words += f"{_lost(evidence)}; on host {host.host}: {', '.join(seen)}"
     return Limit("host cpu", words + _busy([host]), _advice_for_cpus(evidence, host), explains)
 
 
-def _explained_by_cpus(evidence: Evidence, host: HostEvidence) -> float:
+def _explained_by_cpus(evidence: Evidence, host: HostReport) -> float:
     """Return the share of the loss that a host's lack of CPUs accounts for."""
-    if (host.cpu_share or 0.0) > _CPU_FULL:
+    used = host.whole
+    if (used.process_cpu_share or 0.0) > _CPU_FULL:
         return 1.0  # all of its CPUs were in use: nothing could have been done sooner
-    parts, lacked = evidence.losses.parts, host.lacked_seconds
+    parts, lacked = evidence.losses.parts, used.lacked_seconds
     explained = 0.0
-    full = (host.host_cpu_share or 0.0) + (host.host_steal_share or 0.0)
+    full = (used.host_cpu_share or 0.0) + (used.host_steal_share or 0.0)
     if full > _CPU_FULL:  # others used the CPUs: all waits but those without CPU count
         without_cpu = 0.0 if lacked is None else parts.read + parts.preprocess
         explained = _part(evidence, parts.total - parts.uneven - without_cpu)
@@ -277,9 +194,9 @@ def _explained_by_cpus(evidence: Evidence, host: HostEvidence) -> float:
     making = share * evidence.losses.making_seconds
     of_wait = parts.waited * min(1.0, lacked / max(making, 1e-9))
     # Ranks in a queue for a CPU wait, on average, half as long as the last of them.
-    accelerators = host.num_workers / max(1, evidence.reader.read_threads)
+    accelerators = host.num_workers / max(1, evidence.workload.reader.read_threads)
     late = parts.oversleep + parts.meeting
-    of_late = min(late, 2 * lacked / max(accelerators * host.seconds, 1e-9))
+    of_late = min(late, 2 * lacked / max(accelerators * used.seconds, 1e-9))
     return max(explained, _part(evidence, of_wait + of_late))
 
 
@@ -312,7 +229,7 @@ def _uneven(evidence: Evidence) -> Limit | None:
 
 def _loader(evidence: Evidence) -> Limit | None:
     """Return `loader` where batches were late for other reasons than reads."""
-    parts, reader = evidence.losses.parts, evidence.reader
+    parts, reader = evidence.losses.parts, evidence.workload.reader
     shares = {
         name: getattr(parts, name) for name in ("decode", "hand_over", "preprocess", "elsewhere")
     }
@@ -321,7 +238,7 @@ def _loader(evidence: Evidence) -> Limit | None:
     if explains >= _ENOUGH and (unknown := _cpus_unknown(evidence)):
         return _unclear(evidence, unknown)
     advice = f"raise reader.read_threads (now {reader.read_threads})"
-    if longest == "decode" and reader.decode == "library" and not evidence.by_h5py:
+    if longest == "decode" and reader.decode == "library" and not evidence.workload.dataset.by_h5py:
         advice += ", or set reader.decode=raw"
     if longest == "elsewhere" and reader.data_loader == "pytorch":
         advice += ", or set reader.data_loader=threads"
@@ -355,7 +272,7 @@ def _network(evidence: Evidence) -> Limit | None:
     )
 
 
-def _full_links(evidence: Evidence) -> list[tuple[float, HostEvidence, NetworkUse]]:
+def _full_links(evidence: Evidence) -> list[tuple[float, HostReport, NetworkUse]]:
     """Return the hosts whose link was at its rate while workers read, with what they read.
 
     Each has the share of the rate that it received over the whole time.
@@ -398,7 +315,7 @@ def _reads(evidence: Evidence) -> Limit | None:
     more, saved = (1.0, 0.0) if probe is None else _gain(evidence, given, probe)
     waited = f"{100 * explains:.0f}% of the loss was waiting for reads"
     if probe is not None and saved >= _ENOUGH:
-        reader = evidence.reader
+        reader = evidence.workload.reader
         return Limit(
             "loader",
             f"{waited}; {got}, but gives {format_rate(probe.many)} to {probe.num_many} readers "
@@ -422,8 +339,8 @@ def _reads(evidence: Evidence) -> Limit | None:
     if gets is not None:
         busy = f"; {latencies(gets.gets, gets.quantile(0.5), gets.quantile(0.99))}"
         advice = _either(
-            f"raise reader.gets_in_flight (now {evidence.reader.gets_in_flight}) or "
-            f"reader.read_threads (now {evidence.reader.read_threads})",
+            f"raise reader.gets_in_flight (now {evidence.workload.reader.gets_in_flight}) or "
+            f"reader.read_threads (now {evidence.workload.reader.read_threads})",
             "use more servers (storage.endpoint_url)",
             *fewer,
         )
@@ -450,10 +367,8 @@ def _given(evidence: Evidence, rate: float) -> str:
         name = "the bucket"
     elif len(hosts) > 1 or hosts[0].device is None:
         name = "the storage"
-    elif hosts[0].num_drives > 1:
-        return (
-            f"the {hosts[0].num_drives} drives gave {format_rate(rate)} while they were read from"
-        )
+    elif (number := len(hosts[0].whole.devices)) > 1:
+        return f"the {number} drives gave {format_rate(rate)} while they were read from"
     else:
         name = hosts[0].device
     to = f" to {len(hosts)} hosts" if len(hosts) > 1 else ""
@@ -467,13 +382,13 @@ def latencies(gets: int, half: float | None, most: float | None) -> str:
     return f"{counted(gets, 'GET')}, p50 {format_seconds(half)}, p99 {format_seconds(most)}"
 
 
-def _busy(hosts: Sequence[HostEvidence]) -> str:
+def _busy(hosts: Sequence[HostReport]) -> str:
     """Return how busy the busiest drive was, for the end of a clause; "" where none is seen."""
-    known = [host for host in hosts if host.device_busy_share is not None]
-    if not known:
-        return ""
-    busiest = max(known, key=lambda host: host.device_busy_share or 0.0)
-    return f"; {busiest.device} was busy {100 * (busiest.device_busy_share or 0):.0f}% of the time"
+    share, name = max(
+        ((host.device_busy_share or 0.0, host.device) for host in hosts if host.device),
+        default=(0.0, ""),
+    )
+    return f"; {name} was busy {100 * share:.0f}% of the time" if name else ""
 
 
 def _amplified(evidence: Evidence) -> str:
@@ -530,7 +445,7 @@ def _probe_of_all(evidence: Evidence) -> Probe | None:
 def _cpus_unknown(evidence: Evidence) -> str:
     """Return why nothing can be said where CPUs may have been short, else ""."""
     for host in evidence.hosts:
-        if host.cpu_share is None and host.runqueue_seconds is None:
+        if host.whole.process_cpu_share is None and host.whole.runqueue_seconds is None:
             return f"the kernel of host {host.host} does not show whether CPUs were free"
     return ""
 
@@ -550,9 +465,13 @@ def _lost(evidence: Evidence) -> str:
 
 def _cpus(evidence: Evidence) -> str:
     """Return the use of CPUs and page cache, for the end of a sentence."""
-    shares = [host.cpu_share for host in evidence.hosts if host.cpu_share is not None]
+    shares = [
+        host.whole.process_cpu_share
+        for host in evidence.hosts
+        if host.whole.process_cpu_share is not None
+    ]
     words = f"; CPUs {100 * max(shares):.0f}%" if shares else ""
-    stolen = max(host.host_steal_share or 0.0 for host in evidence.hosts)
+    stolen = max(host.whole.host_steal_share or 0.0 for host in evidence.hosts)
     if stolen >= _WORTH_SAYING:
         words += f"; other guests took {100 * stolen:.0f}% of the CPUs (steal)"
     cached = evidence.measured["page_cache_share"]
@@ -561,12 +480,12 @@ def _cpus(evidence: Evidence) -> str:
     return words
 
 
-def _advice_for_cpus(evidence: Evidence, host: HostEvidence) -> str:
+def _advice_for_cpus(evidence: Evidence, host: HostReport) -> str:
     """Return what takes load off a host's CPUs, and is not set yet."""
-    reader = evidence.reader
-    if host.mostly_stolen:
+    reader = evidence.workload.reader
+    if host.whole.stolen_seconds > (host.whole.lacked_seconds or 0.0) / 2:
         ways = ["give this virtual machine CPUs of its own"]
-    elif _others_work(host):
+    elif _others_work(host.whole):
         ways = ["end the other programs"]
     else:
         ways = ["use more cores or hosts" if _several_a_host(evidence) else "use more cores"]
@@ -575,17 +494,21 @@ def _advice_for_cpus(evidence: Evidence, host: HostEvidence) -> str:
     else:
         if reader.data_loader == "pytorch":
             ways.append("reader.data_loader=threads")
-        if reader.decode == "library" and not evidence.by_h5py:
+        if reader.decode == "library" and not evidence.workload.dataset.by_h5py:
             ways.append("reader.decode=raw")
-        elif reader.odirect is False and not evidence.direct and evidence.gets is None:
+        elif (
+            reader.odirect is False
+            and not all(host.direct for host in evidence.hosts)
+            and evidence.gets is None
+        ):
             ways.append("reader.odirect=true")
     return f"{_either(*ways)}; this does not measure the storage"
 
 
-def _others_work(host: HostEvidence) -> bool:
+def _others_work(used: IntervalSummary) -> bool:
     """Return whether other programs used more of a host's CPUs than ranks and workers did."""
-    others = host.others_cpu_share
-    return others is not None and others > (host.cpu_share or 0.0)
+    others = used.others_cpu_share
+    return others is not None and others > (used.process_cpu_share or 0.0)
 
 
 def _several_a_host(evidence: Evidence) -> bool:

@@ -18,21 +18,20 @@ No counter sees what the file system's own cache, or the server's memory, delive
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import reduce
-from operator import add
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
 from dlemu.config.model import Workload
-from dlemu.host.intervals import IntervalSummary
-from dlemu.host.network import NetworkCounters, network_use
-from dlemu.host.watched import PlaceCounts, add_up
+from dlemu.host.counters import total
+from dlemu.host.intervals import IntervalSummary, whole_of
+from dlemu.host.network import NetworkUse, network_use
+from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import WearFields, combine_hosts
-from dlemu.judge.bottleneck import Evidence, HostEvidence
-from dlemu.judge.checkpoints import checkpoint_cost
-from dlemu.judge.metrics import find_losses
-from dlemu.judge.summary import CacheWatched, Measured, NetworkFields, ObjectsMeasured
+from dlemu.judge.checkpoints import CheckpointCost, checkpoint_cost
+from dlemu.judge.metrics import Losses, find_losses
+from dlemu.judge.summary import CacheMeasured, Measured, NetworkFields, ObjectsMeasured
 from dlemu.judge.sums import Sums
 from dlemu.storage.counted import GetCounts, PathBytes, quantile_of
 from dlemu.storage.probe import Probe
@@ -94,27 +93,19 @@ _LEAST_SHARE = 0.01
 """An origin that gave less of the bytes gives no ratio: it may have read folders only."""
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """What all hosts saw of a run, put together."""
-
-    measured: Measured
-    """Without the fields that follow from the steps alone."""
-    evidence: Evidence
-    notes: tuple[str, ...]
-
-
 @dataclass(kw_only=True)
 class HostReport:
-    """What a host's first rank sends to rank 0."""
+    """What a host's first rank sends to rank 0, and what follows from it; None: not known."""
 
     host: str
     epochs: list[IntervalSummary] = field(default_factory=list)
     probe: Probe | None = None
+    """What readers got from the same files after the run."""
     num_workers: int = 0
     resident_before: float | None = None
     """Share of the dataset's pages that were in memory when the run began."""
     direct: bool
+    """Whether reads bypassed the page cache."""
     notes: list[str] = field(default_factory=list)
     file_system: str = ""
     """Of the data folder, as mountinfo names it."""
@@ -126,9 +117,80 @@ class HostReport:
     network_name: str = ""
     """Equal for hosts that share their network interfaces; "" where that is not known."""
     start_seconds: float | None = None
-    """As in HostEvidence."""
+    """From the start of this rank to the first step; None: not the first of runs."""
     machine: str = ""
     """Equal for hosts that are one machine, as containers may be; "" where that is not known."""
+    read_bytes: float = 0.0
+    """Taken by the loaders on this host in all epochs; rank 0 fills it in, and the next one."""
+    nic_gbps: float | None = None
+    """client.nic_gbps."""
+
+    @cached_property
+    def whole(self) -> IntervalSummary:
+        """All epochs together."""
+        return whole_of(self.epochs)
+
+    @cached_property
+    def network(self) -> NetworkUse | None:
+        """None where the kernel shows no network interface."""
+        counted = self.whole.network
+        if counted is None:
+            return None
+        return network_use(counted, self.whole.seconds, self.links, self.nic_gbps)
+
+    @property
+    def device(self) -> str | None:
+        """Name of the busiest drive under the data folder."""
+        return max(self.whole.devices, key=self.whole.devices.__getitem__, default=None)
+
+    @property
+    def device_busy_share(self) -> float | None:
+        """Its share (0-1) of the time."""
+        return max(self.whole.devices.values(), default=None)
+
+    @property
+    def read_bytes_per_second(self) -> float:
+        """Delivered by storage, or, where that cannot be seen, taken by the loaders."""
+        stored = total([stored_bytes(epoch, self.file_system) for epoch in self.epochs])
+        return (stored or self.read_bytes) / self.whole.seconds
+
+    def fields(self) -> dict[str, Any]:
+        """Return what summary.json has of the host: the counters of all epochs, and what follows.
+
+        `cpu_share` is the CPU time of ranks and workers / usable CPUs, `num_drives` the number of
+        drives that are seen under the data folder.
+        """
+        follows: dict[str, Any] = {
+            "device": self.device,
+            "device_busy_share": self.device_busy_share,
+            "read_bytes_per_second": self.read_bytes_per_second,
+            "probe": self.probe and asdict(self.probe),
+            "cpu_share": self.whole.process_cpu_share,
+            "num_workers": self.num_workers,
+            "network": self.network and asdict(self.network),
+            "start_seconds": self.start_seconds,
+            "num_drives": len(self.whole.devices),
+        }
+        return {"host": self.host, **asdict(self.whole), **follows}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What all hosts saw of a run, put together: all that its limit is found from."""
+
+    workload: Workload
+    losses: Losses
+    hosts: Sequence[HostReport]
+    measured: Measured
+    """Without the fields that follow from the steps alone."""
+    num_accelerators: int
+    needed: float = 1.0
+    """Bytes that the format needs at most / bytes of the samples: headers, whole pages."""
+    gets: GetCounts | None = None
+    """Requests to the bucket; None where the data folder is a folder."""
+    checkpoints: CheckpointCost | None = None
+    """What checkpoints cost the steps; None where none were written."""
+    notes: tuple[str, ...] = ()
 
 
 def combine(
@@ -140,7 +202,7 @@ def combine(
     *,
     reads: Sequence[Sequence[float]] = (),
     needed: float = 1.0,
-) -> Gathered:
+) -> Evidence:
     """Return what the hosts saw together.
 
     The sums are whole, as `measure_sums` checks, and by the workload's rule. `gets` are the
@@ -148,28 +210,16 @@ def combine(
     epoch, by the bins of `quantile_of`; none were counted in a bucket. `needed`: as in Evidence.
     """
     read = sum(int(each.accelerators["num_bytes"].sum()) for each in sums.epochs)
-    gbps = workload.client.nic_gbps
-    seen = [_host_evidence(host, read / len(hosts), gbps) for host in hosts]
-    measured = _measured(hosts, seen, sums, paths)
+    for host in hosts:
+        host.read_bytes, host.nic_gbps = read / len(hosts), workload.client.nic_gbps
+    measured = _measured(hosts, sums, paths)
     samples = sum(int(each.accelerators["num_samples"].sum()) for each in sums.epochs)
     stored = measured["storage_read_bytes"]
     given = read if stored is None else stored
     measured["read_amplification"] = given / max(1, samples) / workload.dataset.mean_bytes
-    evidence = Evidence(
-        losses=find_losses(sums),
-        hosts=seen,
-        measured=measured,
-        reader=workload.reader,
-        direct=all(host.direct for host in hosts),
-        num_accelerators=len(sums.epochs[0].accelerators),
-        by_h5py=workload.dataset.by_h5py,
-        needed=needed,
-        gets=gets,
-        checkpoints=checkpoint_cost(sums.epochs),
-    )
     if gets is not None:
-        every = [epoch for host in hosts for epoch in host.epochs]
-        measured["objects"] = objects_fields(gets, every)
+        cpu = total([host.whole.process_cpu_seconds for host in hosts])
+        measured["objects"] = objects_fields(gets, cpu)
     elif reads:
         bins = [dict(enumerate(each)) for each in reads]
         measured["file_read_p50_seconds_per_epoch"] = [quantile_of(each, 0.5) for each in bins]
@@ -177,12 +227,20 @@ def combine(
     endurance = workload.drive.endurance if workload.drive is not None else None
     measured["wear"] = combine_hosts(_wear(hosts), endurance=endurance)
     notes = dict.fromkeys(note for host in hosts for note in host.notes)
-    return Gathered(measured, evidence, (*notes, *_doubts(hosts, measured)))
+    return Evidence(
+        workload=workload,
+        losses=find_losses(sums),
+        hosts=hosts,
+        measured=measured,
+        num_accelerators=len(sums.epochs[0].accelerators),
+        needed=needed,
+        gets=gets,
+        checkpoints=checkpoint_cost(sums.epochs),
+        notes=(*notes, *_doubts(hosts, measured)),
+    )
 
 
-def _measured(
-    hosts: list[HostReport], seen: list[HostEvidence], sums: Sums, paths: PathBytes
-) -> Measured:
+def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes) -> Measured:
     """Return what summary.json has of the hosts."""
     numbers = range(len(hosts[0].epochs))
     of_epochs = {each.epoch: int(each.accelerators["num_bytes"].sum()) for each in sums.epochs}
@@ -201,22 +259,22 @@ def _measured(
         None if num is None or not asked else num / asked
         for num, asked in zip(from_memory, read, strict=True)
     ]
-    resident = _total([host.resident_before for host in hosts])
+    resident = total([host.resident_before for host in hosts])
     if paths.mode == "none":  # the loader has no other path than through the host
         paths = PathBytes(host=sum(read))
     workers = sum(host.num_workers for host in hosts)
-    seconds = float(np.mean([each.seconds for each in seen]))
+    seconds = float(np.mean([host.whole.seconds for host in hosts]))
     measured = Measured(
-        storage_read_bytes=_total(stored),
+        storage_read_bytes=total(stored),
         path=paths.mode,
         path_bytes=asdict(paths),
         device_read_bytes=_device_bytes(hosts),
         network=_network_fields(hosts),
         # By bytes: a mean over epochs would give a short epoch the weight of a long one.
-        page_cache_share=None if None in shares else _total(from_memory) / sum(read),
+        page_cache_share=None if None in shares else (total(from_memory) or 0) / sum(read),
         page_cache_share_per_epoch=shares,
         resident_share_before=None if resident is None else resident / len(hosts),
-        hosts=[asdict(each) for each in seen],
+        hosts=[host.fields() for host in hosts],
         read_seconds=sum(each.read for each in sums.epochs),
         worker_seconds=workers * seconds,
     )
@@ -225,7 +283,7 @@ def _measured(
     return measured
 
 
-def _watched(hosts: list[HostReport], read: list[int]) -> CacheWatched | None:
+def _watched(hosts: list[HostReport], read: list[int]) -> CacheMeasured | None:
     """Return what the places behind a mounted cache counted; None if none is watched."""
     if not all(host.watched for host in hosts):
         return None
@@ -257,67 +315,25 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     )
 
 
-def _host_evidence(host: HostReport, mean_bytes: float, gbps: float | None) -> HostEvidence:
-    """Return one host's counters over all epochs; loaders read `mean_bytes` on a host."""
-    seconds = sum(epoch.seconds for epoch in host.epochs)
-    busiest: dict[str, float] = {}
-    for epoch in host.epochs:
-        for name, busy_share in epoch.devices.items():
-            busiest[name] = busiest.get(name, 0.0) + busy_share * epoch.seconds / seconds
-    device = max(busiest, key=lambda name: busiest[name], default=None)
-    stored = _total([stored_bytes(epoch, host.file_system) for epoch in host.epochs])
-    cpu = _total([epoch.process_cpu_seconds for epoch in host.epochs])
-    usable = host.epochs[-1].usable_cpus
-    return HostEvidence(
-        host=host.host,
-        seconds=seconds,
-        device=device,
-        device_busy_share=None if device is None else busiest[device],
-        read_bytes_per_second=(stored if stored else mean_bytes) / seconds,
-        probe=host.probe,
-        cpu_share=None if cpu is None else cpu / (usable * seconds),
-        host_cpu_share=_weighted(host.epochs, [e.host_cpu_share for e in host.epochs]),
-        host_steal_share=_weighted(host.epochs, [e.host_steal_share for e in host.epochs]),
-        runqueue_seconds=_total([epoch.runqueue_seconds for epoch in host.epochs]),
-        throttled_seconds=_total([epoch.throttled_seconds for epoch in host.epochs]),
-        usable_cpus=usable,
-        num_workers=host.num_workers,
-        max_pss_bytes=max((epoch.max_pss_bytes or 0 for epoch in host.epochs), default=0),
-        network=None
-        if (counted := _network(host)) is None
-        else network_use(counted, seconds, host.links, gbps),
-        start_seconds=host.start_seconds,
-        num_drives=len(busiest),
-    )
-
-
-def _network(host: HostReport) -> NetworkCounters | None:
-    """Return what a host's network counted over all epochs; None where it did not."""
-    counts = [epoch.network for epoch in host.epochs if epoch.network is not None]
-    if not counts or len(counts) < len(host.epochs):
-        return None
-    return reduce(add, counts)
-
-
 def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
     """Return what all hosts' networks counted together; interfaces that hosts share count once."""
-    counts = {host.network_name or str(number): _network(host) for number, host in enumerate(hosts)}
-    known = [count for count in counts.values() if count is not None]
-    if not known or len(known) < len(counts):
+    counts = {
+        host.network_name or str(number): host.whole.network for number, host in enumerate(hosts)
+    }
+    counted = total(list(counts.values()))
+    if counted is None:
         return None
-    total = reduce(add, known)
     names = NetworkFields.__annotations__  # in their order
-    return cast(NetworkFields, {name: getattr(total, name) for name in names})
+    return cast(NetworkFields, {name: getattr(counted, name) for name in names})
 
 
 def _device_bytes(hosts: list[HostReport]) -> int | None:
     """Return the bytes that all drives gave; what hosts of one machine share counts once."""
     most: dict[tuple[str, str], int] = {}
     for number, host in enumerate(hosts):
-        if any(epoch.device_read_bytes is None for epoch in host.epochs):
+        if host.whole.device_read_bytes is None:
             return None
-        for name in {name for epoch in host.epochs for name in epoch.device_reads}:
-            read = sum(epoch.device_reads.get(name, 0) for epoch in host.epochs)
+        for name, read in host.whole.device_reads.items():
             key = (host.machine or str(number), name)
             most[key] = max(most.get(key, 0), read)
     return sum(most.values())
@@ -339,7 +355,7 @@ def _wear(hosts: list[HostReport]) -> list[WearFields]:
 
 def _stored(hosts: list[HostReport], epoch: int, read: int) -> int | None:
     """Return the bytes that storage delivered to all hosts in an epoch, None if not known."""
-    known: int | None = _total([stored_bytes(h.epochs[epoch], h.file_system) for h in hosts])
+    known: int | None = total([stored_bytes(h.epochs[epoch], h.file_system) for h in hosts])
     if known is not None or len(hosts) > 1:  # steps do not tell which host has read
         return known
     return vouched_bytes(hosts[0].epochs[epoch], hosts[0].file_system, read=read)
@@ -350,43 +366,26 @@ def _unseen(epoch: IntervalSummary) -> bool:
     return not epoch.devices and epoch.network_read_bytes is None
 
 
-def _total(values: Sequence[float | int | None]) -> Any:
-    """Return the sum, or None if a value is unknown or there is none."""
-    if not values or any(value is None for value in values):
-        return None
-    return sum(value for value in values if value is not None)
-
-
-def _weighted(epochs: list[IntervalSummary], shares: list[float | None]) -> float | None:
-    """Return the mean of the epochs' shares, weighted by their seconds."""
-    total = _total(
-        [None if s is None else s * e.seconds for s, e in zip(shares, epochs, strict=True)]
-    )
-    return None if total is None else total / sum(epoch.seconds for epoch in epochs)
-
-
-def objects_fields(gets: GetCounts, epochs: Sequence[IntervalSummary]) -> ObjectsMeasured:
-    """Return the fields; `epochs` are those of all hosts."""
-    cpu = [epoch.process_cpu_seconds for epoch in epochs]
-    known = [seconds for seconds in cpu if seconds is not None]
-    per_byte = sum(known) / gets.received_bytes if gets.received_bytes else None
+def objects_fields(gets: GetCounts, cpu_seconds: float | None) -> ObjectsMeasured:
+    """Return the fields; `cpu_seconds` are those of all ranks and workers, None: not known."""
+    received = gets.received_bytes
     return ObjectsMeasured(
         gets=gets.gets,
         p50_seconds=gets.quantile(0.5),
         p99_seconds=gets.quantile(0.99),
         retries=gets.retries,
         slow_downs=gets.slow_downs,
-        received_bytes=gets.received_bytes,
+        received_bytes=received,
         needed_bytes=gets.needed_bytes,
-        cpu_seconds_per_GB=(
-            1e9 * per_byte if per_byte is not None and len(known) == len(cpu) else None
-        ),
+        cpu_seconds_per_GB=None
+        if not received or cpu_seconds is None
+        else 1e9 * cpu_seconds / received,
     )
 
 
 def watched_fields(
     read: Sequence[int], hosts: Sequence[Sequence[PlaceCounts]], seconds: Sequence[float]
-) -> CacheWatched:
+) -> CacheMeasured:
     """Return the fields of summary.json.
 
     Args:
@@ -394,10 +393,10 @@ def watched_fields(
         hosts: of each host, the growth of the counters in each epoch.
         seconds: of each epoch.
     """
-    places = [add_up(epoch) for epoch in zip(*hosts, strict=True)]
+    places = [total(epoch) for epoch in zip(*hosts, strict=True)]
     origin = [each.origin_read_bytes for each in places]
     written = [each.cache_written_bytes for each in places]
-    return CacheWatched(
+    return CacheMeasured(
         hit_share_per_epoch=[_hits(*pair) for pair in zip(origin, read, strict=True)],
         read_bytes_per_epoch=list(read),
         origin_bytes_per_epoch=origin,
@@ -409,7 +408,7 @@ def watched_fields(
     )
 
 
-def stored_behind(cached: CacheWatched, epoch: int) -> int | None:
+def stored_behind(cached: CacheMeasured, epoch: int) -> int | None:
     """Return the bytes of an epoch that drives delivered: origin's and cache's; None if unknown."""
     parts = (cached["origin_bytes_per_epoch"][epoch], cached["cache_read_bytes_per_epoch"][epoch])
     known = [part for part in parts if part is not None]

@@ -181,7 +181,7 @@ def _map(path: Path) -> Steps:
         # Mapped: a damaged header with a large shape then takes no memory.
         part: Steps = np.lib.format.open_memmap(path, mode="r")
     except (*DAMAGE, TokenError) as error:
-        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+        raise damaged(path, in_short(error)) from None
     if part.dtype != STEP:
         raise RunError(
             f"{path} holds {part.dtype.names}, not steps of this version of dlemu; take the one "
@@ -229,9 +229,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
     except NotADirectoryError:
         raise RunError(f"{folder} is no folder; name the folder of a run") from None
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+        raise damaged(path, in_short(error)) from None
     if not isinstance(summary, dict):
-        raise RunError(f"{path} is damaged: it holds no object")
+        raise damaged(path, "it holds no object")
     return summary
 
 
@@ -253,8 +253,16 @@ def read_sizing(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (*DAMAGE, AssertionError) as error:
-        raise RunError(f"{path} is damaged: {in_short(error)}") from None
+        raise damaged(path, in_short(error)) from None
     return tree
+
+
+def damaged(path: Path, why: str, more: str = "") -> RunError:
+    """Return the error for a file of a result that cannot be used, with what to do."""
+    remedy = "restore it from a copy, or run again"
+    if path.name == SIZING:
+        remedy = "remove it, and the search begins anew, or name another output.folder"
+    return RunError(f"{path}{more} is damaged: {why}", remedy=remedy)
 
 
 def conditions_of(folder: Path, search: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ It is made from the records that a run leaves anyway: host.<rank>.jsonl and step
 import csv
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,35 +16,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.host.intervals import (
-    IntervalSummary,
-    Observation,
-    apart,
-    read_observations,
-    summarize_interval,
-)
+from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
 from dlemu.judge.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
 from dlemu.judge.sums import epoch_spans
 from dlemu.storage.atomic import create, replacing
 
 SERIES = "series.csv"
-COLUMNS = (
-    "seconds",
-    "host",
-    "epoch",
-    "drive_read_MB_per_s",
-    "drive_reads_per_s",
-    "drive_util_percent",
-    "drive_queue",
-    "network_read_MB_per_s",
-    "read_calls_MB_per_s",
-    "page_cache_bytes",
-    "host_cpu_percent",
-    "process_cpu_percent",
-    "au_percent",
-    "network_received_MB_per_s",
-    "network_sent_MB_per_s",
-)
+_FORMS = {
+    "seconds": ".3f",
+    "host": "",
+    "epoch": "",
+    "drive_read_MB_per_s": ".3f",
+    "drive_reads_per_s": ".1f",
+    "drive_util_percent": ".2f",
+    "drive_queue": ".2f",
+    "network_read_MB_per_s": ".3f",
+    "read_calls_MB_per_s": ".3f",
+    "page_cache_bytes": "d",
+    "host_cpu_percent": ".2f",
+    "process_cpu_percent": ".2f",
+    "au_percent": ".2f",
+    "network_received_MB_per_s": ".3f",
+    "network_sent_MB_per_s": ".3f",
+}
+COLUMNS = tuple(_FORMS)
 """New columns come last. docs/usage.md says what each one is."""
 
 _LEAST_SECONDS = 0.5
@@ -60,7 +55,10 @@ class Interval(NamedTuple):
 
     begin: float
     end: float
-    seen: IntervalSummary
+    rates: Mapping[str, float | None]
+    """By column of series.csv, None where the kernel does not count; and of each drive and network
+    interface, as "drive_read_MB_per_s sda". AU is that of the host's first rank, first steps
+    included."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +71,6 @@ class HostSeries:
     epochs: Sequence[tuple[float, float]]
     """Begin and end of each, on the clock of the first host; empty if its steps are missing."""
     intervals: Sequence[Interval]
-    observations: Sequence[Observation]
-    """Those that begin and end the intervals, one more than these, on the host's own clock."""
-    steps: Steps | None
-    """Of its first rank, on the same clock."""
 
 
 def series_of(
@@ -99,12 +93,13 @@ def series_of(
             fewer = (seen[-1].time - seen[0].time) / most if most and seen else 0.0
             kept = apart(seen, max(least, fewer))
             spans = {} if steps is None or not steps.size else epoch_spans(steps)
+            au = _au_percentages(np.array([each.time for each in kept]), steps)
             parts = [
-                Interval(a.time + offset, b.time + offset, summarize_interval((a, b)))
-                for a, b in pairwise(kept)
+                Interval(a.time + offset, b.time + offset, _rates(a, b) | {"au_percent": share})
+                for (a, b), share in zip(pairwise(kept), au, strict=True)
             ]
             epochs = [(begin + offset, end + offset) for begin, end in spans.values()]
-            yield HostSeries(rank, name, epochs, parts, kept, steps)
+            yield HostSeries(rank, name, epochs, parts)
         except DAMAGE as error:
             raise RunError(f"{path} is damaged: {in_short(error)}") from None
 
@@ -170,54 +165,55 @@ def _read(path: Path) -> tuple[_Clock, list[Observation]]:
     return _Clock(head["unix_time"] - head["time"], started), seen
 
 
-def _drives(first: Observation, last: Observation) -> tuple[float | None, float | None]:
-    """Return requests per second and mean requests in flight, over all drives."""
-    pairs = [
-        (first.devices[name], now) for name, now in last.devices.items() if name in first.devices
-    ]
-    if not pairs:
-        return None, None
-    seconds = last.time - first.time
-    queued = sum((now.queue_ms - begun.queue_ms) % _WRAP for begun, now in pairs)
-    return sum(now.reads - begun.reads for begun, now in pairs) / seconds, queued / 1000 / seconds
+def _rates(first: Observation, last: Observation) -> dict[str, float | None]:
+    """Return what an interval has under `Interval.rates`, without AU."""
+    seen = summarize_interval((first, last))
+    counts = {
+        "drive_read": seen.device_read_bytes,
+        "network_read": seen.network_read_bytes,
+        "read_calls": seen.process_rchar,
+        "network_received": seen.network and seen.network.received_bytes,
+        "network_sent": seen.network and seen.network.sent_bytes,
+    }
+    rates = {
+        f"{name}_MB_per_s": None if count is None else count / (1e6 * seen.seconds)
+        for name, count in counts.items()
+    }
+    for name, count in seen.device_reads.items():
+        rates[f"drive_read_MB_per_s {name}"] = count / (1e6 * seen.seconds)
+    for name, nic in seen.network.nics.items() if seen.network else ():
+        rates[f"network_received_MB_per_s {name}"] = nic.received_bytes / (1e6 * seen.seconds)
+        rates[f"network_sent_MB_per_s {name}"] = nic.sent_bytes / (1e6 * seen.seconds)
+    rates |= dict.fromkeys(("drive_reads_per_s", "drive_queue"))
+    if seen.devices:
+        pairs = [(first.devices[name], last.devices[name]) for name in seen.devices]
+        reads = sum(now.reads - begun.reads for begun, now in pairs)
+        queued = sum((now.queue_ms - begun.queue_ms) % _WRAP for begun, now in pairs)
+        rates["drive_reads_per_s"] = reads / seen.seconds
+        rates["drive_queue"] = queued / 1000 / seen.seconds
+    shares = {
+        "drive_util": max(seen.devices.values(), default=None),
+        "host_cpu": seen.host_cpu_share,
+        "process_cpu": seen.process_cpu_share,
+    }
+    rates |= {f"{name}_percent": share and 100 * share for name, share in shares.items()}
+    return rates | {"page_cache_bytes": last.page_cache_bytes}
 
 
 def _rows(host: HostSeries, began: float) -> Iterator[dict[str, Any]]:
     """Yield the rows of series.csv; `began` is the time of its first one.
 
-    An interval belongs to the epoch in which its middle lies. AU is that of the host's first rank,
-    first steps included.
+    An interval belongs to the epoch in which its middle lies.
     """
-    ends = pairwise(host.observations)
-    au = _au_percentages(np.array([each.time for each in host.observations]), host.steps)
-    for (begin, end, seen), (first, last), percentage in zip(host.intervals, ends, au, strict=True):
-        middle, took = (begin + end) / 2, seen.seconds
+    for begin, end, rates in host.intervals:
+        middle = (begin + end) / 2
         within = (n for n, (low, high) in enumerate(host.epochs, 1) if low <= middle <= high)
-        reads, queue = _drives(first, last)
-        received, sent = None, None
-        if seen.network is not None:
-            received, sent = seen.network.received_bytes, seen.network.sent_bytes
+        row = {"seconds": round(begin - began, 3) + 0.0, "host": host.host, **rates}
+        row["epoch"] = next(within, None)
         yield {
-            "seconds": f"{round(begin - began, 3) + 0.0:.3f}",
-            "host": host.host,
-            "epoch": next(within, None),
-            "drive_read_MB_per_s": _number(seen.device_read_bytes, ".3f", 1e6 * took),
-            "drive_reads_per_s": _number(reads, ".1f"),
-            "drive_util_percent": _number(max(seen.devices.values(), default=None), ".2f", 0.01),
-            "drive_queue": _number(queue, ".2f"),
-            "network_read_MB_per_s": _number(seen.network_read_bytes, ".3f", 1e6 * took),
-            "read_calls_MB_per_s": _number(seen.process_rchar, ".3f", 1e6 * took),
-            "page_cache_bytes": last.page_cache_bytes,
-            "host_cpu_percent": _number(seen.host_cpu_share, ".2f", 0.01),
-            "process_cpu_percent": _number(seen.process_cpu_share, ".2f", 0.01),
-            "au_percent": _number(percentage, ".2f"),
-            "network_received_MB_per_s": _number(received, ".3f", 1e6 * took),
-            "network_sent_MB_per_s": _number(sent, ".3f", 1e6 * took),
+            name: "" if row[name] is None else format(row[name], form)
+            for name, form in _FORMS.items()
         }
-
-
-def _number(value: float | None, form: str, unit: float = 1.0) -> str:
-    return "" if value is None else format(value / unit, form)
 
 
 def _au_percentages(times: NDArray[np.float64], steps: Steps | None) -> list[float | None]:

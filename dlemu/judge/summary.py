@@ -60,29 +60,41 @@ class Metric(CheckpointMetric, total=False):
     train_io_stdev_MB_per_second: float
 
 
-class CacheMeasured(TypedDict):
-    """A read-through cache, over all hosts. Lists have a value for each epoch."""
+class CacheMeasured(TypedDict, total=False):
+    """A read-through cache, dlemu's own or one that is mounted and watched, over all hosts. Lists
+    have a value for each epoch; None where nobody counts."""
+
+    hit_share_per_epoch: Sequence[float | None]
+    """Share (0-1) of the bytes that the origin did not give: of the files' that caches served, of
+    those that training read from a mount. None where no file was read."""
+    origin_bytes_per_epoch: Sequence[int | None]
+    """Read from the origin; of a mount's by any process, as the cache's drives' below."""
+    cache_read_bytes_per_epoch: Sequence[int | None]
+    cache_write_bytes_per_epoch: Sequence[int | None]
+    """With what was flushed after the epoch's end, outside its time."""
+    seconds_per_epoch: Sequence[float]
+
+    read_bytes_per_epoch: Sequence[int]
+    """Of a mounted cache alone, as the next two: read by training."""
+    fill_ratio_per_epoch: Sequence[float | None]
+    """Written to the cache / read from the origin; None where the origin gave hardly anything."""
+    daemon_cpu_seconds_per_epoch: Sequence[float | None]
+    """CPU time of the FUSE mount's process."""
 
     policy: str
-    """cache.policy and cache.fill."""
+    """cache.policy; this and all below of dlemu's own cache alone."""
     fill: str
+    """cache.fill."""
     emulated_origin: str
     """How the origin was emulated, as "at 2 GB/s and 5 ms a file"; "" if it was not."""
     capacity_bytes: int
     """Sum over the hosts, each at most the dataset; 0: no cache, only an emulated origin."""
     dataset_bytes: int
     """Of the files of the whole dataset."""
-    hit_share_per_epoch: Sequence[float | None]
-    """Share (0-1) of the files' bytes that caches served; None where no file was read."""
     planned_hit_share_per_epoch: Sequence[float | None]
-    """The same by the plan; it is the measured one, unless somebody removes files."""
+    """The hits by the plan; they are the measured ones, unless somebody removes files."""
     hit_bytes_per_epoch: Sequence[int]
     planned_hit_bytes_per_epoch: Sequence[int]
-    origin_bytes_per_epoch: Sequence[int]
-    """Really read from the origin."""
-    cache_read_bytes_per_epoch: Sequence[int]
-    cache_write_bytes_per_epoch: Sequence[int]
-    seconds_per_epoch: Sequence[float]
     settle_seconds_per_epoch: Sequence[float]
     """From an epoch's end until its last file was in the cache; outside the epoch's time."""
     preload: Mapping[str, Any] | None
@@ -98,26 +110,6 @@ class CacheMeasured(TypedDict):
     hosts: Sequence[Mapping[str, Any]]
     """Of each host: host, capacity_bytes, and its own hit_share_per_epoch, hit_bytes_per_epoch and
     planned_hit_bytes_per_epoch. Empty without a cache."""
-
-
-class CacheWatched(TypedDict):
-    """A mounted cache, by the places behind it, over all hosts. Lists have a value for each epoch;
-    None where nobody counts."""
-
-    hit_share_per_epoch: Sequence[float | None]
-    """Share (0-1) of the bytes that training read and the origin did not give."""
-    read_bytes_per_epoch: Sequence[int]
-    """Read by training."""
-    origin_bytes_per_epoch: Sequence[int | None]
-    """Read from the origin's drive or server, by any process, as the cache's drives' below."""
-    cache_read_bytes_per_epoch: Sequence[int | None]
-    cache_write_bytes_per_epoch: Sequence[int | None]
-    """With what was flushed after the epoch's end, outside its time."""
-    fill_ratio_per_epoch: Sequence[float | None]
-    """Written to the cache / read from the origin; None where the origin gave hardly anything."""
-    daemon_cpu_seconds_per_epoch: Sequence[float | None]
-    """CPU time of the FUSE mount's process."""
-    seconds_per_epoch: Sequence[float]
 
 
 class ObjectsMeasured(TypedDict):
@@ -178,7 +170,7 @@ class Measured(TypedDict, total=False):
     resident_share_before: float | None
     """Share (0-1) of the dataset's pages that were in memory before the first epoch."""
     hosts: Sequence[Mapping[str, Any]]
-    """The fields of HostEvidence, of each host."""
+    """HostReport.fields of each host."""
     wear: WearFields
     """What was written to the drives under the data folder from the start to the end of the run."""
     read_seconds: float
@@ -190,7 +182,7 @@ class Measured(TypedDict, total=False):
     read_bytes_per_second: float
     objects: ObjectsMeasured
     """Only where the data folder is a bucket."""
-    cache: CacheMeasured | CacheWatched
+    cache: CacheMeasured
     """Only with a cache of dlemu's own, an emulated origin, or places that are watched."""
 
 
@@ -216,29 +208,53 @@ What is not known is None: samples/s, or bytes and reads that the loader does no
 """
 
 
-class Summary(TypedDict, total=False):
-    """summary.json of one run."""
+class _Summary(TypedDict, total=False):
+    """What one run and several runs have."""
 
-    kind: Literal["run"]
     status: str
     """"complete", or one of UNFINISHED."""
     workload: str
     """Its name."""
     data_loader: str
-    """reader.data_loader, and reader.decode."""
-    decode: str
-    loop: str
-    """train.loop."""
-    hand_over: str
-    """"batch" or "none"."""
-    num_accelerators: int
-    num_ranks: int
+    """reader.data_loader."""
     num_hosts: int
+    num_accelerators: int
     hostname: str
     """Of rank 0."""
     dataset: DatasetFields
     system: Sequence[HostFields]
     """Each host, that of rank 0 first, and its storage below the data folder."""
+    reader: ReaderFields
+    versions: Mapping[str, str]
+    """Of dlemu, Python, the kernel and the libraries that read."""
+    start: str
+    """By `time_of_day`, as `end`."""
+    end: str
+    notes: Sequence[str]
+    """Of several runs those on rules of the division that hold only under a condition."""
+    error: str
+    """Why it did not end."""
+    verdict: Verdict
+    """Several runs that did not end have none."""
+    reasons: Sequence[str]
+    """Why there is no verdict; of several runs also why they fail."""
+    remarks: Sequence[str]
+    """What the verdict's line says as well; of several runs each once."""
+    threshold_percentage: float
+    """metric.au in percent."""
+
+
+class Summary(_Summary, total=False):
+    """summary.json of one run."""
+
+    kind: Literal["run"]
+    decode: str
+    """reader.decode."""
+    loop: str
+    """train.loop."""
+    hand_over: str
+    """"batch" or "none"."""
+    num_ranks: int
     num_files_train: int
     """This and the next seven by DLIO's names and types."""
     num_files_eval: int
@@ -254,8 +270,6 @@ class Summary(TypedDict, total=False):
     """1 for each host with more memory than it reads, else 0."""
     epochs: int
     """Of which `metric` has values."""
-    start: str
-    """By `time_of_day`, as `end`."""
     metric: Metric
     """Without fields where the run did not end, as `measured`."""
     measured: Measured
@@ -265,31 +279,17 @@ class Summary(TypedDict, total=False):
     """The fields of Limit; None where the run did not end."""
     ignored: Sequence[str]
     """Keys of the workload that have no effect."""
-    notes: Sequence[str]
-    versions: Mapping[str, str]
-    """Of dlemu, Python, the kernel and the libraries that read."""
-    error: str
-    """Why the run did not end."""
-    verdict: Verdict
-    reasons: Sequence[str]
-    """Why there is no verdict."""
-    remarks: Sequence[str]
-    """What the verdict's line says as well."""
     read_ahead: str
     """How much may be read in the steps left out; "" where that does not matter."""
     unlike: str
     """The keys that differ from the published workload, with both values; "" if none does."""
-    threshold_percentage: float
-    """metric.au in percent."""
     real_accelerators: float | None
     """That this storage feeds; None where it was not the limit, or there is no verdict."""
-    reader: ReaderFields
     per_epoch: Sequence[EpochRow]
     accelerator: str
     """What computed in a training loop of the user's own, whose time the next two divide."""
     time_shares: Mapping[str, float]
     timed_by: Sequence[str]
-    end: str
 
 
 class RunRow(TypedDict, total=False):
@@ -307,6 +307,9 @@ class RunRow(TypedDict, total=False):
     au_percentage: float
     whole_epoch_au_percentage: float
     samples_per_second: float
+    min_accelerator_au_percentage: float
+    """Of the accelerator with the least, mean over epochs."""
+    read_bytes_per_second: float
     nominal_MiB_per_second: float
     page_cache_share: float | None
     limit: str
@@ -322,38 +325,15 @@ class Spread(TypedDict):
     interval: Sequence[float] | None
 
 
-class RunsSummary(TypedDict, total=False):
+class RunsSummary(_Summary, total=False):
     """summary.json of several runs; each run's own lies in its folder."""
 
     kind: Literal["runs"]
-    status: str
-    """As a run's."""
     label: str
     division: str
     """"closed" or "open"."""
-    workload: str
-    system: Sequence[HostFields]
-    """As in the last run's Summary, and the next six too."""
-    num_hosts: int
-    dataset: DatasetFields
-    hostname: str
-    data_loader: str
-    reader: ReaderFields
-    versions: Mapping[str, str]
-    start: str
     runs: Sequence[RunRow]
-    notes: Sequence[str]
-    """Rules of the division that hold only under a condition."""
-    error: str
-    verdict: Verdict
-    """Not there if they did not end."""
-    reasons: Sequence[str]
-    remarks: Sequence[str]
-    """Those of the runs, each once."""
-    threshold_percentage: float
-    """As in the runs' Summary."""
     repeatability_percentage: float
     """The largest distance of a run's samples/s from their mean."""
     au_percentage: Spread
     samples_per_second: Spread
-    end: str

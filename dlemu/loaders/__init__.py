@@ -5,18 +5,16 @@ workers. Worker w makes the batches of steps w, w + read_threads, w + 2 read_thr
 tf.data's order it makes its part of every batch. `train.loop` and `reader.prefetch_size` say how
 far ahead of the training loop batches are read (`Workload.batches_in_flight`).
 
-A loader is a class with the methods of `Loader`, and a constructor that takes and raises what
-`open_loader` does. If it reads past the host's memory, it has the methods of `TellsPaths`; if it
-hands batches over in memory that stays the same, those of `SharesMemory`; if it counts its reads,
-those of `CountsReads`. `worker.SampleReader` reads batches of all formats. CONTRIBUTING.md says how
-to add one.
+A loader is a subclass of `Loader`, whose constructor takes and raises what `open_loader` does.
+`worker.SampleReader` reads batches of all formats. CONTRIBUTING.md says how to add one.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol, runtime_checkable
+from inspect import isabstract
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +25,7 @@ from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
 from dlemu.loaders.descriptors import make_room
-from dlemu.storage.counted import GetCounts, PathBytes
+from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
 from dlemu.storage.s3.location import in_bucket
 
 
@@ -71,12 +69,18 @@ class Batch:
         return [row[:length] for row, length in rows]
 
 
-class Loader(Protocol):
-    """Reads batches for the accelerators of one rank. tests/loaders/test_loaders.py checks it."""
+class Loader(ABC):
+    """Reads batches for the accelerators of one rank. tests/loaders/test_loaders.py checks it.
 
-    direct: bool
+    What a loader does not count is zero, as it stands here.
+    """
+
+    direct = False
     """Whether O_DIRECT is really used (`reader.odirect=auto` may have fallen back)."""
+    notes: tuple[str, ...] = ()
+    """A line for each key that could not be met, to be shown."""
 
+    @abstractmethod
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
         """Yield the batches of each step, one for every accelerator, in the accelerators' order.
 
@@ -88,49 +92,32 @@ class Loader(Protocol):
             DatasetError: a file is missing, damaged or not what the workload says.
             RunError: a worker died.
         """
-        ...
 
+    @abstractmethod
     def waiting_for(self) -> str:
         """Return in one line what the workers read, and for how long. Other threads call it."""
-        ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers, in time even if a read hangs; may be called again."""
 
     def pids(self) -> list[int]:
         """Return the process numbers of the workers; none if they are threads."""
-        ...
-
-    def close(self) -> None:
-        """End all workers, in time even if a read hangs; may be called again."""
-        ...
-
-
-@runtime_checkable
-class TellsPaths(Protocol):
-    """A loader that can read past the host's memory, and knows which path the bytes took."""
-
-    notes: tuple[str, ...]
-    """A line for each key that could not be met, to be shown."""
+        return []
 
     def path_bytes(self) -> PathBytes:
-        """Return the bytes so far, by path. Call it before `close`.
+        """Return the bytes so far by path, if some may pass the host's memory by.
+
+        Call it before `close`.
 
         Raises:
             RunError: reader.gds=require, but bytes went through the host.
         """
-        ...
-
-
-@runtime_checkable
-class TellsGets(Protocol):
-    """A loader that can read from a bucket, and counts its requests."""
+        return PathBytes()
 
     def gets(self) -> GetCounts:
-        """Return what all requests so far came to."""
-        ...
-
-
-@runtime_checkable
-class CountsReads(Protocol):
-    """A loader that counts how long the reads of its files took."""
+        """Return what all requests to a bucket so far came to."""
+        return GetCounts()
 
     def read_counts(self) -> NDArray[np.float64]:
         """Return how many reads so far fell into each bin of `storage.counted`, (NUM_BINS,).
@@ -138,16 +125,14 @@ class CountsReads(Protocol):
         A read is what a worker takes from one file at a time: a whole file, or the part of it that
         a batch needs. It lasts from the opening to the last byte, with checks and copies.
         """
-        ...
-
-
-@runtime_checkable
-class SharesMemory(Protocol):
-    """A loader that hands all batches over in the same arrays, which its user may pin."""
+        return np.zeros(NUM_BINS)
 
     def memory(self) -> list[NDArray[np.uint8]]:
-        """Return the arrays, uint8 (slots, batch, row_bytes): one for each accelerator."""
-        ...
+        """Return the arrays in which all batches are handed over, which a user may pin.
+
+        uint8 (slots, batch, row_bytes), one for each accelerator; none if each batch has its own.
+        """
+        return []
 
 
 def check_loader(workload: Workload, num_accelerators: int) -> None:
@@ -210,7 +195,13 @@ def open_loader(dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
 def _find_loader(workload: Workload) -> Callable[..., Loader]:
     name = workload.reader.data_loader
     try:
-        return LOADERS[name]
+        found: type[Loader] = LOADERS[name]
+        if not issubclass(found, Loader) or isabstract(found):
+            raise ValueError(
+                f"={name} cannot be used: it must be a subclass of dlemu.loaders.Loader that "
+                "defines epoch, waiting_for and close"
+            )
+        return found
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dlemu"):
             raise

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
@@ -40,9 +39,9 @@ from dlemu.loaders.pipes import (
     stop_watching,
 )
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
-from dlemu.loaders.steps import CLOSE_SECONDS, Activity, Takers, describe
+from dlemu.loaders.steps import CLOSE_SECONDS, Activity, Takers, WorkersLoader
 from dlemu.loaders.worker import SampleReader, make_batch
-from dlemu.storage.counted import NUM_BINS, GetCounts
+from dlemu.storage.counted import GetCounts
 from dlemu.units import round_up
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -56,12 +55,11 @@ _Made = tuple[int, int, int, float, float, float, GetCounts | None] | DlemuError
 run; or None, if the batch was no longer wanted."""
 
 
-class PyTorchLoader:
+class PyTorchLoader(WorkersLoader):
     """Reads batches in worker processes; see `dlemu.loaders.Loader`."""
 
     def __init__(self, dataset: Dataset, *, accelerators: range, keep: int) -> None:
-        self._source = Source.open(dataset, keep=keep)
-        self.direct = self._source.direct
+        super().__init__(Source.open(dataset, keep=keep))
         make_room(dataset.workload, len(accelerators))
         row_bytes = row_bytes_of(self._source, len(accelerators))
         self._starter = Starter()
@@ -69,6 +67,12 @@ class PyTorchLoader:
             _Workers(self._source, accelerator, row_bytes, self._starter)
             for accelerator in accelerators
         ]
+        shared = [workers.shared for workers in self._workers]
+        self._activities = {
+            accelerator: each.activity
+            for accelerator, each in zip(accelerators, shared, strict=True)
+        }
+        self._slots = [each.slots for each in shared if each.slots is not None]
         self._takers: Takers | None = None
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
@@ -80,9 +84,6 @@ class PyTorchLoader:
         finally:
             self._end_epoch()
 
-    def waiting_for(self) -> str:
-        return describe([line for workers in self._workers for line in workers.busy()])
-
     def pids(self) -> list[int]:
         return [pid for workers in self._workers for pid in workers.pids()]
 
@@ -92,17 +93,9 @@ class PyTorchLoader:
             workers.close()
         self._starter.close()
 
-    def read_counts(self) -> NDArray[np.float64]:
-        shared = (workers.shared.activity for workers in self._workers)
-        return sum((each.read_counts() for each in shared), np.zeros(NUM_BINS))
-
     def gets(self) -> GetCounts:
         counts = (each for workers in self._workers for each in workers.gets.values())
         return sum(counts, GetCounts())
-
-    def memory(self) -> list[NDArray[np.uint8]]:
-        shared = [workers.shared for workers in self._workers]
-        return [each.slots.data for each in shared if each.slots is not None]
 
     def _look(self) -> None:
         for workers in self._workers:
@@ -200,9 +193,6 @@ class _Workers:
             yield make_batch(cost, self.shared.slots, plan, number, epoch=epoch, step=step)
             requests.send()
             step += 1
-
-    def busy(self) -> list[tuple[float, str]]:
-        return self.shared.activity.busy(self._source.layout, self._accelerator)
 
     def pids(self) -> list[int]:
         return [pid for process in self._processes if (pid := process.pid) is not None]

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Layout
-from dlemu.loaders import Batch
+from dlemu.loaders import Batch, Loader
+from dlemu.loaders.source import Slots, Source
 from dlemu.storage.counted import NUM_BINS, bin_of
 
 IDLE, READING, PREPROCESSING = range(3)
-Note = Callable[[int, int], None]
-"""`note(what, file)`: a worker says what it does from now on; `file` is -1 if it reads none."""
 _WORDS = {READING: "reads", PREPROCESSING: "preprocesses"}
 
 
@@ -68,6 +67,34 @@ def describe(busy: list[tuple[float, str]], most: int = 8) -> str:
     told = [f"{text} for {now - since:.0f} s" for since, text in sorted(busy)]
     more = [f"{len(told) - most} more"] if len(told) > most else []
     return ", ".join(told[:most] + more) or "no worker is busy"
+
+
+class WorkersLoader(Loader):
+    """A loader whose workers note what they do, and which hands batches over in slots."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.direct = source.direct
+        self._activities: dict[int, Activity] = {}
+        """What the workers of each accelerator do."""
+        self._slots: list[Slots] = []
+        """Of each accelerator; none where bytes are dropped."""
+
+    def busy(self) -> list[tuple[float, str]]:
+        """Return what each busy worker does, as `Activity.busy` does."""
+        busy = (table.busy(self._source.layout, each) for each, table in self._activities.items())
+        return [line for lines in busy for line in lines]
+
+    def waiting_for(self) -> str:
+        access = self._source.dataset.access
+        servers = f" from {', '.join(access.endpoints[:4])}" if access is not None else ""
+        return f"{describe(self.busy())}{servers}"
+
+    def read_counts(self) -> NDArray[np.float64]:
+        return sum((each.read_counts() for each in self._activities.values()), np.zeros(NUM_BINS))
+
+    def memory(self) -> list[NDArray[np.uint8]]:
+        return [slots.data for slots in self._slots]
 
 
 CLOSE_SECONDS = 5.0

@@ -20,7 +20,6 @@ from functools import partial
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
@@ -30,10 +29,10 @@ from dlemu.host.processes import usable_cpus
 from dlemu.loaders import Batch
 from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
-from dlemu.loaders.steps import CLOSE_SECONDS, Activity, StepCollector, Window, describe
+from dlemu.loaders.steps import CLOSE_SECONDS, Activity, StepCollector, Window, WorkersLoader
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.storage.buffers import aligned_buffer
-from dlemu.storage.counted import NUM_BINS, GetCounts
+from dlemu.storage.counted import GetCounts
 
 
 @dataclass(slots=True, eq=False)
@@ -137,23 +136,24 @@ class _Column:
         )
 
 
-class ThreadsLoader:
+class ThreadsLoader(WorkersLoader):
     """Reads batches in threads of this process; see `dlemu.loaders.Loader`."""
 
     def __init__(self, dataset: Dataset, *, accelerators: range, keep: int) -> None:
-        self._source = source = Source.open(dataset, keep=keep)
-        self.direct = source.direct
+        source = Source.open(dataset, keep=keep)
+        super().__init__(source)
         row_bytes = row_bytes_of(source, len(accelerators))
         num_workers = dataset.workload.reader.num_streams
         num_streams = num_workers * len(accelerators)
         room = make_room(dataset.workload, len(accelerators)) - OTHERS
         tables = np.zeros((len(accelerators), num_workers, Activity.NUM_FIELDS))
-        self._activities = [Activity(rows) for rows in tables]
+        self._activities = dict(zip(accelerators, map(Activity, tables), strict=True))
         self._columns = [
             _Column(source, number, accelerator, row_bytes)
             for number, accelerator in enumerate(accelerators)
         ]
-        for column, activity in zip(self._columns, self._activities, strict=True):
+        self._slots = [each.slots for each in self._columns if each.slots is not None]
+        for column, activity in zip(self._columns, self._activities.values(), strict=True):
             for worker in range(num_workers):
                 reader = SampleReader(
                     source,
@@ -194,30 +194,9 @@ class ThreadsLoader:
         if may_go_on:
             self._crew.put(may_go_on)
 
-    def waiting_for(self) -> str:
-        access = self._source.dataset.access
-        servers = f" from {', '.join(access.endpoints[:4])}" if access is not None else ""
-        return f"{describe(self.busy())}{servers}"
-
-    def busy(self) -> list[tuple[float, str]]:
-        """Return what each busy worker does, as `Activity.busy` does."""
-        columns = zip(self._columns, self._activities, strict=True)
-        busy = (table.busy(self._source.layout, column.accelerator) for column, table in columns)
-        return [line for lines in busy for line in lines]
-
-    def pids(self) -> list[int]:
-        return []
-
     def gets(self) -> GetCounts:
-        """Return what all requests to a bucket so far came to."""
         streams = (stream for column in self._columns for stream in column.streams)
         return sum((stream.reader.gets for stream in streams), GetCounts())
-
-    def read_counts(self) -> NDArray[np.float64]:
-        return sum((each.read_counts() for each in self._activities), np.zeros(NUM_BINS))
-
-    def memory(self) -> list[NDArray[np.uint8]]:
-        return [column.slots.data for column in self._columns if column.slots is not None]
 
     def close(self) -> None:
         if self._running is not None:

@@ -14,19 +14,17 @@ import glob
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dlemu.config.compose import PATH_KEYS, leaves
-from dlemu.config.model import Workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.judge.metrics import t95
-from dlemu.judge.records import SIZING, SUMMARY, read_config, read_summary
+from dlemu.judge.records import CONFIG, SIZING, SUMMARY, read_config, read_summary
 from dlemu.judge.summary import limit_name
-from dlemu.report.blocks import Block, Document, Lines, Table
+from dlemu.report.blocks import Block, Document, Lines, Table, Verdict
 from dlemu.report.stored import Stored, read_result
 from dlemu.units import counted, each_once
 
@@ -49,7 +47,19 @@ _SCORES = {"run": "samples/s", "sizing": "accelerators", "checkpoint": "bytes/s"
 # --- blocks ---------------------------------------------------------------------------------------
 
 
-def present_compare(document: Document) -> list[Block]:
+def present_comparisons(document: Document) -> list[Block]:
+    """Return the blocks of all comparisons, and which results lost more than is allowed."""
+    blocks = []
+    for number, comparison in enumerate(document["comparisons"]):
+        blocks += [*([Lines([""])] if number else []), *_present(comparison)]
+    blocks += [Verdict(line, "fail") for line in document["losses"]]
+    if document["max_loss"] is not None and not document["losses"]:
+        percent = f"{100 * document['max_loss']:g}%"
+        blocks.append(Verdict(f"no result lost more than compare.max_loss={percent}", "pass"))
+    return blocks
+
+
+def _present(document: Document) -> list[Block]:
     """Return the blocks of one comparison."""
     results = document["results"]
     names = [chr(ord("A") + n) if n < 26 else f"R{n + 1}" for n in range(len(results))]
@@ -135,47 +145,45 @@ def _cell(value: object) -> str:
 # --- figures and their noise ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A mean, and its standard error; None: nothing tells how far it varies."""
+def figure(
+    value: float, error: float | None = None, freedom: float = math.inf, *, one_run: bool = False
+) -> Document:
+    """Return a mean with its standard error, and that error's degrees of freedom.
 
-    value: float
-    error: float | None = None
-    freedom: float = math.inf
-    """Degrees of freedom of the error."""
-    of_one_run: bool = False
-    """Whether the error is that of parts of one run."""
+    None: nothing tells how far the mean varies. `one_run`: the error is that of parts of one run.
+    """
+    return {"value": value, "error": error, "freedom": freedom, "of_one_run": one_run}
 
 
-def figure_of(values: Sequence[float]) -> Figure:
+def figure_of(values: Sequence[float]) -> Document:
     """Return the mean of values with its error."""
     value = float(np.mean(values))
     if len(values) < 2:
-        return Figure(value)
-    return Figure(value, float(np.std(values, ddof=1)) / math.sqrt(len(values)), len(values) - 1)
+        return figure(value)
+    return figure(value, float(np.std(values, ddof=1)) / math.sqrt(len(values)), len(values) - 1)
 
 
-def difference(new: Figure, old: Figure) -> dict[str, Any]:
+def difference(new: Document, old: Document) -> dict[str, Any]:
     """Return what `new` is above `old`, also as a share of it, and the noise of both together.
 
     `noise` is half of the 95 % interval of the difference, None if unknown; `within_one_run` what
     it would be if runs varied as little as the parts of one run.
     """
-    value, width = new.value - old.value, None
-    if new.error is not None and old.error is not None:
-        squares = [new.error**2, old.error**2]
-        freedoms = (new.freedom, old.freedom)
+    value, width = new["value"] - old["value"], None
+    if new["error"] is not None and old["error"] is not None:
+        squares = [each["error"] ** 2 for each in (new, old)]
+        freedoms = (new["freedom"], old["freedom"])
         below = sum(s**2 / freedom for s, freedom in zip(squares, freedoms, strict=True))
         freedom = sum(squares) ** 2 / below if below else math.inf
         width = t95(freedom) * math.sqrt(sum(squares))
-    one_run = new.of_one_run or old.of_one_run
+    one_run = new["of_one_run"] or old["of_one_run"]
     noise = None if one_run else width
     return {
         "value": value,
-        "against": old.value,
+        "against": old["value"],
         "noise": noise,
         "within_one_run": width if one_run else None,
-        "share": value / old.value if old.value else None,
+        "share": value / old["value"] if old["value"] else None,
         "within_noise": None if noise is None else abs(value) <= noise,
     }
 
@@ -218,25 +226,20 @@ def compare_folders(folders: Sequence[Path], max_loss: float | None = None) -> l
 
 def _compared(results: Sequence[Document], max_loss: float | None) -> Document:
     first, *others = results
+    scores = [_scores(first, other) for other in others]
     keys = dict(_unlike([each["keys"] for each in results]))
     return {
         "kind": "comparison",
-        "results": [
-            {**each, "figures": {name: asdict(value) for name, value in each["figures"].items()}}
-            for each in results
-        ],
+        "results": results,
         "differences": [
             {
-                name: difference(other["figures"][name], figure)
-                for name, figure in first["figures"].items()
+                name: difference(other["figures"][name], old)
+                for name, old in first["figures"].items()
                 if name in other["figures"]
             }
             for other in others
         ],
-        "loss": [
-            max(0.0, 1 - now / was) if was > 0 else 0.0
-            for was, now in (_scores(first, other) for other in others)
-        ],
+        "loss": [max(0.0, 1 - now / was) if was > 0 else 0.0 for was, now in scores],
         "max_loss": max_loss,
         "differing_facts": dict(_unlike([each["facts"] for each in results])),
         "differing_keys": dict(sorted(keys.items(), key=lambda pair: pair[0] in _PATHS)),
@@ -249,7 +252,7 @@ def _scores(first: Document, other: Document) -> tuple[float, float]:
         return first["num_accelerators"], other["num_accelerators"]
     for name in ("samples_per_second", "save_bytes_per_second", "load_bytes_per_second"):
         if name in first["figures"] and name in other["figures"]:
-            return first["figures"][name].value, other["figures"][name].value
+            return first["figures"][name]["value"], other["figures"][name]["value"]
     raise WorkloadError(
         f"{first['folder']} and {other['folder']} have no figure in common: one has checkpoints "
         "that were written, the other such that were read; compare results of the same command"
@@ -266,23 +269,26 @@ def _read(folder: Path) -> list[Document]:
         folder = folder.parent
     try:
         stored = read_result(folder)
-        match stored.kind:
+        kind = {"runs": "run"}.get(stored.kind, stored.kind)
+        match kind:
             case "sizing":
-                results = [_sizing(folder, answer) for answer in stored.document["answers"]]
+                found = [_sizing(folder, answer) for answer in stored.document["answers"]]
             case "checkpoint":
-                results = [_checkpoints(stored)]
-            case "run" | "runs" if "tool" not in stored.document:
-                results = [_runs(stored)]
+                found = [_checkpoints(stored)]
+            case "run":
+                found = [_runs(stored)]
             case _:
-                raise RunError(f"{folder} holds a result of another tool; name results of dlemu")
-        if not results:
+                raise RunError(f"{folder} holds a result of another tool; name one run of it")
+        if not found:
             raise RunError(f"{folder}: the search did not end, so nothing is compared")
+        held = {"folder": str(folder), "kind": kind}
+        results = [held | {name: (_LEAST | each)[name] for name in _FIELDS} for each in found]
         for result in results:
             for name in ("workload", "target", "verdict", "limit"):
                 if not isinstance(value := result[name], str):
                     raise ValueError(f"its {name} is {value!r}")
-            for name, figure in result["figures"].items():
-                if not math.isfinite(figure.value) or not math.isfinite(figure.error or 0.0):
+            for name, each in result["figures"].items():
+                if not math.isfinite(each["value"]) or not math.isfinite(each["error"] or 0.0):
                     raise ValueError(f"its {name} is no finite number")
         return results
     except DlemuError:
@@ -291,19 +297,46 @@ def _read(folder: Path) -> list[Document]:
         raise RunError(f"{folder} holds a damaged result: {in_short(error)}") from None
 
 
-def _runs(stored: Stored) -> Document:
+_FIELDS = (
+    *("workload", "target", "num_accelerators", "at_least", "verdict", "limit"),
+    *("figures", "basis", "facts", "keys"),
+)
+_LEAST = {"target": "", "at_least": False, "verdict": "", "facts": {}, "keys": {}}
+"""What a result may lack."""
+
+
+def _runs(stored: Stored) -> dict[str, Any]:
+    """Return one run, or several as one; of a single one the noise of parts of its steps.
+
+    Rates vary as the AU does: each step is asked to compute alike.
+    """
     counting = stored.counting
     name, first = next(iter(stored.runs.items()))
-    if len(counting) > 1:
-        figures, basis = _over(list(map(_of_run, counting))), counted(len(counting), "run")
-    else:
-        figures, basis = _of_one(counting[0])
-    limit = each_once(map(limit_name, counting))
-    about = {**first, "verdict": stored.document["verdict"], "limit": limit}
-    return _result(stored.folder, "run", about, figures, basis, _measured(stored.folder / name))
+    figures = _over([_of_run(run) for run in counting])
+    basis = counted(len(counting), "run")
+    if len(counting) == 1:
+        metric = counting[0]["metric"]
+        au, interval = metric["train_au_mean_percentage"], metric["train_au_interval_percentage"]
+        width = max(interval[1] - au, au - interval[0]) if interval else 0.0
+        for what, each in figures.items():
+            known = interval and what != "page_cache_share"
+            error = width / au / t95(math.inf) * each["value"] if known else None
+            figures[what] = figure(each["value"], error, one_run=True)
+        short = "nothing: the run is too short"
+        basis = "parts of the steps of one run" if interval else short
+    config = stored.folder / name / CONFIG
+    return {
+        **first,
+        "verdict": stored.document["verdict"],
+        "limit": each_once(map(limit_name, counting)),
+        "figures": figures,
+        "basis": basis,
+        "facts": _facts(first),
+        "keys": _keys(config.parent) if config.is_file() else {},
+    }
 
 
-def _checkpoints(stored: Stored) -> Document:
+def _checkpoints(stored: Stored) -> dict[str, Any]:
     """Return the result of `dlemu checkpoint`; its figures are the rates of saves and loads."""
     document, entries = stored.document, stored.document["checkpoint"]
     figures = {
@@ -313,54 +346,51 @@ def _checkpoints(stored: Stored) -> Document:
     }
     if not figures:
         raise RunError(f"{stored.folder} holds no checkpoint that was written or read")
-    limit = each_once(limit_name(document, name) for name in ("limit", "load_limit"))
-    basis = counted(len(entries["saves"] or entries["loads"]), "checkpoint")
-    about = {**document, "limit": limit}
-    return _result(stored.folder, "checkpoint", about, figures, basis, _measured(stored.folder))
-
-
-def _result(
-    folder: Path,
-    kind: str,
-    about: Document,
-    figures: Mapping[str, Figure],
-    basis: str,
-    measured: Document,
-) -> Document:
-    """Return a result; `about` has what was measured, `measured` its facts and keys."""
-    named = {"target": "", "at_least": False, "verdict": "", **about}
-    same = ("workload", "target", "num_accelerators", "at_least", "verdict", "limit")
     return {
-        "folder": str(folder),
-        "kind": kind,
-        **{name: named[name] for name in same},
+        **document,
+        "limit": each_once(limit_name(document, name) for name in ("limit", "load_limit")),
         "figures": figures,
-        "basis": basis,
-        **measured,
+        "basis": counted(len(entries["saves"] or entries["loads"]), "checkpoint"),
+        "facts": _facts(document),
+        "keys": _keys(stored.folder),
     }
 
 
-def _measured(folder: Path, *without: str) -> Document:
-    """Return `facts` and `keys` of a stored run or command, as another result may differ in."""
-    return {
-        "facts": _facts(read_summary(folder)),
-        "keys": _keys(read_config(folder, {}), *without),
-    }
+def _sizing(folder: Path, answer: Document) -> dict[str, Any]:
+    """Return the answer of a search; its facts and keys are those of a run that is still there."""
+    points = answer["confirmations"] or answer["points"][-1:]
+    if not points:
+        raise RunError(f"{folder}: no run of {answer['workload']} was made, so nothing is compared")
+    figures = _over([{name: point.get(name) for name in _OF_A_RUN} for point in points])
+    if answer["real_accelerators"] is not None and answer["interval"] is not None:
+        low, high = answer["interval"]
+        error = (high - low) / 2 / t95(math.inf)
+        figures["real_accelerators"] = figure(answer["real_accelerators"], error)
+    known = {}
+    name = glob.escape(f"{answer['target']}.{answer['workload']}")
+    for run in sorted((folder / "runs").glob(f"{name}.*")):
+        with suppress(DlemuError, *DAMAGE):  # cut short, or removed
+            keys = _keys(run, "num_accelerators", "size")
+            known = {"facts": _facts(read_summary(run)), "keys": keys}
+            break
+    basis = f"{counted(len(points), 'run')} at {points[-1]['num_accelerators']}"
+    return {**answer, "verdict": "", "figures": figures, "basis": basis, **known}
 
 
 def _of_run(run: Document) -> dict[str, float | None]:
     metric, epochs = run["metric"], run["per_epoch"]
-    seconds = [epoch["seconds"] for epoch in epochs]
-    rates = [epoch["read_bytes_per_second"] for epoch in epochs]
+    rates = [(epoch["read_bytes_per_second"], epoch["seconds"]) for epoch in epochs]
+    known = all(rate is not None for rate, _ in rates)
+    read = sum(rate * took for rate, took in rates) if known else 0.0
     return {
         "au_percentage": metric["train_au_mean_percentage"],
         "samples_per_second": metric["train_throughput_mean_samples_per_second"],
-        "read_bytes_per_second": sum(map(float.__mul__, rates, seconds)) / sum(seconds),
+        "read_bytes_per_second": read / sum(took for _, took in rates) if known else None,
         "page_cache_share": run.get("measured", {}).get("page_cache_share"),
     }
 
 
-def _over(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Figure]:
+def _over(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Document]:
     """Return the figures of several rows; a name that one of them does not know is left out."""
     figures = {}
     for name in rows[0]:
@@ -370,45 +400,9 @@ def _over(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Figure]:
     return figures
 
 
-def _of_one(run: Document) -> tuple[dict[str, Figure], str]:
-    """Return the figures of one run, and what their noise is taken from.
-
-    Rates vary as the AU does: each step is asked to compute alike.
-    """
-    means, interval = _of_run(run), run["metric"].get("train_au_interval_percentage")
-    au = run["metric"]["train_au_mean_percentage"]
-    figures = {
-        name: Figure(mean, of_one_run=True) for name, mean in means.items() if mean is not None
-    }
-    if interval is None:
-        return figures, "nothing: the run is too short"
-    share = max(interval[1] - au, au - interval[0]) / au / t95(math.inf)
-    for name in [name for name in figures if name != "page_cache_share"]:
-        figures[name] = replace(figures[name], error=share * figures[name].value)
-    return figures, "parts of the steps of one run"
-
-
-def _sizing(folder: Path, answer: Document) -> Document:
-    points = answer["confirmations"] or answer["points"][-1:]
-    if not points:
-        raise RunError(f"{folder}: no run of {answer['workload']} was made, so nothing is compared")
-    figures = _over([{name: point.get(name) for name in _OF_A_RUN} for point in points])
-    if answer["real_accelerators"] is not None and answer["interval"] is not None:
-        low, high = answer["interval"]
-        error = (high - low) / 2 / t95(math.inf)
-        figures["real_accelerators"] = Figure(answer["real_accelerators"], error)
-    measured: Document = {"facts": {}, "keys": {}}
-    name = glob.escape(f"{answer['target']}.{answer['workload']}")
-    for run in sorted((folder / "runs").glob(f"{name}.*")):
-        with suppress(DlemuError, *DAMAGE):  # cut short, or removed
-            measured = _measured(run, "num_accelerators", "size")
-            break
-    basis = f"{counted(len(points), 'run')} at {points[-1]['num_accelerators']}"
-    return _result(folder, "sizing", {**answer, "verdict": ""}, figures, basis, measured)
-
-
-def _keys(workload: Workload, *without: str) -> dict[str, object]:
-    """Return the keys that say what was run, by dotted name."""
+def _keys(folder: Path, *without: str) -> dict[str, object]:
+    """Return the keys that say what was run in a folder, by dotted name."""
+    workload = read_config(folder, {})
     left_out = {"given", "ignored", "output", *without}
     keys = dict(leaves(workload.model_dump(mode="json", exclude=left_out)))
     if "random" in (workload.reader.file_shuffle, workload.reader.sample_shuffle):

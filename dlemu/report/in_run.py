@@ -284,29 +284,43 @@ def present_cache(document: Document) -> list[Block]:
     is_watched = "fill_ratio_per_epoch" in cached
     emulated = "" if is_watched else cached["emulated_origin"]
     slow = f" (origin emulated {emulated})" if emulated else ""
-    table = _watched_table(epochs) if is_watched else _table(epochs, slow)
     lines = list(_watched_lines(epochs) if is_watched else _lines(cached, epochs, slow))
+    if is_watched:
+        table = _table(epochs, "mounted cache, watched; bytes in MB")
+    else:
+        table = _table(list(map(_rates, epochs)), f"cache, MB/s{slow}")
     return [table, *([Lines(lines)] if lines else []), *_plots(epochs, slow)]
 
 
-_EPOCH = (
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:,.1f}"
+
+
+_COLUMNS = (
     Column("epoch", "epoch", str),
     Column("AU (%)", "au_percentage", ".2f"),
     Column("samples/s", "samples_per_second", ".2f", spare=3),
+    Column("hits (%)", "hit_share", _percent),
+    Column("planned (%)", "planned_hit_share", _percent),
+    Column("training", "read_bytes", _megabytes),
+    Column("origin", "origin_bytes", _megabytes),
+    Column("cache read", "cache_read_bytes", _megabytes),
+    Column("written", "cache_write_bytes", _megabytes),
+    Column("fill", "fill_ratio", ".2f", spare=2),
+    Column("daemon CPU (s)", "daemon_cpu_seconds", ".2f", spare=1),
 )
 
 
-def _table(epochs: Sequence[Document], slow: str) -> Table:
-    """Return the table over epochs; rates over the seconds of each."""
+def _table(epochs: Sequence[Document], title: str) -> Table:
+    """Return the table over epochs, with the columns that they have."""
     table = table_of(
         epochs if len(epochs) <= _MOST_ROWS else [*epochs[: _MOST_ROWS - 1], epochs[-1]],
-        *_EPOCH,
-        Column("hits (%)", "hit_share", _percent),
-        Column("planned (%)", "planned_hit_share", _percent),
-        Column("origin", lambda e: e["origin_bytes"] / e["seconds"] / 1e6, ".1f"),
-        Column("read", lambda e: e["cache_read_bytes"] / e["seconds"] / 1e6, ".1f"),
-        Column("written", lambda e: e["cache_write_bytes"] / _settled(e) / 1e6, ".1f"),
-        title=f"cache, MB/s{slow}",
+        *(column for column in _COLUMNS if column.value in epochs[0]),
+        title=title,
     )
     if len(epochs) > _MOST_ROWS:
         *first, last = table.rows
@@ -314,28 +328,11 @@ def _table(epochs: Sequence[Document], slow: str) -> Table:
     return table
 
 
-def _watched_table(epochs: Sequence[Document]) -> Table:
-    """Return the table over epochs of a mounted cache."""
-
-    def megabytes(num_bytes: int) -> str:
-        return f"{num_bytes / 1e6:,.1f}"
-
-    return table_of(
-        epochs,
-        *_EPOCH,
-        Column("hits (%)", "hit_share", _percent),
-        Column("training", "read_bytes", megabytes),
-        Column("origin", "origin_bytes", megabytes),
-        Column("cache read", "cache_read_bytes", megabytes),
-        Column("written", "cache_write_bytes", megabytes),
-        Column("fill", "fill_ratio", ".2f", spare=2),
-        Column("daemon CPU (s)", "daemon_cpu_seconds", ".2f", spare=1),
-        title="mounted cache, watched; bytes in MB",
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+def _rates(epoch: Document) -> Document:
+    """Return an epoch with bytes per second for its bytes."""
+    of = {"origin_bytes": epoch["seconds"], "cache_read_bytes": epoch["seconds"]}
+    of["cache_write_bytes"] = _settled(epoch)
+    return epoch | {name: epoch[name] / seconds for name, seconds in of.items()}
 
 
 def _settled(epoch: Document) -> float:

@@ -1,6 +1,5 @@
 """Stored results in blocks, each by its kind: on the terminal, side by side, and as a page."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -12,25 +11,36 @@ from dlemu.judge.summary import limit_name
 from dlemu.report import checkpoint, sizing
 from dlemu.report.blocks import (
     Block,
-    Command,
     Document,
     Fold,
-    Lines,
     Listing,
     Section,
     Table,
     where_cells,
 )
-from dlemu.report.foreign import present_foreign
 from dlemu.report.html import render_page
-from dlemu.report.plot import Axis, Bands, Plot, Series, axis_from_zero
-from dlemu.report.run import present_run, present_runs
-from dlemu.report.stored import Stored, attempts_of, cut_runs
+from dlemu.report.plot import Axis, Bands, Look, Plot, Series, axis_from_zero
+from dlemu.report.present import present
+from dlemu.report.stored import Stored
 from dlemu.units import each_once, rate_unit
 
 _LEAST_SECONDS = 0.2
 """Over a shorter time a rate is mostly the resolution of the counters."""
 _MOST_POINTS = 400
+
+
+_READ = {
+    "drive_read_MB_per_s": "from the drives",
+    "network_read_MB_per_s": "from the network mount",
+    "read_calls_MB_per_s": "by read calls, from storage or memory",
+}
+"""Counters of reads, the best first."""
+_RECEIVED = {"network_received_MB_per_s": "over the host's network interfaces, without lo"}
+"""Of a bucket: sockets are not read by read calls."""
+_BUSY: tuple[tuple[str, Look, str], ...] = (
+    ("whole host, of all its CPUs", "first", "host_cpu_percent"),
+    ("ranks and workers, of the CPUs they may use", "second", "process_cpu_percent"),
+)
 
 
 def plots_over_time(folder: Path, *, in_bucket: bool) -> Iterator[Plot]:
@@ -41,49 +51,29 @@ def plots_over_time(folder: Path, *, in_bucket: bool) -> Iterator[Plot]:
     """
     for host in series_of(folder, least=_LEAST_SECONDS, most=_MOST_POINTS):
         if host.intervals:
-            yield from _host_plots(host, in_bucket)
+            yield from host_plots(host, in_bucket)
 
 
-def _host_plots(host: HostSeries, in_bucket: bool) -> Iterator[Plot]:
+def host_plots(host: HostSeries, in_bucket: bool) -> Iterator[Plot]:
     """Yield what a host read and how busy its CPUs were."""
     parts, start = host.intervals, host.intervals[0].begin
     x = Axis("seconds since the first epoch began", 0.0, parts[-1].end - start)
     epochs = [(max(0.0, begin - start), min(end - start, x.high)) for begin, end in host.epochs]
     bands = [Bands("epochs: only these count", "first", epochs)]
     where = "" if host.rank == 0 else f", host of rank {host.rank}"
-    source, rates = best_counter(parts, in_bucket=in_bucket)
-    if source:
-        unit, size = rate_unit(max(rate or 0.0 for rate in rates))
-        scaled = [None if rate is None else rate / size for rate in rates]
-        read = [Series(source, "first", stairs(parts, scaled))]
-        yield Plot(f"bytes read over time{where}", x, axis_from_zero(unit, read), read, bands)
-    cpu = [part.seen.host_cpu_share and 100 * part.seen.host_cpu_share for part in parts]
-    own = [part.seen.process_cpu_share and 100 * part.seen.process_cpu_share for part in parts]
+    for column, source in (_RECEIVED if in_bucket else _READ).items():
+        rates = [part.rates[column] for part in parts]
+        if (most := max((rate for rate in rates if rate is not None), default=None)) is not None:
+            unit, size = rate_unit(1e6 * most)
+            scaled = [rate and 1e6 * rate / size for rate in rates]
+            read = [Series(source, "first", stairs(parts, scaled))]
+            yield Plot(f"bytes read over time{where}", x, axis_from_zero(unit, read), read, bands)
+            break
     busy = [
-        Series("whole host, of all its CPUs", "first", stairs(parts, cpu)),
-        Series("ranks and workers, of the CPUs they may use", "second", stairs(parts, own)),
+        Series(name, look, stairs(parts, [part.rates[column] for part in parts]))
+        for name, look, column in _BUSY
     ]
     yield Plot(f"CPUs over time{where}", x, Axis("busy (%)", 0.0, 100.0), busy, bands)
-
-
-def best_counter(parts: Sequence[Interval], *, in_bucket: bool) -> tuple[str, list[float | None]]:
-    """Return what the best counter of reads counts, and its bytes/s; "" if there is none."""
-    seen = [part.seen for part in parts]
-    counters = [
-        ("from the drives", [part.device_read_bytes for part in seen]),
-        ("from the network mount", [part.network_read_bytes for part in seen]),
-        ("by read calls, from storage or memory", [part.process_rchar for part in seen]),
-    ]
-    if in_bucket:  # sockets are not read by read calls
-        received = [None if part.network is None else part.network.received_bytes for part in seen]
-        counters = [("over the host's network interfaces, without lo", received)]
-    for name, counts in counters:
-        if any(count is not None for count in counts):
-            return name, [
-                None if count is None else count / part.seconds
-                for count, part in zip(counts, seen, strict=True)
-            ]
-    return "", []
 
 
 def stairs(
@@ -106,38 +96,6 @@ _ACROSS = (
 )
 """The heads of the table across results. A column without a value is left out."""
 _TEXTS = ("workload", "verdict", "limit", "storage", "host")
-
-
-def present_stored(stored: Stored) -> list[Block]:
-    """Return the blocks of a result for the terminal, and what else its folder holds."""
-    document, folder = stored.document, stored.folder
-    match stored.kind:
-        case "sizing":
-            return sizing.present_sizing(document)
-        case "checkpoint":
-            return [*checkpoint.present_checkpoint(document), Command("results", str(folder))]
-        case "runs" if "tool" not in document:
-            blocks = present_runs(document)
-            blocks += [
-                Command(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
-                for path in cut_runs(folder, document["runs"])
-            ]
-        case _ if "tool" in document:
-            return _present_foreign(stored)
-        case _:
-            blocks = present_run(document)
-    if attempts := attempts_of(folder):
-        names = ", ".join(map(str, attempts))
-        blocks.append(Lines([f"earlier attempts, which did not end: {names}"]))
-    return [*blocks, Command("results", str(folder))]
-
-
-def _present_foreign(stored: Stored) -> list[Block]:
-    """Return the blocks of another tool's runs, one after the other."""
-    blocks = [block for run in stored.runs.values() for block in present_foreign(run)]
-    if unread := stored.document.get("incomplete"):
-        blocks.append(Lines([f"not read: {why}" for why in unread.values()]))
-    return blocks
 
 
 def across(sections: Sequence[Section]) -> Table:
@@ -172,30 +130,31 @@ def section(stored: Stored) -> Section:
     """Return the section of a page about what one folder holds."""
     document = stored.document
     rows: list[dict[str, str]] = []
+    blocks: Sequence[Block] = ()
     match stored.kind:
         case "sizing":
             answers, unfinished = document["answers"], document["unfinished"]
             names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
-            title, blocks = ", ".join([*names, *unfinished]), sizing.present_sizing(document)
+            title = ", ".join([*names, *unfinished])
             rows += map(sizing.row_of, answers)
             for search in unfinished.values():
                 rows.append({"verdict": "no answer yet", "runs": str(len(search["points"]))})
         case "checkpoint":
-            title, blocks = document["workload"], checkpoint.present_checkpoint(document)
+            title = document["workload"]
             rows.append(checkpoint.row_of(document))
         case _ if "tool" in document:
-            title, blocks = stored.folder.name, _present_foreign(stored)
+            title = stored.folder.name
             rows += [_row([run]) | {"result": run["folder"]} for run in stored.runs.values()]
         case _:
             title, blocks = str(document["workload"]), list(_blocks_of_runs(stored))
             rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})
-    return Section(title, str(stored.folder), blocks, rows)
+    return Section(title, str(stored.folder), blocks or present(document), rows)
 
 
 def _blocks_of_runs(stored: Stored) -> Iterator[Block]:
     """Yield the blocks of a run, or of several with each run folded; and their workload."""
     if stored.kind == "runs":
-        yield from present_runs(stored.document)
+        yield from present(stored.document)
         for name in stored.runs:
             yield Fold(f"{name}: its epochs, and what the hosts did", list(_run(stored, name)))
     else:
@@ -206,7 +165,7 @@ def _blocks_of_runs(stored: Stored) -> Iterator[Block]:
 
 def _run(stored: Stored, name: str) -> Iterator[Block]:
     document = stored.runs[name]
-    yield from present_run(document)
+    yield from present(document)
     bucket = place_of(document).get("file_system") == "s3"
     yield from plots_over_time(stored.folder / name, in_bucket=bucket)
 

@@ -71,15 +71,16 @@ def _published(found: Document) -> Iterator[Block]:
         )
 
 
-def present_predictions(found: Sequence[Document]) -> list[Block]:
+def present_predictions(document: Document) -> list[Block]:
     """Return predictions of several drives or workloads in one table."""
-    asked = any(each["asked_accelerators"] for each in found)
+    found = document["answers"]
     best = max(found, key=lambda each: float(each["real_accelerators"]))
     table = table_of(
         found,
         Column("workload", "workload"),
         Column("storage", _storage, text=True),
-        Column("most that pass" if asked else "accelerators", "real_accelerators", ".1f"),
+        Column("accelerators", "num_accelerators"),
+        Column("N*", "real_accelerators", ".2f"),
         Column("range", range_of),
         Column("AU (%)", "au_percentage", ".2f", spare=2),
         Column("read", "read_bytes_per_second", format_rate, spare=1),
@@ -87,9 +88,10 @@ def present_predictions(found: Sequence[Document]) -> list[Block]:
         *([Column("minutes of a pass", "minutes", ".2f")] if "minutes" in best else ()),
         *([Column("published DLIO run", _shown_by_dlio)] if best["published"] else ()),
     )
-    number = f"{best['real_accelerators']:.1f} accelerators of {best['workload']}"
+    number = f"{counted(int(best['real_accelerators']), 'accelerator')} of {best['workload']}"
     notes = dict.fromkeys(note for each in found for note in _notes(each) if REAL not in note)
-    line = f"predicted: {_storage(best)} feeds the most, {number}"
+    required = f"{best['threshold']:g}%"
+    line = f"predicted: {_storage(best)} feeds the most, {number} at AU {required} or more"
     return [Verdict(line), table, Lines([REAL, *notes])]
 
 
@@ -172,15 +174,15 @@ def present_cached(found: Document) -> list[Block]:
     ]
 
 
-def present_calibration(found: Document, demand: float) -> list[Block]:
-    """Return the figures of a calibration; an accelerator reads `demand` bytes/s at AU 100%."""
+def present_calibration(found: Document) -> list[Block]:
+    """Return the figures of a calibration, also as accelerators that read as much at AU 100%."""
 
     def rate_of(name: str, own: Sequence[str]) -> str:
         rate, limit = found[f"{name}_read_bytes_per_second"], found[f"{name}_limit"]
         if rate is None:
             return "not measured"
         least = "" if limit in own else "at least "
-        taken = f"as much as {rate / demand:.1f} accelerators read"
+        taken = f"as much as {rate / found['demand_bytes_per_second']:.1f} accelerators read"
         return f"{least}{format_rate(rate)}, {taken}; limit: {limit}"
 
     overhead = f"{format_seconds(found['overhead'])}; limit: {found['overhead_limit']}"

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.host.intervals import IntervalSummary
 from dlemu.judge.records import STEP, Steps, map_steps
 from dlemu.judge.series import HostSeries, series_of
 from dlemu.judge.sums import epoch_spans, step_seconds
@@ -136,9 +135,10 @@ def _events(runs: Sequence[TracedRun]) -> Iterator[str]:
                     "tid": 0,
                     "ts": round(1e6 * (each.begin - zero), 3),
                 }
-                for name, value in _rates(each.seen):
-                    shown = {"name": name, "args": {"value": round(value, 3)}}
-                    yield json.dumps(event | shown)
+                for name, value in each.rates.items():
+                    if value is not None:
+                        shown = {"name": name, "args": {"value": round(value, 3)}}
+                        yield json.dumps(event | shown)
 
 
 def _name(kind: str, pid: int, tid: int, value: str | int) -> str:
@@ -216,20 +216,3 @@ def _epochs(run: TracedRun, shifts: dict[int, float], pid: int) -> Iterator[str]
             f'{{"name": {json.dumps(name)}, "cat": "EPOCH", "ph": "X", "pid": {pid}, "tid": 0, '
             f'"ts": {1e6 * begin:.3f}, "dur": {1e6 * (end - begin):.3f}}}'
         )
-
-
-def _rates(seen: IntervalSummary) -> Iterator[tuple[str, float]]:
-    """Yield the name and value of each counter in an interval."""
-    megabytes = 1e6 * seen.seconds
-    for name, read in seen.device_reads.items():
-        yield f"drive {name} (MB/s)", read / megabytes
-    if seen.network_read_bytes is not None:
-        yield "network mount (MB/s)", seen.network_read_bytes / megabytes
-    if seen.network is not None:
-        for name, nic in seen.network.nics.items():
-            yield f"network {name} received (MB/s)", nic.received_bytes / megabytes
-            yield f"network {name} sent (MB/s)", nic.sent_bytes / megabytes
-    if seen.host_cpu_share is not None:
-        yield "CPU of the host (%)", 100 * seen.host_cpu_share
-    if seen.process_cpu_share is not None:
-        yield "CPU of dlemu (%)", 100 * seen.process_cpu_share

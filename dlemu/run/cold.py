@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dlemu.config.model import Workload
@@ -22,131 +23,137 @@ _CHANCE = 0.001
 _SAY_SECONDS = 5.0
 
 
-def make_cold(
-    workload: Workload,
-    layout: Layout,
-    world: World,
-    *,
-    direct: bool,
-    watchdog: Watchdog,
-    say: Callable[[str], object],
-) -> None:
-    """Drop the dataset from every host's page cache, and show how much of it stayed.
+@dataclass(frozen=True)
+class ColdStart:
+    """Drops a dataset from every host's page cache; the ranks of a host share the work."""
 
-    All ranks call it; the ranks of a host share the work. `direct`: this rank reads with O_DIRECT,
-    which does not use the page cache.
+    workload: Workload
+    layout: Layout
+    world: World
+    watchdog: Watchdog
+    say: Callable[[str], object]
+    direct: bool
+    """Whether this rank reads with O_DIRECT, which does not use the page cache."""
 
-    Raises:
-        DatasetError: a file is missing, is no file or cannot be opened.
-        RunError: output.drop_all_caches is set, and this process is not allowed to.
-    """
-    output = workload.output
-    if in_bucket(workload.data_folder):  # no page cache keeps objects; a server's memory may
-        return
-    mine = range(world.local_rank, layout.num_files, world.num_local_ranks)
-    if output.drop_caches and workload.cache.origin is not None and not output.drop_all_caches:
-        with watchdog.phase("in the cold start of the origin", watchdog.longest_at):
-            dropped = _named(lambda: drop(_behind(workload, layout, mine), at=watchdog.at))
-        _say_dropped(world.gather(dropped), say, of=" of cache.origin")
-    if output.drop_all_caches:
-        if world.local_rank == 0:
-            with watchdog.phase("while dropping all caches"):
-                drop_all_caches()
-        world.barrier()
-        return
-    if not output.drop_caches:
-        return
-    if all(world.all_gather(direct)) and "output.drop_caches" not in workload.given:
-        say(
-            "cold start: left out, O_DIRECT reads past the page cache; "
-            "output.drop_caches=true drops the files all the same"
-        )
-        return
-    begin = time.perf_counter()
-    if layout.num_files > _SAMPLED:
-        kept = _where_some_are_cached(workload, layout, mine, world, watchdog, say)
-        if kept is None:
+    def make(self) -> None:
+        """Drop the dataset, and say how much of it stayed. All ranks call it.
+
+        Raises:
+            DatasetError: a file is missing, is no file or cannot be opened.
+            RunError: output.drop_all_caches is set, and this process is not allowed to.
+        """
+        workload, world, output = self.workload, self.world, self.workload.output
+        if in_bucket(workload.data_folder):  # no page cache keeps objects; a server's memory may
             return
-        mine = kept
-    with watchdog.phase("in the cold start", watchdog.longest_at):
-        paths, show = _paths(workload.data_folder, layout, mine), _progress(len(mine), world, say)
-        dropped = _named(lambda: drop(paths, at=watchdog.at, each_second=show))
-    _say_dropped(world.gather(dropped), say, seconds=time.perf_counter() - begin)
+        mine = range(world.local_rank, self.layout.num_files, world.num_local_ranks)
+        if output.drop_all_caches:
+            if world.local_rank == 0:
+                with self.watchdog.phase("while dropping all caches"):
+                    drop_all_caches()
+            world.barrier()
+            return
+        if not output.drop_caches:
+            return
+        if workload.cache.origin is not None:
+            with self.watchdog.phase("in the cold start of the origin", self.watchdog.longest_at):
+                dropped = _named(lambda: drop(self._behind(mine), at=self.watchdog.at))
+            self._say_dropped(dropped, of=" of cache.origin")
+        if all(world.all_gather(self.direct)) and "output.drop_caches" not in workload.given:
+            self.say(
+                "cold start: left out, O_DIRECT reads past the page cache; "
+                "output.drop_caches=true drops the files all the same"
+            )
+            return
+        begin = time.perf_counter()
+        if self.layout.num_files > _SAMPLED:
+            kept = self._where_some_are_cached(mine)
+            if kept is None:
+                return
+            mine = kept
+        with self.watchdog.phase("in the cold start", self.watchdog.longest_at):
+            paths, show = self._paths(workload.data_folder, mine), self._progress(len(mine))
+            dropped = _named(lambda: drop(paths, at=self.watchdog.at, each_second=show))
+        self._say_dropped(dropped, seconds=time.perf_counter() - begin)
 
+    def _where_some_are_cached(self, mine: range) -> range | None:
+        """Look at some of many files; return `mine` if this host has cached some, else no file.
 
-def _where_some_are_cached(
-    workload: Workload,
-    layout: Layout,
-    mine: range,
-    world: World,
-    watchdog: Watchdog,
-    say: Callable[[str], object],
-) -> range | None:
-    """Look at some of many files; return `mine` if this host has cached some of them, else none.
+        None if no host has cached any.
+        """
+        world, num_files, dog = self.world, self.layout.num_files, self.watchdog
+        num = min(len(mine), ceil_div(_SAMPLED, world.num_local_ranks))
+        sample = random.sample(mine, num)  # each run draws other files
+        with dog.phase("while looking for cached files", dog.longest_at):
+            paths = self._paths(self.workload.data_folder, sample)
+            seen = _named(lambda: look(paths, at=dog.at))
+        told = world.all_gather((world.host_index, seen))
+        looked_at = sum(pages.num_files for host, pages in told if host == 0)
+        if not _any_cached([pages for _, pages in told]):
+            most = 1 - _CHANCE ** (1 / looked_at)
+            self.say(
+                f"cold start: nothing to drop, none of {looked_at:,} files is in the page cache; "
+                f"at most {100 * most:.2f}% of {num_files:,} are "
+                f"(with {100 * (1 - _CHANCE):g}% confidence)"
+            )
+            return None
+        here = _any_cached([pages for host, pages in told if host == world.host_index])
+        return mine if here else range(0)
 
-    None if no host has cached any.
-    """
-    num = min(len(mine), ceil_div(_SAMPLED, world.num_local_ranks))
-    sample = random.sample(mine, num)  # each run draws other files
-    with watchdog.phase("while looking for cached files", watchdog.longest_at):
-        seen = _named(lambda: look(_paths(workload.data_folder, layout, sample), at=watchdog.at))
-    told = world.all_gather((world.host_index, seen))
-    looked_at = sum(pages.num_files for host, pages in told if host == 0)
-    if not _any_cached([pages for _, pages in told]):
-        most = 1 - _CHANCE ** (1 / looked_at)
-        say(
-            f"cold start: nothing to drop, none of {looked_at:,} files is in the page cache; "
-            f"at most {100 * most:.2f}% of {layout.num_files:,} are "
-            f"(with {100 * (1 - _CHANCE):g}% confidence)"
+    def _paths(self, folder: Path, files: Sequence[int]) -> Iterator[str]:
+        return (f"{folder}/{self.layout.path(file)}" for file in files)
+
+    def _behind(self, files: Sequence[int]) -> Iterator[str]:
+        """Yield the paths in cache.origin of these files; none if they are not seen there.
+
+        The process of a cache that is mounted reads them through the page cache of this host, which
+        would pass for hits.
+        """
+        folder = self.workload.data_folder.absolute()
+        origin, mount = Path(self.workload.cache.origin or ""), mount_under(folder)
+        folders = [origin]
+        if mount is not None and folder.is_relative_to(mount.point):
+            folders.append(origin / folder.relative_to(mount.point))
+        found = next((each for each in folders if (each / self.layout.path(0)).exists()), None)
+        if found is not None:
+            yield from (path for path in self._paths(found, files) if Path(path).exists())
+
+    def _say_dropped(self, dropped: Pages, *, of: str = "", seconds: float = 0.0) -> None:
+        """Say what all ranks have dropped."""
+        everyone = self.world.gather(dropped)
+        if everyone is None:
+            return
+        pages = sum(each.pages for each in everyone)
+        stayed = sum(each.resident for each in everyone)
+        share = f"{100 * stayed / pages:.1f}%" if pages else "an unknown part"
+        took = f" in {format_seconds(seconds)}" if seconds > _SAY_SECONDS else ""
+        self.say(
+            f"cold start: {sum(each.num_files for each in everyone):,} files{of} dropped from the "
+            f"page cache{took}, {share} of their pages stayed"
         )
-        return None
-    here = _any_cached([pages for host, pages in told if host == world.host_index])
-    return mine if here else range(0)
 
+    def _progress(self, num_files: int) -> Callable[[int], None]:
+        """Return what shows the progress of rank 0's host, every few seconds."""
+        begin, ranks = time.perf_counter(), self.world.num_local_ranks
+        last = begin
 
-def _paths(folder: Path, layout: Layout, files: Sequence[int]) -> Iterator[str]:
-    return (f"{folder}/{layout.path(file)}" for file in files)
+        def show(num_done: int) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            if now - last < _SAY_SECONDS or not num_done:
+                return
+            last = now
+            left = (now - begin) * (num_files / num_done - 1)
+            self.say(
+                f"cold start: about {num_done * ranks:,}/{num_files * ranks:,} files, "
+                f"{format_seconds(left)} left"
+            )
 
-
-def _behind(workload: Workload, layout: Layout, files: Sequence[int]) -> Iterator[str]:
-    """Yield the paths in cache.origin of these files; none if they are not seen there.
-
-    The process of a cache that is mounted reads them through the page cache of this host, which
-    would pass for hits.
-    """
-    folder, origin = workload.data_folder.absolute(), Path(workload.cache.origin or "")
-    mount = mount_under(folder)
-    folders = [origin]
-    if mount is not None and folder.is_relative_to(mount.point):
-        folders.append(origin / folder.relative_to(mount.point))
-    found = next((each for each in folders if (each / layout.path(0)).exists()), None)
-    if found is not None:
-        yield from (path for path in _paths(found, layout, files) if Path(path).exists())
+        return show
 
 
 def _any_cached(seen: Sequence[Pages]) -> bool:
     """Return whether pages are in memory, or may be where the kernel does not tell."""
     return any(pages.resident or pages.unknown for pages in seen)
-
-
-def _say_dropped(
-    dropped: Sequence[Pages] | None,
-    say: Callable[[str], object],
-    *,
-    of: str = "",
-    seconds: float = 0.0,
-) -> None:
-    """Say on rank 0 what all ranks have dropped; the others have None."""
-    if dropped is None:
-        return
-    pages = sum(each.pages for each in dropped)
-    stayed = sum(each.resident for each in dropped)
-    share = f"{100 * stayed / pages:.1f}%" if pages else "an unknown part"
-    took = f" in {format_seconds(seconds)}" if seconds > _SAY_SECONDS else ""
-    say(
-        f"cold start: {sum(each.num_files for each in dropped):,} files{of} dropped from the page "
-        f"cache{took}, {share} of their pages stayed"
-    )
 
 
 def _named(work: Callable[[], Pages]) -> Pages:
@@ -159,22 +166,3 @@ def _named(work: Callable[[], Pages]) -> Pages:
         ) from None
     except OSError as error:
         raise DatasetError(f"{error.filename}: {error.strerror}") from None
-
-
-def _progress(num_files: int, world: World, say: Callable[[str], object]) -> Callable[[int], None]:
-    """Return what shows the progress of rank 0's host, every few seconds."""
-    begin = last = time.perf_counter()
-
-    def show(num_done: int) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        if now - last < _SAY_SECONDS or not num_done:
-            return
-        last = now
-        left = (now - begin) * (num_files / num_done - 1)
-        say(
-            f"cold start: about {num_done * world.num_local_ranks:,}/"
-            f"{num_files * world.num_local_ranks:,} files, {format_seconds(left)} left"
-        )
-
-    return show

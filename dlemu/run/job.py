@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +19,7 @@ from dlemu.checkpoint.in_run import (
     check_checkpoints,
     combine_checkpoints,
     due_after,
+    num_due,
     open_checkpoints,
 )
 from dlemu.clock import Clock, WallClock, after_launch
@@ -48,7 +50,7 @@ from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.loaders.cache.host import HostCounts, HostTier, check_tier, emulates, has_tier
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
-from dlemu.run.cold import make_cold
+from dlemu.run.cold import ColdStart
 from dlemu.run.live import Live, StepsSoFar
 from dlemu.run.monitor import Reports, RunMonitor, watched_places
 from dlemu.run.replay import (
@@ -250,7 +252,9 @@ class _Run:
         workload, world = self._workload, self._world
         clock, watchdog = self._clock, self._watchdog
         on_gpu = _compute_on_gpu(workload, self._own, clock)
-        wait_until = after_launch(workload.train.launch_time, on_gpu or clock.sleep_until)
+        wait_until = after_launch(
+            workload.train.launch_time, on_gpu or clock.sleep_until, clock.now
+        )
         compute = watchdog.computing(wait_until, clock)
         parts: list[Steps] = []
         with (
@@ -259,10 +263,8 @@ class _Run:
             closing(self._open_loader()) as loader,
         ):
             layout, direct = self._dataset.layout, loader.direct
-            start_cold = partial(
-                make_cold, workload, layout, world, direct=direct, watchdog=watchdog
-            )
-            start_cold(say=self._say)
+            cold = ColdStart(workload, layout, world, watchdog, self._say, direct)
+            cold.make()
             self._say(demand_line(workload, self._num_accelerators))
             with RunMonitor(
                 self._dataset, self._record.folder, world, loader, len(self._own), watchdog
@@ -278,7 +280,7 @@ class _Run:
                 )
                 for epoch in range(workload.train.epochs):
                     if epoch and workload.drops_each_epoch:
-                        start_cold(say=silent)
+                        replace(cold, say=silent).make()
                     steps = self._replay_epoch(epoch, loader, monitor, compute)
                     parts.append(steps)
                     with self._record.writing():
@@ -286,11 +288,13 @@ class _Run:
                         write(self._record.folder, world.rank, steps)
                     if world.rank == 0:  # other ranks may have no accelerator
                         self._say(_epoch_line(epoch, steps, workload))
-                if self._checkpoints is not None:
+                if workload.workflow.checkpoint:
                     self._live.does("waiting for the last checkpoint")
-                    ended = world.gather(self._checkpoints.finish())
+                    own = self._checkpoints
+                    ended = world.gather(None if own is None else own.finish())
                     if ended is not None:
-                        found = combine_checkpoints(workload, self._num_accelerators, ended)
+                        told = [each for each in ended if each is not None]
+                        found = combine_checkpoints(workload, self._num_accelerators, told)
                         self._summary["checkpoints"] = found
                 self._live.does("gathering the results")
                 most_lost = max(world.all_gather(_lost_share(parts)))
@@ -341,10 +345,10 @@ class _Run:
     def _open_checkpoints(self) -> Iterator[RunCheckpoints | None]:
         """Yield the checkpoints of the run, None if it writes none."""
         workload = self._workload
-        if not workload.workflow.checkpoint:
+        steps = [self._count_steps()] * workload.train.epochs
+        if not (workload.workflow.checkpoint and num_due(workload, steps)):
             yield None
             return
-        steps = [self._count_steps()] * workload.train.epochs
         rank = OwnRank(self._world, self._clock, self._watchdog, self._own, self._num_accelerators)
         with open_checkpoints(workload, rank, steps, self._say) as checkpoints:
             self._live.checkpoint = lambda: checkpoints.doing
@@ -489,7 +493,7 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     )
 
 
-class _Idle:
+class _Idle(Loader):
     """The loader of a rank that emulates no accelerator: there are more ranks than those."""
 
     direct = True
@@ -499,9 +503,6 @@ class _Idle:
 
     def waiting_for(self) -> str:
         return "has no accelerator to read for"
-
-    def pids(self) -> list[int]:
-        return []
 
     def close(self) -> None:
         pass

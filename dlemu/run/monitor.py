@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
+from dlemu.host.counters import growth
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import HostObserver, summarize_interval
 from dlemu.host.network import machine_name, network_name
@@ -20,7 +21,7 @@ from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
 from dlemu.judge.evidence import HostReport, stored_bytes, vouched_bytes
 from dlemu.judge.records import host_file, named
-from dlemu.loaders import CountsReads, Loader, TellsGets, TellsPaths
+from dlemu.loaders import Loader
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
@@ -154,13 +155,8 @@ class RunMonitor:
 
     def end(self, epoch: int) -> None:
         """Mark an epoch's end."""
-        if isinstance(self._loader, TellsPaths):
-            self._paths = self._loader.path_bytes()
-        if isinstance(self._loader, TellsGets):
-            self._gets = self._loader.gets()
-        loader = self._loader
-        counted = loader.read_counts() if isinstance(loader, CountsReads) else self._reads[-1]
-        self._reads.append(counted)
+        self._paths, self._gets = self._loader.path_bytes(), self._loader.gets()
+        self._reads.append(self._loader.read_counts())
         if self._observer is not None:
             with named(self._path):
                 self._observer.mark(f"epoch {epoch} end")
@@ -169,7 +165,7 @@ class RunMonitor:
             if self._places is not None:
                 with self._watchdog.phase("while the cache's writes reach its drive"):
                     self._places.settle()
-                self._seen.watched.append(self._places.counts().since(self._counts))
+                self._seen.watched.append(growth(self._places.counts(), self._counts))
 
     def delivered(self, read_until: Callable[[float], int]) -> tuple[float | None, float | None]:
         """Return what storage delivered in this epoch so far; None: not known, or too soon to tell.
@@ -266,5 +262,4 @@ class RunMonitor:
                 f"reader.odirect=auto: {self._workload.data_folder} does not take O_DIRECT, "
                 "reads went through the page cache"
             )
-        if isinstance(self._loader, TellsPaths):
-            yield from self._loader.notes
+        yield from self._loader.notes

@@ -13,7 +13,7 @@ from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError
 from dlemu.judge.bottleneck import find_run_limit
-from dlemu.judge.evidence import Gathered
+from dlemu.judge.evidence import Evidence
 from dlemu.judge.folders import versions
 from dlemu.judge.metrics import Metrics
 from dlemu.judge.records import Steps, host_file, named, steps_file
@@ -120,7 +120,7 @@ def dlio_fields(layout: Layout, hosts: Sequence[tuple[int, int]]) -> Summary:
     )
 
 
-def complete_summary(summary: Summary, seen: Gathered, metrics: Metrics) -> Summary:
+def complete_summary(summary: Summary, seen: Evidence, metrics: Metrics) -> Summary:
     """Return the summary with what was measured and what the limit was."""
     measured: Measured = {
         **seen.measured,
@@ -131,7 +131,7 @@ def complete_summary(summary: Summary, seen: Gathered, metrics: Metrics) -> Summ
         **summary,
         "status": "complete",
         "measured": measured,
-        "limit": asdict(find_run_limit(seen.evidence)),
+        "limit": asdict(find_run_limit(seen)),
         "notes": [*summary["notes"], *seen.notes],
     }
 

@@ -270,23 +270,18 @@ class Published:
     """What that measures; `either` where the ranges overlap."""
 
 
-def host_with_dlio(workload: Workload, cpus: int) -> tuple[float, float] | None:
-    """Return the least and the most bytes per second that DLIO moves with the cores of a host.
-
-    None: no results with the format are published.
-    """
-    dataset = workload.dataset
-    many = f"{dataset.format}, many" if dataset.num_samples_per_file > 1 else dataset.format
-    if (found := DLIO_CORE_SECONDS.get(many) or DLIO_CORE_SECONDS.get(dataset.format)) is None:
-        return None
-    cheapest, dearest = found
-    return 1e9 * cpus / dearest, 1e9 * cpus / cheapest
+def dlio_files(workload: Workload) -> str:
+    """Return what DLIO_CORE_SECONDS calls the files of a workload."""
+    many = f"{workload.dataset.format}, many"
+    has_many = workload.dataset.num_samples_per_file > 1 and many in DLIO_CORE_SECONDS
+    return many if has_many else workload.dataset.format
 
 
 def published(workload: Workload, job: PredictionInput, cpus: int) -> Published | None:
-    """Return what a run published on hosts of so many cores shows; None as `host_with_dlio`."""
-    if (host := host_with_dlio(workload, cpus)) is None:
+    """Return what a run published on hosts of so many cores shows; None: of no such files."""
+    if (seconds := DLIO_CORE_SECONDS.get(dlio_files(workload))) is None:
         return None
+    host = (1e9 * cpus / seconds[1], 1e9 * cpus / seconds[0])
     mean, low, high = (_Terms.of(job, None, sign, host) for sign in (0, -1, 1))
     figure: Literal["drive", "host", "either"] = "either"
     if high.feeds["host cpu"] < low.feeds["storage"]:

@@ -17,9 +17,9 @@ from typing import Any, Self
 from pydantic import TypeAdapter
 
 from dlemu.config.model import Workload
-from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
+from dlemu.errors import DAMAGE, DlemuError, WorkloadError, in_short
 from dlemu.judge.folders import Record, hold
-from dlemu.judge.records import SIZING, check_writable, conditions_of, read_sizing
+from dlemu.judge.records import SIZING, check_writable, conditions_of, damaged, read_sizing
 from dlemu.ranks.world import World
 from dlemu.run.job import Say
 from dlemu.sizing.answers import Sized, document_of
@@ -68,9 +68,7 @@ class SizingRecord:
             found = dict(self._settings.get(name, wanted))
             points = [_POINT.validate_python(each) for each in self._points(name)]
         except DAMAGE as error:
-            raise RunError(
-                f"{self.folder / SIZING} is damaged ({in_short(error)}); remove it"
-            ) from None
+            raise damaged(self.folder / SIZING, in_short(error)) from None
         for key in {**wanted, **found}:
             if found.get(key) != wanted.get(key):
                 raise WorkloadError(

@@ -122,8 +122,9 @@ class ReadCounts:
     def __init__(self) -> None:
         self.bytes_read = self.num_reads = 0
         """Bytes, and the calls that read them. A look into the page cache is one as well."""
-        self.read_seconds = 0.0
-        """Time spent in read calls, or waiting for them."""
+        self.read_seconds = self.copy_seconds = self.check_seconds = 0.0
+        """Time spent in read calls, or waiting for them; copying out of buffers of the reader's
+        own; and in checks of what was read."""
 
 
 class CountedFile(io.FileIO):

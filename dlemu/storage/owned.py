@@ -30,8 +30,9 @@ from dlemu.units import format_bytes
 _POLL_SECONDS = 0.05
 
 
-def lock_folder(folder: Path, *, seconds: float = 0.0) -> int:
-    """Lock a folder; return the descriptor that holds the lock, for `unlock_folder`.
+@contextmanager
+def locked(folder: Path, *, seconds: float = 0.0) -> Iterator[None]:
+    """Lock a folder; in the end it is unlocked, also for child processes.
 
     Where the file system has no locks, nothing is locked.
 
@@ -48,17 +49,11 @@ def lock_folder(folder: Path, *, seconds: float = 0.0) -> int:
             time.sleep(_POLL_SECONDS)
         if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-    except BaseException:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
-        raise
-    return descriptor
-
-
-def unlock_folder(descriptor: int) -> None:
-    """Unlock a folder, also for child processes that inherited the descriptor."""
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -119,7 +114,7 @@ def held(folder: Path, *, key: str = "", seconds: float = 0.0, new: bool = False
             attempt = ExitStack()
             try:
                 attempt.enter_context(made(folder, new=new))
-                lock = lock_folder(folder, seconds=seconds)
+                stack.enter_context(locked(folder, seconds=seconds))
             except BlockingIOError:
                 attempt.close()
                 raise WorkloadError(
@@ -131,7 +126,6 @@ def held(folder: Path, *, key: str = "", seconds: float = 0.0, new: bool = False
                 if not left or (new and os.path.lexists(folder)):
                     raise
             else:
-                stack.callback(unlock_folder, lock)
                 stack.push(attempt)  # a folder that is removed is still locked
                 break
         yield
@@ -188,6 +182,9 @@ class OwnedFolder:
     def _write(self, path: Path, data: bytes) -> None:
         write_atomically(path, data)
 
+    def _delete(self, name: str) -> None:
+        (os.rmdir if name.endswith("/") else os.unlink)(self.path / name)
+
     def entries(self) -> list[str]:
         """Return the paths below the folder of what dlemu has made there, in order.
 
@@ -213,14 +210,25 @@ class OwnedFolder:
 
         The mark goes last, so that the next command knows what is left if this one is killed.
         """
-        for name in self._below():
-            if self._is_ours(name):
-                with suppress(OSError):  # a folder with something foreign, or it is gone
-                    (os.rmdir if name.endswith("/") else os.unlink)(self.path / name)
+        self.remove()
+        self.forget()
         with suppress(OSError):
-            if {*os.listdir(self.path)} <= {self.mark}:
-                os.unlink(self.path / self.mark)
             os.rmdir(self.path)
+
+    def remove(self, start: str = "") -> None:
+        """Remove what is dlemu's in it, or in its folder `start` ("a/") and that as well."""
+        for name in filter(None, (*self._below(start), start)):
+            whole = name.removesuffix(PARTIAL)
+            # The temporary name first: a thread that is being stopped may just give the final one.
+            for each in (f"{whole}{PARTIAL}", whole) if self._is_ours(name) else ():
+                with suppress(OSError):  # a folder with something foreign, or it is gone
+                    self._delete(each)
+
+    def forget(self) -> None:
+        """Remove the mark, if nothing else is left."""
+        with suppress(OSError, DlemuError):
+            if {*self._below()} <= {self.mark}:
+                self._delete(self.mark)
 
     @contextmanager
     def passing(

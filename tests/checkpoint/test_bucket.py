@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.s3 import models
 
 from dlemu.checkpoint import folder
 from dlemu.checkpoint.files import BucketWriter, Stopped
@@ -37,7 +36,7 @@ WORDS += ["checkpoint.num_checkpoints_write=2", "checkpoint.num_checkpoints_read
 def moto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moto]:
     """A server with the bucket "training" that takes small parts, and the environment for it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", PART)
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", PART)
     monkeypatch.setattr(folder, "_LEAST_BYTES", PART)
     with moto_server() as moto:
         for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):

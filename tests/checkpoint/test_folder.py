@@ -45,14 +45,17 @@ def own(tmp_path: Path) -> Path:
 
 def test_all_that_is_ours_is_removed(own: Path) -> None:
     assert place(own).entries()[-1] == "global_epoch1_step2/a.pt.partial"
-    assert place(own).remove_all(RECORDED) == 2
+    place(own).remove()
+    assert [path.name for path in own.iterdir()] == [RECORD]
+    place(own).forget()
     assert list(own.iterdir()) == []
 
 
 def test_nothing_foreign_is_removed(own: Path) -> None:
     for path in (own / "mine", step_folder(own, 1) / "mine", step_folder(own, 2) / "a.pt.mine"):
         path.write_text("keep")
-    place(own).remove_all(RECORDED)
+    place(own).remove()
+    place(own).forget()
     left = {str(path.relative_to(own)) for path in own.rglob("*") if path.is_file()}
     assert left == {"mine", "global_epoch1_step1/mine", "global_epoch1_step2/a.pt.mine", RECORD}
 
@@ -141,7 +144,7 @@ def test_what_will_be_replaced_is_room(own: Path, monkeypatch: pytest.MonkeyPatc
     examine(*job(own, held, num_checkpoints_write=1))
     with pytest.raises(WorkloadError, match="too little for"):
         examine(*job(own, held + 1, num_checkpoints_write=1))
-    place(own).remove_all(RECORDED)
+    place(own).remove()
     with pytest.raises(WorkloadError, match="too little for"):
         examine(*job(own, held, num_checkpoints_write=1))
 
@@ -157,7 +160,7 @@ def test_no_folder_is_made_once_all_are_removed(
 
     workload, plan = job(tmp_path / "ck")
     monkeypatch.setattr(writing, "_END_SECONDS", 0.0)
-    for name in ("remove_all", "make"):
+    for name in ("remove", "make"):
         monkeypatch.setattr(CheckpointFolder, name, seen(getattr(CheckpointFolder, name)))
     with opened(workload, plan, Alone(), print) as folder:
         dog = Watchdog(1e9, Alone())

@@ -236,3 +236,27 @@ def test_a_model_with_fewer_copies() -> None:
     assert share_of(own, 4, "default") == Share(4, 4)
     q = PARAMETERS["llama3_8b"] // 4
     assert files_of_rank(own, 4, 3)[1].num_bytes == 12 * q + 60 * 4096
+
+
+def test_tensors_of_a_layer_and_groups_of_an_optimizer_are_dlios() -> None:
+    """As DLIO's base_checkpointing.py computes them for its megatron_deepspeed_LLNL.yaml."""
+    keys = {
+        "num_layers": 40,
+        "model_size_bytes": 30102,
+        "layer_parameters": [52583936, 209715200],
+        "optimization_groups": [1009254400, 865075200, 793600],
+        "parallelism": {"pipeline": 8, "tensor": 4, "zero_stage": 1},
+    }
+    megatron = ModelSection.model_validate(keys)
+    optimizer = 3 * (1009254400 + 865075200 + 793600)
+    first, last, copy = (files_of_rank(megatron, 64, rank) for rank in (0, 31, 32))
+    layer = 52583936 // 4 + 209715200 // 4
+    assert [(file.name, file.num_bytes) for file in first] == [
+        ("model_states-0.pt", 30102),
+        *((f"layer_{number}-model_0_model_states.pt", layer) for number in range(1, 6)),
+        ("zero_pp_rank_0_mp_rank_0_optim_states.pt", optimizer),
+    ]
+    assert last[-2].name == "layer_40-model_31_model_states.pt"
+    assert [file.num_bytes for file in copy] == [30102, optimizer], "layers are saved once"
+    alone = flat(1).model_copy(update={"optimization_groups": (9,)})
+    assert [file.num_bytes for file in files_of_rank(alone, 2, 1)] == [499_153_191, 27]

@@ -163,12 +163,22 @@ def test_a_damaged_result_and_one_of_another_kind_are_named(
         (infinite, answer, f"{infinite} holds a damaged result: its real_accelerators is no fi"),
         (answer, other, "a sizing of resnet50_h100"),
         (answer, damaged, f"{damaged} holds a damaged"),
-        (answer, dlio, f"{dlio} holds a result of another tool; name results of dlemu"),
+        (answer, dlio, f"{dlio} a run of unet3d_h100"),
     ):
         capsys.readouterr()
         assert run(["compare", first, second]) == 1
         said = capsys.readouterr()
         assert said.out == "" and said.err.count("\n") == 1 and line in said.err
+
+
+def test_a_run_of_dlio_is_compared_as_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dlio = str(Path(__file__).parents[1] / "data" / "dlio_2.0.0")
+    told = compared(capsys, dlio, changed(tmp_path / "one"))
+    assert told["results"][0]["figures"].keys() == {"au_percentage", "samples_per_second"}
+    assert told["differences"][0]["au_percentage"]["against"] == pytest.approx(94.3, abs=0.1)
+    assert told["differing_keys"] == {}, "its keys are not stored as dlemu's are"
 
 
 def test_saves_are_not_compared_with_loads(

@@ -20,8 +20,8 @@ from dlemu.config.model import Workload
 from dlemu.datagen import generate, read_manifest, survey, verify, write
 from dlemu.datagen.assemble import joined_crc
 from dlemu.datagen.manifest import Plan, to_entries
-from dlemu.datagen.prepare import Examined, Todo
-from dlemu.datagen.target import FILES_IN_FLIGHT, FileMaker, FileProgress
+from dlemu.datagen.target import FILES_IN_FLIGHT, FileMaker, FileProgress, Folder
+from dlemu.datagen.write import Examined, Todo
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.ranks.world import Alone
@@ -150,7 +150,7 @@ def test_what_is_no_entry_in_a_journal_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "dlemu.json").unlink()
     work = tmp_path / ".dlemu"
     work.mkdir()
-    Plan(dataset=layout_of(workload)).write(work / "recipe.json")
+    (work / "recipe.json").write_bytes(Plan(dataset=layout_of(workload)).to_json())
     entries = bytearray(to_entries(np.arange(6), manifest.files["crc32c"]))
     assert len(entries) == 6 * 16
     (work / "rank0.journal").write_bytes(entries[:40])
@@ -190,17 +190,15 @@ def test_indexes_are_synced_before_the_manifest_says_that_they_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest_was_there = []
-    sync = write._sync_file_system
+    settle = Folder.settle
 
-    def note(number: int) -> None:
+    def note(self: Folder) -> None:
         manifest_was_there.append((tmp_path / "dlemu.json").exists())
-        sync(number)
+        settle(self)
 
-    monkeypatch.setattr(write, "_sync_file_system", note)
+    monkeypatch.setattr(Folder, "settle", note)
     generated(tmp_path, format="tfrecord")
     assert manifest_was_there == [False]
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        sync(-1)
 
 
 def test_one_datagen_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +334,7 @@ def test_what_vanishes_midway_is_one_line(
     """Another process removes it."""
     finish = write._finish
 
-    def vanish(folder: Path, layout: Layout, workload: str) -> None:
+    def vanish(folder: Folder, layout: Layout, workload: str) -> None:
         if what == ".dlemu":
             shutil.rmtree(tmp_path / what)
         finish(folder, layout, workload)
@@ -400,7 +398,7 @@ def test_what_cannot_fit_is_counted_in_whole_pages(
     """Two of three files, each with an index, and 12 bytes of the manifest for each of all."""
     layout = layout_of(workload_of(tmp_path, format="tfrecord", num_files_train=3))
     sizes = np.array([[100, 5000, 1 << 30], [10, 20, 1 << 30]])
-    found = Examined(Todo(layout, np.array([0, 1])), None, b"", (), sizes)
+    found = Examined(Todo(layout, np.array([0, 1])), b"", (), sizes)
     need = 3 * 12 + (4096 + 8192) + 2 * 4096
     monkeypatch.setattr(owned, "disk_bytes", lambda folder: (1 << 40, need))
     found.check_space(tmp_path)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.host.counters import growth, total
 from dlemu.host.network import (
     NetworkCounters,
     NicCounters,
@@ -76,11 +77,11 @@ def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
 def test_growth_is_that_of_what_was_there_at_both_times() -> None:
     first = NetworkCounters({"a": NicCounters(10, 20), "gone": NicCounters(1, 1)}, 5, 6, None, 8)
     last = NetworkCounters({"a": NicCounters(110, 25), "new": NicCounters(9, 9)}, 9, 16, 3, 10)
-    grown = last.since(first)
+    grown = growth(last, first)
     assert grown == NetworkCounters({"a": NicCounters(100, 5)}, 4, 10, None, 2)
-    twice = grown + grown
+    twice = total([grown, grown])
     assert twice == NetworkCounters({"a": NicCounters(200, 10)}, 8, 20, None, 4)
-    both = twice + NetworkCounters({"b": NicCounters(1, 2)}, 1, 1, 1, 1)
+    both = total([twice, NetworkCounters({"b": NicCounters(1, 2)}, 1, 1, 1, 1)])
     assert (both.received_bytes, both.sent_bytes) == (201, 12)
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from dlemu.host.counters import growth, total
 from dlemu.host.devices import Mount, counted_devices, devices_under
-from dlemu.host.watched import PlaceCounts, WatchedPlaces, add_up, find_daemon
+from dlemu.host.watched import PlaceCounts, WatchedPlaces, find_daemon
 from tests.host.test_devices import Host
 
 FUSE = Mount("5", "1", "0:40", "/", "/mnt/cached", "rw", "fuse.rclone", "remote:", "rw")
@@ -81,10 +82,10 @@ def test_the_places_tell_where_bytes_came_from(host: CachedHost) -> None:
     host.set(host.sys / "devices/nvme0n1/nvme0n1p1", 20, 100)
     host.set(host.sys / "devices/nvme0n1/nvme0n1p2", 1, 2)
 
-    grown = watch.counts().since(before)
+    grown = growth(watch.counts(), before)
 
     assert grown == PlaceCounts(100 * 512, 21 * 512, 102 * 512, None)
-    assert before.since(watch.counts()) == PlaceCounts(), "counters that have begun anew"
+    assert growth(before, watch.counts()) == PlaceCounts(), "counters that have begun anew"
     assert [note for note in watch.notes() if "FUSE" not in note] == []
 
 
@@ -107,8 +108,8 @@ def test_an_origin_that_nobody_counts_is_said(host: CachedHost) -> None:
 
 def test_what_one_host_does_not_know_is_unknown() -> None:
     one, two = PlaceCounts(1, 2, 3, 0.5), PlaceCounts(10, None, 30, 0.25)
-    assert add_up([one, two]) == PlaceCounts(11, None, 33, 0.75)
-    assert add_up([one]) == one
+    assert total([one, two]) == PlaceCounts(11, None, 33, 0.75)
+    assert total([one]) == one
 
 
 def test_the_kernel_names_the_mount_s_process(host: CachedHost) -> None:

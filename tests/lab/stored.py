@@ -28,7 +28,7 @@ from dlemu.checkpoint.outcome import (
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.cli.paths import cells_csv
 from dlemu.cli.paths import document_of as paths_document
-from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
+from dlemu.cli.scripts import RUN, SIZE, rows_of
 from dlemu.config.model import load_model, load_workload
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import IntervalSummary, Observation
@@ -116,6 +116,24 @@ def _steps(wait: float, epochs: int = 2, accelerators: int = 4, steps: int = 12)
     return rows
 
 
+def counted_interval(seconds: float, read: int, **changes: Any) -> IntervalSummary:
+    """Return what a host with CPUs to spare counted while so many bytes were read."""
+    values: dict[str, Any] = {
+        "device_read_bytes": read,
+        "network_read_bytes": None,
+        "process_read_bytes": read,
+        "process_rchar": 0,
+        "host_cpu_share": 0.2,
+        "host_steal_share": 0.0,
+        "usable_cpus": 16.0,
+        "process_cpu_seconds": 4.0,
+        "runqueue_seconds": 0.1,
+        "throttled_seconds": 0.0,
+        "max_pss_bytes": None,
+    }
+    return IntervalSummary(seconds=seconds, **(values | changes))
+
+
 def store_run(
     folder: Path,
     *,
@@ -133,19 +151,14 @@ def store_run(
     steps = _steps(wait)
     read = int(steps["num_bytes"].sum()) // 2
     seconds = float((steps["wait"] + steps["compute"])[0, :, 0].sum())
-    seen = IntervalSummary(
-        seconds=seconds,
+    seen = counted_interval(
+        seconds,
+        int(stored * read),
         devices={"nvme1n1": 0.99 if wait > 0.2 else 0.6},
-        device_read_bytes=int(stored * read),
-        network_read_bytes=None,
-        process_read_bytes=int(stored * read),
         process_rchar=read,
         host_cpu_share=0.3,
-        host_steal_share=0.0,
-        usable_cpus=16.0,
         process_cpu_seconds=20.0,
         runqueue_seconds=0.2,
-        throttled_seconds=0.0,
         max_pss_bytes=3 * GIB,
         device_reads={"nvme1n1": int(stored * read)},
     )
@@ -223,6 +236,7 @@ def store_runs(folder: Path) -> None:
         workload="unet3d_h100",
         system=first["system"],
         num_hosts=1,
+        num_accelerators=first["num_accelerators"],
         dataset=first["dataset"],
         start=_time(0),
         runs=rows,
@@ -274,22 +288,9 @@ def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry
         written = WriteTimes(num_bytes=size, write=0.6 * each, fsync=0.4 * each, waited=0.0)
         read = ReadTimes(num_bytes=size, read=each)
         worked.append((number, each, read if reads else written))
-    seen = IntervalSummary(
-        seconds=max(seconds),
-        devices={"nvme1n1": 0.98},
-        device_read_bytes=8 * size if reads else 0,
-        network_read_bytes=None,
-        process_read_bytes=8 * size if reads else 0,
-        process_rchar=0,
-        host_cpu_share=0.2,
-        host_steal_share=0.0,
-        usable_cpus=16.0,
-        process_cpu_seconds=4.0,
-        runqueue_seconds=0.1,
-        throttled_seconds=0.0,
-        max_pss_bytes=None,
-    )
-    report = RankReport(0, "node1", worked, seen, 8 * size if reads else 0)
+    read = 8 * size if reads else 0
+    seen = counted_interval(max(seconds), read, devices={"nvme1n1": 0.98})
+    report = RankReport(0, "node1", worked, seen, read)
     return entry_of(step, [report], max(seconds) + 0.5)
 
 
@@ -448,8 +449,8 @@ def store_calibration(path: Path) -> None:
 
 
 def _calibrate() -> str:
-    demand = load_workload("unet3d_h100").demand
-    return render_text(present_calibration(_calibration().model_dump(), demand))
+    demand = {"demand_bytes_per_second": load_workload("unet3d_h100").demand}
+    return render_text(present_calibration({**demand, **_calibration().model_dump()}))
 
 
 def _steptime() -> str:
@@ -480,7 +481,8 @@ def _steptime() -> str:
             on_core=np.full(4, 0.25),
         ),
     )
-    return "\n".join([render_text(present_steptime(answer.document())), "", answer.yaml()])
+    document = {**answer.document(), "command": "dlemu run workload=unet3d_gpu.yaml"}
+    return "\n".join([render_text(present_steptime(document)), "", answer.yaml()])
 
 
 def _load() -> str:
@@ -557,9 +559,12 @@ def _rows(folder: Path) -> str:
     """Return the tables that --csv writes of a run and a search."""
     outcome = replace(store_run(folder / "row", wait=0.5), folder=Path("/results/run"))
     workload = load_workload("unet3d_h100", {"dataset.data_folder": DATA})
-    row = run_row(workload, outcome.folder, outcome.summary)
-    append_rows(folder / "run.csv", RUN, [{**row, "label": "a, b", "dlemu_version": "1.2.3"}])
-    append_rows(folder / "size.csv", SIZE, [*map(size_row, _searches())])
+    run = {"folder": str(outcome.folder), **outcome.summary}
+    append_rows(folder / "run.csv", RUN, rows_of(run, [workload], RUN, "a, b"))
+    answers = _searches()
+    size = {"folder": "/results/size", **document_of(answers)}
+    rows = rows_of(size, [answer.workload for answer in answers], SIZE, "")
+    append_rows(folder / "size.csv", SIZE, rows)
     return "\n".join((folder / name).read_text() for name in ("run.csv", "size.csv"))
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dlemu.config.sections import LOADERS
 from dlemu.dataset.plan import EpochPlan
-from dlemu.loaders import Batch, CountsReads
+from dlemu.loaders import Batch
 from dlemu.loaders.worker import SampleReader
 from tests.lab.dataset import generated
 from tests.lab.waiting import until
@@ -81,7 +81,7 @@ def test_yields_what_the_plan_and_the_generator_say(
             assert num_bytes >= 0.9 * payload_bytes(found, steps)
             if name != "dali" and way != "library":
                 assert all(batch.num_reads >= 1 for batch in steps[0])
-        if isinstance(loader, CountsReads):
+        if name != "dali":
             samples = sum(map(len, (batch for epoch in read for batch in epoch)))
             counted = loader.read_counts().sum()
             one_a_file = found.layout.samples_per_file == 1

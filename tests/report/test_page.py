@@ -3,19 +3,15 @@
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.host.intervals import IntervalSummary
-from dlemu.host.network import NetworkCounters, NicCounters
+from dlemu.judge.series import COLUMNS, HostSeries, Interval
 from dlemu.report.blocks import Table, date_of
 from dlemu.report.html import render_html
-from dlemu.report.page import best_counter, stairs
+from dlemu.report.page import host_plots, stairs
 from dlemu.report.plot import Axis, Plot, Series
 from dlemu.report.stored import read_result
 from tests.lab.stored import STORED, observation, write_host
@@ -98,19 +94,22 @@ def test_no_line_is_drawn_where_a_counter_is_unknown() -> None:
     assert path.count("M") == 2, "a gap"
 
 
-def interval(second: int) -> Any:
+def interval(second: int) -> Interval:
     """Return a second in which 4 kB were read by read calls, and 6 MB came over the network."""
-    network = NetworkCounters({"eth0": NicCounters(6_000_000, 0)})
-    seen = IntervalSummary(1.0, {}, None, None, 0, 4000, *(None,) * 2, 4.0, *(None,) * 4)
-    seen = replace(seen, network=network)
-    return SimpleNamespace(begin=float(second), end=second + 1.0, seconds=1.0, seen=seen)
+    rates = {"read_calls_MB_per_s": 0.004, "network_received_MB_per_s": 6.0}
+    return Interval(second, second + 1.0, dict.fromkeys(COLUMNS) | rates)
 
 
-def test_what_came_from_a_bucket_is_not_sought_in_read_calls() -> None:
-    name, rates = best_counter([interval(0)], in_bucket=False)
-    assert name.startswith("by read calls") and rates == [4000]
-    name, rates = best_counter([interval(0)], in_bucket=True)
-    assert name.startswith("over the host's network interfaces") and rates == [6e6]
+@pytest.mark.parametrize(
+    ("in_bucket", "name", "most"),
+    [(False, "by read calls", 4), (True, "over the host's network interfaces", 6)],
+)
+def test_what_came_from_a_bucket_is_not_sought_in_read_calls(
+    in_bucket: bool, name: str, most: float
+) -> None:
+    plot, _ = host_plots(HostSeries(0, "a", [], [interval(0)]), in_bucket)
+    (series,) = plot.series
+    assert series.name.startswith(name) and series.pieces == [[(0.0, most), (1.0, most)]]
 
 
 @pytest.mark.parametrize("most", [1, 9, 15, 10_000])

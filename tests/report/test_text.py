@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
 from dlemu.report.blocks import Table
 from dlemu.report.checkpoint import present_predicted_checkpoint
-from dlemu.report.compare import Figure, difference, figure_of
+from dlemu.report.compare import difference, figure, figure_of
 from dlemu.report.in_run import belongs_to, host_lines, wear_line
 from dlemu.report.text import render_text
 from dlemu.terminal import set_mode
@@ -58,9 +57,9 @@ def test_two_series_are_compared_as_welch_does() -> None:
         "share": pytest.approx(1 / 12),
         "within_noise": True,
     }
-    assert difference(Figure(15.0, 0.1, 4), old)["within_noise"] is False
+    assert difference(figure(15.0, 0.1, 4), old)["within_noise"] is False
     # The noisier of two has the fewer degrees of freedom.
-    found = difference(Figure(1.0, 1.0, 2), Figure(0.0, 0.0, 100))
+    found = difference(figure(1.0, 1.0, 2), figure(0.0, 0.0, 100))
     assert found["noise"] == pytest.approx(4.303) and found["share"] is None
 
 
@@ -68,11 +67,11 @@ def test_what_has_no_spread_has_no_noise() -> None:
     for new in ([1.0], [1.0, 2.0]):
         found = difference(figure_of(new), figure_of([1.0]))
         assert (found["noise"], found["within_noise"]) == (None, None)
-    assert difference(Figure(2.0, 0.0), Figure(2.0, 0.0))["within_noise"] is True
+    assert difference(figure(2.0, 0.0), figure(2.0, 0.0))["within_noise"] is True
 
 
 def test_parts_of_one_run_tell_no_interval_of_a_difference() -> None:
-    one = replace(figure_of([1.0, 2.0, 3.0]), of_one_run=True)
+    one = figure_of([1.0, 2.0, 3.0]) | {"of_one_run": True}
     found = difference(one, figure_of([1.0, 2.0, 3.0]))
     assert (found["noise"], found["within_noise"]) == (None, None)
     assert found["within_one_run"] == pytest.approx(2.776 * math.sqrt(2 / 3))

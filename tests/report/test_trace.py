@@ -159,8 +159,8 @@ def test_stored_runs_are_traced_with_their_hosts_counters(
     names = ["warmup.1", "run.1", "run.2", "run.3"]
     assert epochs == [f"{name} epoch {number}" for name in names for number in (1, 2)]
     assert sum(event.get("cat") == "COMPUTE" for event in events) == 4 * 2 * 12 * 4
-    drive = [event for event in events if event["name"] == "drive sda (MB/s)"]
+    drive = [event for event in events if event["name"] == "drive_read_MB_per_s sda"]
     assert [event["args"]["value"] for event in drive] == [10.0] * 4
     first = min(event["ts"] for event in events if event.get("cat") == "IO wait")
     assert drive[0]["ts"] == pytest.approx(first - 1e6), "a second before the first step"
-    assert "CPU of dlemu (%)" in {event["name"] for event in events if event["ph"] == "C"}
+    assert "process_cpu_percent" in {event["name"] for event in events if event["ph"] == "C"}

@@ -13,7 +13,7 @@ from dlemu.host.devices import Mount
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 from dlemu.run import cold
-from dlemu.run.cold import make_cold
+from dlemu.run.cold import ColdStart
 from dlemu.storage.pagecache import Pages
 
 LARGE = 20_000
@@ -78,7 +78,7 @@ def start(
     monkeypatch.setattr(cold, "look", cache.look)
     monkeypatch.setattr(cold, "drop", cache.drop)
     dog = Watchdog(1e9, world)
-    make_cold(job, layout_of(job), world, direct=direct, watchdog=dog, say=said.append)
+    ColdStart(job, layout_of(job), world, dog, said.append, direct).make()
     return said
 
 
@@ -193,7 +193,7 @@ def test_who_waits_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(cold, "drop", drop)
     world = OneOf(0, 2, lambda value: [value])
     dog = Watchdog(1e9, world)
-    make_cold(job, layout_of(job), world, direct=False, watchdog=dog, say=said.append)
+    ColdStart(job, layout_of(job), world, dog, said.append, False).make()
     assert said == [
         "cold start: about 200/1,000 files, 20 s left",
         "cold start: about 400/1,000 files, 15 s left",

@@ -21,11 +21,10 @@ from dlemu.storage.owned import (
     direct,
     disk_bytes,
     held,
-    lock_folder,
+    locked,
     made,
     room,
     scratch,
-    unlock_folder,
 )
 from tests.lab.dataset import tree
 
@@ -72,11 +71,14 @@ def test_an_empty_folder_is_removed_before_another_can_hold_it(
 ) -> None:
     there: list[bool] = []
 
-    def unlock(lock: int) -> None:
-        there.append((tmp_path / "folder").exists())
-        unlock_folder(lock)
+    flock = fcntl.flock
 
-    monkeypatch.setattr(owned, "unlock_folder", unlock)
+    def note(lock: int, how: int) -> None:
+        if how == fcntl.LOCK_UN:
+            there.append((tmp_path / "folder").exists())
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", note)
     with held(tmp_path / "folder"):
         pass
     assert there == [False]
@@ -110,6 +112,22 @@ def test_what_is_dlemus_is_known_and_removed(full: OwnedFolder) -> None:
     assert not full.path.exists()
     full.clean()
     assert full.entries() == [] and full.fields() is None
+
+
+def test_a_file_that_gets_its_name_meanwhile_is_removed(
+    full: OwnedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thread that is being stopped."""
+    below, partial = OwnedFolder._below, full.path / "step_2" / "part_1.partial"
+
+    def named(self: OwnedFolder, start: str = "") -> list[str]:
+        found = list(below(self, start))
+        partial.rename(partial.with_suffix(""))
+        return found
+
+    monkeypatch.setattr(OwnedFolder, "_below", named)
+    full.remove("step_2/")
+    assert {path.name for path in full.path.rglob("*")} == {"mark.json", "step_1", "part_1"}
 
 
 @pytest.mark.parametrize("name", ["mine", "step_1/mine", "step_9/part_1/", "step_x/", "link"])
@@ -234,7 +252,9 @@ def test_a_second_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
 
 
 def test_who_has_time_waits(tmp_path: Path) -> None:
-    threading.Timer(0.1, unlock_folder, [lock_folder(tmp_path)]).start()
+    lock = locked(tmp_path)
+    lock.__enter__()
+    threading.Timer(0.1, lock.__exit__, [None, None, None]).start()
     with held(tmp_path, seconds=60):
         pass
 
@@ -253,7 +273,7 @@ def test_a_folder_renamed_meanwhile_is_not_held(
 
     monkeypatch.setattr(fcntl, "flock", rename)
     with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
-        lock_folder(folder)
+        locked(folder).__enter__()
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 

@@ -20,7 +20,7 @@ from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import RunError, WorkloadError
-from dlemu.loaders import Batch
+from dlemu.loaders import Batch, Loader
 from dlemu.loaders.dali.device import DeviceReader
 from dlemu.loaders.dali.pipelines import (
     INPUT,
@@ -44,8 +44,8 @@ Way = Literal["numpy", "numpy through cuFile", "tfrecord", "host memory", "GPU m
 """Who reads: DALI's readers, or ours into host memory, or ours into the GPU's through cuFile."""
 
 
-class DaliLoader:
-    """Reads batches through DALI; see `dlemu.loaders.Loader` and `TellsPaths`."""
+class DaliLoader(Loader):
+    """Reads batches through DALI; see `dlemu.loaders.Loader`."""
 
     def __init__(self, dataset: Dataset, *, accelerators: range, keep: int) -> None:
         self._source = Source.open(dataset, keep=keep)
@@ -89,9 +89,6 @@ class DaliLoader:
 
     def waiting_for(self) -> str:
         return describe([line for stream in self._streams for line in stream.busy()])
-
-    def pids(self) -> list[int]:
-        return []
 
     def close(self) -> None:
         self._end_epoch()

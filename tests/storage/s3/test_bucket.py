@@ -8,6 +8,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import obstore
 import pytest
@@ -17,9 +18,9 @@ from dlemu.cli.main import run
 from dlemu.config.compose import compose_words
 from dlemu.config.model import check_workload
 from dlemu.datagen import generate
-from dlemu.datagen.target import Bucket
 from dlemu.ranks.world import Alone
 from dlemu.storage.s3 import store as store_module
+from dlemu.storage.s3.store import Store
 from tests.lab.commands import QUICK, SMALL, dlemu
 from tests.lab.mpirun import mpirun
 from tests.lab.object_server import Moto, RangeServer, moto_server
@@ -118,10 +119,10 @@ def test_large_objects_are_put_in_parts(
     words = ["workload=unet3d_h100", "dataset.num_files_train=1", data]
     words += ["dataset.record_length_bytes=11000000", "dataset.record_length_bytes_stdev=0"]
     assert "wear: " not in printed("datagen", *words), "its drives are another host's"
-    # One begins the upload, one ends it, one removes the plan.
-    assert moto.seen.methods["POST"] == 3
-    # The bucket, the plan, 3 parts, and the two objects of the manifest.
-    assert moto.seen.methods["PUT"] == 1 + 1 + 3 + 2
+    # Two begin and end the upload; an old manifest, and at last plan and journals, are removed.
+    assert moto.seen.methods["POST"] == 2 + 1 + 3
+    # The bucket, the plan and a journal before, 3 parts, a journal, the two of the manifest.
+    assert moto.seen.methods["PUT"] == 1 + 2 + 3 + 1 + 2
     assert run(["verify", *words, "--full"]) == 0
 
 
@@ -129,17 +130,17 @@ def test_an_interrupted_datagen_goes_on(
     outside: S3Store, data: str, moto: Moto, printed: Printed
 ) -> None:
     written = 0
-    original = Bucket.put
+    original = Store.put
 
-    def put(self: Bucket, name: str, part: memoryview) -> None:
+    def put(self: Store, key: str, *part: Any, **more: Any) -> None:
         nonlocal written
         written += 1
-        if written > 1 + 20:  # the plan is the first
+        if written > 2 + 20:  # after an empty journal and the plan
             raise KeyboardInterrupt
-        original(self, name, part)
+        original(self, key, *part, **more)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Bucket, "put", put)
+        patched.setattr(Store, "put", put)
         with pytest.raises(KeyboardInterrupt):
             generate(check_workload(compose_words([*SMALL, data])), world=Alone())
     assert "some/where/dlemu.json" not in names(outside)
@@ -147,8 +148,14 @@ def test_an_interrupted_datagen_goes_on(
     assert "unfinished dataset" in printed("datagen", *SMALL, data, "dataset.seed=7", status=1)
     moto.seen.clear()
     assert "36 written now, the others were there" in printed("datagen", *SMALL, data)
-    assert moto.seen.methods["PUT"] == 36 + 2
+    assert moto.seen.methods["PUT"] == 2 + 36 + 1 + 2
     assert run(["verify", *SMALL, data, "--full"]) == 0
+    lost = next(name for name in names(outside) if "/train/" in name)
+    obstore.delete(outside, lost)
+    assert "write:    1 file" in printed("datagen", *SMALL, data, "--dry-run")
+    assert "1 written now, the others were there" in printed("datagen", *SMALL, data)
+    assert run(["verify", *SMALL, data, "--full"]) == 0
+    assert not any("/.dlemu/" in name for name in names(outside))
     larger = printed("datagen", *SMALL, data, "dataset.num_files_train=57", status=1)
     assert "a dataset in a bucket is not extended" in larger
 

@@ -40,11 +40,11 @@ def test_the_smallest_and_the_longest_latency_have_a_place() -> None:
 def test_the_line_says_what_it_was() -> None:
     counts = counted([0.010] * 99 + [0.500])
     counts.needed_bytes, counts.retries, counts.slow_downs = 8000, 3, 2
-    fields = objects_fields(counts, [])
+    fields = objects_fields(counts, 0.0)
     assert fields["gets"] == 100
     assert fields["cpu_seconds_per_GB"] is not None
     line = shown(fields | {"cpu_seconds_per_GB": 0.5})
     assert line.startswith("objects: 100 GETs, p50 9.96 ms, p99 9.96 ms")
     assert "3 sent again (2 after 503)" in line
     assert line.endswith("for 7.8 KiB needed (1.250); 0.50 CPU-s/GB")
-    assert "sent again" in shown(objects_fields(GetCounts(), []))
+    assert "sent again" in shown(objects_fields(GetCounts(), None))
