@@ -68,6 +68,7 @@ def test_files_are_written_read_and_reported(capsys: pytest.CaptureFixture[str])
     own = told["checkpoint"]
     assert (told["status"], told["num_accelerators"], own["num_bytes"]) == ("complete", 3, 900_003)
     assert [len(own[name]) for name in ("saves", "loads")] == [2, 2]
+    assert own["cached_share"] is not None, "they were dropped from memory before, and looked at"
     assert told["metric"]["checkpoint_size_GB"] == 900_003 / 2**30
     for entry in (*own["saves"], *own["loads"]):
         assert 0 < entry["least_seconds"] <= entry["mean_seconds"] <= entry["seconds"]
