@@ -65,7 +65,11 @@ def _datagen(workload: Any, world: World) -> Iterator[list[Fact]]:
         *_rule(size, layout.num_files, world),
     ]
     if found.todo.changes:
-        found.check_space(folder)
+        try:
+            found.check_space(folder)
+        except DlemuError:
+            yield facts
+            raise
         rate = write_rate(layout, folder)
         # Ranks of one host share its drive; how many of them a drive needs, nobody knows.
         seconds = found.num_bytes / rate if rate else math.inf
@@ -193,7 +197,11 @@ def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
     if folder:
         servers = servers_of(access_to(workload))
         fields["system"] = [find_host(folder_of(workload), name=world.host, servers=servers)]
-        examine_folder(workload, plan)
+        try:
+            examine_folder(workload, plan)
+        except DlemuError:
+            yield facts_of_plan(fields)
+            raise
     if drive is not None and drive.write_bandwidth:
         rate = workload.drives * drive.write_bandwidth
         source = f"at {format_rate(rate)}, {workload.drives} x {drive.name}"
