@@ -4,13 +4,11 @@ With NUM_HOSTS the ranks play as many hosts, so that the barrier also goes over 
 measured beside it, in turn.
 """
 
-import os
-import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
 
+from benchmarks.harness import describe_machine, markdown, spread
 from dlemu.ranks.mpi import Mpi
 from dlemu.ranks.world import World
 
@@ -55,21 +53,18 @@ def main(num_hosts: int) -> None:
     world = Mpi(host=f"host{comm.rank * num_hosts // comm.size}" if num_hosts > 1 else None)
     barriers: dict[str, Callable[[], None]] = {"dlemu": world.barrier, "MPI": comm.Barrier}
     rows = []
-    for name in barriers:
-        barriers[name]()
+    for name, barrier in barriers.items():
+        barrier()
         for what, values in (
-            ("last arrival to last release (ms)", measure_latency(world, barriers[name])),
-            ("CPU of a waiting rank (ms/s)", measure_waiting(world, barriers[name])),
+            ("last arrival to last release (ms)", measure_latency(world, barrier)),
+            ("CPU of a waiting rank (ms/s)", measure_waiting(world, barrier)),
         ):
             if world.rank == 0:
-                cells = (statistics.median(values), min(values), max(values))
-                rows.append([what, name, *(f"{1e3 * cell:.3f}" for cell in cells)])
+                rows.append([what, name, spread([1e3 * value for value in values], ".3f")])
     if world.rank == 0:
-        print(f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}\n")
         heading = f"{world.num_ranks} ranks, {world.num_hosts} hosts"
-        print(f"| {heading} | barrier | median | min | max |\n|---|---|---|---|---|")
-        for row in sorted(rows):
-            print(f"| {' | '.join(row)} |")
+        print(f"{describe_machine()}\n")
+        print(markdown([heading, "barrier", "median (min–max)"], sorted(rows)))
     world.close()
 
 

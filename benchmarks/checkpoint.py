@@ -15,33 +15,36 @@ benchmark's own (a loop device, as root) whose writes the kernel holds to 20 MB/
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import (
     Asked,
+    Rate,
     cpu_of_self,
     describe_machine,
     in_turn,
     markdown,
     ratios,
     run_fio,
+    scratch,
     spread,
     tell,
+    timed,
 )
-from dlemu.checkpoint.files import Reader, Writer, WriteTimes
+from dlemu.checkpoint.files import Reader, Writer
 from dlemu.datagen.assemble import Content
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.pagecache import drop
@@ -53,23 +56,19 @@ HELD = 20_000_000
 """Bytes per second of the drive that dcp is compared on."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What moving the files took."""
+class Moved(NamedTuple):
+    """What moving the files took, and the CPU seconds of making their bytes."""
 
-    seconds: float
-    cpu: float
-    generation: float = 0.0
+    rate: Rate
+    made: float = 0.0
 
     @property
-    def rate(self) -> float:
-        """GB/s."""
-        return FILES * FILE_BYTES / 1e9 / self.seconds
-
-    @property
-    def cpu_per_gb(self) -> float:
+    def cost(self) -> float:
         """CPU seconds for a GB, without making the bytes."""
-        return (self.cpu - self.generation) / (FILES * FILE_BYTES / 1e9)
+        return (self.rate.cpu_seconds - self.made) / self.rate.num_bytes * 1e9
+
+
+Move = Callable[[Path, bool, Iterator[int]], Moved]
 
 
 def paths(folder: Path) -> list[Path]:
@@ -83,52 +82,49 @@ class Unmade(Content):
         pass
 
 
+def in_threads(works: Sequence[Callable[[], float]]) -> Moved:
+    """Do the works at once, a thread each; what they return together is the time of making."""
+    made: list[float] = []
+    with ThreadPoolExecutor(FILES) as pool:
+
+        def all_files() -> float:
+            made.extend(pool.map(lambda work: work(), works))
+            return FILES * FILE_BYTES
+
+        return Moved(timed(all_files, cpu_of_self), sum(made))
+
+
 def write_ours(
-    folder: Path, direct: bool, sample: Iterator[int], make: type[Content] = Content
-) -> Cost:
+    folder: Path, direct: bool, samples: Iterator[int], make: type[Content] = Content
+) -> Moved:
     content = make(1)
+
+    def write(writer: Writer, path: Path, sample: int) -> float:
+        return writer.write(path, FILE_BYTES, sample=sample).generation
+
     with contextlib.ExitStack() as stack:
-        writers = [
-            stack.enter_context(Writer(content, piece_bytes=PIECE, direct=direct))
-            for _ in range(FILES)
-        ]
-        pool = stack.enter_context(ThreadPoolExecutor(FILES))
-        jobs = [
-            (writer, path, next(sample))
-            for writer, path in zip(writers, paths(folder), strict=True)
-        ]
-        begin, cpu = time.perf_counter(), cpu_of_self()
-
-        def write(job: tuple[Writer, Path, int]) -> WriteTimes:
-            writer, path, number = job
-            return writer.write(path, FILE_BYTES, sample=number)
-
-        times = list(pool.map(write, jobs))
-        seconds, cpu = time.perf_counter() - begin, cpu_of_self() - cpu
-    return Cost(seconds, cpu, sum(each.generation for each in times))
+        writers = (Writer(content, piece_bytes=PIECE, direct=direct) for _ in range(FILES))
+        each = zip(map(stack.enter_context, writers), paths(folder), samples, strict=False)
+        return in_threads([partial(write, *job) for job in each])
 
 
-def read_ours(folder: Path, direct: bool, sample: Iterator[int]) -> Cost:
+def read_ours(folder: Path, direct: bool, samples: Iterator[int]) -> Moved:
+    def read(reader: Reader, path: Path) -> float:
+        reader.read(path, FILE_BYTES)
+        return 0.0
+
     with contextlib.ExitStack() as stack:
-        readers = [
-            stack.enter_context(Reader(extent_reader(direct=direct, piece_bytes=PIECE)))
-            for _ in range(FILES)
-        ]
-        pool = stack.enter_context(ThreadPoolExecutor(FILES))
-        begin, cpu = time.perf_counter(), cpu_of_self()
-        list(
-            pool.map(
-                lambda pair: pair[0].read(pair[1], FILE_BYTES),
-                zip(readers, paths(folder), strict=True),
-            )
+        extents = (extent_reader(direct=direct, piece_bytes=PIECE) for _ in range(FILES))
+        readers = [stack.enter_context(Reader(each)) for each in extents]
+        return in_threads(
+            [partial(read, *pair) for pair in zip(readers, paths(folder), strict=True)]
         )
-        return Cost(time.perf_counter() - begin, cpu_of_self() - cpu)
 
 
-def fio(way: str) -> Callable[[Path, bool, Iterator[int]], Cost]:
+def fio(way: str) -> Move:
     """Return what lets fio write or read the files."""
 
-    def move(folder: Path, direct: bool, sample: Iterator[int]) -> Cost:
+    def move(folder: Path, direct: bool, samples: Iterator[int]) -> Moved:
         jobs = run_fio(
             *("--name=file", "--ioengine=psync", "--thread"),
             *(f"--rw={way}", f"--bs={PIECE}", f"--size={FILE_BYTES}", f"--numjobs={FILES}"),
@@ -136,18 +132,13 @@ def fio(way: str) -> Callable[[Path, bool, Iterator[int]], Cost]:
             *(f"--direct={int(direct)}", "--invalidate=0", f"--end_fsync={int(way == 'write')}"),
             way=way,
         )
-        return Cost(max(job.job_seconds for job in jobs), sum(job.cpu_seconds for job in jobs))
+        seconds = max(job.job_seconds for job in jobs)
+        return Moved(Rate(FILES * FILE_BYTES, seconds, sum(job.cpu_seconds for job in jobs)))
 
     return move
 
 
-def moved(
-    folder: Path,
-    direct: bool,
-    anew: bool,
-    samples: Iterator[int],
-    move: Callable[[Path, bool, Iterator[int]], Cost],
-) -> Cost:
+def moved(folder: Path, direct: bool, anew: bool, samples: Iterator[int], move: Move) -> Moved:
     """Move the files: from no files if `anew`, else from files that no cache holds."""
     if anew:
         for path in paths(folder):
@@ -159,35 +150,29 @@ def moved(
 
 def beside_fio(folder: Path, rounds: int) -> None:
     """Print the table beside fio."""
-    folder.mkdir(parents=True, exist_ok=True)
-    samples = iter(range(1 << 30))
-    rows = []
-    for way, what, ours in (
-        ("write", "write", write_ours),
-        ("write", "write, bytes not made", partial(write_ours, make=Unmade)),
-        ("read", "read", read_ours),
-    ):
-        for direct in (False, True):
-            sides = {
-                name: partial(moved, folder, direct, way == "write", samples, move)
-                for name, move in (("ours", ours), ("fio", fio(way)))
-            }
-            own, their = in_turn(sides, rounds).values()
-            made = [each.generation / (FILES * FILE_BYTES / 1e9) for each in own]
-            rows.append(
-                [
-                    f"{what}, {'O_DIRECT' if direct else 'page cache'}",
-                    f"{statistics.median(each.rate for each in their):.2f}",
-                    spread(ratios(own, their, lambda cost: cost.rate)),
-                    f"{statistics.median(each.cpu_per_gb for each in their):.3f}",
-                    spread(ratios(own, their, lambda cost: cost.cpu_per_gb)),
-                    spread(made) if way == "write" else "",
-                ]
-            )
-            tell(rows[-1])
+    samples, rows = itertools.count(), []
+    whats: dict[str, tuple[str, Move]] = {
+        "write": ("write", write_ours),
+        "write, bytes not made": ("write", partial(write_ours, make=Unmade)),
+        "read": ("read", read_ours),
+    }
+    with scratch(folder) as files:
+        for (what, (way, ours)), direct in itertools.product(whats.items(), (False, True)):
+            do = partial(moved, files, direct, way == "write", samples)
+            found = in_turn({"ours": partial(do, ours), "fio": partial(do, fio(way))}, rounds)
+            own, their = found["ours"], found["fio"]
+            made = [each.made / each.rate.num_bytes * 1e9 for each in own]
+            row = [
+                f"{what}, {'O_DIRECT' if direct else 'page cache'}",
+                f"{statistics.median(each.rate.speed for each in their):.2f}",
+                spread(ratios(own, their, lambda each: each.rate.speed)),
+                f"{statistics.median(each.cost for each in their):.3f}",
+                spread(ratios(own, their, lambda each: each.cost)),
+                spread(made) if way == "write" else "",
+            ]
+            rows.append(tell(row))
     head = ("", "fio GB/s", "rate, ratio", "fio CPU-s/GB", "CPU, ratio", "making bytes, CPU-s/GB")
     print(markdown(head, rows))
-    shutil.rmtree(folder)
 
 
 @contextlib.contextmanager

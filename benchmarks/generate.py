@@ -8,7 +8,6 @@ fio's own figures leave out its own; of DLIO it is the difference of two dataset
     python -m benchmarks.generate [rounds=5] [folder=build/generate] [datasets=unet3d,...]
 """
 
-import json
 import os
 import sys
 import time
@@ -17,24 +16,27 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import (
+    COST,
+    SPEED,
     Asked,
     Rate,
+    apart,
+    beside,
     cpu_of_children,
     describe_machine,
     goal,
     in_turn,
     markdown,
-    output_of,
     ratios,
     run_fio,
     scratch,
     spread,
     tell,
+    timed,
 )
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.ranks.mpi import make_world
-from tests.lab.mpirun import mpirun
 from tests.lab.peer import is_there, run_dlio
 
 NUM_RANKS = 2
@@ -66,21 +68,19 @@ def job(name: str, data: Path) -> Workload:
     return load_workload(base, keys | {"dataset.data_folder": str(data)})
 
 
-def write_as_rank(name: str, data: Path) -> None:
-    """Generate, as one rank of several, and print what all took on rank 0."""
+def write_as_rank(name: str, data: str) -> Rate | None:
+    """Generate, as one rank of several; return on the first what all took."""
     with make_world() as world:
         world.barrier()
-        begin, cpu = time.perf_counter(), time.process_time()
-        manifest = generate(job(name, data), world=world)
-        costs = world.gather(time.process_time() - cpu)
-        if costs is not None:
-            print(json.dumps(Rate(manifest.num_bytes, time.perf_counter() - begin, sum(costs))))
+        written = partial(generate, job(name, Path(data)), world=world)
+        own = timed(lambda: written().num_bytes, time.process_time)
+        costs = world.gather(own.cpu_seconds)
+    return None if costs is None else own._replace(cpu_seconds=sum(costs))
 
 
 def dlemu(name: str, data: Path) -> Rate:
     """Have dlemu generate a dataset."""
-    words = [sys.executable, "-m", "benchmarks.generate", "--rank", name, str(data)]
-    return Rate(*json.loads(output_of(mpirun(NUM_RANKS, *words))))
+    return Rate(*apart(write_as_rank, name, str(data), ranks=NUM_RANKS))
 
 
 def fio(num_bytes: float, data: Path) -> Rate:
@@ -97,19 +97,18 @@ def fio(num_bytes: float, data: Path) -> Rate:
 
 def dlio(name: str, data: Path) -> Rate:
     """Have DLIO generate some of the files; a run with two files is taken off."""
-    counts = (NUM_RANKS, DLIO_FILES[name])
-    small, large = (_dlio(name, data / str(files), files) for files in counts)
-    return Rate(*(late - early for early, late in zip(small, large, strict=True)))
-
-
-def _dlio(name: str, data: Path, num_files: int) -> Rate:
     base, keys = DATASETS[name]
-    keys = keys | {"workload": base, "dataset.num_files_train": num_files}
-    cpu, begin = cpu_of_children(), time.perf_counter()
-    run_dlio(keys | {"dataset.data_folder": str(data)}, ranks=NUM_RANKS, generate=True)
-    seconds, cpu = time.perf_counter() - begin, cpu_of_children() - cpu
-    num_bytes = sum(path.stat().st_size for path in (data / "train").iterdir())
-    return Rate(num_bytes, seconds, cpu)
+
+    def write(num_files: int) -> float:
+        folder = data / str(num_files)
+        own = {"workload": base, "dataset.num_files_train": num_files}
+        own["dataset.data_folder"] = str(folder)
+        run_dlio(keys | own, ranks=NUM_RANKS, generate=True)
+        return sum(path.stat().st_size for path in (folder / "train").iterdir())
+
+    counts = (NUM_RANKS, DLIO_FILES[name])
+    small, large = (timed(partial(write, number), cpu_of_children) for number in counts)
+    return large.beyond(small)
 
 
 def empty(data: Path) -> None:
@@ -141,25 +140,14 @@ def rows_of(name: str, folder: Path, rounds: int) -> list[list[str]]:
     rates = in_turn({each: partial(written, write) for each, write in writers.items()}, rounds)
     rows = []
     for writer, own in rates.items():
-        speeds = ratios(own, rates["fio"], lambda rate: rate.speed)
-        costs = ratios(own, rates["dlemu"], lambda rate: rate.cost)
         goals = ""
         if writer == "dlemu":
             goals = f"CPU {goal([rate.cost for rate in own], most=CPU_GOAL)}, "
-            goals += f"speed {goal(speeds, least=SPEED_GOAL)}"
+            goals += f"speed {goal(ratios(own, rates['fio'], SPEED), least=SPEED_GOAL)}"
         elif writer == "DLIO":
-            goals = goal(costs, least=DLIO_GOAL)
-        rows.append(
-            [
-                name,
-                writer,
-                spread([rate.cost for rate in own]),
-                spread(costs),
-                spread([rate.speed for rate in own]),
-                spread(speeds),
-                goals,
-            ]
-        )
+            more = ratios(own, rates["dlemu"], COST)
+            goals = f"{spread(more, '.1f')} × dlemu's CPU, {goal(more, least=DLIO_GOAL)}"
+        rows.append([name, writer, *beside(own, rates["fio"]), goals])
     return rows
 
 
@@ -170,12 +158,9 @@ def main(arguments: list[str]) -> None:
     with scratch(Path(asked.value("folder", "build/generate"))) as folder:
         for name in asked.names("datasets", DATASETS):
             rows += [tell(row) for row in rows_of(name, folder, rounds)]
-    header = ["dataset", "writer", "CPU-s/GB", "CPU / dlemu's", "GB/s", "speed / fio's", "goal"]
+    header = ["dataset", "writer", "CPU-s/GB", "× fio", "GB/s", "× fio", "goal"]
     print(markdown(header, rows))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        write_as_rank(sys.argv[2], Path(sys.argv[3]))
-    else:
-        main(sys.argv[1:])
+    main(sys.argv[1:])

@@ -1,9 +1,12 @@
-"""What all benchmarks share: arguments, rounds in turn, fio, goals, the machine and the table."""
+"""What all benchmarks share: arguments, rounds in turn, fio, goals, the machine and the table.
 
+`python -m benchmarks.harness MODULE FUNCTION ARGUMENTS` is what `apart` runs.
+"""
+
+import importlib
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import statistics
@@ -13,8 +16,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from dlemu.host.place import find_host
+from tests.lab.mpirun import mpirun
 
 Found = TypeVar("Found")
 Value = TypeVar("Value", int, float, str)
@@ -36,6 +43,43 @@ class Rate(NamedTuple):
     def speed(self) -> float:
         """GB/s."""
         return self.num_bytes / self.seconds / 1e9
+
+    def beyond(self, less: "Rate") -> "Rate":
+        """Return what was more than in a smaller measurement: both begin alike."""
+        return Rate(*(own - other for own, other in zip(self, less, strict=True)))
+
+
+COST: Callable[[Rate], float] = attrgetter("cost")
+SPEED: Callable[[Rate], float] = attrgetter("speed")
+
+
+def beside(own: Sequence[Rate], other: Sequence[Rate]) -> list[str]:
+    """Return cells: CPU-s/GB, and each round's over that of another; GB/s likewise."""
+    return [
+        spread([each.cost for each in own], ".3f"),
+        spread(ratios(own, other, COST)),
+        spread([each.speed for each in own]),
+        spread(ratios(own, other, SPEED)),
+    ]
+
+
+def timed(move: Callable[[], float], cpu: Callable[[], float]) -> Rate:
+    """Return what it took to move so many bytes; `cpu` tells the CPU seconds so far."""
+    begin, before = time.perf_counter(), cpu()
+    num_bytes = move()
+    return Rate(num_bytes, time.perf_counter() - begin, cpu() - before)
+
+
+def apart(function: Callable[..., Any], *arguments: object, ranks: int = 1) -> Any:
+    """Return, as JSON has it, what a function of a benchmark returns in a process of its own.
+
+    Of several ranks it is what the first one returns; the others return None.
+    """
+    main = sys.modules["__main__"].__spec__
+    module = main.name if function.__module__ == "__main__" and main else function.__module__
+    words = [sys.executable, "-m", "benchmarks.harness", module, function.__name__]
+    words.append(json.dumps(arguments))
+    return json.loads(output_of(mpirun(ranks, *words) if ranks > 1 else words))
 
 
 class Asked:
@@ -172,16 +216,11 @@ def tell(row: list[str]) -> list[str]:
 
 def describe_machine() -> str:
     """Return CPU, cores, memory, kernel and load in a line."""
-    cpuinfo = Path("/proc/cpuinfo").read_text()
-    model = re.search(r"^model name\s*: (.*)$", cpuinfo, re.MULTILINE)
-    meminfo = Path("/proc/meminfo").read_text()
-    memory = int(re.findall(r"^MemTotal:\s+(\d+)", meminfo, re.MULTILINE)[0]) / 2**20
-    cores, own = os.cpu_count(), len(os.sched_getaffinity(0))
+    host = find_host(Path())
     return (
-        f"{model[1] if model else platform.processor()}, "
-        f"{cores if own == cores else f'{own} of {cores}'} cores, "
-        f"{memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}, "
-        f"load {os.getloadavg()[0]:.1f}"
+        f"{host['cpu']}, {host['cpus']:g} of {os.cpu_count()} cores, "
+        f"{host['memory_bytes'] / 2**30:.0f} GiB, Linux {host['kernel']}, "
+        f"Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}"
     )
 
 
@@ -196,3 +235,60 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def lined(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the Markdown table of lines that name their columns; "" without lines."""
+    return markdown(list(rows[0]), [list(row.values()) for row in rows]) if rows else ""
+
+
+Store = Callable[[Sequence[Mapping[str, Any]]], None]
+
+
+def gpu_program(
+    words: Sequence[str],
+    about: str | None,
+    prints: Mapping[str, Callable[[list[str], Asked], str]],
+    experiment: Callable[[Path, Asked, Store], str],
+    *keys: str,
+) -> None:
+    """Run a program that measures on GPUs, or print what it has stored before.
+
+        NAME JSON… [key=value …]    what `prints` makes of files
+        FOLDER [key=value …]        the experiment, which returns its tables
+
+    The experiment is given what stores its runs so far in the file of the key `json`.
+    """
+    if not words:
+        raise SystemExit(about)
+    what, *paths = [word for word in words if "=" not in word]
+    asked = Asked([word for word in words if "=" in word], "json", *keys)
+    if what in prints:
+        print(prints[what](paths, asked))
+        return
+    if paths:
+        raise SystemExit(f"{what} {paths[0]}: give one folder, or {' or '.join(prints)} and files")
+    import torch
+
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    machine = f"{describe_machine()}; torch {torch.__version__}, {', '.join(gpus) or 'no GPU'}"
+    print(machine, flush=True)
+
+    def store(runs: Sequence[Mapping[str, Any]]) -> None:
+        stored = {"machine": machine, "runs": runs}
+        Path(asked.value("json", "found.json")).write_text(json.dumps(stored))
+
+    Path(what).mkdir(parents=True, exist_ok=True)
+    print(f"\n{experiment(Path(what), asked, store)}")
+
+
+def stored_runs(paths: Iterable[str]) -> list[list[dict[str, Any]]]:
+    """Return the runs of each file that an experiment has stored."""
+    return [json.loads(Path(path).read_text())["runs"] for path in paths]
+
+
+if __name__ == "__main__":
+    module, name, arguments = sys.argv[1:]
+    found = getattr(importlib.import_module(module), name)(*json.loads(arguments))
+    if found is not None:
+        print(json.dumps(found))

@@ -9,21 +9,23 @@ server's own count of requests must be the plan's to the unit, without LIST and 
     python -m benchmarks.objects [folder=build/objects] [rounds=5]
 """
 
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import (
     Asked,
     Rate,
+    apart,
+    beside,
     cpu_of_self,
     describe_machine,
+    in_turn,
     markdown,
-    output_of,
-    spread,
+    timed,
 )
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
@@ -35,6 +37,7 @@ from dlemu.ranks.world import Alone
 from dlemu.storage.s3.location import ObjectPath
 from dlemu.storage.s3.objects import RANGE_BYTES, WHOLE_BYTES
 from dlemu.storage.s3.store import store_of
+from tests.lab.object_server import RangeServer
 
 SHAPES: dict[str, tuple[str, dict[str, object]]] = {
     "unet3d npz, 8 MiB ranges": (
@@ -59,38 +62,6 @@ SHAPES: dict[str, tuple[str, dict[str, object]]] = {
 WORKERS, IN_FLIGHT = 2, 4
 """Of one accelerator, and of each worker."""
 WAYS = ("plain loop", "dlemu, dropped", "dlemu, handed over")
-
-
-class Server:
-    """A process that serves a folder as a bucket."""
-
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "tests.lab.object_server", str(folder)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.url = self._read()
-
-    def seen(self) -> tuple[dict[str, int], int]:
-        """Return the requests since the last call by method, and how many asked for a range."""
-        self._write("seen")
-        methods, _, ranges = self._read().rpartition(" ")
-        return dict(eval(methods, {"__builtins__": {}})), int(ranges)
-
-    def end(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def _write(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
 
 
 def job(shape: str, place: str, url: str = "") -> Workload:
@@ -142,77 +113,56 @@ def plain(workload: Workload) -> Rate:
     requests = planned(workload, dataset)
     store = store_of(access, 0, requests[0][0].bucket)
     library, client = store._library, store._store
-    left, total = iter(requests), [0]
+    left, sizes = iter(requests), []
 
     def work() -> None:
-        done = 0
         for path, start, stop in left:  # one step of an iterator is atomic under the GIL
             options = {} if stop is None else {"options": {"range": (start, stop)}}
-            done += len(library.get(client, path.key, **options).bytes())
-        total[0] += done
+            sizes.append(len(library.get(client, path.key, **options).bytes()))
 
-    threads = [threading.Thread(target=work) for _ in range(WORKERS * IN_FLIGHT)]
-    begin, before = time.perf_counter(), cpu_of_self()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return Rate(total[0], time.perf_counter() - begin, cpu_of_self() - before)
+    def read() -> float:
+        threads = [threading.Thread(target=work) for _ in range(WORKERS * IN_FLIGHT)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(sizes)
+
+    return timed(read, cpu_of_self)
 
 
 def ours(workload: Workload, *, keep: int) -> Rate:
     """Read an epoch with the loader."""
     dataset = Dataset(workload, Dataset.of(workload).layout, access=workload.access)
-    loader = open_loader(dataset, accelerators=range(1), keep=keep)
     plan = make_plan(workload, dataset.layout, num_accelerators=1, epoch=0)
-    begin, before = time.perf_counter(), cpu_of_self()
-    num_bytes = sum(batch.num_bytes for step in loader.epoch(0, plan) for batch in step)
-    rate = Rate(num_bytes, time.perf_counter() - begin, cpu_of_self() - before)
-    assert loader.gets().received_bytes == num_bytes
-    loader.close()
+    with closing(open_loader(dataset, accelerators=range(1), keep=keep)) as loader:
+        steps = loader.epoch(0, plan)
+        rate = timed(lambda: sum(each.num_bytes for step in steps for each in step), cpu_of_self)
+        assert loader.gets().received_bytes == rate.num_bytes
     return rate
 
 
-def apart(way: str, shape: str, url: str) -> Rate:
-    """Read in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.objects", "--here", way, shape, url]
-    return Rate(*map(float, output_of(command).split()))
-
-
-def here(way: str, shape: str, url: str) -> None:
-    """Read in this process, and print the rate."""
+def read_here(way: str, shape: str, url: str) -> Rate:
+    """Read in this process."""
     workload = job(shape, f"s3://bucket/{name_of(shape)}", url)
-    rate = plain(workload) if way == WAYS[0] else ours(workload, keep=int(way == WAYS[2]))
-    print(rate.num_bytes, rate.seconds, rate.cpu_seconds)
+    return plain(workload) if way == WAYS[0] else ours(workload, keep=int(way == WAYS[2]))
 
 
-def beside(server: Server, rounds: int) -> Iterator[list[str]]:
-    """Yield the rows of the first table."""
-    for shape in SHAPES:
-        workload = job(shape, f"s3://bucket/{name_of(shape)}", server.url)
-        requests = len(planned(workload, Dataset.of(workload)))
-        apart(WAYS[0], shape, server.url)
-        server.seen()
-        found: dict[str, list[Rate]] = {way: [] for way in WAYS}
-        told = set()
-        for _ in range(rounds):
-            for way in WAYS:
-                found[way].append(apart(way, shape, server.url))
-                methods, _ = server.seen()
-                told.add(str(methods))
-        assert told == {str({"GET": requests})}, (shape, told, requests)
-        limit = found[WAYS[0]]
-        for way in WAYS:
-            pairs = list(zip(found[way], limit, strict=True))
-            yield [
-                shape,
-                way,
-                f"{requests:,}",
-                spread([rate.speed for rate in found[way]]),
-                spread([rate.cost for rate in found[way]]),
-                spread([mine.cost / other.cost for mine, other in pairs]),
-                spread([mine.speed / other.speed for mine, other in pairs]),
-            ]
+def rows_of(shape: str, server: RangeServer, rounds: int) -> Iterator[list[str]]:
+    """Yield the rows of a dataset: each reader in turn, round after round."""
+    workload = job(shape, f"s3://bucket/{name_of(shape)}", server.url)
+    requests = len(planned(workload, Dataset.of(workload)))
+
+    def read(way: str) -> Rate:
+        server.seen.clear()
+        rate = Rate(*apart(read_here, way, shape, server.url))
+        assert server.seen.methods == {"GET": requests}, (shape, way, server.seen, requests)
+        return rate
+
+    read(WAYS[0])
+    found = in_turn({way: partial(read, way) for way in WAYS}, rounds)
+    for way, own in found.items():
+        yield [shape, way, f"{requests:,}", *beside(own, found[WAYS[0]])]
 
 
 def main(words: list[str]) -> None:
@@ -221,18 +171,13 @@ def main(words: list[str]) -> None:
     print(describe_machine())
     for shape in SHAPES:
         generate(job(shape, str(folder / name_of(shape))), world=Alone())
-    server = Server(folder)
-    try:
-        head = ["objects", "reader", "GETs", "GB/s", "CPU-s/GB", "CPU / plain", "rate / plain"]
-        print("\nFrom a range server on this host, which is no S3 server:\n")
-        print(markdown(head, beside(server, rounds)))
-        print("\nThe server saw the plan's requests to the unit, no LIST and no HEAD.")
-    finally:
-        server.end()
+    with RangeServer(folder) as server:
+        rows = [row for shape in SHAPES for row in rows_of(shape, server, rounds)]
+    print("\nFrom a range server on this host, which is no S3 server:\n")
+    head = ["objects", "reader", "GETs", "CPU-s/GB", "× plain", "GB/s", "× plain"]
+    print(markdown(head, rows))
+    print("\nThe server saw the plan's requests to the unit, no LIST and no HEAD.")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--here"]:
-        here(*sys.argv[2:])
-    else:
-        main(sys.argv[1:])
+    main(sys.argv[1:])

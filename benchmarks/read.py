@@ -8,28 +8,32 @@ its own dataset. A ratio is of one round, so that a busy host weighs on both.
     python -m benchmarks.read [rounds=5] [folder=build/read] [datasets=unet3d,...] [ways=cache,...]
 """
 
-import json
 import os
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import (
+    COST,
+    SPEED,
     Asked,
     Rate,
+    apart,
+    beside,
     cpu_of_children,
     describe_machine,
     goal,
     in_turn,
     markdown,
-    output_of,
     ratios,
     run_fio,
     scratch,
     spread,
     tell,
+    timed,
 )
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
@@ -87,28 +91,20 @@ def make_plan(workload: Workload, epoch: int) -> EpochPlan:
     return plan_epoch(layout.num_samples, options)
 
 
-def read_here(workload: Workload) -> Rate:
+def read_here(name: str, data: str, loader: str, direct: bool) -> Rate:
     """Read EPOCHS epochs in this process and its workers; their start is left out."""
-    loader = open_loader(
-        Dataset.of(workload),
-        accelerators=range(1),
-        keep=int(workload.reader.hands_over),
-    )
-    try:
-        for _ in loader.epoch(0, make_plan(workload, 0)):
-            pass
-        pids = loader.pids()
-        num_bytes, seconds, cpu = 0, 0.0, 0.0
-        for epoch in range(1, EPOCHS + 1):
-            plan = make_plan(workload, epoch)
-            before, begin = cpu_of(pids), time.perf_counter()
-            for batches in loader.epoch(epoch, plan):
-                num_bytes += sum(batch.num_bytes for batch in batches)
-            seconds += time.perf_counter() - begin
-            cpu += cpu_of(pids) - before
-    finally:
-        loader.close()
-    return Rate(num_bytes, seconds, cpu)
+    workload = job(name, Path(data), loader, direct)
+    keep = int(workload.reader.hands_over)
+    with closing(open_loader(Dataset.of(workload), accelerators=range(1), keep=keep)) as opened:
+
+        def read(epoch: int) -> float:
+            steps = opened.epoch(epoch, make_plan(workload, epoch))
+            return sum(batch.num_bytes for batches in steps for batch in batches)
+
+        read(0)
+        pids = opened.pids()
+        rates = [timed(partial(read, 1 + epoch), lambda: cpu_of(pids)) for epoch in range(EPOCHS)]
+    return Rate(*map(sum, zip(*rates, strict=True)))
 
 
 def cpu_of(pids: list[int]) -> float:
@@ -125,8 +121,7 @@ def cpu_of(pids: list[int]) -> float:
 
 def read_apart(name: str, data: Path, loader: str, direct: bool) -> Rate:
     """Read in a process of its own, as a run would."""
-    words = [sys.executable, "-m", "benchmarks.read", "--here", name, str(data), loader]
-    return Rate(*json.loads(output_of([*words, str(direct)])))
+    return Rate(*apart(read_here, name, str(data), loader, direct))
 
 
 def fio(name: str, data: Path, direct: bool) -> Rate:
@@ -143,16 +138,14 @@ def fio(name: str, data: Path, direct: bool) -> Rate:
 
 def dlio(name: str, data: Path) -> Rate:
     """Have DLIO read its own dataset; the difference of two runs leaves out the start."""
-    rates = [_dlio_epochs(name, data, epochs) for epochs in (1, 1 + EPOCHS)]
-    return Rate(*(late - early for early, late in zip(rates[0], rates[1], strict=True)))
-
-
-def _dlio_epochs(name: str, data: Path, epochs: int) -> tuple[float, float, float]:
-    cpu, begin = cpu_of_children(), time.perf_counter()
-    _dlio(name, data, epochs=epochs)
-    seconds, cpu = time.perf_counter() - begin, cpu_of_children() - cpu
     size = sum(file.stat().st_size for file in (data / "dlio" / name / "train").iterdir())
-    return epochs * size, seconds, cpu
+
+    def read(epochs: int) -> float:
+        _dlio(name, data, epochs=epochs)
+        return epochs * size
+
+    few, many = (timed(partial(read, number), cpu_of_children) for number in (1, 1 + EPOCHS))
+    return many.beyond(few)
 
 
 def _dlio(name: str, data: Path, *, epochs: int, generate: bool = False) -> None:
@@ -173,29 +166,17 @@ def rows_of(name: str, data: Path, way: str, rounds: int) -> list[list[str]]:
     rates = in_turn(sides, rounds)
     rows = []
     for reader, own in rates.items():
-        costs = ratios(own, rates["fio"], lambda rate: rate.cost)
-        speeds = ratios(own, rates["fio"], lambda rate: rate.speed)
         goals = ""
         if reader == "pytorch" and way in CPU_GOALS:
-            goals = f"CPU {goal(costs, most=CPU_GOALS[way][name])}"
+            goals = f"CPU {goal(ratios(own, rates['fio'], COST), most=CPU_GOALS[way][name])}"
+            speeds = ratios(own, rates["fio"], SPEED)
             goals += f"; speed {goal(speeds, least=0.95)}" if direct else ""
         if reader == "threads" and way == "tmpfs":
-            goals = f"speed {goal(speeds, least=0.9)}"
+            goals = f"speed {goal(ratios(own, rates['fio'], SPEED), least=0.9)}"
         if reader == "DLIO":
-            less = ratios(own, rates["pytorch"], lambda rate: rate.cost)
+            less = ratios(own, rates["pytorch"], COST)
             goals = f"pytorch {spread(less, '.1f')} × less, {goal(less, least=5)}"
-        rows.append(
-            [
-                name,
-                way,
-                reader,
-                spread([rate.cost for rate in own], ".3f"),
-                spread(costs) if reader != "fio" else "",
-                spread([rate.speed for rate in own]),
-                spread(speeds) if reader != "fio" else "",
-                goals,
-            ]
-        )
+        rows.append([name, way, reader, *beside(own, rates["fio"]), goals])
     return rows
 
 
@@ -222,11 +203,6 @@ def prepare(name: str, data: Path, way: str) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run the cases and print the table."""
-    if arguments[:1] == ["--here"]:
-        name, folder, loader, direct = arguments[1:]
-        rate = read_here(job(name, Path(folder), loader, direct == "True"))
-        print(json.dumps([rate.num_bytes, rate.seconds, rate.cpu_seconds]))
-        return
     asked = Asked(arguments, "rounds", "folder", "datasets", "ways")
     rounds, rows = asked.value("rounds", 5), []
     for way in asked.names("ways", ["cache", "direct", "tmpfs"]):

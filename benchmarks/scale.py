@@ -5,19 +5,18 @@ Each part of dlemu that grows with a dataset is run on its own, in a process of 
 times as many files each time. No sample is read: this is names, numbers and records.
 """
 
-import json
-import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import describe_machine, markdown
+from benchmarks.harness import Asked, apart, describe_machine, markdown, tell
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import read_manifest
 from dlemu.datagen.manifest import MANIFEST, to_entries
@@ -38,8 +37,7 @@ FEWEST = 100_000
 _PIECE = 1 << 16
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What a part took."""
 
     cpu_seconds: float
@@ -140,55 +138,45 @@ def records(num_steps: int, num_accelerators: int, first: int = 0) -> Steps:
     return steps.ravel()
 
 
-PARTS: dict[str, tuple[str, Callable[[int, Path], object]]] = {
-    "names": ("all files' names, one after the other", name_files),
-    "sizes": ("all files' sizes", size_files),
-    "plan": ("an epoch's plan", plan),
-    "streams": ("the same, of streams through shuffle buffers", plan_streams),
-    "tf.data": ("the same, as tf.data reads them", plan_interleaved),
-    "manifest": ("manifest, made of the journal, written and opened", write_manifest),
-    "drop": ("cold start: files dropped from the page cache", drop_pages),
-    "records": ("an epoch's records, a rank of 128, written and read", write_records),
-    "metrics": (
-        "an epoch's records summed up, joined, measured",
-        measure_records,
-    ),
+class Part(NamedTuple):
+    """What grows with a dataset."""
+
+    title: str
+    most_bytes: int
+    """For each file, that it may take at its peak; benchmarks/truth.py checks it."""
+    run: Callable[[int, Path], object]
+
+
+PARTS = {
+    "names": Part("all files' names, one after the other", 2, name_files),
+    "sizes": Part("all files' sizes", 48, size_files),
+    "plan": Part("an epoch's plan", 24, plan),
+    "streams": Part("the same, of streams through shuffle buffers", 64, plan_streams),
+    "tf.data": Part("the same, as tf.data reads them", 64, plan_interleaved),
+    "manifest": Part("manifest, made of the journal, written and opened", 32, write_manifest),
+    "drop": Part("cold start: files dropped from the page cache", 8, drop_pages),
+    "records": Part("an epoch's records, a rank of 128, written and read", 4, write_records),
+    "metrics": Part("an epoch's records summed up, joined, measured", 300, measure_records),
 }
 
-MOST_BYTES = {
-    "names": 2,
-    "sizes": 48,
-    "plan": 24,
-    "streams": 64,
-    "tf.data": 64,
-    "manifest": 32,
-    "drop": 8,
-    "records": 4,
-    "metrics": 300,
-}
-"""Bytes for each file that a part may take at its peak; benchmarks/truth.py checks it."""
 
-
-def costs_here(part: str, sizes: Sequence[int], folder: Path) -> Iterator[Cost]:
+def costs_here(part: str, sizes: Sequence[int], folder: str) -> list[Cost]:
     """Run a part in this process, with so many files each time."""
-    run = PARTS[part][1]
-    run(FEWEST // 10, folder)  # what is imported and kept once
+    run, found = PARTS[part].run, []
+    run(FEWEST // 10, Path(folder))  # what is imported and kept once
     for num_files in sizes:
         before = _memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
         begin = time.process_time()
-        run(num_files, folder)
-        yield Cost(time.process_time() - begin, max(0, _memory("VmHWM") - before))
+        run(num_files, Path(folder))
+        found.append(Cost(time.process_time() - begin, max(0, _memory("VmHWM") - before)))
+    return found
 
 
 def costs(part: str, sizes: Sequence[int]) -> list[Cost]:
     """Run a part in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="dlemu-scale.") as folder:
-        words = [sys.executable, "-m", "benchmarks.scale", "--here", part, folder]
-        done = subprocess.run([*words, *map(str, sizes)], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return [Cost(*each) for each in json.loads(done.stdout)]
+        return [Cost(*each) for each in apart(costs_here, part, sizes, folder)]
 
 
 def _memory(field: str) -> int:
@@ -197,31 +185,19 @@ def _memory(field: str) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the table; with --here run one part in this process, and print its costs as JSON."""
-    if arguments[:1] == ["--here"]:
-        _, part, folder, *counts = arguments
-        here = costs_here(part, [int(count) for count in counts], Path(folder))
-        print(json.dumps([[each.cpu_seconds, each.peak_bytes] for each in here]))
-        return
-    given = dict(argument.split("=", 1) for argument in arguments)
-    sizes = [FEWEST]
-    while sizes[-1] * 10 <= int(given.get("most", 10_000_000)):
-        sizes.append(sizes[-1] * 10)
-    rows: list[list[str]] = []
-    parts = given.get("parts", ",".join(PARTS)).split(",")
-    for part, (title, _) in ((part, PARTS[part]) for part in parts):
+    """Print the table."""
+    asked = Asked(arguments, "most", "parts")
+    powers = range(len(str(asked.value("most", 10_000_000) // FEWEST)))
+    sizes = [FEWEST * 10**power for power in powers]
+    rows = []
+    for part in asked.names("parts", PARTS):
         found = costs(part, sizes)
-        row = [title]
-        for each in found:
-            row += [f"{each.cpu_seconds:.2f}", f"{each.peak_bytes / 1e6:.0f}"]
-        row.append(f"{found[-1].peak_bytes / sizes[-1]:.0f}")
-        rows.append(row)
-        print("  ".join(row), file=sys.stderr, flush=True)
+        cells = ((f"{each.cpu_seconds:.2f}", f"{each.peak_bytes / 1e6:.0f}") for each in found)
+        each_file = f"{found[-1].peak_bytes / sizes[-1]:.0f}"
+        rows.append(tell([PARTS[part].title, *chain.from_iterable(cells), each_file]))
     print(f"{describe_machine()}; {NUM_ACCELERATORS:,} accelerators\n")
-    header = ["part"]
-    for size in sizes:
-        header += [f"{size:.0e} files: CPU-s".replace("e+0", "e"), "peak MB"]
-    print(markdown([*header, "bytes a file"], rows))
+    heads = ((f"1e{len(str(size)) - 1} files: CPU-s", "peak MB") for size in sizes)
+    print(markdown(["part", *chain.from_iterable(heads), "bytes a file"], rows))
 
 
 if __name__ == "__main__":

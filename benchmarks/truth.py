@@ -38,7 +38,7 @@ from benchmarks.published_cells import (
     read_one_host,
     without_drive,
 )
-from benchmarks.scale import MOST_BYTES, PARTS, costs
+from benchmarks.scale import PARTS, costs
 from dlemu import Alone, generate, load_workload, make_loader
 from dlemu.clock import WallClock
 from dlemu.host.intervals import HostObserver, IntervalSummary, summarize_interval
@@ -414,7 +414,9 @@ def growing(part: str) -> Measured:
     few, many = costs(part, [large // 10, large])
     return _all(
         _at_most("times that of a tenth", many.cpu_seconds / (few.cpu_seconds + 0.003), 30),
-        _at_most("bytes a file", max(0, many.peak_bytes - 2_000_000) / large, MOST_BYTES[part]),
+        _at_most(
+            "bytes a file", max(0, many.peak_bytes - 2_000_000) / large, PARTS[part].most_bytes
+        ),
     )
 
 

@@ -161,9 +161,8 @@ class _Case:
     def __post_init__(self) -> None:
         self.num_bytes, _ = write_file(self.path, self.format, self.file)
         self.data = self.path.read_bytes()
-        numbered = zip(self.file.samples.tolist(), self.file.sizes.tolist(), strict=True)
         self.content = [
-            self.format.stored(content(sample, size), size) for sample, size in numbered
+            self.format.stored(content(sample, size), size) for sample, size in self.file
         ]
 
     @property
@@ -247,8 +246,8 @@ def _refusals(format: Format, path: Path) -> Iterator[str]:
                 yield f"`locate` refuses a file that was cut: not at byte {left} of {num_bytes}."
     num_bytes, _ = write_file(path, format, file_samples([_CUT]))
     head = path.read_bytes()[:PAGE_BYTES]
-    for left in (PAGE_BYTES, num_bytes // 2):
-        if not _refused(partial(format.check_head, head, left)):
+    for left in (8, 20, PAGE_BYTES, num_bytes // 2):
+        if not _refused(partial(format.check_head, head[:left], left)):
             yield f"`check_head` refuses a file that was cut: not at byte {left} of {num_bytes}."
     if not _refused(partial(format.check_head, bytes(PAGE_BYTES), num_bytes)):
         yield "`check_head` refuses a page of zeros: it does not."

@@ -23,7 +23,7 @@ class Counted(Format):
     def write(self, sink: Sink, file: FileSamples) -> None:
         numbers = np.array([len(file.samples), file.sizes[0]], "<u8")
         sink.write((MAGIC + numbers.tobytes()).ljust(self.head_bytes, b"\0"))
-        for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+        for sample, size in file:
             sink.payload(sample, size)
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:

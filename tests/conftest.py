@@ -25,7 +25,7 @@ from tests.lab.settings import QUICK, apply
 _NOT_QUICK = {"root", "mpi", "gpu"}
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 """Audit events of a process that begins."""
-_MOST_ROWS = 4
+_MOST_ROWS = 2
 """So many rows of one test are quick, at equal distances; `make test` has all."""
 _left: list[str] = []
 """What the current test was about to start, where quick tests alone are wanted."""
@@ -47,7 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as quick what may be: some rows of each test that is not bound to root, MPI or a GPU."""
+    """Mark as quick what may be: some rows of each test that is not bound to root, MPI or a GPU.
+
+    A test that has the mark itself is quick with all its rows.
+    """
     for _, rows in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
         may = [row for row in rows if not any(row.get_closest_marker(each) for each in _NOT_QUICK)]
         for row in may[:: ceil_div(len(may), _MOST_ROWS) or 1]:

@@ -26,7 +26,6 @@ import resource
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import h5py
 import numpy as np
@@ -52,7 +51,6 @@ from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import FORMATS, Format, raw, tfrecord
 from dlemu.formats.parquet import Parquet
 from dlemu.judge.records import JsonLines, dump_workload, read_config
-from dlemu.ranks.links import MAX_BYTES, Stream, Word, decode, encode
 from dlemu.ranks.world import Alone
 from dlemu.report import stored as storing
 from dlemu.sizing.log import SizingRecord, settings_of
@@ -63,6 +61,7 @@ from dlemu.tools.paths.cells import Cell
 from dlemu.tools.paths.sweep import cells_of
 from dlemu.units import PAGE_BYTES
 from tests.lab.commands import QUICK, SMALL
+from tests.lab.dataset import write_tfrecord
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 2 << 30
@@ -296,12 +295,8 @@ def sound_files(folder: Path, name: str) -> list[tuple[bytes, int]]:
             with h5py.File(path, "w", libver="latest") as file:
                 file["records_0"], file["labels"] = x.swapaxes(0, 2), np.zeros(3, np.int64)
         case "tfrecord":
-            from tfrecord import TFRecordWriter  # which imports torch: other targets do without
-
-            writer = TFRecordWriter(str(path))
-            for _ in range(3):
-                writer.write({"size": (20, "int"), "b": (b"b", "byte"), "image": (b"i", "byte")})
-            writer.close()
+            record = {"size": (20, "int"), "b": (b"b", "byte"), "image": (b"i", "byte")}
+            write_tfrecord(path, [record] * 3)
     files.append((path.read_bytes(), 3))
     return files
 
@@ -557,30 +552,6 @@ def _read_cells(folder: Path, data: bytes) -> None:
     cells_of(JsonLines(folder / "cells.jsonl"))
 
 
-def _messages(folder: Path) -> Sequence[Any]:
-    words = [word for word in Word if word is not Word.GONE]
-    said = [encode(word, text) for word in words for text in ("", "7", "rank 3: ü\x1b[1m")]
-    return [b"".join(len(each).to_bytes(4, "little") + each for each in said)]
-
-
-class _Peer:
-    """The other end of a socket, from which bytes come in pieces."""
-
-    def __init__(self, data: bytes) -> None:
-        self._pieces = [data[start : start + 37] for start in range(0, len(data), 37)]
-
-    def recv(self, most: int) -> bytes:
-        return self._pieces.pop(0)[:most] if self._pieces else b""
-
-
-def _receive(folder: Path, data: bytes) -> None:
-    stream = Stream(cast(socket.socket, _Peer(data)))
-    while (messages := stream.read()) != [Word.GONE.value]:
-        for message in messages:
-            if len(message) > MAX_BYTES or not isinstance(decode(message)[1], str):
-                raise Finding("a message is longer than any may be")
-
-
 _COLUMNS = Parquet((ColumnSection(name="a"), ColumnSection(name="l", dtype="list", size=9)), 40)
 
 
@@ -639,7 +610,6 @@ TARGETS: dict[str, Target] = {
     "host": _of_run("host.0.jsonl", damaged_lines, 700),
     "calibration": Target(_calibration, damaged_json, _predict, 2000),
     "searches": Target(_searches, damaged_json, _read_searches, 1500),
-    "rank messages": Target(_messages, damaged, _receive, 10_000),
     "cells": Target(_cells, damaged_lines, _read_cells, 1500),
 }
 

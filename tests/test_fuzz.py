@@ -77,15 +77,6 @@ def test_damage_reaches_every_place() -> None:
     assert any("a" not in each for each in made if isinstance(each, dict))
 
 
-@pytest.mark.parametrize("name", ["npy", "npz", "tfrecord"])
-@settings(max_examples=100)
-@given(data=st.binary(max_size=300), num_samples=st.integers(1, 4))
-def test_files_of_anything(name: str, data: bytes, num_samples: int) -> None:
-    fuzz.check(name, data, num_samples)
-    start = {"npy": b"\x93NUMPY\1\0", "npz": b"PK\3\4", "tfrecord": b""}[name]
-    fuzz.check(name, start + data, num_samples)
-
-
 @settings(max_examples=150)
 @given(
     text=st.one_of(

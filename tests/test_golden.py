@@ -11,6 +11,7 @@ from tests.lab.stored import RENDERED, STORED
 FILES = sorted(FOLDER.glob("*.txt"))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_commands_print_what_they_printed(path: Path) -> None:
     text = path.read_text()

@@ -85,7 +85,7 @@ def test_the_contract_names_what_is_not_kept(tmp_path: Path) -> None:
         assert any(fault.startswith(f"`{promise}") for fault in found), promise
     assert sum(fault.startswith("`locate` refuses a file that was cut") for fault in found) == 12
     assert sum(fault.startswith("`locate` refuses another") for fault in found) == 3
-    assert sum(fault.startswith("`check_head` refuses") for fault in found) == 3 + 3
+    assert sum(fault.startswith("`check_head` refuses") for fault in found) == 5 + 5
     said = "`write` and `indexes` make a file: ZeroDivisionError: ZeroDivisionError"
     assert [*faults(Mute(), tmp_path)] == [said]
     [said] = faults(FORMATS["parquet"], tmp_path)

@@ -22,8 +22,7 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DlemuError
-from dlemu.host.place import find_host
-from dlemu.judge.header import introduction, servers_of
+from dlemu.judge.header import host_of, introduction
 from dlemu.loaders.cache.forecast import forecast_tier
 from dlemu.loaders.cache.host import check_tier, has_tier
 from dlemu.ranks.world import Alone, World
@@ -195,8 +194,7 @@ def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
     fields, drive, rate = planned(workload, plan), workload.drive, None
     folder = workload.checkpoint.checkpoint_folder
     if folder:
-        servers = servers_of(access_to(workload))
-        fields["system"] = [find_host(folder_of(workload), name=world.host, servers=servers)]
+        fields["system"] = [host_of(folder_of(workload), access_to(workload), world.host)]
         try:
             examine_folder(workload, plan)
         except DlemuError:

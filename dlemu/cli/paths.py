@@ -14,7 +14,6 @@ from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.scripts import drive_models, short_hash
 from dlemu.cli.words import DRY_RUN, Words
 from dlemu.host.place import find_host
-from dlemu.host.wear import WearFields
 from dlemu.judge.records import write_text
 from dlemu.judge.summary import time_of_day
 from dlemu.plugins import own_version
@@ -46,12 +45,10 @@ def main(words: Words, world: World) -> Found | None:
     plan = world.on_first(lambda: plan_of(words))
     doing, dry = Doing(), DRY_RUN in words.options
     shown = plan.progress == "on" and world.rank == 0 and not dry
-
-    def tell(wear: WearFields) -> None:
-        detail(wear_line(wear))
-
     with show_progress("paths", lambda: str(doing), on=shown):
-        cells = run_paths(plan, say, doing.begin, tell, world=world, dry=dry)
+        cells = run_paths(
+            plan, say, doing.begin, lambda wear: detail(wear_line(wear)), world=world, dry=dry
+        )
     if world.rank != 0 or dry:
         return None
     document = document_of(cells, plan.output)

@@ -8,6 +8,7 @@ words that are more than a key and a number, a name or a path.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ _PLAIN_WORD = re.compile(
 )
 """Words whose value Hydra's grammar takes for what Python takes it for."""
 
+_NAMED: Mapping[str, object] = {"true": True, "false": False, "null": None}
+
 _DOTTED = re.compile(r"[+~]*\w+(?:[.@]\w+)*")
 
 # Workloads have some hundred values on four levels.
@@ -79,75 +82,70 @@ def compose(
 ) -> dict[str, Any]:
     """Return the keys of a row of a group or of a YAML file, with dotted overrides."""
     path = find(group, str(name))
-    return _complete(path, _with_values(path, read_yaml(path), overrides.items()), overrides)
-
-
-def _complete(path: Path, tree: dict[str, Any], given: Iterable[str]) -> dict[str, Any]:
-    """Return a tree with a name, the keys that the user gave, and where it was made from."""
-    for key in given:
-        if key in NO_KEYS:
-            raise WorkloadError(f"unknown key {key}")
-    return {"name": path.stem} | tree | {"given": tuple(given), "made_from": _origin(path)}
-
-
-def _with_values(
-    path: Path, tree: dict[str, Any], values: Iterable[tuple[str, object]]
-) -> dict[str, Any]:
-    """Return a file's keys with the values of dotted keys, one after the other."""
-    values = [*values]
-    is_plain = _is_plain(tree) and not any("${" in str(value) for _, value in values)
-    if not is_plain:
-        tree = _merge(path, tree)
-    for key, value in values:
-        if value is _GONE:
-            _delete(tree, key)
-        else:
-            set_key(tree, key, value)
-    return tree if is_plain else _resolve(path, tree)
+    return _composed(path, read_yaml(path), [*overrides.items()])
 
 
 def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> dict[str, Any]:
     """Return the keys that "workload=NAME" and other words of the command line ask for."""
     if config_dir is not None and not config_dir.is_dir():
         raise WorkloadError(f"--config-dir {config_dir} is no folder")
-    asked = {
-        key: [override.partition("=")[2] for override in overrides if _is(key, override)]
-        for key in ("workload", "model")
-    }
+    asked: dict[str, list[str]] = {"workload": [], "model": []}
+    words: list[str] = []
+    for word in overrides:
+        key, _, text = word.partition("=")
+        asked.get(key.lstrip("+"), words).append(text if key.lstrip("+") in asked else word)
     # Files that are not there are refused first, for a model may be the only name.
-    models = [model_keys(name, config_dir) for name in asked["model"]]
-    words = [word for word in overrides if word.partition("=")[0].lstrip("+") not in asked]
-    pairs = [_plain_word(word) or _parsed_word(word) for word in words]
-    drives = [
-        (key, str(find("drive", value, config_dir)) if isinstance(value, str) else value)
-        for key, value in pairs
-        if key == "drive"
-    ]
+    models = [("model", model_keys(name, config_dir)) for name in asked["model"]][-1:]
+    # A named drive first: keys of it change its values.
+    pairs = sorted((_pair(word) for word in words), key=lambda pair: pair[0] != "drive")
+    for place, (key, value) in enumerate(pairs):
+        if key == "drive" and isinstance(value, str):
+            pairs[place] = key, str(find("drive", value, config_dir))
     group = "workload" if asked["workload"] else "model"
     path = _choose(group, asked[group], config_dir)
-    tree = read_yaml(path)
-    for model in models:
-        tree["model"] = model
-    # A named drive first: keys of it change its values.
-    values = [*drives, *(pair for pair in pairs if pair[0] != "drive")]
-    given = dict.fromkeys([*(["model"] if models else []), *(key for key, _ in values)])
-    return _complete(path, _with_values(path, tree, values), given)
+    return _composed(path, read_yaml(path) | dict(models), [*models, *pairs])
 
 
-def _origin(path: Path) -> str:
-    """Return what `workload=` takes to find this file again, from any folder."""
-    named = path.parent in (CONFIGS / "workload", CONFIGS / "model")
-    return path.stem if named else str(path.absolute())
+def _composed(
+    path: Path, tree: dict[str, Any], values: Sequence[tuple[str, object]]
+) -> dict[str, Any]:
+    """Return a file's keys with the values of dotted keys, one after the other.
+
+    It has a name, the keys that the user gave, and where it was made from.
+    """
+    is_plain = _is_plain(tree) and not any("${" in str(value) for _, value in values)
+    if not is_plain:
+        tree = _merge(path, tree)
+    for key, value in values:
+        if key in NO_KEYS:
+            raise WorkloadError(f"unknown key {key}")
+        if value is _GONE:
+            _delete(tree, key)
+        else:
+            set_key(tree, key, value)
+    if not is_plain:
+        tree = _resolve(path, tree)
+    named_ones = (CONFIGS / "workload", CONFIGS / "model")
+    # What `workload=` takes to find this file again, from any folder.
+    origin = path.stem if path.parent in named_ones else str(path.absolute())
+    given = tuple(dict.fromkeys(key for key, _ in values))
+    return {"name": path.stem} | tree | {"given": given, "made_from": origin}
 
 
-def known_workloads(config_dir: Path | None = None) -> dict[str, Path]:
-    """Return the files that "workload=" takes by name; a file in `config_dir` comes first."""
-    folders = [CONFIGS / "workload"]
+def named(group: str, config_dir: Path | None = None) -> dict[str, Path]:
+    """Return the files of a group of rows, such as "model", by name.
+
+    A file in the group's folder below `config_dir` comes first; DLIO keeps workloads in it as well.
+    """
+    folders = [CONFIGS / group]
     if config_dir is not None:
-        # DLIO keeps its workloads in workload/ below the folder, or in the folder itself.
-        folders += [config_dir / "workload", config_dir]
+        folders += [config_dir / group, *([config_dir] if group == "workload" else [])]
     found = {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
     return dict(sorted(found.items()))
+
+
+known_workloads = partial(named, "workload")
+"""Return the files that "workload=" takes by name."""
 
 
 def datasheet(name: str) -> dict[str, Any]:
@@ -159,47 +157,37 @@ def datasheet(name: str) -> dict[str, Any]:
     return read_yaml(find("drive", name))
 
 
-def named(group: str, config_dir: Path | None = None) -> dict[str, Path]:
-    """Return the files of a group of rows, such as "model", by name; those in `config_dir`, too."""
-    folders = [CONFIGS] if config_dir is None else [CONFIGS, config_dir]
-    paths = (path for folder in folders for path in sorted((folder / group).glob("*.yaml")))
-    return {path.stem: path for path in paths}
-
-
 def find(group: str, name: str, config_dir: Path | None = None) -> Path:
     """Return the file of a row of a group, by its name or its path.
 
     Raises:
         WorkloadError: there is none.
     """
-    known = known_workloads(config_dir) if group == "workload" else named(group, config_dir)
-    return _find(group, name, known)
+    known = named(group, config_dir)
+    if not name.endswith((".yaml", ".yml")):
+        if name not in known:
+            raise WorkloadError(no_row(group, name, known))
+        return known[name]
+    if not Path(name).is_file():
+        raise WorkloadError(
+            f"{group} file {name} is not there; write its path, or a name without .yaml"
+        )
+    return Path(name)
 
 
-def _find(group: str, name: str, known: Mapping[str, Path]) -> Path:
-    if name.endswith((".yaml", ".yml")):
-        if not Path(name).is_file():
-            raise WorkloadError(
-                f"{group} file {name} is not there; write its path, or a name without .yaml"
-            )
-        return Path(name)
-    if name not in known:
-        if group == "workload":
-            raise WorkloadError(no_workload(name, known))
-        hint = did_you_mean(name, known)
-        raise WorkloadError(f"no {group} {name}{hint} (known: {', '.join(known)}, or a file.yaml)")
-    return known[name]
-
-
-def no_workload(name: str, known: Iterable[str]) -> str:
-    """Return the line for a name that no workload has; models and drives have names, too."""
+def no_row(group: str, name: str, known: Iterable[str]) -> str:
+    """Return the line for a name that no row has; where a workload is meant, others have names."""
     known = list(known)
-    for group, what in (("model", "a model of checkpoints"), ("drive", "a drive")):
-        if name in named(group):
+    others = {"model": "a model of checkpoints", "drive": "a drive"} if group == "workload" else {}
+    for other, what in others.items():
+        if name in named(other):
             hint = f"; did you mean {name}_h100?" if f"{name}_h100" in known else ""
-            return f"no workload {name}{hint} ({group}={name} is {what})"
+            return f"no workload {name}{hint} ({other}={name} is {what})"
     hint = did_you_mean(name, known)
-    return f"no workload {name}{hint} (known: {', '.join(known)}, or a file.yaml)"
+    return f"no {group} {name}{hint} (known: {', '.join(known)}, or a file.yaml)"
+
+
+no_workload = partial(no_row, "workload")
 
 
 def model_keys(name: str, config_dir: Path | None = None) -> dict[str, Any]:
@@ -314,10 +302,6 @@ def _inner(value: object) -> Iterable[object]:
     return value if isinstance(value, (list, tuple, set)) else ()
 
 
-def _is(key: str, override: str) -> bool:
-    return override.lstrip("+").startswith(f"{key}=")
-
-
 _GONE = object()
 """In the place of a value: the key is deleted, as ~key asks for."""
 
@@ -339,14 +323,11 @@ def _plain_word(override: str) -> tuple[str, object] | None:
         return key, text
     if not (found := _PLAIN_WORD.fullmatch(override)):
         return None
-    if key == "drive":
-        return key, text
-    kind = str(found.lastgroup)
-    named: dict[str, object] = {"true": True, "false": False, "null": None}
-    convert: Any = {"int": int, "float": float}.get(
-        kind, lambda text: named.get(text.lower(), text)
-    )
-    return key, convert(text)
+    if found["int"] is not None and key != "drive":
+        return key, int(text)
+    if found["float"] is not None and key != "drive":
+        return key, float(text)
+    return key, text if key == "drive" else _NAMED.get(text.lower(), text)
 
 
 def value_of_word(key: str, text: str) -> Any:
@@ -372,8 +353,10 @@ def without_secrets(words: Iterable[str]) -> list[str]:
     ]
 
 
-def _parsed_word(override: str) -> tuple[str, object]:
+def _pair(override: str) -> tuple[str, object]:
     """Return the key and the value of an override, by Hydra's grammar."""
+    if (plain := _plain_word(override)) is not None:
+        return plain
     parsed = _parse(override)
     key = str(parsed.key_or_group)
     if parsed.is_sweep_override():
@@ -393,11 +376,10 @@ def sweeps(overrides: Sequence[str]) -> list[list[str]]:
     """
     choices = []
     for override in overrides:
-        each = [override]
-        if not (_plain_word(override) or _is("workload", override) or _is("model", override)):
+        key, each = override.partition("=")[0], [override]
+        if key.lstrip("+") not in ("workload", "model") and _plain_word(override) is None:
             parsed = _parse(override)
             if parsed.is_sweep_override():
-                key = override.partition("=")[0]
                 each = [f"{key}={value}" for value in parsed.sweep_string_iterator()]
         choices.append(each)
     return [list(job) for job in product(*choices)]

@@ -14,7 +14,8 @@ from dlemu.errors import WorkloadError
 _IGNORED_KEYS = {
     "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files "
     "generation_buffer_size data_gen_method skip_listing listing_validation_interval "
-    "record_element_bytes",
+    "record_element_bytes chunk_size",
+    "dataset.parquet": "generation_batch_size use_s3dlio_gen",
     "reader": "batch_size_eval computation_threads pin_memory dont_use_mmap data_loader_sampler "
     "write_threads",
     "workflow": "debug profiling",
@@ -32,6 +33,7 @@ _DECLINED = {
     "PACKAGE.MODULE",
     "checkpoint.checkpoint_mechanism_classname": f"{_CLASS}dlemu writes checkpoints itself",
     "dataset.compression_level": "is not followed: gzip has level 4, as by default in DLIO",
+    "dataset.parquet.read_mode": "reads parts of row groups, which dlemu reads whole",
     "reader.read_type": "keeps files in memory, which dlemu does not: each sample is read when it "
     "is asked for, as with on_demand",
     "reader.file_access": "shares a file among ranks by MPI-IO, which dlemu does not: each rank "
@@ -39,8 +41,8 @@ _DECLINED = {
     "workflow.evaluation": "reads files of its own after an epoch, which dlemu does not",
 }
 """What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
-_AS_HERE: tuple[object, ...] = (None, False, "", [], 4, "on_demand", "multi", "posix")
-IGNORED = {"evaluation", "profiling", "logging", *_DECLINED} | {
+_AS_HERE: tuple[object, ...] = (None, False, "", [], 4, "on_demand", "multi", "posix", "row_group")
+IGNORED = {"framework", "evaluation", "profiling", "logging", *_DECLINED} | {
     f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
 }
 """Keys that are accepted, named, and have no effect."""
@@ -64,17 +66,18 @@ def translated(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
     """Yield the keys that have no effect here; they are taken out of the tree."""
     for key in sorted(IGNORED):
-        section, _, leaf = key.partition(".")
-        if not leaf and section in raw:
-            value = raw.pop(section)
-            yield from [inner for inner, _ in leaves({section: value})] or [section]
-        elif isinstance(raw.get(section), dict) and leaf in raw[section]:
-            value = raw[section].pop(leaf)
-            if key in _DECLINED and value not in _AS_HERE:
-                shown = str(value).lower() if value is True else value
-                off = "false" if value is True else "null"
-                raise WorkloadError(f"{key}={shown} {_DECLINED[key]}; set {key}={off}")
-            yield key
+        *above, leaf = key.split(".")
+        group: Any = raw
+        for part in above:
+            group = group.get(part) if isinstance(group, dict) else None
+        if not isinstance(group, dict) or leaf not in group:
+            continue
+        value = group.pop(leaf)
+        if key in _DECLINED and value not in _AS_HERE:
+            shown = str(value).lower() if value is True else value
+            off = "false" if value is True else "null"
+            raise WorkloadError(f"{key}={shown} {_DECLINED[key]}; set {key}={off}")
+        yield from ([] if above else [inner for inner, _ in leaves({key: value})]) or [key]
 
 
 def _rename(raw: dict[str, Any]) -> None:

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, SecretStr
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from dlemu.config import sections
 from dlemu.config.compose import PATH_KEYS, known_workloads, leaves
 from dlemu.config.model import Workload, check_workload, use_of
 from dlemu.config.published import published_row
-from dlemu.config.refusal import NO_KEYS, group_of
+from dlemu.config.refusal import NO_KEYS, allowed, group_of, in_words, written
 from dlemu.config.sections import Use
 from dlemu.storage.s3.location import in_bucket
 
@@ -164,9 +163,6 @@ def _users_keys(workload: Workload) -> list[str]:
     return list(dict.fromkeys("drive" if key.startswith("drive.") else key for key in keys))
 
 
-_SIZE = "bytes{} (as 4096, 64KiB, 1MB)"
-_SECONDS = "seconds (as 90, 50ms, 3min)"
-_BOUNDS = ("ge", "gt", "le", "lt")
 _PATHS = PATH_KEYS | {"workload"}
 
 
@@ -221,115 +217,16 @@ def keys_of_model(model: type[BaseModel], above: str = "") -> Iterator[Key]:
 
 
 def _key(name: str, meaning: str, hint: object, field: FieldInfo) -> Key:
-    values = _Values(name)
-    values.add(hint)
+    choices, kinds = allowed(hint)
+    values = "path" if name in PATH_KEYS else in_words(choices, kinds)
     return Key(
         name=name,
         meaning=meaning.replace("None:", "null:").replace("empty:", "[]:"),
-        values=values.text,
-        default=_written(field.get_default(call_default_factory=True)),
-        choices=tuple(dict.fromkeys(values.choices)),
-        is_path=name in _PATHS or values.text.endswith("path"),
+        values=values,
+        default=written(field.get_default(call_default_factory=True)),
+        choices=choices,
+        is_path=name in _PATHS or values.endswith("path"),
     )
-
-
-class _Values:
-    """What a type allows, in words."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._kinds: list[str] = []
-        self.choices: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """The choices first, then what else may be given."""
-        kinds = [", ".join(self.choices)] if self.choices else []
-        return " or ".join([*kinds, *dict.fromkeys(self._kinds)])
-
-    def add(self, hint: object, bounds: Mapping[str, float] | None = None) -> None:
-        """Add what a hint allows."""
-        bounds = bounds or {}
-        origin, inner = get_origin(hint), get_args(hint)
-        if origin is Annotated:
-            self._add_annotated(inner[0], inner[1:], bounds)
-        elif origin is Literal:
-            self.choices += [_written(value) for value in inner]
-        elif inner and origin is tuple:
-            self._add_list(inner[0])
-        elif inner:  # a choice of types
-            for each in inner:
-                self.add(each, bounds)
-        elif hint is bool:
-            self.choices += ["true", "false"]
-        elif hint is not type(None):
-            self._kinds.append(f"{self._kind(hint)}{_span(bounds)}")
-
-    def _add_annotated(
-        self, base: object, marks: tuple[Any, ...], bounds: Mapping[str, float]
-    ) -> None:
-        found = dict(bounds)
-        for mark in marks:
-            if isinstance(mark, sections.Names):
-                self.choices += mark.known()
-            for each in getattr(mark, "metadata", ()):
-                found |= {b: getattr(each, b) for b in _BOUNDS if hasattr(each, b)}
-        if sections.DURATION in marks:
-            self._kinds.append(f"{_SECONDS}{_span(found)}")
-            return
-        is_size = any(isinstance(m, BeforeValidator) and m.func in sections.SIZES for m in marks)
-        if is_size:
-            per = " per second" if self._name.endswith("bandwidth") else ""
-            self._kinds.append(f"{_SIZE.format(per)}{_span(found)}")
-        else:
-            self.add(base, found)
-
-    def _add_list(self, each: object) -> None:
-        inner = _Values(self._name)
-        inner.add(each)
-        self._kinds.append(f"list [A,B,...], each {inner.text}")
-
-    def _kind(self, kind: object) -> str:
-        if kind is sections.Distribution:
-            return "seconds, or the keys mean, stdev and type below it"
-        if self._name in PATH_KEYS or kind is Path:
-            return "path"
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return "a group of keys"
-        leaf = self._name.rpartition(".")[2]
-        unit = "seconds" if leaf.endswith(("_seconds", "_time")) else "number"
-        names = {int: "whole number", float: unit, str: "text", SecretStr: "text, never shown"}
-        return names.get(kind, "") if isinstance(kind, type) else ""
-
-
-def _span(bounds: Mapping[str, float]) -> str:
-    """Return ", 1 to 1,000", or what there is of it."""
-    low, high = bounds.get("ge"), bounds.get("le")
-    if low is not None and high is not None:
-        return f", {_number(low)} to {_number(high)}" if low != high else f", only {_number(low)}"
-    parts = [f"above {_number(bounds['gt'])}"] if "gt" in bounds else []
-    parts += [f"at least {_number(low)}"] if low is not None else []
-    parts += [f"at most {_number(high)}"] if high is not None else []
-    return f", {', '.join(parts)}" if parts else ""
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if value >= 2**40 else f"{value:,}".removesuffix(".0")
-
-
-def _written(value: object) -> str:
-    """Return a value as it is written on the command line."""
-    if isinstance(value, BaseModel):
-        return _written(value.mean) if isinstance(value, sections.Distribution) else "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if value is PydanticUndefined:
-        return ""
-    if isinstance(value, tuple):
-        return f"[{','.join(map(_written, value))}]"
-    return "null" if value is None else str(value)
 
 
 def _group(hint: object) -> type[BaseModel] | None:

@@ -141,8 +141,6 @@ class Workload(Section):
 
     name: Annotated[FullName, Use(by=f"{PLANS} steptime checkpoint", closed=True)]
     """Name of the workload, and of the folder below outputs/ for its results."""
-    framework: Annotated[Literal["pytorch", "tensorflow"], Use(by="")] = "pytorch"
-    """DLIO's key; has no effect, `reader.data_loader` decides."""
     workflow: Annotated[WorkflowSection, Use(by="run")] = WorkflowSection()
     dataset: Annotated[DatasetSection, Use(by=WRITES)]
     reader: Annotated[ReaderSection, Use(by=RUNS)] = ReaderSection()

@@ -31,7 +31,7 @@ class Csv(Bare):
         return text.rjust(num_bytes, b"0")[:-1] + b"\n"
 
     def write(self, sink: Sink, file: FileSamples) -> None:
-        for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+        for sample, size in file:
             content = sink.content(sample, size // NUMBER_BYTES)
             sink.write(self.stored(content.tobytes(), size))
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError, in_short
 from dlemu.storage.counted import CountedFile
+from dlemu.units import N
 
 Read = Callable[[int, int], bytes]
 """`read(offset, length)` returns `length` bytes of a file from `offset`; fewer only at its end."""
@@ -60,6 +61,10 @@ class FileSamples:
     dtype: np.dtype[np.generic]
     dims: tuple[int, ...] = ()
     """Shape of a sample in elements; empty: (n, 1), where its bytes make n elements."""
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yield the number and the payload bytes of each sample."""
+        return zip(self.samples.tolist(), self.sizes.tolist(), strict=True)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -114,14 +119,24 @@ class ReadOnly(io.RawIOBase):
         self._read, self._num_bytes, self._at = read, num_bytes, 0
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._num_bytes)
-        return self._at
+        to = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._num_bytes)
+        if to < 0:
+            raise OSError("a place before the file's first byte")
+        self._at = to
+        return to
 
     def readinto(self, buffer: "memoryview") -> int:  # type: ignore[override]
         data = self._read(self._at, min(len(buffer), max(0, self._num_bytes - self._at)))
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        """Return so many bytes, fewer at the file's end: a damaged size takes no memory."""
+        left = max(0, self._num_bytes - self._at)
+        data = self._read(self._at, left if size < 0 else min(size, left))
+        self._at += len(data)
+        return data
 
 
 class Sum:
@@ -224,12 +239,13 @@ class Format(ABC):
 
     It neither opens nor reads a file, and keeps nothing between two calls. Sizes, offsets and bytes
     are counted in bytes. What is not overridden holds for `head_bytes` of anything, then the
-    samples, one behind the other.
+    samples as records, one behind the other, then `tail_bytes` of anything. A record is `lead`, the
+    payload, and `gap`.
     """
 
     suffix = ""
     """End of the files' names, without its dot; "": the format's name, or the last part of it."""
-    head_bytes = 0
+    head_bytes = tail_bytes = 0
     ways: tuple[Way, ...] = ("stream",)
     """How files of several samples can be read, the usual way first."""
     why_equal = "the file is one array, its samples are equal"
@@ -268,22 +284,31 @@ class Format(ABC):
 
         `sizes`: of its samples, int64 (samples,).
         """
-        return Places.in_turn(sizes, self.head_bytes)
+        ends = np.cumsum(self.record_bytes(sizes)) - self.gap(sizes)
+        return Places(self.head_bytes + ends - sizes, sizes)
 
     def starts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the payload's offset in each file of one sample that `write` wrote.
 
         `sizes` and the offsets: int64 (files,).
         """
-        return np.full(len(sizes), self.head_bytes, np.int64)
+        return self.head_bytes + self.lead(sizes)
 
     def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the bytes of each file that `write` writes, int64 (files,).
 
         `sizes`: of their samples, int64 (files, samples).
         """
-        total: NDArray[np.int64] = self.head_bytes + sizes.sum(axis=1)
-        return total
+        records: NDArray[np.int64] = self.record_bytes(sizes).sum(axis=1)
+        return self.head_bytes + records + self.tail_bytes
+
+    def record_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes of each sample's record, in the shape of `sizes`."""
+        return self.lead(sizes) + sizes + self.gap(sizes)
+
+    def lead(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes from each record's begin to its payload, in the shape of `sizes`."""
+        return np.zeros_like(sizes)
 
     def check_head(self, head: bytes, file_bytes: int) -> None:  # noqa: B027
         """Check a file that `write` wrote by its first bytes: PAGE_BYTES or more, or all of it.
@@ -295,9 +320,12 @@ class Format(ABC):
             DatasetError: the file is of another format, or was cut. The caller adds the path.
         """
 
-    def gap(self, end: int) -> int:
-        """Return the bytes between a payload that ends at `end` and the next record."""
-        return 0
+    def gap(self, end: N) -> N:
+        """Return the bytes between a payload that ends at `end` and the next record.
+
+        For an array, of each; a record's begin counts as 0.
+        """
+        return end * 0
 
     def index_paths(self, path: str) -> tuple[str, ...]:
         """Return the paths of a file's indexes; it and they are below the data folder."""

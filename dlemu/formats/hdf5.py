@@ -33,6 +33,7 @@ _MAGIC = b"\x89HDF\r\n\x1a\n"
 _RECORDS = (b"records_0", b"records")  # the second is DLIO's older name
 # Offset of the end-of-file address, by the superblock's version (HDF5 specification 3.0, II.A).
 _END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
+_LEAST_BYTES = 48  # of a superblock
 # More than HDF5 takes of a dataset's header and its entry in the group, and of a chunk's entry in
 # the index.
 _HEADER_BYTES, _ENTRY_BYTES = 1024, 32
@@ -91,7 +92,8 @@ class Hdf5(Format):
         return Places.in_turn(np.full(num_samples, num_bytes // num_samples), start)
 
     def check_head(self, head: bytes, file_bytes: int) -> None:
-        if not head.startswith(_MAGIC) or head[8] not in _END_AT:
+        short = len(head) < _LEAST_BYTES
+        if not head.startswith(_MAGIC) or short or head[8] not in _END_AT:
             raise DatasetError(f"no HDF5 file: it begins with {head[:8]!r}")
         at = _END_AT[head[8]]
         end = int.from_bytes(head[at : at + 8], "little")
@@ -107,7 +109,7 @@ class Hdf5(Format):
             head = head.replace(_u64(_SIDE * unit), _u64(first * unit))
         at = _END_AT[head[8]]
         sink.write(head[:at] + _u64(PAGE_BYTES + int(file.sizes.sum())) + head[at + 8 :])
-        for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+        for sample, size in file:
             sink.payload(sample, size)
 
     def parse(self, file: CountedFile, num_samples: int) -> Parsed:
@@ -150,8 +152,7 @@ class Parts(Format):
         import h5py
 
         sizes = file.sizes.tolist()
-        numbered = zip(file.samples.tolist(), sizes, strict=True)
-        data = np.stack([sink.content(sample, size) for sample, size in numbered])
+        data = np.stack([sink.content(sample, size) for sample, size in file])
         parts = data.view(file.dtype).reshape(len(data), self.num_parts, -1)
         shape = self._shape(sizes[0], len(sizes))
         image = io.BytesIO()

@@ -1,6 +1,7 @@
 """NumPy's .npz: a zip archive with the samples stored as `x.npy` and their labels as `y.npy`."""
 
 import struct
+import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DatasetError
+from dlemu.errors import DAMAGE, DatasetError, in_short
 from dlemu.formats import npy
-from dlemu.formats.format import TO_THE_END, Field, FileSamples, Places, Read, Sink, Sum
+from dlemu.formats.format import TO_THE_END, Field, FileSamples, Places, Read, ReadOnly, Sink, Sum
 from dlemu.units import PAGE_BYTES
 
 # PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local), 4.3.12 (central), 4.3.14 to 4.3.16 (ends).
@@ -28,8 +29,6 @@ _VERSION = 45  # zip64
 _FIRST_OF_1980 = 0x21  # the earliest date that zip has
 
 _LOCAL_BYTES = 64  # then the .npy header behind it is a multiple of 64 bytes, as np.save has it
-_LARGEST_DIRECTORY = 1 << 20
-_LARGEST_END = 22 + 0xFFFF  # with the longest comment
 
 # Labels: the .npy header of y has 128 bytes for up to 10^50 samples.
 _LABEL = np.dtype("<i8")
@@ -156,41 +155,19 @@ def _first_member(head: bytes) -> tuple[int, int] | None:
 
 def _find(read: Read, file_bytes: int) -> tuple[int, int]:
     """Return start and bytes of x.npy, by the directory at the file's end."""
-    end_start = max(0, file_bytes - _LARGEST_END)
-    tail = read(end_start, _LARGEST_END)
-    at = tail.rfind(_END_MAGIC)
-    if at < 0 or len(tail) - at < _END.size:
-        raise DatasetError("the zip archive has no end record; the file was cut")
-    _, _, _, _, _, length, start, _ = _END.unpack_from(tail, at)
-    locator = read(max(0, end_start + at - _LOCATOR64.size), _LOCATOR64.size)
-    if len(locator) == _LOCATOR64.size and locator.startswith(_LOCATOR64_MAGIC):
-        end64 = read(min(_LOCATOR64.unpack(locator)[2], file_bytes), _END64.size)
-        if len(end64) < _END64.size or not end64.startswith(_END64_MAGIC):
-            raise DatasetError("the zip archive's zip64 end record is damaged")
-        *_, length, start = _END64.unpack(end64)
-    if length > _LARGEST_DIRECTORY or start + length > file_bytes:
+    try:
+        with zipfile.ZipFile(ReadOnly(read, file_bytes)) as archive:
+            member = archive.NameToInfo.get("x.npy")
+    except (zipfile.BadZipFile, NotImplementedError, struct.error, *DAMAGE) as error:
+        raise DatasetError(f"the zip archive was cut or is damaged: {in_short(error)}") from None
+    if member is None:
+        raise DatasetError("the zip archive has no x.npy; save the samples under the name x")
+    _check_stored(member.flag_bits, member.compress_type)
+    start = member.header_offset
+    local = read(start, _LOCAL.size) if 0 <= start < file_bytes else b""
+    if len(local) < _LOCAL.size or not local.startswith(_LOCAL_MAGIC):
         raise DatasetError("the zip archive's directory is damaged")
-    return _search(read, read(start, length), file_bytes)
-
-
-def _search(read: Read, directory: bytes, file_bytes: int) -> tuple[int, int]:
-    """Return start and bytes of x.npy, by its entry in the directory."""
-    at = 0
-    while directory.startswith(_CENTRAL_MAGIC, at) and len(directory) - at >= _CENTRAL.size:
-        fields = _CENTRAL.unpack_from(directory, at)
-        flags, method, stored, num_bytes = fields[3], fields[4], fields[8], fields[9]
-        name, extra, comment, offset = *fields[10:13], fields[16]
-        at += _CENTRAL.size
-        if directory[at : at + name] == b"x.npy":
-            _check_stored(flags, method)
-            widened = directory[at + name : at + name + extra]
-            num_bytes, _, offset = _wide(widened, [num_bytes, stored, offset])
-            local = read(offset, _LOCAL.size) if offset < file_bytes else b""
-            if len(local) < _LOCAL.size or not local.startswith(_LOCAL_MAGIC):
-                raise DatasetError("the zip archive's directory is damaged")
-            return offset + _LOCAL.size + sum(_LOCAL.unpack(local)[-2:]), num_bytes
-        at += name + extra + comment
-    raise DatasetError("the zip archive has no x.npy; save the samples under the name x")
+    return start + _LOCAL.size + sum(_LOCAL.unpack(local)[-2:]), member.file_size
 
 
 def _check_stored(flags: int, method: int) -> None:

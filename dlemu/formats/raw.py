@@ -33,7 +33,7 @@ class Bare(Format):
         return self.places(np.full(num_samples, file_bytes // num_samples, np.int64))
 
     def write(self, sink: Sink, file: FileSamples) -> None:
-        for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+        for sample, size in file:
             sink.payload(sample, size)
 
 

@@ -29,6 +29,7 @@ from dlemu.formats.format import (
     varint,
 )
 from dlemu.storage.counted import CountedFile
+from dlemu.units import N
 
 _LENGTH = struct.Struct("<QI")  # of the record, and its checksum
 _CRC_BYTES = 4
@@ -68,24 +69,19 @@ class TfRecord(Format):
             )
         return Places(offsets, lengths)
 
-    def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
-        heads = _head_bytes(sizes)
-        ends = np.cumsum(_LENGTH.size + heads + sizes + 4)
-        return Places(offsets=ends - 4 - sizes, lengths=sizes)
+    def lead(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        least, steps = _head_steps()
+        return _LENGTH.size + least + np.searchsorted(steps, sizes, side="right")
 
-    def starts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        return _LENGTH.size + _head_bytes(sizes)
-
-    def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        total: NDArray[np.int64] = (FRAME_BYTES + _head_bytes(sizes) + sizes).sum(axis=1)
-        return total
+    def gap(self, end: N) -> N:
+        return end * 0 + _CRC_BYTES
 
     def check_head(self, head: bytes, file_bytes: int) -> None:
         _record_length(head[: _LENGTH.size], file_bytes)
 
     def write(self, sink: Sink, file: FileSamples) -> None:
         tail = b""
-        for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+        for sample, size in file:
             head = _example_head(size)
             length = struct.pack("<Q", len(head) + size)
             # One call writes everything between two payloads.
@@ -93,20 +89,22 @@ class TfRecord(Format):
             tail = masked_crc(sink.payload(sample, size, crc32c, google_crc32c.value(head)))
         sink.write(tail)
 
-    def gap(self, end: int) -> int:
-        return _CRC_BYTES
-
     def index_paths(self, path: str) -> tuple[str, ...]:
         return (f"index/{path.removesuffix('.tfrecord')}.idx",)
 
     def indexes(self, sizes: NDArray[np.int64]) -> tuple[bytes, ...]:
         """Return the index, as DALI wants it: a line `offset framed_length` for each record."""
-        lines = zip(*(each.tolist() for each in _records(sizes)), strict=True)
+        lines = zip(*(each.tolist() for each in self._records(sizes)), strict=True)
         return ("".join(f"{start} {length}\n" for start, length in lines).encode(),)
 
     def index_bytes(self, sizes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        starts, framed = _records(sizes)
+        starts, framed = self._records(sizes)
         return [(_num_digits(starts) + _num_digits(framed) + 2).sum(axis=1)]
+
+    def _records(self, sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return each record's offset in its file, and its framed bytes."""
+        framed = self.record_bytes(sizes)
+        return np.cumsum(framed, axis=-1) - framed, framed
 
     def checksum(self) -> Iterator[Field]:
         """Yield the fields of a file: each record's length and data have a masked CRC-32C."""
@@ -148,12 +146,6 @@ def _payloads(counted: CountedFile) -> Iterator[bytes]:
 
 def _slice(data: bytes, start: int, size: int) -> bytes:
     return data[start : start + size]
-
-
-def _records(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each record's offset in its file, and its framed bytes."""
-    framed = FRAME_BYTES + _head_bytes(sizes) + sizes
-    return np.cumsum(framed, axis=-1) - framed, framed
 
 
 def read_index(data: bytes, *, file_bytes: int, num_samples: int) -> list[tuple[int, int]]:
@@ -301,13 +293,6 @@ def _example_head(size: int) -> bytes:
         length = len(head) + size
     head = first + _delimited(_TAG_1, length) + head
     return _delimited(_TAG_1, len(head) + size) + head
-
-
-def _head_bytes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the size of each Example without its image."""
-    least, steps = _head_steps()
-    longer: NDArray[np.int64] = least + np.searchsorted(steps, sizes, side="right")
-    return longer
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from dlemu.formats.format import (
     damaged,
 )
 from dlemu.storage.counted import CountedFile
-from dlemu.units import round_up
+from dlemu.units import N, round_up
 
 _BLOCK = tarfile.BLOCKSIZE
 _LABEL = b"0"
@@ -41,6 +41,7 @@ class WebDataset(Format):
     """Records as in tfrecord, of which two headers are all that is not payload."""
 
     suffix = "tar"
+    tail_bytes = len(_END)
     why_equal = ""
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
@@ -66,16 +67,8 @@ class WebDataset(Format):
         offsets = np.array([member.offset_data for member in found], np.int64)
         return Places(offsets, np.array(ends, np.int64) - offsets)
 
-    def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
-        ends = np.cumsum(_framed(sizes))
-        return Places(ends - round_up(sizes, _BLOCK), sizes)
-
-    def starts(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.full(len(sizes), _HEAD, np.int64)
-
-    def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        total: NDArray[np.int64] = _framed(sizes).sum(axis=1) + len(_END)
-        return total
+    def lead(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full_like(sizes, _HEAD)
 
     def check_head(self, head: bytes, file_bytes: int) -> None:
         at = 0
@@ -89,12 +82,12 @@ class WebDataset(Format):
                 raise DatasetError(f"{member.name!a} ends at {end}, {file_bytes} are there")
             at = round_up(end, _BLOCK)
 
-    def gap(self, end: int) -> int:
+    def gap(self, end: N) -> N:
         return round_up(end, _BLOCK) - end
 
     def write(self, sink: Sink, file: FileSamples) -> None:
         padding = b""
-        for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True):
+        for sample, size in file:
             label = _header(sample, "cls", len(_LABEL)) + _LABEL.ljust(_BLOCK, b"\0")
             # One call writes everything between two payloads.
             sink.write(padding + label + _header(sample, "bin", size))
@@ -151,12 +144,6 @@ def _header(sample: int, kind: str, size: int) -> bytes:
     member = tarfile.TarInfo(f"{sample:012}.{kind}")
     member.size = size
     return member.tobuf(tarfile.GNU_FORMAT)
-
-
-def _framed(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes of each sample in its file: headers, label, payload, and its padding."""
-    framed: NDArray[np.int64] = _HEAD + round_up(sizes, _BLOCK)
-    return framed
 
 
 FORMAT = WebDataset()

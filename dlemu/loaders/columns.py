@@ -7,7 +7,6 @@ rows is wanted. Which bytes that are is known from the footer, which is read whe
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError, DlemuError
 from dlemu.formats import format_of
 from dlemu.formats.parquet import TAIL_BYTES, Parquet, Ranges, read_footer
-from dlemu.loaders.source import Cost, Memory, Rows, Source, Task
-from dlemu.loaders.steps import READING, Note
+from dlemu.loaders.source import Memory, Note, Rows, Source, Task, TaskReader
+from dlemu.loaders.steps import READING
 from dlemu.storage.counted import CountedFile
 from dlemu.storage.extents import ExtentReader, File
 from dlemu.storage.s3.objects import ObjectReader
@@ -40,40 +39,23 @@ class _OpenFile:
     """Its rows, uint8 (rows, bytes of a row), where they are handed over."""
 
 
-class ColumnReader:
+class ColumnReader(TaskReader):
     """Reads the columns of one worker's rows."""
 
     def __init__(self, source: Source, rows: Rows, note: Note, storage: ExtentReader) -> None:
+        super().__init__(source, rows, note, storage)
         reader = source.workload.reader
-        self._source, self._layout, self._rows, self._note = source, source.layout, rows, note
         self._gap, self._decodes = reader.coalesce_gap, reader.decode == "library"
         parquet = format_of(source.layout)
         assert isinstance(parquet, Parquet)
         self._parquet = parquet
         self._storage = storage
         self._opened: _OpenFile | None = None
-        self._decode_seconds = 0.0
         self._known: tuple[Ranges, list[tuple[list[int], list[int]]]] | None = None
         self._own: tuple[bytes, Ranges] | None = None
         """Footer and ranges of each file that dlemu wrote."""
 
-    def start_epoch(self) -> None:
-        """Close the file that an earlier epoch has left."""
-        self.close()
-
-    def so_far(self) -> Cost:
-        """Return what all batches so far have cost."""
-        storage, rows = self._storage, self._rows
-        return Cost(
-            storage.bytes_read,
-            storage.num_reads,
-            storage.read_seconds,
-            self._decode_seconds,
-            rows.seconds,
-        )
-
     def read(self, task: Task) -> Iterator[int]:
-        """Read what a batch needs; after each row group yield how many of its rows it gave."""
         for number, first, last in self._runs(task.fetch):
             opened = self._open(number)
             begin, end = np.searchsorted(opened.ends, (first, last), side="right").tolist()
@@ -96,12 +78,13 @@ class ColumnReader:
             start += num_rows
 
     def close(self) -> None:
-        """Close the file."""
         opened, self._opened = self._opened, None
         if opened is not None:
             self._storage.close_file(opened.file)
             if opened.counted is not None:
                 opened.counted.close()
+
+    start_epoch = close
 
     def _open(self, number: int) -> _OpenFile:
         self._note(READING, number)
@@ -110,21 +93,20 @@ class ColumnReader:
         self.close()
         path = self._source.path(number)
         if isinstance(self._storage, ObjectReader):
-            sizes = self._layout.sizes(self._layout.samples_of(number))
-            self._storage.know(path, int(self._parquet.file_bytes(sizes[None])[0]))
+            self._storage.know(path, self._source.file_bytes(number))
         file = self._storage.open(path)
         try:
-            self._opened = self._find(number, file)
-        except DlemuError as error:
+            with self._decoding(path):
+                self._opened = self._find(number, file)
+        except DlemuError:
             self._storage.close_file(file)
-            raise type(error)(f"{file.path}: {error}") from None
+            raise
         return self._opened
 
     def _find(self, number: int, file: File) -> _OpenFile:
         """Return where the columns of a file lie, by its footer."""
-        parquet, num_rows, storage = self._parquet, self._layout.samples_per_file, self._storage
-        footer = read_footer(partial(storage.peek, file), file.num_bytes)
-        begin, before = perf_counter(), storage.read_seconds
+        parquet, num_rows = self._parquet, self._layout.samples_per_file
+        footer = read_footer(partial(self._storage.peek, file), file.num_bytes)
         if self._source.dataset.known_places:
             if self._own is None:
                 self._own = parquet.footer(num_rows), parquet.ranges(num_rows)
@@ -155,7 +137,6 @@ class ColumnReader:
                 )
             except (OSError, ValueError) as error:
                 raise DatasetError(" ".join(str(error).split())[:160]) from None
-        self._decode_seconds += perf_counter() - begin - (storage.read_seconds - before)
         return opened
 
     def _read_group(self, opened: _OpenFile, group: int) -> None:
@@ -164,18 +145,16 @@ class ColumnReader:
             offsets, lengths = opened.reads[group]
             self._storage.read_each(opened.file, offsets, lengths)
             return
-        begin, before = perf_counter(), self._storage.read_seconds
         names = [column.name for column in self._parquet.read_columns]
         try:
-            table = opened.parsed.read_row_group(group, columns=names, use_threads=False)
-            if self._rows.slots is not None:
-                opened.rows = self._rows_of(table)
+            with self._decoding():
+                table = opened.parsed.read_row_group(group, columns=names, use_threads=False)
+                if self._rows.slots is not None:
+                    opened.rows = self._rows_of(table)
         # PyArrow raises many types for damaged files.
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             why = " ".join(str(error).split())[:160]
             raise DatasetError(f"{opened.file.path} is damaged: {why}") from None
-        reading = self._storage.read_seconds - before
-        self._decode_seconds += perf_counter() - begin - reading
 
     def _rows_of(self, table: Any) -> Memory:
         """Return a row group as rows: the values of the columns that are read, side by side."""

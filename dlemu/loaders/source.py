@@ -1,6 +1,8 @@
 """What is read: the dataset with its way of reading, its workers' tasks, and memory for batches."""
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
@@ -14,10 +16,12 @@ from dlemu.config.model import Workload
 from dlemu.datagen.survey import Found, largest_file
 from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.formats import format_of
 from dlemu.host.processes import free_memory_bytes
+from dlemu.loaders.cache.reader import TierReader
 from dlemu.loaders.preprocessing import block_seconds
+from dlemu.storage.counted import ReadCounts
 from dlemu.storage.extents import Part, settle_direct
 from dlemu.storage.s3.location import in_bucket
 from dlemu.storage.s3.objects import WHOLE_BYTES
@@ -119,6 +123,11 @@ class Source:
     @cached_property
     def _folder(self) -> str:
         return str(self.dataset.folder)
+
+    def file_bytes(self, file: int) -> int:
+        """Return the bytes of a file that dlemu wrote."""
+        sizes = self.layout.sizes(self.layout.samples_of(file))
+        return int(format_of(self.layout).file_bytes(sizes[None])[0])
 
     @property
     def takes_early(self) -> int:
@@ -284,6 +293,68 @@ class Rows:
         assert self.slots is not None
         length = kept if self._resize is None else self._resize
         return self.slots.row(self._slot, row, kept, length)
+
+
+Note = Callable[[int, int], None]
+"""`note(what, file)`: a worker says what it does from now on; `file` is -1 if it reads none."""
+
+
+class TaskReader(ABC):
+    """Reads what one worker's tasks need, and counts what it costs."""
+
+    def __init__(
+        self,
+        source: Source,
+        rows: Rows,
+        note: Note,
+        counts: ReadCounts,
+        tier: TierReader | None = None,
+    ) -> None:
+        """`counts`: of what opens and reads the files. `tier` opens them if there is a cache."""
+        self._source, self._layout = source, source.layout
+        self._rows, self._note, self._tier = rows, note, tier
+        self._counts, self._decode_seconds = counts, 0.0
+
+    def start_epoch(self) -> None:  # noqa: B027
+        """Forget the file of an earlier epoch, which may have ended within it."""
+
+    @abstractmethod
+    def read(self, task: Task) -> Iterator[int]:
+        """Read what a batch needs; after each file or run yield how many samples it gave."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all files."""
+
+    def so_far(self) -> Cost:
+        """Return what all batches so far have cost."""
+        counts = self._counts
+        return Cost(
+            counts.bytes_read,
+            counts.num_reads,
+            self._read_seconds,
+            self._decode_seconds + counts.check_seconds,
+            self._rows.seconds + counts.copy_seconds,
+        )
+
+    @property
+    def _read_seconds(self) -> float:
+        return self._counts.read_seconds + (0.0 if self._tier is None else self._tier.seconds)
+
+    @contextmanager
+    def _decoding(self, path: str = "") -> Iterator[None]:
+        """Count the time of the `with` as that of decoding, but for the reads in it.
+
+        `path`: of the file that an error of its format is to name.
+        """
+        begin, before = perf_counter(), self._read_seconds
+        try:
+            yield
+        except DlemuError as error:
+            if not path:
+                raise
+            raise type(error)(f"{path}: {error}") from None
+        self._decode_seconds += perf_counter() - begin - (self._read_seconds - before)
 
 
 def row_bytes_of(source: Source, num_accelerators: int) -> int:

@@ -17,8 +17,6 @@ from dlemu.loaders.source import Slots, Source
 from dlemu.storage.counted import NUM_BINS, bin_of
 
 IDLE, READING, PREPROCESSING = range(3)
-Note = Callable[[int, int], None]
-"""`note(what, file)`: a worker says what it does from now on; `file` is -1 if it reads none."""
 _WORDS = {READING: "reads", PREPROCESSING: "preprocesses"}
 
 

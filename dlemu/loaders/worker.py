@@ -23,8 +23,17 @@ from dlemu.loaders.cache.reader import TierReader
 from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.library import LibraryReader
 from dlemu.loaders.preprocessing import Work
-from dlemu.loaders.source import Cost, Memory, Rows, Slots, Source, Task
-from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Note
+from dlemu.loaders.source import (
+    Cost,
+    Memory,
+    Note,
+    Rows,
+    Slots,
+    Source,
+    Task,
+    TaskReader,
+)
+from dlemu.loaders.steps import IDLE, PREPROCESSING, READING
 from dlemu.storage.counted import GetCounts
 from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
 from dlemu.storage.s3.location import ObjectPath
@@ -36,7 +45,7 @@ _MOST_OVERSLEPT = 5e-4
 """Seconds: a busy host wakes a worker later than that, and a job's worker as well."""
 
 
-class _InPlaceReader:
+class _InPlaceReader(TaskReader):
     """Finds samples in files, checks headers and checksums, and reads the payloads."""
 
     def __init__(
@@ -47,54 +56,25 @@ class _InPlaceReader:
         tier: TierReader | None,
         storage: ExtentReader,
     ) -> None:
-        """`tier` opens the files if there is a cache; `storage` reads them."""
-        reader, layout = source.workload.reader, source.layout
-        self._source, self._layout = source, layout
-        self._rows, self._note, self._tier = rows, note, tier
-        self._format = format_of(layout)
+        super().__init__(source, rows, note, storage, tier)
+        self._format = format_of(source.layout)
         self._streamed = source.workload.streamed or source.workload.by_tf_data
         self._head = memoryview(bytearray(HEAD_BYTES))
-        self._checks = reader.check_crc
+        self._checks = source.workload.reader.check_crc
         self._storage = storage
         self._objects = storage if isinstance(storage, ObjectReader) else None
-        self._decode_seconds = 0.0
         self._sound = b"", -1
         """First bytes and size of the file that was checked last."""
         self._read_before = 0
 
-    def start_epoch(self) -> None:
-        """Forget the file of an earlier epoch."""
-
-    def so_far(self) -> Cost:
-        """Return what all batches so far have cost."""
-        storage = self._storage
-        seconds = 0.0 if self._tier is None else self._tier.seconds
-        return Cost(
-            storage.bytes_read,
-            storage.num_reads,
-            storage.read_seconds + seconds,
-            self._decode_seconds + storage.check_seconds,
-            self._rows.seconds + storage.copy_seconds,
-        )
-
-    def read(self, task: Task) -> Iterator[int]:
-        """Read what a batch needs; after each file or run yield how many samples it gave."""
-        raise NotImplementedError
-
     def close(self) -> None:
-        """Close all files."""
         self._storage.close()
 
     def _keep_open(self, number: int) -> File:
         path = self._source.path(number)
         if self._objects is not None:
-            self._objects.know(path, self._file_bytes(number))
+            self._objects.know(path, self._source.file_bytes(number))
         return self._storage.keep_open(path)
-
-    def _file_bytes(self, number: int) -> int:
-        """Return the bytes of a file that dlemu wrote."""
-        sizes = self._layout.sizes(self._layout.samples_of(number))
-        return int(self._format.file_bytes(sizes[None])[0])
 
     def _visit(self, number: int, visit: int) -> File:
         """Open a file, through the cache if there is one."""
@@ -116,18 +96,10 @@ class _InPlaceReader:
 
         `ahead`: the file will be read from its first byte on.
         """
-        storage = self._storage
-        storage.head(file, ahead=ahead)
-        begin, before = perf_counter(), storage.read_seconds
-        peek = partial(storage.peek, file)
-        try:
-            found = self._format.locate(
-                peek, file.num_bytes, num_samples=num_samples, path=file.path
-            )
-        except DatasetError as error:
-            raise DatasetError(f"{file.path}: {error}") from None
-        self._decode_seconds += perf_counter() - begin - (storage.read_seconds - before)
-        return found
+        self._storage.head(file, ahead=ahead)
+        peek, path = partial(self._storage.peek, file), file.path
+        with self._decoding(path):
+            return self._format.locate(peek, file.num_bytes, num_samples=num_samples, path=path)
 
     def _checksum(self, file: File) -> Checksum | None:
         fields = self._format.checksum() if self._checks else None
@@ -138,13 +110,9 @@ class _InPlaceReader:
         data = bytes(head[: file.num_bytes])
         if (data, file.num_bytes) == self._sound:  # files of equal samples all begin alike
             return
-        begin = perf_counter()
-        try:
+        with self._decoding(file.path):
             self._format.check_head(data, file.num_bytes)
-        except DatasetError as error:
-            raise DatasetError(f"{file.path}: {error}") from None
         self._sound = data, file.num_bytes
-        self._decode_seconds += perf_counter() - begin
 
 
 class _WholeFileReader(_InPlaceReader):
@@ -269,11 +237,10 @@ class _RunReader(_InPlaceReader):
         layout = self._layout
         if self._source.dataset.known_places:
             head = self._storage.head(file, ahead=ahead)
-            begin = perf_counter()
-            sizes = layout.sizes(layout.samples_of(number))
-            _check_size(file, int(self._format.file_bytes(sizes[None])[0]))
-            places = self._format.places(sizes, element_bytes=layout.element_bytes)
-            self._decode_seconds += perf_counter() - begin
+            with self._decoding():
+                sizes = layout.sizes(layout.samples_of(number))
+                _check_size(file, int(self._format.file_bytes(sizes[None])[0]))
+                places = self._format.places(sizes, element_bytes=layout.element_bytes)
             self._check_head(file, head)
             return places
         return self._locate(file, layout.samples_per_file, ahead=ahead)
@@ -314,22 +281,18 @@ class _RunReader(_InPlaceReader):
 
     def _check_heads(self, file: File, heads: list[tuple[int, memoryview]]) -> None:
         """Check the header of each record that was read."""
-        begin = perf_counter()
-        for at, head in heads:
-            skipped = self._format.gap(at) if at else 0
-            record = bytes(head[skipped:])
-            # Identical header bytes need to be checked only once: the places are known, so nothing
-            # depends on where in the file they stand.
-            if record in self._checked:
-                continue
-            try:
+        with self._decoding(file.path):
+            for at, head in heads:
+                skipped = self._format.gap(at) if at else 0
+                record = bytes(head[skipped:])
+                # Identical header bytes need to be checked only once: the places are known, so
+                # nothing depends on where in the file they stand.
+                if record in self._checked:
+                    continue
                 self._format.check_head(record, file.num_bytes - at - skipped)
-            except DatasetError as error:
-                raise DatasetError(f"{file.path}: {error}") from None
-            if len(self._checked) == _MOST_CHECKED:
-                self._checked.clear()
-            self._checked.add(record)
-        self._decode_seconds += perf_counter() - begin
+                if len(self._checked) == _MOST_CHECKED:
+                    self._checked.clear()
+                self._checked.add(record)
 
     def _take_interleaved(self, opened: _OpenFile, samples: range) -> None:
         """Take samples from an array whose last axis they are; it is read whole, once."""
@@ -436,7 +399,7 @@ class SampleReader:
         """Without slots the bytes are read and dropped."""
         workload = source.workload
         self._rows = Rows(slots, resize=workload.dataset.record_length_bytes_resize)
-        self._reader: LibraryReader | ColumnReader | _InPlaceReader
+        self._reader: TaskReader
         self._tier: TierReader | None = None
         number = accelerator * workload.reader.num_streams + worker
         if source.dataset.cache_state:
@@ -532,12 +495,8 @@ def make_batch(
         step=step,
         accelerator=accelerator,
         samples=plan.batch(step, accelerator),
-        num_bytes=cost.num_bytes,
-        num_reads=cost.num_reads,
         ready=perf_counter(),
-        read_seconds=cost.read_seconds,
-        decode_seconds=cost.decode_seconds,
-        hand_over_seconds=cost.hand_over_seconds,
+        **cost._asdict(),
         data=None if slots is None else slots.data[slot],
         lengths=None if slots is None else slots.lengths[slot],
     )

@@ -34,8 +34,6 @@ _MARK = "dlemu-try.json"
 _OURS = re.compile(r"dlemu\.json|dlemu\.files\.npy|plan\.json|.*\.journal|img_\d+_of_\d+\.\w+")
 """Names of the files that are removed at the end; all others stay."""
 _HEADROOM = 1.25
-_QUICK_TIMES = (5, 2)
-"""A quick search gets so many times the files that it needs, if that is half of what is free."""
 _SIZE_KEYS = (
     *("reader.data_loader", "reader.read_threads", "reader.batch_size", "metric.au"),
     *("train.computation_time", "train.epochs", "dataset.record_length_bytes"),
@@ -185,23 +183,25 @@ def full_measurement(
         path.lstat().st_blocks * 512 for path in own.rglob("*") if path.is_file()
     )
     job, have = _job(folder, files, own)
-
-    def missing(num_files: int) -> float:
-        return max(0, num_files - have) * _file_bytes(job)
-
-    more: dict[str, object] = {"dataset.data_folder": job.data_folder}
-    kind, (job, num_files) = "", _enough(job, most, quick=False)
-    if missing(num_files) > free:
-        kind = " (quick: the dataset of the benchmark's rule has no room here)"
-        more["size.quick"] = True
-        job, num_files = _enough(job, most, quick=True)
-        if missing(num_files):  # else those that are there are enough
-            several = (times * num_files for times in _QUICK_TIMES)
-            num_files = next((n for n in several if missing(n) <= free / 2), num_files)
-    num_bytes = missing(num_files)
-    if num_bytes > free:
+    for quick in (False, True):
+        job = job.with_keys({"size.quick": quick, "train.epochs": 1 if quick else 5})
+        check = SizeCheck(job, layout_of(job), measure_memory(job, Alone()))
+        num_files = check.files_for(max(1, round(_HEADROOM * most)))
+        num_bytes = max(0, num_files - have) * _file_bytes(job)
+        if num_bytes <= free:
+            break
+    else:
         needs = format_bytes(num_bytes)
         return f"needs {needs} even for a quick search; {format_bytes(free)} are free", ()
+    more: dict[str, object] = {"dataset.data_folder": job.data_folder}
+    kind = ""
+    if quick:
+        kind = " (quick: the dataset of the benchmark's rule has no room here)"
+        more["size.quick"] = True
+    if quick and num_bytes:  # else those that are there are enough
+        several = ((n, max(0, n - have) * _file_bytes(job)) for n in (5 * num_files, 2 * num_files))
+        fits = (each for each in several if each[1] <= free / 2)
+        num_files, num_bytes = next(fits, (num_files, num_bytes))
     num_files, train = max(have, num_files), job.train
     samples = num_files * job.dataset.num_samples_per_file
     steps = train.epochs * samples / (job.reader.batch_size * max(1, number))
@@ -224,10 +224,3 @@ def _job(folder: Path, files: Files, own: Path) -> tuple[Workload, int]:
     if place.exists():  # another dataset, or something else
         place = folder / f"{workload.name}.full"
     return workload.with_keys({"dataset.data_folder": str(place), "dataset.seed": 0}), 0
-
-
-def _enough(workload: Workload, most: int, *, quick: bool) -> tuple[Workload, int]:
-    """Return the search among so many accelerators, and the files that it needs."""
-    workload = workload.with_keys({"size.quick": quick, "train.epochs": 1 if quick else 5})
-    check = SizeCheck(workload, layout_of(workload), measure_memory(workload, Alone()))
-    return workload, check.files_for(max(1, round(_HEADROOM * most)))

@@ -379,7 +379,7 @@ def _cache_rate(dataset: Dataset) -> float:
     if workload.cache.folder is None or workload.cache.warm is not True:
         return 0.0
     folder = CacheFolder(workload, dataset.layout, file_sizes(dataset), claim=False)
-    paths = [Path(entry_path(str(folder.path), *entry)) for entry in folder.look()]
+    paths = [Path(entry_path(str(folder.path), *entry)) for entry in folder.entries()]
     if not paths:
         return 0.0
     return probe_rate(paths, num_readers=PROBE_READERS, seconds=_PROBE_SECONDS) or 0.0

@@ -203,7 +203,7 @@ class _History:
 
     def result(self) -> Sizing:
         """Return the answer, once `next_run` says that enough is known."""
-        number = self.most_passed if self.fewest_failed > 1 else 0
+        number = self.most_passed
         confirmations = self._confirmations()[-self.confirm :] if number else ()
         failing = [p for p in self.counted if not passes(p.au_percentage, self.threshold)]
         limit = _limit_of(failing or self.points[-1:])

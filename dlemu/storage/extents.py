@@ -118,10 +118,6 @@ class ExtentReader(ReadCounts):
 
     def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
         super().__init__()
-        self.copy_seconds = 0.0
-        """Time spent copying out of the reader's own buffers."""
-        self.check_seconds = 0.0
-        """Time spent in checks of what was read."""
         self._piece_bytes = piece_bytes
         self._buffers = [aligned_buffer(round_up(piece_bytes)) for _ in range(io_depth)]
         self._head = aligned_buffer(round_up(piece_bytes) if self.direct else HEAD_BYTES)

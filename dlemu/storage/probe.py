@@ -99,10 +99,10 @@ def rate_of(
     begun.set()
     time.sleep(seconds)
     while len(came) < num_readers and time.perf_counter() < start + _LONGER * seconds:
-        time.sleep(0.05)
+        time.sleep(min(0.05, seconds))
     # The time ends with the last whole piece: of slow storage there are few, and a part of one
-    # would weigh much.
-    whole = list(came)
+    # would weigh much. Where none has ended yet, the first ones count.
+    whole = list(came) or came
     ended.set()
     for thread in threads:
         thread.join(max(0.0, start + _LONGER * seconds + _LAST_READS_SECONDS - time.perf_counter()))

@@ -1,9 +1,10 @@
 """A model's files are there or are written, and are read once for each cell of a table."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -133,48 +134,18 @@ class Load(Arguments):
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """All files read once."""
-
-    way: Way
-    readers: int
-    num_bytes: int
-    seconds: float
-    cpu_seconds: float
-    pages_before: int | None
-    """Pages of the files in the page cache when reading began: 0 is cold; None: the kernel does
-    not say."""
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.num_bytes / self.seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What was read, and the drive's rate to compare it with."""
-
-    num_files: int
-    num_bytes: int
-    num_pages: int
-    cells: tuple[Cell, ...]
-    drive_bytes_per_second: float
-    drive_source: str
-
-
-def document_of(load: Load, answer: Answer | None = None) -> dict[str, Any]:
-    """Return the document of a model load; without an answer only the arithmetic by datasheets."""
-    model = load.model
-    whole = model.num_bytes if model is not None else answer.num_bytes if answer else 0
+def document_of(load: Load, measured: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the document of a model load; what was not measured is arithmetic by datasheets."""
+    model, measured = load.model, measured or {}
+    whole = measured.get("num_bytes", 0) if model is None else model.num_bytes
     drives = known_drives() if load.drive is None else [load.drive]
-    document: dict[str, Any] = {
+    return {
         "kind": "load",
         "model": None if model is None else model.name,
         "datatype": None if model is None else model.datatype,
         "source": None if model is None else model.source,
         "model_bytes": whole,
-        "num_files": len(model.files) if model is not None else 0,
+        "num_files": 0 if model is None else len(model.files),
         "by_datasheet": [
             {
                 "drive": drive.name,
@@ -184,21 +155,7 @@ def document_of(load: Load, answer: Answer | None = None) -> dict[str, Any]:
             }
             for drive in drives
         ],
-    }
-    if answer is None:
-        return document
-    return document | {
-        "scale": load.scale,
-        **asdict(answer),
-        "cells": [
-            {
-                **asdict(cell),
-                "bytes_per_second": cell.bytes_per_second,
-                "share_of_drive": cell.bytes_per_second / answer.drive_bytes_per_second,
-                "whole_model_seconds": whole / cell.bytes_per_second,
-            }
-            for cell in answer.cells
-        ],
+        **measured,
     }
 
 
@@ -207,10 +164,12 @@ def measure(
     on_event: OnEvent,
     on_begin: OnEvent = lambda text: None,
     at: Callable[[int], object] = lambda num_bytes: None,
-) -> Answer:
-    """Read the files once for each way and number of readers.
+) -> dict[str, Any]:
+    """Read the files once for each way and number of readers; return this part of the document.
 
-    `on_event` gets lines of text, `on_begin` what is done next, `at` the bytes of each read.
+    `on_event` gets lines of text, `on_begin` what is done next, `at` the bytes of each read. A cell
+    has the pages of the files that were in the page cache when its reading began, `pages_before`: 0
+    is cold; None: the kernel does not say.
 
     Raises:
         RunError: space is missing, a file cannot be read, or stays in the page cache.
@@ -220,41 +179,44 @@ def measure(
         raise RunError(f"{folder} lies in memory: no drive is read; name a folder on a drive")
     with _files(load, on_event, on_begin) as files:
         ways = list(_usable(load, files[0], on_event))
-        rate, source = _drive_rate(load, files, on_begin)
+        drive, source = _drive_rate(load, files, on_begin)
+        total = sum(path.stat().st_size for path in files)
+        whole = total if load.model is None else load.model.num_bytes
         cells, num_pages = [], 0
-        for way in ways:
-            for readers in load.readers:
-                on_begin(f"{way}, {counted(readers, 'reader')}")
-                pages = _drop(files)
-                num_pages = pages.pages
-                if pages.resident:
-                    raise RunError(
-                        f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
-                        "read would be cold; another process maps or locks these files: end it"
-                    )
-                once = read_once(files, way=way, num_readers=readers, at=at)
-                num_bytes, seconds, cpu_seconds = once
-                cell = Cell(
-                    way=way,
-                    readers=readers,
-                    num_bytes=num_bytes,
-                    seconds=seconds,
-                    cpu_seconds=cpu_seconds,
-                    pages_before=None if pages.unknown else pages.resident,
+        for way, readers in product(ways, load.readers):
+            on_begin(f"{way}, {counted(readers, 'reader')}")
+            pages = _drop(files)
+            num_pages = pages.pages
+            if pages.resident:
+                raise RunError(
+                    f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
+                    "read would be cold; another process maps or locks these files: end it"
                 )
-                cells.append(cell)
-                on_event(
-                    f"{way} x {readers}: {format_seconds(cell.seconds)}, "
-                    f"{format_rate(cell.bytes_per_second)}"
-                )
-        return Answer(
-            num_files=len(files),
-            num_bytes=sum(path.stat().st_size for path in files),
-            num_pages=num_pages,
-            cells=tuple(cells),
-            drive_bytes_per_second=rate,
-            drive_source=source,
-        )
+            num_bytes, seconds, cpu_seconds = read_once(files, way=way, num_readers=readers, at=at)
+            rate = num_bytes / seconds
+            cells.append(
+                {
+                    "way": way,
+                    "readers": readers,
+                    "num_bytes": num_bytes,
+                    "seconds": seconds,
+                    "cpu_seconds": cpu_seconds,
+                    "pages_before": None if pages.unknown else pages.resident,
+                    "bytes_per_second": rate,
+                    "share_of_drive": rate / drive,
+                    "whole_model_seconds": whole / rate,
+                }
+            )
+            on_event(f"{way} x {readers}: {format_seconds(seconds)}, {format_rate(rate)}")
+    return {
+        "scale": load.scale,
+        "num_files": len(files),
+        "num_bytes": total,
+        "num_pages": num_pages,
+        "cells": cells,
+        "drive_bytes_per_second": drive,
+        "drive_source": source,
+    }
 
 
 def _drop(files: Sequence[Path]) -> Pages:

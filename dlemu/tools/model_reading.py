@@ -15,9 +15,9 @@ host's memory.
 import mmap
 import os
 import resource
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,20 +58,23 @@ def read_once(
     Raises:
         RunError: a file is not there, ends early, or cannot be read this way.
     """
-    pieces = _Pieces(files)
+    sizes = {path: path.stat().st_size for path in files}
+    pieces = deque(
+        (path, start, min(_PIECE, size - start))
+        for path, size in sizes.items()
+        for start in range(0, size, _PIECE)
+    )
     with ExitStack() as stack:
         gpu = stack.enter_context(Gpu()) if way == "cufile" else None
         driver = stack.enter_context(Driver(files[0].parent)) if way == "cufile" else None
 
         def work() -> None:
-            try:
-                with ExitStack() as own:
-                    _read_pieces(pieces, _opener(way, gpu, driver, own), at)
-            finally:
-                pieces.stop()  # none is left, or no reader need go on
+            with ExitStack() as own:
+                own.callback(pieces.clear)  # none is left, or no reader need go on
+                _read_pieces(pieces, _opener(way, gpu, driver, own), at)
 
         threads = stack.enter_context(ThreadPoolExecutor(num_readers))
-        stack.callback(pieces.stop)  # an interrupt must not wait for all files
+        stack.callback(pieces.clear)  # an interrupt must not wait for all files
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         try:
             for reader in [threads.submit(work) for _ in range(num_readers)]:
@@ -80,43 +83,21 @@ def read_once(
             raise RunError(f"{way}: {error}") from error
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return pieces.num_bytes, seconds, cpu
-
-
-class _Pieces:
-    """The pieces of all files in their order, which readers take one after the other."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        sizes = [(path, path.stat().st_size) for path in files]
-        self.num_bytes = sum(size for _, size in sizes)
-        self._left = (
-            (path, start, min(_PIECE, size - start))
-            for path, size in sizes
-            for start in range(0, size, _PIECE)
-        )
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def __iter__(self) -> Iterator[tuple[Path, int, int]]:
-        while True:
-            with self._lock:
-                piece = None if self._stopped else next(self._left, None)
-            if piece is None:
-                return
-            yield piece
-
-    def stop(self) -> None:
-        self._stopped = True
+    return sum(sizes.values()), seconds, cpu
 
 
 def _read_pieces(
-    pieces: _Pieces,
+    pieces: deque[tuple[Path, int, int]],
     open_file: Callable[[Path, ExitStack], _Read],
     at: Callable[[int], object],
 ) -> None:
     with ExitStack() as opened:
         current, read = Path(), None
-        for path, start, length in pieces:
+        while True:
+            try:
+                path, start, length = pieces.popleft()
+            except IndexError:  # another reader has taken the last one
+                return
             if read is None or path != current:
                 opened.close()
                 current, read = path, open_file(path, opened)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.s3 import models
 
 from dlemu.checkpoint import folder
-from dlemu.checkpoint.files import BucketWriter, Stopped
+from dlemu.checkpoint.files import BucketWriter
 from dlemu.checkpoint.folder import RECORD
 from dlemu.checkpoint.in_run import combine_checkpoints, open_checkpoints
 from dlemu.cli.main import run
 from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.assemble import Content
+from dlemu.datagen.target import Stopped
 from dlemu.errors import RunError
 from dlemu.storage.s3.location import object_path
 from dlemu.storage.s3.store import Store
@@ -37,7 +37,7 @@ WORDS += ["checkpoint.num_checkpoints_write=2", "checkpoint.num_checkpoints_read
 def moto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moto]:
     """A server with the bucket "training" that takes small parts, and the environment for it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", PART)
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", PART)
     monkeypatch.setattr(folder, "_LEAST_BYTES", PART)
     with moto_server() as moto:
         for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):

@@ -17,24 +17,10 @@ from dlemu.checkpoint.outcome import (
     verdict_of,
     young_interval,
 )
-from dlemu.host.intervals import IntervalSummary
+from tests.lab.stored import counted_interval
 
 GIB = 2**30
-COUNTED = IntervalSummary(
-    seconds=10,
-    devices={"nvme0n1": 0.8},
-    device_read_bytes=0,
-    network_read_bytes=None,
-    process_read_bytes=0,
-    process_rchar=0,
-    host_cpu_share=0.2,
-    host_steal_share=0,
-    usable_cpus=8,
-    process_cpu_seconds=1,
-    runqueue_seconds=0,
-    throttled_seconds=0,
-    max_pss_bytes=None,
-)
+COUNTED = counted_interval(10, 0, devices={"nvme0n1": 0.8}, usable_cpus=8.0)
 ON_DRIVE = Conditions(file_system="ext4", bypasses=False, fsync=True, cached_share=0.0)
 
 

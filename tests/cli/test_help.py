@@ -51,7 +51,7 @@ def test_words_are_found_however_they_are_typed(capsys: pytest.CaptureFixture[st
         ("reader.read_threads", "  unet3d_h100     4\n"),
         ("++reader.odirect=true", "values   true, false, auto"),
         ("train.computation_time.mean", "seconds"),
-        ("dataset.chunk_size", "has no effect"),
+        ("dataset.parquet.row_group_size", "whole row groups"),
         ("dali", "dali.gpus_per_host"),
         ("n*", "the number of accelerators, with its fraction"),
     ):

@@ -126,12 +126,10 @@ def test_a_drive_is_found_as_a_workload_is(
         assert (drive["read_bandwidth"], drive["capacity"]) == (9 * 10**9, 5 * 10**12)
 
 
+_ONE = ["reader.batch_size=1", "reader.prefetch_size=1", "size.quick=true", "size.confirm=2"]
 _SWEPT = {
     "run": ("num_accelerators", QUICK),
-    "size": (
-        "size.max_accelerators",
-        [*QUICK, *["reader.batch_size=1", "reader.prefetch_size=1", "size.quick=true"]],
-    ),
+    "size": ("size.max_accelerators", [*QUICK, *_ONE]),
     "checkpoint": ("checkpoint.num_checkpoints_write", ["model=unet3d", "checkpoint.scale=0.001"]),
 }
 

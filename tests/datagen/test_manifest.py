@@ -13,7 +13,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import tfrecord
 
 from dlemu.config.model import load_workload
 from dlemu.datagen import Fault, generate, read_manifest, survey, target, verify
@@ -25,7 +24,7 @@ from dlemu.loaders.source import Source, sample_bytes
 from dlemu.ranks.world import Alone
 from dlemu.storage.regular import read_regular
 from tests.datagen.test_write import ROOT
-from tests.lab.dataset import flip, generated, tree, workload_of
+from tests.lab.dataset import flip, generated, tree, workload_of, write_tfrecord
 from tests.lab.mpirun import mpirun
 
 
@@ -342,11 +341,8 @@ def foreign(folder: Path, name: str, num_samples: int, prefix: str = "img", widt
                 with h5py.File(path, "w", libver="latest") as file:
                     file["records_0"] = np.ascontiguousarray(x.T)
             case "tfrecord":
-                writer = tfrecord.TFRecordWriter(str(path))
-                for sample in range(num_samples):
-                    image = (x[..., sample].tobytes(), "byte")
-                    writer.write({"image": image, "size": (24, "int")})
-                writer.close()
+                images = ((x[..., sample].tobytes(), "byte") for sample in range(num_samples))
+                write_tfrecord(path, ({"image": each, "size": (24, "int")} for each in images))
 
 
 def test_survey_looks_into_subfolders(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ import google_crc32c
 import h5py
 import numpy as np
 import pytest
-import tfrecord.reader
-import webdataset
 from numpy.typing import NDArray
 
 from dlemu.contract import content, faults, file_samples, files_of, locate, taken, write_file
@@ -28,7 +26,7 @@ from dlemu.formats.format import ReadOnly
 from dlemu.formats.hdf5 import Parts
 from dlemu.storage.counted import CountedFile
 from dlemu.units import PAGE_BYTES
-from tests.lab.dataset import flip, generated
+from tests.lab.dataset import flip, generated, write_tfrecord
 from tests.loaders.contract import Case, content_of
 
 NAMES = [*{format: name for name, format in FORMATS.items() if not format.in_columns}.values()]
@@ -81,15 +79,18 @@ def read_hdf5(path: Path, num_samples: int) -> list[bytes]:
 
 def read_tfrecord(path: Path, num_samples: int) -> list[bytes]:
     assert len(records_of(path.read_bytes())) == num_samples
-    features = {"image": "byte", "size": "int"}
-    parsed = list(tfrecord.reader.tfrecord_loader(str(path), None, features))
+    from tfrecord.reader import tfrecord_loader  # which imports torch
+
+    parsed = list(tfrecord_loader(str(path), None, {"image": "byte", "size": "int"}))
     images = [bytes(record["image"]) for record in parsed]
     assert [record["size"].tolist() for record in parsed] == [[len(i)] for i in images]
     return images
 
 
 def read_webdataset(path: Path, num_samples: int) -> list[bytes]:
-    found = list(webdataset.WebDataset(str(path), shardshuffle=False))
+    from webdataset import WebDataset  # which imports torch
+
+    found = list(WebDataset(str(path), shardshuffle=False))
     assert [sample["cls"] for sample in found] == [b"0"] * num_samples
     return [sample["bin"] for sample in found]
 
@@ -120,10 +121,7 @@ def test_a_library_reads_what_the_content_says(tmp_path: Path, name: str) -> Non
     for file in files_of(FORMATS[name]):
         path = tmp_path / f"a.{FORMATS[name].suffix or name}"
         write_file(path, FORMATS[name], file)
-        wanted = [
-            FORMATS[name].stored(content(sample, size), size)
-            for sample, size in zip(file.samples.tolist(), file.sizes.tolist(), strict=True)
-        ]
+        wanted = [FORMATS[name].stored(content(sample, size), size) for sample, size in file]
         assert READ_BACK[name](path, len(wanted)) == wanted, file
 
 
@@ -407,12 +405,11 @@ class TestFilesOfOthers:
 
     def test_tfrecord_of_any_order(self, tmp_path: Path) -> None:
         path = tmp_path / "a.tfrecord"
-        writer = tfrecord.TFRecordWriter(str(path))
-        for sample in range(4):
-            image = (content(sample, 5000 + sample), "byte")
-            extra = {"size": (5000, "int"), "a": (b"x" * 9000, "byte"), "z": ([0.5] * 9, "float")}
-            writer.write({"image": image} | extra if sample % 2 else extra | {"image": image})
-        writer.close()
+        extra = {"size": (5000, "int"), "a": (b"x" * 9000, "byte"), "z": ([0.5] * 9, "float")}
+        images = [{"image": (content(sample, 5000 + sample), "byte")} for sample in range(4)]
+        write_tfrecord(
+            path, (each | extra if n % 2 else extra | each for n, each in enumerate(images))
+        )
         places = locate(FORMATS["tfrecord"], path, 4)
         data = path.read_bytes()
         for sample, start in enumerate(places.offsets.tolist()):
@@ -420,8 +417,10 @@ class TestFilesOfOthers:
 
     def test_webdataset_of_the_library(self, tmp_path: Path) -> None:
         """Of several members the largest is the payload, wherever it stands."""
+        from webdataset import TarWriter
+
         path = tmp_path / "a.tar"
-        with webdataset.TarWriter(str(path)) as writer:
+        with TarWriter(str(path)) as writer:
             for sample in range(4):
                 image = content(sample, 5000 + sample)
                 key = f"folder/{sample}"
@@ -436,9 +435,7 @@ class TestFilesOfOthers:
 
     def test_tfrecord_without_an_image(self, tmp_path: Path) -> None:
         path = tmp_path / "a.tfrecord"
-        writer = tfrecord.TFRecordWriter(str(path))
-        writer.write({"label": (1, "int")})
-        writer.close()
+        write_tfrecord(path, [{"label": (1, "int")}])
         with pytest.raises(
             DatasetError, match=r"record 0 at byte 0: it has no feature image, but .*label"
         ):

@@ -7,12 +7,13 @@ import pytest
 
 from dlemu.config.model import load_workload
 from dlemu.host.watched import PlaceCounts
-from dlemu.judge.cache import can_save, pays_from
+from dlemu.judge.cache import _preload, can_save, pays_from
 from dlemu.judge.evidence import stored_behind, watched_fields
 from dlemu.judge.metrics import Metrics, measure
 from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import STEP
 from dlemu.judge.summary import CacheMeasured, Summary
+from dlemu.loaders.cache.host import Preload
 from dlemu.report.in_run import present_cache
 from dlemu.report.text import render_text
 
@@ -59,6 +60,12 @@ def told(found: CacheMeasured, first_steps: list[float] | None = None) -> list[s
     document = with_metrics(Summary(measured={"cache": found}), WORKLOAD, metrics)
     _, lines, *_ = present_cache(document)
     return render_text([lines]).splitlines()
+
+
+def test_hosts_copy_beforehand_together_and_the_slowest_ends_it() -> None:
+    both = Preload(3, 10, 2.0, 0.5), Preload(1, 5, 4.0, 0.25)
+    assert _preload(both) == {"num_files": 4, "num_bytes": 15, "seconds": 4.0, "read_share": 0.375}
+    assert _preload([*both, None]) is None
 
 
 SAVES = "the cache saves time from epoch"

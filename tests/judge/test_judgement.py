@@ -241,6 +241,9 @@ def test_a_threshold_within_the_runs_own_noise_is_said(mean: float, verdict: str
     assert metrics.au_interval is not None
     low, high = metrics.au_interval
     assert low < 90 < high and low < metrics.au_percentage < high
+    parts = metrics.epochs[0].au_parts
+    t95 = 2.262  # Student's, of 9 degrees of freedom
+    assert (high - low) / 2 == pytest.approx(t95 * np.std(parts, ddof=1) / 10**0.5, rel=1e-3)
     (said,) = judgement["remarks"]
     assert said == (
         f"within the run's own noise of the threshold ({low:.2f}% to {high:.2f}%); runs=5 decides"

@@ -1,7 +1,7 @@
 """Small datasets, and the workloads that name them."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,16 @@ def generated(
     workload = workload_of(folder, keys, **dataset)
     generate(workload, world=Alone())
     return workload
+
+
+def write_tfrecord(path: Path, records: Iterable[Mapping[str, object]]) -> None:
+    """Have the library tfrecord write a file; a record is {feature: (value, kind)}."""
+    from tfrecord import TFRecordWriter  # which imports torch
+
+    writer = TFRecordWriter(str(path))
+    for record in records:
+        writer.write(record)
+    writer.close()
 
 
 def tree(folder: Path) -> dict[str, str]:

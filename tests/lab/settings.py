@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 QUICK: Mapping[str, object] = {
-    "dlemu.storage.probe.longest_seconds": 0.03,
+    "dlemu.storage.probe.longest_seconds": 0.006,
     "dlemu.cli.progress.plain_seconds": 600.0,
 }
 """Of all tests. A probe after each short run would take longer than all else; and a busy host would

@@ -50,17 +50,14 @@ from dlemu.report.sizing import present_sizing, write_table
 from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load, present_steptime
-from dlemu.run.summary import complete_summary
+from dlemu.run.job import complete_summary
 from dlemu.sizing.answers import First, Sized, Target, document_of
 from dlemu.sizing.formula import Calibration
 from dlemu.sizing.search import Point
 from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
 from dlemu.storage.probe import Probe
-from dlemu.tools.model_load import Answer as Load
-from dlemu.tools.model_load import Cell as LoadCell
-from dlemu.tools.model_load import Load as LoadJob
+from dlemu.tools.model_load import Load, find_model
 from dlemu.tools.model_load import document_of as load_document
-from dlemu.tools.model_load import find_model
 from dlemu.tools.model_reading import Way
 from dlemu.tools.paths.blocks import DataPath
 from dlemu.tools.paths.cells import Cell
@@ -119,6 +116,24 @@ def _steps(wait: float, epochs: int = 2, accelerators: int = 4, steps: int = 12)
     return rows
 
 
+def counted_interval(seconds: float, read: int, **changes: Any) -> IntervalSummary:
+    """Return what a host with CPUs to spare counted while so many bytes were read."""
+    values: dict[str, Any] = {
+        "device_read_bytes": read,
+        "network_read_bytes": None,
+        "process_read_bytes": read,
+        "process_rchar": 0,
+        "host_cpu_share": 0.2,
+        "host_steal_share": 0.0,
+        "usable_cpus": 16.0,
+        "process_cpu_seconds": 4.0,
+        "runqueue_seconds": 0.1,
+        "throttled_seconds": 0.0,
+        "max_pss_bytes": None,
+    }
+    return IntervalSummary(seconds=seconds, **(values | changes))
+
+
 def store_run(
     folder: Path,
     *,
@@ -136,19 +151,14 @@ def store_run(
     steps = _steps(wait)
     read = int(steps["num_bytes"].sum()) // 2
     seconds = float((steps["wait"] + steps["compute"])[0, :, 0].sum())
-    seen = IntervalSummary(
-        seconds=seconds,
+    seen = counted_interval(
+        seconds,
+        int(stored * read),
         devices={"nvme1n1": 0.99 if wait > 0.2 else 0.6},
-        device_read_bytes=int(stored * read),
-        network_read_bytes=None,
-        process_read_bytes=int(stored * read),
         process_rchar=read,
         host_cpu_share=0.3,
-        host_steal_share=0.0,
-        usable_cpus=16.0,
         process_cpu_seconds=20.0,
         runqueue_seconds=0.2,
-        throttled_seconds=0.0,
         max_pss_bytes=3 * GIB,
         device_reads={"nvme1n1": int(stored * read)},
     )
@@ -278,22 +288,9 @@ def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry
         written = WriteTimes(num_bytes=size, write=0.6 * each, fsync=0.4 * each, waited=0.0)
         read = ReadTimes(num_bytes=size, read=each)
         worked.append((number, each, read if reads else written))
-    seen = IntervalSummary(
-        seconds=max(seconds),
-        devices={"nvme1n1": 0.98},
-        device_read_bytes=8 * size if reads else 0,
-        network_read_bytes=None,
-        process_read_bytes=8 * size if reads else 0,
-        process_rchar=0,
-        host_cpu_share=0.2,
-        host_steal_share=0.0,
-        usable_cpus=16.0,
-        process_cpu_seconds=4.0,
-        runqueue_seconds=0.1,
-        throttled_seconds=0.0,
-        max_pss_bytes=None,
-    )
-    report = RankReport(0, "node1", worked, seen, 8 * size if reads else 0)
+    read = 8 * size if reads else 0
+    seen = counted_interval(max(seconds), read, devices={"nvme1n1": 0.98})
+    report = RankReport(0, "node1", worked, seen, read)
     return entry_of(step, [report], max(seconds) + 0.5)
 
 
@@ -491,26 +488,30 @@ def _steptime() -> str:
 def _load() -> str:
     model = find_model("llama2_70b")
     reads: list[tuple[Way, int, float]] = [("pread", 1, 60.0), ("odirect", 16, 21.0)]
-    cells = tuple(
-        LoadCell(
-            way=way,
-            readers=readers,
-            num_bytes=model.num_bytes,
-            seconds=seconds,
-            cpu_seconds=20.0,
-            pages_before=0,
-        )
+    cells = [
+        {
+            "way": way,
+            "readers": readers,
+            "num_bytes": model.num_bytes,
+            "seconds": seconds,
+            "cpu_seconds": 20.0,
+            "pages_before": 0,
+            "bytes_per_second": model.num_bytes / seconds,
+            "share_of_drive": model.num_bytes / seconds / 7e9,
+            "whole_model_seconds": model.num_bytes / (model.num_bytes / seconds),
+        }
         for way, readers, seconds in reads
-    )
-    answer = Load(
-        num_files=len(model.files),
-        num_bytes=model.num_bytes,
-        num_pages=model.num_bytes >> 12,
-        cells=cells,
-        drive_bytes_per_second=7e9,
-        drive_source="probed with 64 readers",
-    )
-    document = load_document(LoadJob(model=model, target=Path("/tmp")), answer)
+    ]
+    measured = {
+        "scale": 1.0,
+        "num_files": len(model.files),
+        "num_bytes": model.num_bytes,
+        "num_pages": model.num_bytes >> 12,
+        "cells": cells,
+        "drive_bytes_per_second": 7e9,
+        "drive_source": "probed with 64 readers",
+    }
+    document = load_document(Load(model=model, target=Path("/tmp")), measured)
     return f"{render_text(present_load(document))}\n\n{flat(document)}"
 
 

@@ -14,6 +14,7 @@ from dlemu.datagen import Content
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.formats import FORMATS
+from dlemu.loaders import source as loaders_source
 from dlemu.loaders import worker as loaders_worker
 from dlemu.loaders.source import Cost, Slots, Source, Task
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Activity
@@ -201,7 +202,7 @@ def test_what_headers_take_is_decoding_and_no_reading(
 
         monkeypatch.setattr(place, called_as, call)
 
-    for module in (loaders_worker, extents):
+    for module in (loaders_source, extents):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     shape = {"num_files_train": NUM_FILES, "record_length_bytes_stdev": 300.0}
     if name != "npz":

@@ -9,7 +9,6 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.judge.records import conditions_of
-from dlemu.report import png
 from dlemu.report.blocks import Verdict
 from dlemu.report.page import page_of, section
 from dlemu.report.present import status_of
@@ -193,6 +192,8 @@ def test_pictures_name_drive_and_day(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (run / "summary.json").write_text(json.dumps(told))
     answer = replace(sized(), conditions=conditions_of(tmp_path, "d1.unet3d_h100"))
     titles: list[str] = []
+    from dlemu.report import png  # which imports matplotlib
+
     save = png.save_pictures
 
     def watched(plots: Any, path: Path, *, title: str) -> None:

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.report import png
-
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,4 +13,4 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         for kind in ("png", "svg"):
             path.with_name(f"{path.name}.{kind}").write_bytes(b"")
 
-    monkeypatch.setattr(png, "save_pictures", save)
+    monkeypatch.setattr("dlemu.report.png.save_pictures", save)

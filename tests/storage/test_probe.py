@@ -59,6 +59,12 @@ def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path) -> None:
     assert probe_readers([tmp_path / "none"], few=1, many=2, seconds=0.06) is None
 
 
+def test_where_no_read_ended_in_time_the_first_ones_count() -> None:
+    """As on a busy host, whose threads come late."""
+    for _ in range(20):
+        assert probe.rate_of(lambda _: itertools.repeat(1), num_readers=1, seconds=0.0)
+
+
 class Reads:
     """Counts reads, by a clock that costs nothing: each look at it is a second later."""
 

@@ -94,15 +94,15 @@ def test_a_model_is_written_read_cold_and_removed(
     answer = measure(load, events.append)
 
     assert not any(load.target.iterdir())
-    assert answer.num_bytes == sum(SIZES)
-    assert [(cell.way, cell.readers) for cell in answer.cells] == [
+    assert answer["num_bytes"] == sum(SIZES)
+    assert [(cell["way"], cell["readers"]) for cell in answer["cells"]] == [
         (way, readers) for way in WAYS[:3] for readers in (1, 3)
     ]
-    assert all(cell.pages_before == 0 and cell.num_bytes == sum(SIZES) for cell in answer.cells)
+    assert all(c["pages_before"] == 0 and c["num_bytes"] == sum(SIZES) for c in answer["cells"])
     assert "left out: cufile: no GPU on this host" in events
     told = document_of(load, answer)
     assert "cold: 0 of 3420 pages in" in render_text(present_load(told))
-    share = sum(SIZES) / answer.cells[0].seconds / 550e6
+    share = sum(SIZES) / answer["cells"][0]["seconds"] / 550e6
     assert told["cells"][0]["share_of_drive"] == pytest.approx(share)
     assert told["by_datasheet"][0]["seconds"] == sum(SIZES) / 550e6
 
@@ -160,7 +160,7 @@ def test_a_file_of_several_names_is_read_once(files: list[Path], tmp_path: Path)
 
     answer = measure(plan, events.append)
 
-    assert (answer.num_files, answer.num_bytes) == (2, SIZES[0] + SIZES[1])
+    assert (answer["num_files"], answer["num_bytes"]) == (2, SIZES[0] + SIZES[1])
     assert events[0] == "5 names of 2 files: read once"
 
 

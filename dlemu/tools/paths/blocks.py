@@ -281,7 +281,10 @@ def _run_group(pipe: _Pipe, work: Work, members: tuple[int, ...]) -> None:
 
 
 def _end_with_parent(pipe: _Pipe) -> None:
-    """Let the parent end this process: at Ctrl-C, and whenever it ends itself."""
+    """Let the parent end this process: at Ctrl-C, and whenever it ends itself.
+
+    PR_SET_PDEATHSIG would not do: the forkserver, which is the parent for the kernel, may stay.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:

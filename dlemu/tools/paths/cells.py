@@ -67,10 +67,6 @@ class Cell(Asked):
     """The lowest of the rates that are known to bound this one; None: none is known."""
     ceiling_bytes_per_second: float | None = None
 
-    @property
-    def bytes_per_second(self) -> float:
-        return self.gib_per_second * 2**30
-
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -81,12 +77,12 @@ class Place:
     target: Path
     rank: int
     host: str
-    cells: Mapping[Asked, Asked]
-    """What can be measured there, for each shape: a cell without target, queues and GPU."""
+    cells: Sequence[Asked]
+    """What can be measured there."""
     attached: Attachment
     cpus: tuple[int, ...] = ()
     """Of the NUMA node of its drives; (): workers are not bound."""
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     """Lines about what is left out, and where the target is attached."""
     memory_rate: float = 0.0
     """Bytes per second that the host's CPUs copy."""
@@ -99,8 +95,8 @@ class Place:
 class _Measured:
     """What the workers of a target did, and its host meanwhile."""
 
-    work: Work
     place: Place
+    work: Work
     done: Done
     use: "HostUse"
 
@@ -108,7 +104,7 @@ class _Measured:
 def measure(works: Sequence[Work], places: Sequence[Place], world: World) -> list[Cell]:
     """Measure cells at once; return those of all ranks and, of several, their sum, on rank 0 only.
 
-    All ranks call it, each with the works on its own targets, and with their places.
+    All ranks call it, each with the works on its own targets, and with all places.
 
     Raises:
         RunError: a transfer failed, or a worker was killed.
@@ -121,7 +117,11 @@ def measure(works: Sequence[Work], places: Sequence[Place], world: World) -> lis
 
     done = perform(works, ready)
     use = HostCounters.now().since(before[0])
-    own = [_Measured(*each, use) for each in zip(works, places, done, strict=True)]
+    by_name = {place.name: place for place in places}
+    own = [
+        _Measured(by_name[work.target], work, each, use)
+        for work, each in zip(works, done, strict=True)
+    ]
     found = [each for rank in world.gather(own) or () for each in rank]
     cells = [_cell(each.work.asked, [each]) for each in found]
     return [*cells, _cell(sum_of(cells[0]), found)] if len(cells) > 1 else cells

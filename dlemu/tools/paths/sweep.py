@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_validator
 
@@ -30,15 +30,13 @@ from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.availability import lists_gpu
 from dlemu.storage.owned import held
-from dlemu.tools.paths.blocks import DATA_PATHS, TO_GPU, Asked, DataPath, Pattern
+from dlemu.tools.paths.blocks import TO_GPU, Asked, DataPath, Pattern, Work
 from dlemu.tools.paths.cells import SUM, Cell, Place, measure, memory_rate, sum_of
 from dlemu.tools.paths.target import (
     SECTOR,
     OnEvent,
-    Parts,
-    check_target,
     least_block,
-    parts_of,
+    works_of,
 )
 from dlemu.units import (
     PAGE_BYTES,
@@ -48,8 +46,6 @@ from dlemu.units import (
     format_rate,
     format_seconds,
 )
-
-T = TypeVar("T")
 
 CELLS = "cells.jsonl"
 """Keeps the cells that were measured."""
@@ -156,14 +152,10 @@ class Sweep(Arguments):
 
     @property
     def compared(self) -> tuple[DataPath, ...]:
-        """Paths to measure, if they work."""
-        if self.paths is not None:
-            return self.paths
+        """Paths to measure where none are named; with one block in flight io_uring is no news."""
         if self.queue_depths is not None:
             return "host_direct", "host_io_uring"
-        # With one block in flight, io_uring says nothing new.
-        hidden = ("host_io_uring", *(() if lists_gpu() else TO_GPU))
-        return tuple(path for path in DATA_PATHS if path not in hidden)
+        return "host_buffered", "host_direct", *(TO_GPU if lists_gpu() else ())
 
 
 def run_paths(
@@ -184,7 +176,7 @@ def run_paths(
     if world.rank != 0:
         on_event = on_begin = _silent
     with ExitStack() as stack:
-        places = _agreed(world, lambda: _own_places(sweep, world, stack, dry=dry))
+        places = _places(sweep, world, stack, dry=dry)
         for note in (note for place in places for note in place.notes):
             on_event(note)
         rounds = list(_rounds(sweep, places, world))
@@ -201,8 +193,7 @@ def run_paths(
         )
         if dry:
             return []
-        own = [place for place in places if place.rank == world.rank]
-        for cell in _measure_all(sweep, left, own, world, on_event, on_begin, on_wear):
+        for cell in _measure_all(sweep, left, places, world, on_event, on_begin, on_wear):
             known[cell.asked] = cell
     if world.rank != 0:
         return []
@@ -216,11 +207,11 @@ def _silent(text: str) -> None:
     """Say nothing: rank 0 speaks."""
 
 
-def _agreed(world: World, make: Callable[[], list[T]]) -> list[T]:
-    """Return what all ranks make, in order of rank; of several that fail, the first says why."""
-    found, error = list[T](), None
+def _places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
+    """Return all targets in order of rank; of several ranks that fail, the first says why."""
+    found, error = list[Place](), None
     try:
-        found = make()
+        found = _own_places(sweep, world, stack, dry=dry)
     except DlemuError as failure:
         error = failure
     all_found = world.all_gather((found, error is not None))
@@ -250,8 +241,17 @@ def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> l
         )
     memory = max(rate for host, _, rate in told if host == world.host)
     share = sweep.targets[world.local_rank :: world.num_local_ranks]
+    writes = next((pattern for pattern in sweep.patterns if pattern.endswith("write")), None)
     for target, _ in share:
-        check_target(target, sweep.patterns)
+        if not (target.is_dir() or target.is_block_device()):
+            raise RunError(
+                f"target {target} is no folder and no block device", remedy="create or mount it"
+            )
+        if writes and target.is_block_device():
+            raise RunError(
+                f"patterns={writes} would overwrite the block device {target}, which is only read",
+                remedy="leave it out, or name a folder",
+            )
         # The files of two sweeps would have the same names. The results hold their own folder.
         is_output = world.rank == 0 and target.resolve() == sweep.output.resolve()
         if target.is_dir() and not is_output:
@@ -262,9 +262,9 @@ def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> l
 def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: float) -> Place:
     name = f"{world.host}:{target}" if world.num_hosts > 1 else str(target)
     notes: list[str] = []
-    shapes = list(_shapes(sweep, target, notes))
+    least = _least_blocks(sweep, target, notes)
     gpus: list[str] = []
-    if any(shape.path in TO_GPU for shape in shapes):
+    if least.keys() & {*TO_GPU}:
         with suppress(RunError):
             gpus = [cuda.pci_address(number) for number in range(cuda.num_gpus())]
     if gpu is not None and gpu >= len(gpus):
@@ -273,9 +273,10 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
             f"{counted(len(gpus), 'GPU')} that can be read into",
             remedy="name another, or leave it out",
         )
-    attached, connection, facts = find_attachment(target, gpus), find_connection(target), []
-    if connection is not None and (sweep.queue_depths is not None or len(sweep.targets) > 1):
-        facts.append(connection[0])
+    attached, facts = find_attachment(target, gpus), []
+    text, queues = find_connection(target) or ("", None)
+    if text and (sweep.queue_depths is not None or len(sweep.targets) > 1):
+        facts.append(text)
     usable = os.sched_getaffinity(0)
     near = usable.intersection(() if attached.node is None else cpus_of_node(attached.node))
     if near:
@@ -292,30 +293,47 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
             f"{name}: its rank may use {len(usable)} of {num_cpus} CPUs; "
             "mpirun --bind-to none gives it all"
         )
-    queues = None if connection is None else connection[1]
-
-    def cell(shape: Asked) -> Asked:
-        return replace(shape, target=name, queues=queues, gpu=gpu if shape.path in TO_GPU else None)
-
+    # Paths vary fastest: what is compared is measured shortly after each other.
+    cells = [
+        Asked(
+            target=name,
+            path=path,
+            pattern=pattern,
+            io_size=io_size,
+            workers=workers,
+            seconds=sweep.seconds,
+            queue_depth=depth,
+            queues=queues,
+            gpu=gpu if path in TO_GPU else None,
+        )
+        for pattern, workers, io_size, depth, path in itertools.product(
+            sweep.patterns, sweep.workers, sweep.io_sizes, sweep.depths, least
+        )
+        if io_size >= least[path]
+    ]
     return Place(
         name=name,
         target=target,
         rank=world.rank,
         host=world.host,
-        cells={shape: cell(shape) for shape in shapes},
+        cells=cells,
         attached=attached,
         cpus=tuple(sorted(near)),
-        notes=tuple(notes),
+        notes=notes,
         memory_rate=memory,
         drive=sweep.drive,
         drives=sweep.drives,
     )
 
 
-def _shapes(sweep: Sweep, target: Path, notes: list[str]) -> Iterator[Asked]:
-    """Yield what can be measured on a target; a line about what cannot."""
+def _least_blocks(sweep: Sweep, target: Path, notes: list[str]) -> dict[DataPath, int]:
+    """Return the bytes of the smallest block of each path that works; a line about what does not.
+
+    Raises:
+        RunError: a path that was asked for does not work.
+    """
     least: dict[DataPath, int] = {}
-    for path in sweep.compared:
+    for path in sweep.paths or sweep.compared:
         found = least_block(path, target)
         if isinstance(found, int):
             least[path] = found
@@ -330,20 +348,7 @@ def _shapes(sweep: Sweep, target: Path, notes: list[str]) -> Iterator[Asked]:
                 f"left out on {target}: {path} with blocks of {size} B: {least[path]} B is the "
                 f"least there{of}"
             )
-    # Paths vary fastest: what is compared is measured shortly after each other.
-    for pattern, workers, io_size, depth, path in itertools.product(
-        sweep.patterns, sweep.workers, sweep.io_sizes, sweep.depths, least
-    ):
-        if io_size >= least[path]:
-            yield Asked(
-                target="",
-                path=path,
-                pattern=pattern,
-                io_size=io_size,
-                workers=workers,
-                seconds=sweep.seconds,
-                queue_depth=depth,
-            )
+    return least
 
 
 def _rounds(sweep: Sweep, places: Sequence[Place], world: World) -> Iterator[list[Asked]]:
@@ -357,12 +362,14 @@ def _rounds(sweep: Sweep, places: Sequence[Place], world: World) -> Iterator[lis
         together = "on" if len(places) > 1 and by_itself else "off"
     elif together != "off" and len(places) == 1:
         raise RunError(f"together={together} needs several targets", remedy="write target=A,B")
-    names = tuple(place.name for place in places)
-    for shape in dict.fromkeys(shape for place in places for shape in place.cells):
-        cells = [place.cells[shape] for place in places if shape in place.cells]
+    by_shape: dict[Asked, list[Asked]] = {}
+    for cell in itertools.chain.from_iterable(place.cells for place in places):
+        by_shape.setdefault(cell.shape, []).append(cell)
+    for cells in by_shape.values():
         if together != "on":
             yield from ([cell] for cell in cells)
         if together != "off" and len(cells) == len(places):
+            names = tuple(cell.target for cell in cells)
             at_once = [replace(cell, together=names) for cell in cells]
             yield [*at_once, sum_of(at_once[0])]
 
@@ -375,16 +382,14 @@ def _known(sweep: Sweep) -> dict[Asked, Cell]:
 def _measure_all(
     sweep: Sweep,
     rounds: Sequence[Sequence[Asked]],
-    own: Sequence[Place],
+    places: Sequence[Place],
     world: World,
     on_event: OnEvent,
     on_begin: OnEvent,
     on_wear: OnWear,
 ) -> Iterator[Cell]:
-    """Yield the cells of all rounds as they are measured, each once it is kept; on rank 0 only.
-
-    `own`: this rank's targets.
-    """
+    """Yield the cells of all rounds as they are measured, each once it is kept; on rank 0 only."""
+    own = [place for place in places if place.rank == world.rank]
     wanted = {each.target for cells in rounds for each in cells}
     folders = [place.target for place in own if place.target.is_dir()]
     watch, written = WearWatch(*folders), 0
@@ -396,24 +401,21 @@ def _measure_all(
         on_begin("writing files")
         # Several hosts may share a folder.
         first = "dlemu_paths" + (f".{world.host_index}" if world.num_hosts > 1 else "")
-        unit = max(sweep.io_sizes) * max(sweep.depths)
-        parts: dict[str, Parts] = {}
+        bounds = max(sweep.workers), sweep.least_bytes, sweep.file_size
+        make: dict[str, Callable[[Asked], Work]] = {}
         for place in own:
             if place.name in wanted:
-                made = parts_of(
-                    place.target, max(sweep.workers), unit, sweep.file_size, first, on_event
-                )
-                parts[place.name] = files.enter_context(made)
-                written += parts[place.name].written
+                made = files.enter_context(works_of(place, *bounds, first, on_event))
+                make[place.name], num_bytes = made
+                written += num_bytes
         for number, cells in enumerate(rounds, 1):
             one, left = cells[0], format_left((len(rounds) - number) * sweep.seconds, before="; ")
             on_begin(f"{one.path} {one.pattern} {format_bytes(one.io_size)}")
-            there = [(place, each) for place in own for each in cells if each.target == place.name]
-            works = [parts[place.name].work(each, place.cpus) for place, each in there]
-            for cell in measure(works, [place for place, _ in there], world):
+            works = [make[each.target](each) for each in cells if each.target in make]
+            for cell in measure(works, places, world):
                 on_event(f"{_line_of(cell)}{left}")
                 store.append(asdict(cell))
-                if cell.target in parts and cell.pattern.endswith("write"):
+                if cell.target in make and cell.pattern.endswith("write"):
                     written += cell.num_ios * cell.io_size
                 yield cell
     if world.rank == 0 and has_writes(wear := watch.finish(file_bytes=written)):
@@ -425,7 +427,7 @@ def _line_of(cell: Cell) -> str:
     deep = "" if cell.queue_depth == 1 else f", depth {cell.queue_depth}"
     return (
         f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
-        f"{cell.workers}{deep}: {format_rate(cell.bytes_per_second)}, p99 "
+        f"{cell.workers}{deep}: {format_rate(cell.gib_per_second * 2**30)}, p99 "
         f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} CPU-s/GB"
     )
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import count, repeat
 from pathlib import Path
 
@@ -23,7 +22,8 @@ from dlemu.storage.gpu.availability import availability
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.regular import NO_DIRECT, open_sized
 from dlemu.tools.paths import uring
-from dlemu.tools.paths.blocks import Asked, DataPath, Pattern, Work
+from dlemu.tools.paths.blocks import Asked, DataPath, Work
+from dlemu.tools.paths.cells import Place
 from dlemu.units import PAGE_BYTES, counted, format_bytes
 
 SECTOR = 512
@@ -36,21 +36,6 @@ _AT_ONCE = 4
 _PIECE = 16 << 20
 """Bytes of one write."""
 OnEvent = Callable[[str], object]
-
-
-def check_target(target: Path, patterns: Sequence[Pattern]) -> None:
-    """Refuse what cannot be a target, and a block device that would be written."""
-    if target.is_block_device():
-        if writes := [pattern for pattern in patterns if pattern.endswith("write")]:
-            raise RunError(
-                f"patterns={writes[0]} would overwrite the block device {target}, which is only "
-                "read",
-                remedy="leave it out, or name a folder",
-            )
-    elif not target.is_dir():
-        raise RunError(
-            f"target {target} is no folder and no block device", remedy="create or mount it"
-        )
 
 
 def least_block(path: DataPath, target: Path) -> int | str:
@@ -103,61 +88,49 @@ def smallest_direct(target: Path) -> int | None:
     return PAGE_BYTES
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What workers read or write: a file each, or each a part of a block device."""
-
-    files: tuple[str, ...]
-    starts: tuple[int, ...]
-    """Byte at which the part of each worker begins."""
-    size: int
-    """Bytes of a part."""
-    written: int = 0
-    """Bytes that were written for it."""
-
-    def work(self, asked: Asked, cpus: tuple[int, ...]) -> Work:
-        """Return a cell with the files of its workers, which are bound to these CPUs."""
-        return Work(
-            **vars(asked),
-            files=self.files[: asked.workers],
-            starts=self.starts,
-            file_bytes=self.size // asked.io_size * asked.io_size,
-            cpus=cpus,
-        )
-
-
 @contextmanager
-def parts_of(
-    target: Path, num: int, unit: int, asked: int | None, first: str, on_event: OnEvent
-) -> Iterator[Parts]:
-    """Yield the parts of `num` workers; files are written into a folder, and removed at the end.
+def works_of(
+    place: Place, num: int, unit: int, asked: int | None, first: str, on_event: OnEvent
+) -> Iterator[tuple[Callable[[Asked], Work], int]]:
+    """Yield what gives a cell the files of its workers, and the bytes that were written for it.
 
-    The names of files begin with `first`. A part's bytes are a multiple of `unit`; None for `asked`
-    leaves them to us.
+    Each of `num` workers has a file, whose name begins with `first` and which is removed at the
+    end, or a part of the device. Its bytes are a multiple of `unit`: `asked`, or as many as fit.
     """
-    if target.is_block_device():
-        file, whole = open_sized(target, direct=True, device=True)
-        os.close(file)
-        size = min(asked or whole, whole // num) // unit * unit
-        if not size:
-            raise RunError(
-                f"target {target} has {format_bytes(whole)}, too little for "
-                f"{counted(num, 'part')} of {format_bytes(unit)}",
-                remedy="lower workers, io_sizes or queue_depths",
+    target, names = place.target, [f"{first}.{index}" for index in range(num)]
+    files, starts = tuple(str(target / name) for name in names), (0,) * num
+    with ExitStack() as stack:
+        if target.is_block_device():
+            file, whole = open_sized(target, direct=True, device=True)
+            os.close(file)
+            size = min(asked or whole, whole // num) // unit * unit
+            if not size:
+                raise RunError(
+                    f"target {target} has {format_bytes(whole)}, too little for "
+                    f"{counted(num, 'part')} of {format_bytes(unit)}",
+                    remedy="lower workers, io_sizes or queue_depths",
+                )
+            files, starts = (str(target),) * num, tuple(range(0, num * size, size))
+        else:
+            stack.enter_context(scratch(target, names))
+            free = disk_bytes(target)[1]
+            chosen = max(unit, min(_LARGEST_FILE, max(_SMALLEST_FILE, free // 4 // num)))
+            size = (asked or chosen) // unit * unit
+            what = f"{counted(num, 'file')} of {format_bytes(size)}"
+            room(target, num * size, "free some, or lower file_size or workers", what=what)
+            on_event(f"writing {what} into {target}")
+            write_random_files([(path, size) for path in files])
+
+        def work(cell: Asked) -> Work:
+            return Work(
+                **vars(cell),
+                files=files[: cell.workers],
+                file_bytes=size // cell.io_size * cell.io_size,
+                starts=starts,
+                cpus=place.cpus,
             )
-        yield Parts((str(target),) * num, tuple(range(0, num * size, size)), size)
-        return
-    names = [f"{first}.{index}" for index in range(num)]
-    with scratch(target, names):
-        free = disk_bytes(target)[1]
-        chosen = max(unit, min(_LARGEST_FILE, max(_SMALLEST_FILE, free // 4 // num)))
-        size = (asked or chosen) // unit * unit
-        what = f"{counted(num, 'file')} of {format_bytes(size)}"
-        room(target, num * size, "free some, or lower file_size or workers", what=what)
-        on_event(f"writing {what} into {target}")
-        files = tuple(str(target / name) for name in names)
-        write_random_files([(file, size) for file in files])
-        yield Parts(files, (0,) * num, size, num * size)
+
+        yield work, 0 if target.is_block_device() else num * size
 
 
 def write_random_files(files: Sequence[tuple[str, int]]) -> None:
