@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from dlemu.checkpoint.files import Files
 from dlemu.config.checkpoint_sections import ModelSection
 from dlemu.config.model import Workload
 from dlemu.dataset.rule import accelerators_of
@@ -202,8 +203,6 @@ def _width_of_kv(model: ModelSection) -> int:
 RATE_ERROR = 0.36
 """Relative error of a drive's rate. It is that of reads in published results (docs/prediction.md);
 writes were not compared with published ones."""
-Files = Sequence[tuple[str, int, int]]
-"""Name, bytes and sample (the number of the bytes) of each file of an accelerator."""
 
 
 @dataclass(frozen=True)

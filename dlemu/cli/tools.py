@@ -3,37 +3,35 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlemu.cli.scripts import SIZE, Script, json_text, size_row
+from dlemu.cli.output import Found
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.errors import WorkloadError
-from dlemu.report.text import answer_of
-from dlemu.terminal import answer, say
+from dlemu.terminal import say
 
 if TYPE_CHECKING:
     from dlemu.sizing.answers import Sized
     from dlemu.sizing.first import Trial
 
 
-def try_folder(words: Words) -> int:
-    """Run `dlemu try`; return the exit status."""
-    from dlemu.report.sizing import present_sizing, write_table
+def try_folder(words: Words) -> Found:
+    """Return what `dlemu try` finds."""
+    from dlemu.report.sizing import write_table
     from dlemu.sizing.answers import document_of
     from dlemu.sizing.first import try_storage
 
-    trial, script = trial_of(words), Script.of(words, SIZE)
+    trial = trial_of(words)
 
     def keep(answers: "list[Sized]") -> None:
         write_table(answers[0].folder, document_of(answers, trial.folder))
 
     answers = try_storage(trial, say, on_answer=keep)
-    document = document_of(answers, trial.folder)
+    folder = answers[0].folder
     if trial.keep:
         say(f"kept: {trial.folder / 'dlemu-try'}")
-    say(f"results: {answers[0].folder}")
-    say(answer_of(present_sizing(document), apart=True))
-    script.tell(document, list(map(size_row, answers)))
-    return 0
+    say(f"results: {folder}")
+    document = {"folder": str(folder), **document_of(answers, trial.folder)}
+    return Found(document, [answer.workload for answer in answers])
 
 
 def trial_of(words: Words) -> "Trial":
@@ -59,9 +57,8 @@ _DECIDED = ("dataset.data_folder", "dataset.num_files_train", "reader.odirect", 
 """Keys that a try decides itself."""
 
 
-def doctor(words: Words) -> int:
-    """Run `dlemu doctor`; return the exit status."""
-    from dlemu.report.tools import present_doctor, present_wear
+def doctor(words: Words) -> Found:
+    """Return what `dlemu doctor` finds."""
     from dlemu.tools.doctor import Examined, examined, worn
 
     asked, of_wear = Examined(**words.tree("doctor")), "--wear" in words.options
@@ -71,12 +68,6 @@ def doctor(words: Words) -> int:
             raise WorkloadError(
                 f"{key} has no effect with{'' if of_wear else 'out'} --wear; {remedy}"
             )
-    if of_wear:
-        document = worn(words.folder, asked)
-        say(answer_of(present_wear(document)))
-    else:
-        document = examined(words.folder or Path(), asked.reader)
-        say(answer_of(present_doctor(document)))
-    if "--json" in words.options:
-        answer(json_text(document))
-    return 1 if document.get("problems") else 0
+    here = words.folder
+    found = worn(here, asked) if of_wear else examined(here or Path(), asked.reader)
+    return Found(found, apart=False)

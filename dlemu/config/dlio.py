@@ -41,7 +41,7 @@ _DECLINED = {
     "workflow.evaluation": "reads files of its own after an epoch, which dlemu does not",
 }
 """What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
-_AS_HERE = (None, False, "", [], 4, "on_demand", "multi", "posix", "row_group")
+_AS_HERE: tuple[object, ...] = (None, False, "", [], 4, "on_demand", "multi", "posix", "row_group")
 IGNORED = {"framework", "evaluation", "profiling", "logging", *_DECLINED} | {
     f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
 }

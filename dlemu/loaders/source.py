@@ -16,7 +16,7 @@ from dlemu.config.model import Workload
 from dlemu.datagen.survey import Found, largest_file
 from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.formats import format_of
 from dlemu.host.processes import free_memory_bytes
 from dlemu.loaders.cache.reader import TierReader
@@ -123,6 +123,11 @@ class Source:
     @cached_property
     def _folder(self) -> str:
         return str(self.dataset.folder)
+
+    def file_bytes(self, file: int) -> int:
+        """Return the bytes of a file that dlemu wrote."""
+        sizes = self.layout.sizes(self.layout.samples_of(file))
+        return int(format_of(self.layout).file_bytes(sizes[None])[0])
 
     @property
     def takes_early(self) -> int:
@@ -337,10 +342,18 @@ class TaskReader(ABC):
         return self._counts.read_seconds + (0.0 if self._tier is None else self._tier.seconds)
 
     @contextmanager
-    def _decoding(self) -> Iterator[None]:
-        """Count the time of the `with` as that of decoding, but for the reads in it."""
+    def _decoding(self, path: str = "") -> Iterator[None]:
+        """Count the time of the `with` as that of decoding, but for the reads in it.
+
+        `path`: of the file that an error of its format is to name.
+        """
         begin, before = perf_counter(), self._read_seconds
-        yield
+        try:
+            yield
+        except DlemuError as error:
+            if not path:
+                raise
+            raise type(error)(f"{path}: {error}") from None
         self._decode_seconds += perf_counter() - begin - (self._read_seconds - before)
 
 

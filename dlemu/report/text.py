@@ -144,7 +144,7 @@ def _facts(pairs: Sequence[tuple[str, str]], columns: int) -> Iterator[str]:
     known = [(shown_line(name), shown_line(value)) for name, value in pairs if value]
     most = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        indent = f"{name}: ".ljust(most + 2)
+        indent = (f"{name}: " if name else "").ljust(most + 2)
         yield "\n".join(
             textwrap.wrap(
                 value,
