@@ -226,6 +226,7 @@ def _joined(remarks: Sequence[Sequence[str]]) -> list[str]:
 def row_of(name: str, run: Summary) -> RunRow:
     """Return a run's row of the table."""
     epochs, metric = run["per_epoch"], run["metric"]
+    measured = run.get("measured", Measured())
     under = [
         f"epoch {epoch['epoch']} ({epoch['au_percentage']:.2f}%)"
         for epoch in epochs
@@ -241,8 +242,10 @@ def row_of(name: str, run: Summary) -> RunRow:
         au_percentage=metric["train_au_mean_percentage"],
         whole_epoch_au_percentage=fmean(epoch["whole_epoch_au_percentage"] for epoch in epochs),
         samples_per_second=metric["train_throughput_mean_samples_per_second"],
+        min_accelerator_au_percentage=metric["train_au_min_accelerator_percentage"],
+        read_bytes_per_second=measured.get("read_bytes_per_second"),
         nominal_MiB_per_second=metric["train_io_mean_MB_per_second"],
-        page_cache_share=run.get("measured", Measured()).get("page_cache_share"),
+        page_cache_share=measured.get("page_cache_share"),
         limit=limit_name(run),
         epochs_under=", ".join(under),
     )

@@ -22,9 +22,9 @@ from dlemu.judge.outcome import LABEL, judge_runs, row_of, with_metrics
 from dlemu.judge.records import SUMMARY, read_object
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Edition
-from dlemu.report.blocks import Block, Column, Document, Lines, Verdict, over_epochs, table_of
+from dlemu.report.blocks import Block, Column, Document, Fold, Lines, Verdict, over_epochs, table_of
 from dlemu.report.dlio_steps import DlioSteps, read_output, steps_of
-from dlemu.report.run import tone_of
+from dlemu.report.run import present_run, tone_of
 from dlemu.units import counted
 
 _TIME = re.compile(r"\d{8}_\d{6}|\d{4}(-\d\d){5}")
@@ -60,13 +60,15 @@ def present_foreign(document: Document) -> list[Block]:
 
 
 def present_told(document: Document) -> list[Block]:
-    """Return the blocks of what another tool recorded of its run; none of a run of dlemu's."""
-    if "tool" not in document:
-        return []
+    """Return the blocks of what another tool recorded of its run, or of several."""
     tool = document["tool"]
     if document["kind"] == "runs":
         recorded = Column(f"AU as {tool} recorded it (%)", "told_au_percentage", ".2f")
-        return [table_of(document["runs"], Column("run", "name"), recorded)]
+        return [
+            table_of(document["runs"], Column("run", "name"), recorded),
+            *(Fold(r["name"], [*present_run(r), *present_told(r)]) for r in document["runs"]),
+            Lines([f"not read: {why}" for why in document["incomplete"].values()]),
+        ]
     told = document["told_per_epoch"]
     rows = [
         ("AU (%)", told["train_au_percentage"], ".2f"),
@@ -116,7 +118,6 @@ def read_foreign(
         return None
     if not runs:
         raise RunError(next(iter(incomplete.values())))
-    found = cast(dict[str, Summary], runs)
     first = next(iter(runs.values()))
     several = RunsSummary(
         label=LABEL,
@@ -124,15 +125,17 @@ def read_foreign(
         workload=first["workload"],
         hostname=str(first.get("hostname", "")),
         start=str(first.get("start", "")),
-        runs=[_row(name, run) for name, run in found.items()],
+        runs=[_row(name, run) for name, run in runs.items()],
     )
-    judged = judge_runs(several, list(found.values()))
+    judged = judge_runs(several, [cast(Summary, run) for run in runs.values()])
     return {**judged, "tool": first["tool"], "incomplete": incomplete}, runs
 
 
-def _row(name: str, run: Summary) -> RunRow:
-    told = cast(Document, run)["told_per_epoch"]["train_au_percentage"]
-    return {**row_of(name, run), "told_au_percentage": fmean(told)}
+def _row(name: str, run: Document) -> RunRow:
+    """Return a run's document with its row among several."""
+    told = fmean(run["told_per_epoch"]["train_au_percentage"])
+    row = {**run, **row_of(name, cast(Summary, run)), "told_au_percentage": told}
+    return cast(RunRow, row)
 
 
 def _is_leaf(folder: Path) -> bool:
@@ -194,7 +197,6 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
                 document = {**with_metrics(Summary(), workload, metrics), "status": "complete"}
         document |= {name: told[name] for name in _PLACE if name in told}
         document |= {
-            "folder": str(folder),
             "tool": tool,
             "workload": _chosen(folder) or str(name or told.get("workload") or "unknown"),
             "notes": notes,

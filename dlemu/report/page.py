@@ -1,7 +1,6 @@
 """Stored results in blocks, each by its kind: on the terminal, side by side, and as a page."""
 
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -12,20 +11,17 @@ from dlemu.judge.summary import limit_name
 from dlemu.report import checkpoint, sizing
 from dlemu.report.blocks import (
     Block,
-    Command,
     Document,
     Fold,
-    Lines,
     Listing,
     Section,
     Table,
     where_cells,
 )
-from dlemu.report.foreign import present_foreign, present_told
 from dlemu.report.html import render_page
 from dlemu.report.plot import Axis, Bands, Look, Plot, Series, axis_from_zero
-from dlemu.report.run import present_run, present_runs
-from dlemu.report.stored import Stored, attempts_of, cut_runs
+from dlemu.report.present import present
+from dlemu.report.stored import Stored
 from dlemu.units import each_once, rate_unit
 
 _LEAST_SECONDS = 0.2
@@ -102,46 +98,6 @@ _ACROSS = (
 _TEXTS = ("workload", "verdict", "limit", "storage", "host")
 
 
-def present_stored(stored: Stored) -> list[Block]:
-    """Return the blocks of a result for the terminal, and what else its folder holds."""
-    document, folder = stored.document, stored.folder
-    blocks = _blocks(document)
-    if stored.kind == "sizing":
-        return blocks
-    if stored.kind == "runs":
-        blocks += [
-            Command(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
-            for path in cut_runs(folder, document["runs"])
-        ]
-    if "incomplete" in document:  # of another tool: its runs have no command of their own
-        blocks += [Fold(name, _blocks(run)) for name, run in stored.runs.items()]
-    blocks += _unread(document)
-    if attempts := attempts_of(folder):
-        names = ", ".join(map(str, attempts))
-        blocks.append(Lines([f"earlier attempts, which did not end: {names}"]))
-    return [*blocks, Command("results", str(folder))]
-
-
-def _blocks(document: Document) -> list[Block]:
-    """Return the blocks of a document of any kind that is stored."""
-    return [*_PRESENT[document["kind"]](document), *present_told(document)]
-
-
-_PRESENT: Mapping[str, Callable[[Document], list[Block]]] = {
-    "run": present_run,
-    "runs": present_runs,
-    "foreign": present_foreign,
-    "sizing": sizing.present_sizing,
-    "checkpoint": checkpoint.present_checkpoint,
-}
-
-
-def _unread(document: Document) -> list[Block]:
-    """Return what could not be read of several runs of another tool."""
-    unread = document.get("incomplete", {}).values()
-    return [Lines([f"not read: {why}" for why in unread])] if unread else []
-
-
 def across(sections: Sequence[Section]) -> Table:
     """Return the table across results, each a link to its section of a page."""
     numbered = [
@@ -174,7 +130,7 @@ def section(stored: Stored) -> Section:
     """Return the section of a page about what one folder holds."""
     document = stored.document
     rows: list[dict[str, str]] = []
-    blocks, title = _blocks(document), str(document.get("workload"))
+    blocks, title = present(document), str(document.get("workload"))
     if stored.kind == "sizing":
         answers, unfinished = document["answers"], document["unfinished"]
         names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
@@ -192,15 +148,14 @@ def section(stored: Stored) -> Section:
 
 def _of_each_run(stored: Stored) -> Iterator[Block]:
     """Yield what the hosts of a run did; of several each run, folded; and their workload."""
-    for name, document in stored.runs.items():
+    for name, document in stored.runs.items() if "tool" not in stored.document else ():
         bucket = place_of(document).get("file_system") == "s3"
         over_time = plots_over_time(stored.folder / name, in_bucket=bucket)
         if stored.kind == "runs":
-            inner = [*_blocks(document), *over_time]
+            inner = [*present(document), *over_time]
             yield Fold(f"{name}: its epochs, and what the hosts did", inner)
         else:
             yield from over_time
-    yield from _unread(stored.document)
     config = stored.folder / next(iter(stored.runs)) / CONFIG
     if config.is_file():
         yield Fold("all keys of the workload", [Listing(config.read_text(encoding="utf-8"))])
