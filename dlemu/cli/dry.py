@@ -64,7 +64,11 @@ def _datagen(workload: Any, world: World) -> Iterator[list[Fact]]:
         *_rule(size, layout.num_files, world),
     ]
     if found.todo.changes:
-        found.check_space(folder)
+        try:
+            found.check_space(folder)
+        except DlemuError:
+            yield facts
+            raise
         rate = write_rate(layout, folder)
         # Ranks of one host share its drive; how many of them a drive needs, nobody knows.
         seconds = found.num_bytes / rate if rate else math.inf
@@ -191,7 +195,11 @@ def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
     folder = workload.checkpoint.checkpoint_folder
     if folder:
         fields["system"] = [host_of(folder_of(workload), access_to(workload), world.host)]
-        examine_folder(workload, plan)
+        try:
+            examine_folder(workload, plan)
+        except DlemuError:
+            yield facts_of_plan(fields)
+            raise
     if drive is not None and drive.write_bandwidth:
         rate = workload.drives * drive.write_bandwidth
         source = f"at {format_rate(rate)}, {workload.drives} x {drive.name}"

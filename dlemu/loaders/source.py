@@ -2,12 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -328,11 +327,11 @@ class TaskReader(ABC):
 
     def so_far(self) -> Cost:
         """Return what all batches so far have cost."""
-        counts = self._counts
+        counts, tier = self._counts, self._tier
         return Cost(
             counts.bytes_read,
             counts.num_reads,
-            self._read_seconds,
+            counts.read_seconds if tier is None else counts.read_seconds + tier.seconds,
             self._decode_seconds + counts.check_seconds,
             self._rows.seconds + counts.copy_seconds,
         )
@@ -341,20 +340,24 @@ class TaskReader(ABC):
     def _read_seconds(self) -> float:
         return self._counts.read_seconds + (0.0 if self._tier is None else self._tier.seconds)
 
-    @contextmanager
-    def _decoding(self, path: str = "") -> Iterator[None]:
-        """Count the time of the `with` as that of decoding, but for the reads in it.
+    def _decoding(self, path: str = "") -> Self:
+        """Count the time of a `with` as that of decoding, but for the reads in it.
 
         `path`: of the file that an error of its format is to name.
         """
-        begin, before = perf_counter(), self._read_seconds
-        try:
-            yield
-        except DlemuError as error:
-            if not path:
-                raise
-            raise type(error)(f"{path}: {error}") from None
-        self._decode_seconds += perf_counter() - begin - (self._read_seconds - before)
+        # Entered for each sample: contextlib would take ten times as long.
+        self._path = path
+        return self
+
+    def __enter__(self) -> None:
+        self._before = self._read_seconds
+        self._begun = perf_counter()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        reading = self._read_seconds - self._before
+        self._decode_seconds += perf_counter() - self._begun - reading
+        if self._path and isinstance(error, DlemuError):
+            raise type(error)(f"{self._path}: {error}") from None
 
 
 def row_bytes_of(source: Source, num_accelerators: int) -> int:

@@ -495,8 +495,12 @@ def make_batch(
         step=step,
         accelerator=accelerator,
         samples=plan.batch(step, accelerator),
+        num_bytes=cost.num_bytes,
+        num_reads=cost.num_reads,
         ready=perf_counter(),
-        **cost._asdict(),
+        read_seconds=cost.read_seconds,
+        decode_seconds=cost.decode_seconds,
+        hand_over_seconds=cost.hand_over_seconds,
         data=None if slots is None else slots.data[slot],
         lengths=None if slots is None else slots.lengths[slot],
     )
