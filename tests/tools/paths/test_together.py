@@ -20,7 +20,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.topology import Attachment
-from dlemu.ranks.world import Alone, World
+from dlemu.ranks.world import World
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
 from dlemu.storage.gpu.availability import Availability, CufileError
@@ -112,10 +112,13 @@ def test_real_readers_begin_together_and_leave_nothing(folders: tuple[Path, ...]
     assert not any(any(folder.iterdir()) for folder in folders)
 
 
-@pytest.mark.parametrize(("hosts", "each"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "each", "hosts"), [(2, 1, 2), (2, 2, 1), (4, 2, 2), (3, 2, 2), (3, 3, 1)]
+)
 def test_ranks_share_the_targets_and_begin_together(
-    hosts: int, each: int, folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+    ranks: int, each: int, hosts: int, folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where hosts have unequal numbers of them, and more than targets."""
     events: list[str] = []
     monkeypatch.setattr(cells, "perform", fakes(events, (1000, 3000)))
     monkeypatch.setattr(sweep, "held", lambda *_, **__: nullcontext())
@@ -123,13 +126,15 @@ def test_ranks_share_the_targets_and_begin_together(
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     job, notes = plan(*folders), list[str]()
 
-    all_found = ManyHosts(hosts, each).run(lambda world: run_paths(job, notes.append, world=world))
+    job_of = ManyHosts(ranks)
+    job_of.ranks_per_host = each
+    all_found = job_of.run(lambda world: run_paths(job, notes.append, world=world))
 
     assert (
         sum("its rank may use 1 of 8 CPUs; mpirun --bind-to none" in n for n in notes) == 2 * hosts
     )
 
-    assert events == ["open"] * hosts * each + ["read"] * hosts * each
+    assert events == ["open"] * ranks + ["read"] * ranks
     *parts, total = all_found[0]
     assert all(found == [] for found in all_found[1:])
     assert len(parts) == 2 * hosts and total.target == "sum"
@@ -143,8 +148,7 @@ def test_ranks_share_the_targets_and_begin_together(
     ("ranks", "change", "line"),
     [
         ((2, 1), lambda rank, job: job if rank == 0 else plan(Path("/nosuch")), "/nosuch is no"),
-        ((1, 3), lambda rank, job: job, "3 ranks and 2 targets on this host; start at most one"),
-        ((1, 2), lambda rank, job: plan(job.target[0]), "2 ranks and 1 target on this host"),
+        ((1, 2), lambda rank, job: plan(Path(f"/nosuch{rank}")), "/nosuch0 is no folder"),
     ],
 )
 def test_what_one_rank_lacks_ends_all_with_its_line(
@@ -173,15 +177,6 @@ def test_what_one_rank_lacks_ends_all_with_its_line(
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises((RunError, WorkloadError), match=line):
         run_paths(plan(tmp_path, **changes), lambda _: pytest.fail("it began"))
-
-
-def test_hosts_with_unequal_numbers_of_ranks_are_refused(folders: tuple[Path, ...]) -> None:
-    class Uneven(Alone):
-        def all_gather(self, value: Any) -> list[Any]:
-            return [value] if isinstance(value[0], list) else [("a", 2, 8e9), ("b", 1, 8e9)]
-
-    with pytest.raises(RunError, match=r"unequal numbers of ranks \(a: 2, b: 1\); start as many"):
-        run_paths(plan(*folders), lambda _: None, world=Uneven())
 
 
 def test_a_dry_run_says_cells_and_time_and_writes_nothing(
