@@ -341,4 +341,4 @@ def _how(stored: Mapping[str, Any]) -> str:
 
 
 def _bound(each: Mapping[str, Any]) -> str:
-    return ", launch-bound" * each["launch_bound"]
+    return ", launch-bound" if each["launch_bound"] else ""

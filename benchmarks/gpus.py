@@ -29,8 +29,6 @@ from benchmarks.harness import (
     stored_runs,
     tell,
 )
-from dlemu.errors import RunError
-from dlemu.storage.gpu.cuda import num_gpus
 from tests.lab.mpirun import mpirun
 
 NETS: dict[str, list[str]] = {
@@ -54,20 +52,23 @@ _LOOK = ["nvidia-smi", "--query-gpu=index,utilization.gpu,memory.used", "-lms", 
 _LOOK += ["--format=csv,noheader,nounits"]
 
 
-def measure(folder: Path, ranks: int, net: str, case: str) -> dict[str, Any]:
+def measure(folder: Path, gpus: int, net: str, case: str) -> dict[str, Any]:
     """Run a case once; return what its summary and nvidia-smi say."""
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     words = [*NETS[net], f"dataset.data_folder={folder / net}", *CASES[case]]
     command = [sys.executable, "-m", "dlemu", "run", *words, f"output.folder={out}"]
-    looks = subprocess.Popen(_LOOK, stdout=subprocess.PIPE, text=True) if num_found() else None
-    done = subprocess.run(
-        mpirun(ranks, "--bind-to", "none", *command), capture_output=True, text=True
-    )
     seen: dict[str, list[tuple[float, float]]] = {}
-    if looks is not None:
-        looks.terminate()
-        for line in looks.communicate()[0].splitlines():
+    with (folder / "looks.csv").open("w+") as looks:
+        watch = subprocess.Popen(_LOOK, stdout=looks) if gpus else None
+        done = subprocess.run(
+            mpirun(gpus or 2, "--bind-to", "none", *command), capture_output=True, text=True
+        )
+        if watch is not None:
+            watch.terminate()
+            watch.wait()
+        looks.seek(0)
+        for line in (line for line in looks if line.endswith("\n")):
             number, busy, used = line.split(", ")
             seen.setdefault(number, []).append((float(busy), float(used) * 2**20))
     if not (out / "summary.json").exists():
@@ -86,14 +87,6 @@ def measure(folder: Path, ranks: int, net: str, case: str) -> dict[str, Any]:
         "busy": [statistics.fmean(busy for busy, _ in each) for each in seen.values()],
         "most_bytes": [max(used for _, used in each) for each in seen.values()],
     }
-
-
-def num_found() -> int:
-    """Return the GPUs that the driver shows; 0 without one."""
-    try:
-        return num_gpus()
-    except RunError:
-        return 0
 
 
 def table(files: Iterable[Sequence[dict[str, Any]]]) -> str:
@@ -123,16 +116,16 @@ def table(files: Iterable[Sequence[dict[str, Any]]]) -> str:
 
 
 def experiment(folder: Path, asked: Asked, store: Store) -> str:
-    ranks = num_found() or 2
+    import torch
+
+    gpus = torch.cuda.device_count()
     for net, keys in NETS.items():
         if not (folder / net).exists():
             words = [*keys, f"dataset.data_folder={folder / net}"]
             output_of([sys.executable, "-m", "dlemu", "datagen", *words])
-    cases = asked.names("cases", CASES if num_found() else ["sleep"])
+    cases = asked.names("cases", CASES if gpus else ["sleep"])
     sides = {
-        f"{net} {case}": partial(measure, folder, ranks, net, case)
-        for net in NETS
-        for case in cases
+        f"{net} {case}": partial(measure, folder, gpus, net, case) for net in NETS for case in cases
     }
     runs = [run for each in in_turn(sides, asked.value("rounds", 3)).values() for run in each]
     store(runs)

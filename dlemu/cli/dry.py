@@ -22,24 +22,19 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DlemuError
-from dlemu.host.place import find_host
-from dlemu.judge.header import introduction, servers_of
+from dlemu.judge.header import host_of, introduction
 from dlemu.loaders.cache.forecast import forecast_tier
 from dlemu.loaders.cache.host import check_tier, has_tier
 from dlemu.ranks.world import Alone, World
 from dlemu.report.checkpoint import facts_in, facts_of_plan
 from dlemu.run.forecast import check_run, forecast_run
 from dlemu.sizing.answers import find_jobs
-from dlemu.sizing.measured import settle
+from dlemu.sizing.measured import describe_plan, first_number, seconds_of_search, settle
 from dlemu.terminal import say, silent
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 Fact = tuple[str, str]
 """What it is of, and a sentence."""
-_READERS = 64
-"""Threads that show what a drive gives to many accelerators."""
-_SEARCH_RUNS = 6
-"""Runs that a search usually needs before those that confirm its answer."""
 
 
 def dry_run(command: str, workload: Any, world: World) -> Iterator[Found]:
@@ -69,7 +64,11 @@ def _datagen(workload: Any, world: World) -> Iterator[list[Fact]]:
         *_rule(size, layout.num_files, world),
     ]
     if found.todo.changes:
-        found.check_space(folder)
+        try:
+            found.check_space(folder)
+        except DlemuError:
+            yield facts
+            raise
         rate = write_rate(layout, folder)
         # Ranks of one host share its drive; how many of them a drive needs, nobody knows.
         seconds = found.num_bytes / rate if rate else math.inf
@@ -103,33 +102,26 @@ def _size(workload: Any, world: World) -> Iterator[list[Fact]]:
         settled, layout, _ = world.on_first(partial(settle, job, world))
         enough = SizeCheck(settled, layout, measure_memory(settled, world))
         alone = settled.with_keys({"num_accelerators": world.num_ranks, "output.folder": None})
-        one = forecast_run(alone, world, num_readers=_READERS)
-        if world.rank != 0:
-            check_run(alone, one, world)
-            continue
-        rate = one.bytes_per_second or 0.0
-        expected = rate / settled.demand / settled.metric.au
-        most = min(settled.size.max_accelerators, enough.most_accelerators)
-        first = settled.size.start or max(1, min(math.floor(expected) + 1, most))
-        num_steps, epochs = max(1, enough.num_steps(first)), settled.train.epochs
-        seconds = epochs * num_steps * settled.train.computation_time.mean / settled.metric.au
-        read = epochs * num_steps * first * settled.bytes_per_step
-        runs = _SEARCH_RUNS + settled.size.confirm
-        drive = (
-            f"{format_rate(rate)} in a probe of one second, about as much as {expected:.1f} "
-            f"accelerators take; the files are enough for {most}"
-        )
-        search = (
-            f"begins with {counted(first, 'accelerator')}; about {runs} runs, each of "
-            f"{format_bytes(read)} and {format_seconds(seconds)}"
-        )
-        writes = _checkpoints(settled, first, num_steps)
-        facts = [
-            *([("target", target.name)] if len(jobs) > 1 else []),
-            *(("drive", drive), ("search", search)),
-            *((name, f"{line}, in the first run") for name, line in writes),
-        ]
-        yield _facts(one, facts, _about(runs * seconds), world)
+        one = forecast_run(alone, world)
+        lines: list[str] = []
+        first, expected = first_number(target, enough, world, lines.append)
+        if world.rank == 0:
+            plan = describe_plan(enough, first, expected).splitlines()
+            steps = max(1, enough.num_steps(first))
+            read = settled.train.epochs * steps * first * settled.bytes_per_step
+            search = (
+                f"begins with {counted(first, 'accelerator')}, {format_bytes(read)} in a run; the "
+                f"files are enough for {enough.most_accelerators:,}; {plan.pop()}"
+            )
+            facts = [
+                *(("drive", line) for line in (*lines, *plan)),
+                ("search", search),
+                *(
+                    (name, f"{line}, in the first run")
+                    for name, line in _checkpoints(settled, first, steps)
+                ),
+            ]
+            yield _facts(one, facts, _about(seconds_of_search(settled, steps)), world)
         check_run(alone, one, world)
         enough.check(first, expected=expected)
 
@@ -202,9 +194,12 @@ def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
     fields, drive, rate = planned(workload, plan), workload.drive, None
     folder = workload.checkpoint.checkpoint_folder
     if folder:
-        servers = servers_of(access_to(workload))
-        fields["system"] = [find_host(folder_of(workload), name=world.host, servers=servers)]
-        examine_folder(workload, plan)
+        fields["system"] = [host_of(folder_of(workload), access_to(workload), world.host)]
+        try:
+            examine_folder(workload, plan)
+        except DlemuError:
+            yield facts_of_plan(fields)
+            raise
     if drive is not None and drive.write_bandwidth:
         rate = workload.drives * drive.write_bandwidth
         source = f"at {format_rate(rate)}, {workload.drives} x {drive.name}"

@@ -213,15 +213,11 @@ def size(workload: Workload, world: World, words: Words) -> Found | None:
     return Found(in_folder(folder, document_of(answers)), [each.workload for each in answers])
 
 
-def predict(workload: Workload, world: World, words: Words) -> Found | None:
-    """say what a storage would feed, from a drive's rates or a calibration, with its error"""
-    if "--csv" in words.options and _asks_for_checkpoints(workload):
-        raise WorkloadError("--csv has no columns for checkpoints; take --json")
-    return predict_all([workload], world)
+def predict(workloads: Sequence[Workload], world: World, words: Words) -> Found | None:
+    """say what a storage would feed, from a drive's rates or a calibration, with its error
 
-
-def predict_all(workloads: Sequence[Workload], world: World) -> Found | None:
-    """Predict, for each of several values such as drives and their numbers in one table."""
+    Several values, such as drives and their numbers, are a workload each and one table.
+    """
     from dlemu.sizing.predict import asks_for_cache, keep, predict_cached
     from dlemu.sizing.predict import predict as foretell
 
@@ -235,6 +231,8 @@ def predict_all(workloads: Sequence[Workload], world: World) -> Found | None:
     if _asks_for_checkpoints(first):
         from dlemu.checkpoint.plan import predict_checkpoint
 
+        if "--csv" in words.options:
+            raise WorkloadError("--csv has no columns for checkpoints; take --json")
         return Found(predict_checkpoint(first), apart=False)
     if asks_for_cache(first):
         return Found(predict_cached(first).document, [first, first], apart=False)

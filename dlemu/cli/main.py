@@ -206,12 +206,13 @@ class _Job:
         if jobs is None:
             return 1
         output = world.on_first(lambda: Output.of(self.name, jobs[0][1]))
-        if len(jobs) == 1:
-            return self._do(*jobs[0], output, world)
-        if self.name == "predict" and "--cfg" not in jobs[0][1].options:
-            from dlemu.cli.jobs import predict_all
+        first, parsed = jobs[0]
+        if self.name == "predict" and "--cfg" not in parsed.options:
+            from dlemu.cli.jobs import predict
 
-            return output.take(predict_all([workload for workload, _ in jobs], world), world)
+            return output.take(predict([job for job, _ in jobs], world, parsed), world)
+        if len(jobs) == 1:
+            return self._do(first, parsed, output, world)
         return self._do_all(jobs, output, world)
 
     def _do_all(self, jobs: Sequence[tuple[Any, Words]], output: Output, world: World) -> int:

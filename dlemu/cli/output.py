@@ -30,18 +30,14 @@ class Found:
     """What a command has found."""
 
     document: Document
-    """Its `kind` says how it is shown, and which rows it has. `folder` is that of its files."""
+    """Its `kind` says how it is shown, and which rows it has; "error": a part has failed, and
+    `error` says why. `folder` is that of its files."""
     workloads: Sequence["Workload"] = ()
     """Of its rows: their keys are what the user asked for."""
     apart: bool = True
     """Whether an empty line comes before its text."""
     rows: Sequence["Row"] | None = None
     """Of --csv, where they do not follow from the document alone."""
-
-
-def failed(error: str) -> Found:
-    """Return what is found of a part that failed, where others go on."""
-    return Found({"kind": "error", "error": error})
 
 
 @dataclass(frozen=True)

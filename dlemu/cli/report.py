@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import BeforeValidator
 
-from dlemu.cli.output import Found, failed
+from dlemu.cli.output import Found
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.config.sections import Arguments
@@ -47,7 +47,7 @@ def main(words: Words) -> Iterator[Found]:
             if trace is not None:
                 _write_trace(trace, each)
         except DlemuError as error:
-            yield failed(str(error))
+            yield Found({"kind": "error", "error": str(error)})
             continue
         yield Found(each.shown, apart=bool(sections))
         sections.append(found)

@@ -1,9 +1,10 @@
-"""`dlemu try` and `dlemu doctor`: what needs no workload."""
+"""`dlemu try`, `dlemu doctor` and `dlemu load`: what needs no workload."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlemu.cli.output import Found
+from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.errors import WorkloadError
@@ -12,6 +13,7 @@ from dlemu.terminal import say
 if TYPE_CHECKING:
     from dlemu.sizing.answers import Sized
     from dlemu.sizing.first import Trial
+    from dlemu.tools.model_load import Load
 
 
 def try_folder(words: Words) -> Found:
@@ -71,3 +73,34 @@ def doctor(words: Words) -> Found:
     here = words.folder
     found = worn(here, asked) if of_wear else examined(here or Path(), asked.reader)
     return Found(found, apart=False)
+
+
+def load(words: Words) -> Found:
+    """Return what `dlemu load` finds."""
+    from dlemu.tools.model_load import document_of, measure
+
+    asked = load_of(words)
+    if asked.target is None and not asked.files:
+        if "--csv" in words.options:
+            raise WorkloadError("--csv has a row for each read; name a target, or take --json")
+        return Found(document_of(asked), apart=False)
+    doing = Doing()
+    with show_progress("load", lambda: str(doing), on=asked.progress == "on"):
+        return Found(document_of(asked, measure(asked, say, doing.begin, doing.add)))
+
+
+def load_of(words: Words) -> "Load":
+    """Return what words mean."""
+    from dlemu.tools.model_load import Load
+
+    if words.others:
+        raise WorkloadError(f"{words.others[0]!r} is no key=value; write target={words.others[0]}")
+    values = words.tree("load")
+    if "model" in values and "files" in values:
+        raise WorkloadError("model and files exclude each other; give one of them")
+    if "model" not in values and "files" not in values:
+        raise WorkloadError("no model; write dlemu load model=llama2_70b, or files=FILE,FILE")
+    idle = {"target", "scale", "keep"} & values.keys() if "files" in values else set()
+    if idle:
+        raise WorkloadError(f"{', '.join(sorted(idle))} has no effect with files=; leave it out")
+    return Load(**values)

@@ -82,11 +82,6 @@ class Job:
         return self.workload.dataset.format == "parquet"
 
     @property
-    def has_hdf5(self) -> bool:
-        """Whether files are HDF5's."""
-        return self.workload.dataset.format == "hdf5"
-
-    @property
     def parses(self) -> bool:
         """Whether dlemu reads the bytes of a sample, not a library."""
         return self.workload.reader.decode == "raw"

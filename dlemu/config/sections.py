@@ -423,7 +423,7 @@ _MOST_LISTED = 100_000
 
 
 Axis = Annotated[int, Field(ge=1, le=_LARGEST_SAMPLE)]
-_HDF5 = Use(when=lambda job: job.has_hdf5)
+_HDF5 = Use(when=lambda job: job.dataset.format == "hdf5")
 
 
 class DatasetSection(Section):

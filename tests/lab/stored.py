@@ -50,7 +50,7 @@ from dlemu.report.sizing import present_sizing, write_table
 from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load, present_steptime
-from dlemu.run.summary import complete_summary
+from dlemu.run.job import complete_summary
 from dlemu.sizing.answers import First, Sized, Target, document_of
 from dlemu.sizing.formula import Calibration
 from dlemu.sizing.search import Point
