@@ -85,7 +85,7 @@ class Place:
     notes: Sequence[str] = ()
     """Lines about what is left out, and where the target is attached."""
     memory_rate: float = 0.0
-    """Bytes per second that the host's CPUs copy; 0: another rank of the host has measured it."""
+    """Bytes per second that the host's CPUs copy."""
     drive: Drive | None = None
     """Datasheet of its drives."""
     drives: int = 1
@@ -187,8 +187,7 @@ def _ceiling(asked: Asked, places: Sequence[Place]) -> tuple[str | None, float |
         own, rate = place.attached.links, getattr(place.drive, bandwidth, None)
         sheets[place.host, *(own or [place.name])] = rate and place.drives * rate
         links |= {(place.host, name): each for name, each in own.items()}
-        if asked.path in _COPIES:
-            memory[place.host] = max(place.memory_rate, memory.get(place.host, 0.0))
+        memory[place.host] = place.memory_rate if asked.path in _COPIES else None
     kinds = {place.attached.kind for place in places}
     bounds = {"datasheet": sheets, " and ".join(sorted(kinds)): links, "memory": memory}
     known = [(rate, name) for name, rates in bounds.items() if (rate := _sum([*rates.values()]))]

@@ -225,8 +225,9 @@ def _places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[
 
 def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
     """Return this rank's share of the host's targets, and hold them; a rank may have none."""
-    memory = memory_rate() if world.local_rank == 0 and not dry else 0.0  # once a host
-    world.barrier()  # nobody else is at work meanwhile
+    memory = memory_rate() if world.local_rank == 0 and not dry else 0.0  # the others wait
+    rates = world.all_gather((world.host, memory))
+    memory = max(rate for host, rate in rates if host == world.host)
     share = sweep.targets[world.local_rank :: world.num_local_ranks]
     writes = next((pattern for pattern in sweep.patterns if pattern.endswith("write")), None)
     for target, _ in share:

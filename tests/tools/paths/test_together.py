@@ -104,6 +104,25 @@ def test_the_sum_is_that_of_all_blocks_and_of_the_rates(
     assert events[-1].startswith("4 cells, 4 of them measured before; 0 x"), "nor the sum"
 
 
+def test_what_one_target_cannot_do_is_measured_on_the_other_alone(
+    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def least_block(path: str, target: Path) -> int | str:
+        return "no O_DIRECT" if path == "host_direct" and target == folders[1] else 512
+
+    monkeypatch.setattr(cells, "perform", fakes([], (1000, 3000)))
+    monkeypatch.setattr(sweep, "least_block", least_block)
+    monkeypatch.setattr(sweep, "lists_gpu", lambda: False)
+    notes: list[str] = []
+
+    found = run_paths(plan(*folders, together="both", paths=None), notes.append)
+
+    assert f"left out on {folders[1]}: host_direct: no O_DIRECT" in notes
+    direct = [(cell.target, cell.together) for cell in found if cell.path == "host_direct"]
+    assert direct == [(str(folders[0]), ())]
+    assert len([cell for cell in found if cell.together]) == 3
+
+
 def test_real_readers_begin_together_and_leave_nothing(folders: tuple[Path, ...]) -> None:
     first, second, total = run_paths(plan(*folders, together="true"), lambda _: None)
     assert total.num_ios == first.num_ios + second.num_ios > 2
@@ -139,6 +158,8 @@ def test_ranks_share_the_targets_and_begin_together(
     assert all(found == [] for found in all_found[1:])
     assert len(parts) == 2 * hosts and total.target == "sum"
     assert len({cell.target for cell in parts}) == 2 * hosts, "a host's name tells them apart"
+    bounds = [(cell.ceiling, cell.ceiling_bytes_per_second) for cell in all_found[0]]
+    assert bounds == [("memory", 8e9)] * 2 * hosts + [("memory", 8e9 * hosts)]
     assert total.num_ios == sum(cell.num_ios for cell in parts)
     share = sum(cell.cpu_user_percentage for cell in parts) / hosts
     assert total.cpu_user_percentage == pytest.approx(share), "of the CPUs of all hosts"
