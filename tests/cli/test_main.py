@@ -97,7 +97,7 @@ def test_the_peers_files_are_found_in_a_config_dir(
     words = ["datasize", "workload=unet3d_h100", "host_memory=1GiB", "--config-dir", str(tmp_path)]
     assert run(words) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "ignored: model.type"
+    assert first == "ignored: framework, model.type"
     assert second.startswith("unet3d_h100 with 1 emulated accelerator ")
 
 
