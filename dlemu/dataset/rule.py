@@ -259,38 +259,29 @@ class SizeCheck:
         `expected` is an estimate of the search's result: the command asks for a dataset that will
         do for it as well.
         """
-        ahead = max(accelerators, math.ceil(_HEADROOM * min(expected, 4 * accelerators)))
-        if self.workload.size.quick:
-            self._check_quick(accelerators, ahead)
-        else:
-            self._check_rule(accelerators, ahead)
-
-    def _check_quick(self, accelerators: int, ahead: int) -> None:
-        workload, steps = self.workload, self.num_steps(accelerators)
-        if steps >= self._least_steps:
-            return
-        raise DatasetError(
-            f"for {counted(accelerators, 'accelerator')} "
-            f"the {counted(self.layout.num_files, 'file')} in "
-            f"{workload.data_folder} make {counted(steps, 'step')} an epoch, a quick search needs "
-            f"{self._least_steps}, {_LEAST_EPOCH} times what is read ahead; "
-            f"{_to_extend(workload, self.files_for(ahead))}"
-        )
-
-    def _check_rule(self, accelerators: int, ahead: int) -> None:
         workload, have = self.workload, self.layout.num_files
-        size = DatasetSize(workload, accelerators, self.memory)
-        if have >= size.num_files:
-            return
-        by_steps, by_memory = f"{STEPS_PER_EPOCH} steps an epoch", f"{MEMORY_MULTIPLE} x memory"
-        why = by_steps if size.decided_by == "steps" else by_memory
-        raise DatasetError(
-            f"{counted(size.num_files, 'file')} are needed for "
-            f"{counted(accelerators, 'accelerator')} ({why}), "
-            f"{workload.data_folder} has {have:,}; "
-            f"{_to_extend(workload, self.files_for(ahead))}, or take size.quick=true and a "
-            "result that says so"
-        )
+        many, folder = counted(accelerators, "accelerator"), workload.data_folder
+        if workload.size.quick:
+            steps, or_else = self.num_steps(accelerators), ""
+            if steps >= self._least_steps:
+                return
+            why = (
+                f"for {many} the {counted(have, 'file')} in {folder} make "
+                f"{counted(steps, 'step')} an epoch, a quick search needs {self._least_steps}, "
+                f"{_LEAST_EPOCH} times what is read ahead"
+            )
+        else:
+            size = DatasetSize(workload, accelerators, self.memory)
+            if have >= size.num_files:
+                return
+            by_steps, by_memory = f"{STEPS_PER_EPOCH} steps an epoch", f"{MEMORY_MULTIPLE} x memory"
+            why = (
+                f"{counted(size.num_files, 'file')} are needed for {many} "
+                f"({by_steps if size.decided_by == 'steps' else by_memory}), {folder} has {have:,}"
+            )
+            or_else = ", or take size.quick=true and a result that says so"
+        ahead = max(accelerators, math.ceil(_HEADROOM * min(expected, 4 * accelerators)))
+        raise DatasetError(f"{why}; {_to_extend(workload, self.files_for(ahead))}{or_else}")
 
     @property
     def _least_steps(self) -> int:

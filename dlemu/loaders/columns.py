@@ -93,15 +93,14 @@ class ColumnReader(TaskReader):
         self.close()
         path = self._source.path(number)
         if isinstance(self._storage, ObjectReader):
-            sizes = self._layout.sizes(self._layout.samples_of(number))
-            self._storage.know(path, int(self._parquet.file_bytes(sizes[None])[0]))
+            self._storage.know(path, self._source.file_bytes(number))
         file = self._storage.open(path)
         try:
-            with self._decoding():
+            with self._decoding(path):
                 self._opened = self._find(number, file)
-        except DlemuError as error:
+        except DlemuError:
             self._storage.close_file(file)
-            raise type(error)(f"{file.path}: {error}") from None
+            raise
         return self._opened
 
     def _find(self, number: int, file: File) -> _OpenFile:

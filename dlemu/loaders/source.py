@@ -2,12 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from dlemu.config.model import Workload
 from dlemu.datagen.survey import Found, largest_file
 from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.formats import format_of
 from dlemu.host.processes import free_memory_bytes
 from dlemu.loaders.cache.reader import TierReader
@@ -123,6 +122,11 @@ class Source:
     @cached_property
     def _folder(self) -> str:
         return str(self.dataset.folder)
+
+    def file_bytes(self, file: int) -> int:
+        """Return the bytes of a file that dlemu wrote."""
+        sizes = self.layout.sizes(self.layout.samples_of(file))
+        return int(format_of(self.layout).file_bytes(sizes[None])[0])
 
     @property
     def takes_early(self) -> int:
@@ -323,11 +327,11 @@ class TaskReader(ABC):
 
     def so_far(self) -> Cost:
         """Return what all batches so far have cost."""
-        counts = self._counts
+        counts, tier = self._counts, self._tier
         return Cost(
             counts.bytes_read,
             counts.num_reads,
-            self._read_seconds,
+            counts.read_seconds if tier is None else counts.read_seconds + tier.seconds,
             self._decode_seconds + counts.check_seconds,
             self._rows.seconds + counts.copy_seconds,
         )
@@ -336,12 +340,24 @@ class TaskReader(ABC):
     def _read_seconds(self) -> float:
         return self._counts.read_seconds + (0.0 if self._tier is None else self._tier.seconds)
 
-    @contextmanager
-    def _decoding(self) -> Iterator[None]:
-        """Count the time of the `with` as that of decoding, but for the reads in it."""
-        begin, before = perf_counter(), self._read_seconds
-        yield
-        self._decode_seconds += perf_counter() - begin - (self._read_seconds - before)
+    def _decoding(self, path: str = "") -> Self:
+        """Count the time of a `with` as that of decoding, but for the reads in it.
+
+        `path`: of the file that an error of its format is to name.
+        """
+        # Entered for each sample: contextlib would take ten times as long.
+        self._path = path
+        return self
+
+    def __enter__(self) -> None:
+        self._before = self._read_seconds
+        self._begun = perf_counter()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        reading = self._read_seconds - self._before
+        self._decode_seconds += perf_counter() - self._begun - reading
+        if self._path and isinstance(error, DlemuError):
+            raise type(error)(f"{self._path}: {error}") from None
 
 
 def row_bytes_of(source: Source, num_accelerators: int) -> int:

@@ -6,7 +6,6 @@ Samples are read in place, from files of one sample or in runs from larger files
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -74,13 +73,8 @@ class _InPlaceReader(TaskReader):
     def _keep_open(self, number: int) -> File:
         path = self._source.path(number)
         if self._objects is not None:
-            self._objects.know(path, self._file_bytes(number))
+            self._objects.know(path, self._source.file_bytes(number))
         return self._storage.keep_open(path)
-
-    def _file_bytes(self, number: int) -> int:
-        """Return the bytes of a file that dlemu wrote."""
-        sizes = self._layout.sizes(self._layout.samples_of(number))
-        return int(self._format.file_bytes(sizes[None])[0])
 
     def _visit(self, number: int, visit: int) -> File:
         """Open a file, through the cache if there is one."""
@@ -104,7 +98,7 @@ class _InPlaceReader(TaskReader):
         """
         self._storage.head(file, ahead=ahead)
         peek, path = partial(self._storage.peek, file), file.path
-        with self._parsing(file):
+        with self._decoding(path):
             return self._format.locate(peek, file.num_bytes, num_samples=num_samples, path=path)
 
     def _checksum(self, file: File) -> Checksum | None:
@@ -116,18 +110,9 @@ class _InPlaceReader(TaskReader):
         data = bytes(head[: file.num_bytes])
         if (data, file.num_bytes) == self._sound:  # files of equal samples all begin alike
             return
-        with self._parsing(file):
+        with self._decoding(file.path):
             self._format.check_head(data, file.num_bytes)
         self._sound = data, file.num_bytes
-
-    @contextmanager
-    def _parsing(self, file: File) -> Iterator[None]:
-        """Count the time of the `with` as decoding, and name the file in an error of its format."""
-        with self._decoding():
-            try:
-                yield
-            except DatasetError as error:
-                raise DatasetError(f"{file.path}: {error}") from None
 
 
 class _WholeFileReader(_InPlaceReader):
@@ -296,7 +281,7 @@ class _RunReader(_InPlaceReader):
 
     def _check_heads(self, file: File, heads: list[tuple[int, memoryview]]) -> None:
         """Check the header of each record that was read."""
-        with self._parsing(file):
+        with self._decoding(file.path):
             for at, head in heads:
                 skipped = self._format.gap(at) if at else 0
                 record = bytes(head[skipped:])
@@ -510,8 +495,12 @@ def make_batch(
         step=step,
         accelerator=accelerator,
         samples=plan.batch(step, accelerator),
+        num_bytes=cost.num_bytes,
+        num_reads=cost.num_reads,
         ready=perf_counter(),
-        **cost._asdict(),
+        read_seconds=cost.read_seconds,
+        decode_seconds=cost.decode_seconds,
+        hand_over_seconds=cost.hand_over_seconds,
         data=None if slots is None else slots.data[slot],
         lengths=None if slots is None else slots.lengths[slot],
     )

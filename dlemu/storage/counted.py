@@ -6,8 +6,9 @@
 import io
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any
 
@@ -50,33 +51,22 @@ class GetCounts:
     """Bytes that training asked for; more are received where ranges end behind them."""
     seconds: float = 0.0
     """Of all requests, each from its start to its last byte; retries and pauses are not in it."""
-    _bins: dict[int, int] = field(default_factory=dict)
+    _bins: Counter[int] = field(default_factory=Counter)
 
     def add(self, seconds: float, num_bytes: int) -> None:
         """Count an answered request."""
         self.gets += 1
         self.seconds += seconds
         self.received_bytes += num_bytes
-        number = bin_of(seconds)
-        self._bins[number] = self._bins.get(number, 0) + 1
+        self._bins[bin_of(seconds)] += 1
 
     def quantile(self, share: float) -> float | None:
         """Return the seconds that this share (0-1) of the requests did not exceed."""
         return quantile_of(self._bins, share)
 
     def __add__(self, other: "GetCounts") -> "GetCounts":
-        bins = dict(self._bins)
-        for number, count in other._bins.items():
-            bins[number] = bins.get(number, 0) + count
-        return GetCounts(
-            self.gets + other.gets,
-            self.retries + other.retries,
-            self.slow_downs + other.slow_downs,
-            self.received_bytes + other.received_bytes,
-            self.needed_bytes + other.needed_bytes,
-            self.seconds + other.seconds,
-            bins,
-        )
+        names = (each.name for each in fields(self))
+        return GetCounts(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 @dataclass(frozen=True)

@@ -274,7 +274,9 @@ def test_units_are_those_that_people_write() -> None:
     assert (drive.read_bandwidth, drive.endurance) == (7 * 10**9, 5 * 365 * drive.capacity)
     for memory, size in (("512GiB", 512 << 30), (5e11, 5 * 10**11), (1 << 39, 1 << 39)):
         assert workload.with_keys({"host_memory": memory}).host_memory == size
-    with pytest.raises(WorkloadError, match=r"^runs must be a whole number, 1 to 1,000,000, got 5.5$"):
+    with pytest.raises(
+        WorkloadError, match=r"^runs must be a whole number, 1 to 1,000,000, got 5.5$"
+    ):
         workload.with_keys({"runs": 5.5})
     assert isinstance(workload.with_keys({"runs": 5.0}).runs, int)
 

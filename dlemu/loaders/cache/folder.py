@@ -76,6 +76,7 @@ class CacheFolder:
             "data_folder": str(workload.data_folder.absolute()),
             "dataset": {key: str(value) for key, value in asdict(layout).items() if key != "paths"},
         }
+        self._claims = claim
         self._owned = OwnedFolder(self.path, MARK, _is_entry, "cache.folder")
         self._held = ExitStack()
         if not self.path.parent.is_dir():  # a drive that is not mounted, for example
@@ -139,17 +140,13 @@ class CacheFolder:
             )
         return min(capacity, total)
 
-    def look(self) -> list[tuple[int, int]]:
-        """Return file and generation of the entries that `clean` keeps, the oldest first."""
-        return self._sound(lambda name: None)
+    def entries(self) -> list[tuple[int, int]]:
+        """Return file and generation of what is whole, the oldest first.
 
-    def clean(self) -> list[tuple[int, int]]:
-        """Remove what is not whole; return file and generation of the rest, the oldest first."""
-        return self._sound(lambda name: os.unlink(self.path / name))
-
-    def _sound(self, remove: Callable[[str], None]) -> list[tuple[int, int]]:
-        """Call `remove` with the name of each entry that is not sound; return the others."""
+        Where the folder is claimed, the rest is removed.
+        """
         found: dict[int, int] = {}
+        remove: Callable[[Path], object] = os.unlink if self._claims else str
         for name in self._names():
             match = _ENTRY.fullmatch(name)
             assert match is not None
@@ -157,10 +154,10 @@ class CacheFolder:
             size = os.stat(self.path / name).st_size
             whole = file < len(self._sizes) and size == self._sizes[file]
             if self.is_lost or name.endswith(PARTIAL) or not whole:
-                remove(name)
+                remove(self.path / name)
             elif file in found:  # the run was killed before it removed the older one
                 older, found[file] = sorted((found[file], generation))
-                remove(Path(entry_path("", file, older)).name)
+                remove(Path(entry_path(str(self.path), file, older)))
             else:
                 found[file] = generation
         return sorted(found.items(), key=lambda entry: entry[1])
@@ -171,10 +168,10 @@ class CacheFolder:
             os.unlink(entry_path(str(self.path), file, generation))
 
     def describe(self) -> str:
-        """Return how large the cache is: "12.0 GiB of 168 files, 23.5 GiB"."""
+        """Return where and how large the cache is: "/mnt/c, 12.0 GiB for 168 files of 23.5 GiB"."""
         return (
-            f"{format_bytes(self.capacity)} for {counted(len(self.blocks), 'file')} of "
-            f"{format_bytes(int(self.blocks.sum()))}"
+            f"{self.path}, {format_bytes(self.capacity)} for {counted(len(self.blocks), 'file')} "
+            f"of {format_bytes(int(self.blocks.sum()))}, {format_bytes(self.free_bytes)} are free"
         )
 
     def settle(self) -> None:

@@ -13,21 +13,21 @@ from time import perf_counter
 import numpy as np
 
 from dlemu.config.model import Workload
-from dlemu.dataset.layout import Dataset, Layout, Samples
+from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.place import find_host
 from dlemu.loaders.cache import shared_memory as columns
 from dlemu.loaders.cache.folder import CacheFolder, entry_path, write_entry
-from dlemu.loaders.cache.hits import PlannedCache, Visits, find_visits, policy_of
+from dlemu.loaders.cache.hits import EpochHits, PlannedCache, Visits, find_visits, policy_of
 from dlemu.loaders.cache.reader import Origin
 from dlemu.loaders.cache.shared_memory import State
 from dlemu.ranks.world import World
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
 from dlemu.storage.s3.location import in_bucket
-from dlemu.units import format_rate, format_seconds, round_up
+from dlemu.units import counted, format_bytes, format_rate, format_seconds, round_up
 
 _MOST_COPYING = 64
 
@@ -127,6 +127,87 @@ def check_tier(workload: Workload) -> None:
         raise WorkloadError("cache.warm=true needs a cache.policy that caches, got none")
 
 
+@dataclass(frozen=True)
+class EpochForecast:
+    """An epoch of one host, in bytes."""
+
+    hit_share: float
+    """0 to 1, of the bytes that training asks for."""
+    origin: int
+    """Read from the origin; files that are admitted are read whole."""
+    hit: int
+    """Read from the cache."""
+    written: int
+
+
+class HostCache:
+    """The cache of one host: what it holds, and what each epoch will find and change."""
+
+    def __init__(self, dataset: Dataset, sizes: Samples, folder: CacheFolder | None) -> None:
+        """`sizes`: bytes of each file. `folder`: None where only an origin is emulated."""
+        self._dataset, self._sizes, self._folder = dataset, sizes, folder
+        cache = dataset.workload.cache
+        self.found = [] if folder is None else folder.entries()
+        self.planned = PlannedCache(
+            "none" if folder is None else cache.policy,
+            0 if folder is None else folder.capacity,
+            round_up(sizes),  # capacity is counted in blocks of a drive
+            content=[] if cache.warm is False else self.found,
+        )
+        self._num_kept = len(self.planned.content)
+        self.copies = self.planned.fill_up() if cache.warm is True else []
+        """File and generation of what is copied before the epochs."""
+
+    def one_drive(self) -> list[str]:
+        """Return a note if the origin and the cache are on the same drive."""
+        if self._folder is None:
+            return []
+        folders = self._dataset.folder, self._folder.path
+        drives = [{drive["name"] for drive in find_host(each)["drives"]} for each in folders]
+        both = sorted(drives[0] & drives[1])
+        if not both:
+            return []
+        return [
+            f"the data folder and cache.folder are on one drive ({', '.join(both)}): a hit is no "
+            "faster than a miss, and fills slow the reads"
+        ]
+
+    def epoch(self, visits: Visits) -> tuple[EpochHits, EpochForecast]:
+        """Return what the cache does in each visit of an epoch, and what that is in bytes."""
+        workload, layout = self._dataset.workload, self._dataset.layout
+        hits = self.planned.epoch(visits.files.tolist(), fills=workload.cache.fill != "off")
+        whole, admitted = self._sizes[visits.files], hits.admitted >= 0
+        asked = whole * visits.num_samples // layout.samples_per_file  # its samples' share
+        hit = int(asked[hits.hits].sum())
+        return hits, EpochForecast(
+            hit_share=hit / max(int(asked.sum()), 1),
+            origin=int(np.where(admitted, whole, asked)[~hits.hits].sum()),
+            hit=hit,
+            written=int(whole[admitted].sum()),
+        )
+
+    def describe(self) -> str:
+        """Return the folder, its policy and its content, and how the origin is emulated."""
+        cache, slow, parts = self._dataset.workload.cache, emulates(self._dataset.workload), []
+        if self._folder is not None:
+            parts = [
+                self._folder.describe(),
+                f"cache.policy={cache.policy}, cache.fill={cache.fill}",
+                f"{counted(self._num_kept, 'file')} there at the begin",
+            ]
+        parts += [f"origin emulated {slow}"] if slow else []
+        if self.copies:
+            num_bytes = sum(int(self._sizes[file]) for file, _ in self.copies)
+            parts.append(f"{format_bytes(num_bytes)} are copied before the epochs")
+        return ", ".join(parts)
+
+
+def visits_of(dataset: Dataset, plan: EpochPlan, accelerators: Sequence[int]) -> Visits:
+    """Return the visits of an epoch by the workers of one host's accelerators."""
+    num_streams = dataset.workload.reader.num_streams
+    return find_visits(plan, dataset.layout, accelerators, num_streams=num_streams)
+
+
 class HostTier:
     """The cache of this rank's host."""
 
@@ -140,6 +221,7 @@ class HostTier:
         """
         self._world = world
         self._folder: CacheFolder | None = None
+        self._cache: HostCache
         self._copies: list[tuple[int, int]] = []
         self.notes: list[str] = []
         self._sizes = file_sizes(dataset)
@@ -157,7 +239,7 @@ class HostTier:
         [(path, self._copies)] = [(path, copies) for *_, path, copies in here if path]
         self.dataset = replace(dataset, cache_state=path)
         self._begun: Samples = np.zeros(8, np.int64)
-        self._planned = 0
+        self._planned: EpochForecast
         self._copied = 0.0, 0.0
         self._is_settled = False
         """Whether all entries of the folder are noted as being on the drive."""
@@ -170,28 +252,20 @@ class HostTier:
     def _prepare(self, dataset: Dataset) -> None:
         """Claim and clean the folder, decide what is copied before the epochs, make the memory."""
         workload = dataset.workload
-        cache, found, capacity = workload.cache, list[tuple[int, int]](), 0
-        if cache.folder is not None:
+        if workload.cache.folder is not None:
             self._folder = CacheFolder(workload, dataset.layout, self._sizes)
-            capacity = self._folder.capacity
-            found = self._folder.clean()
-            shared = one_device(workload.data_folder, self._folder.path)
-            self.notes += shared
-            self._one_drive = bool(shared)
-            if self._folder.is_lost and cache.warm is not False:
+        self._cache = HostCache(dataset, self._sizes, self._folder)
+        self.notes += self._cache.one_drive()
+        self._one_drive = bool(self.notes)
+        self._copies = self._cache.copies
+        if self._folder is not None:
+            if self._folder.is_lost and workload.cache.warm is not False:
                 self.notes.append(
                     f"cache.folder {self._folder.path} was emptied: the host was started anew "
                     "before all of its files were on the drive"
                 )
-        self._cache = planned_cache(workload, self._sizes, capacity, found)
-        if self._folder is not None:
-            kept = set(self._cache.content)
-            for entry in found:
-                if entry not in kept:
-                    self._folder.remove(*entry)
-        if cache.warm is True:
-            self._copies = self._cache.fill_up()
-        self._fills = cache.fill != "off"
+            for entry in {*self._cache.found} - {*self._cache.planned.content}:
+                self._folder.remove(*entry)
         num_rows = num_accelerators(workload, self._world) * workload.reader.num_streams
         self._state = State.make(num_rows)
 
@@ -220,17 +294,10 @@ class HostTier:
 
     def begin(self, plan: EpochPlan) -> EpochPlan:
         """Plan an epoch; return its plan with the visits. A barrier must follow."""
-        dataset = self.dataset
-        visits = find_visits(
-            plan,
-            dataset.layout,
-            self._accelerators,
-            num_streams=dataset.workload.reader.num_streams,
-        )
+        visits = visits_of(self.dataset, plan, self._accelerators)
         if self._state is not None:
-            hits = self._cache.epoch(visits.files.tolist(), fills=self._fills)
-            self._planned = int(asked_bytes(visits, dataset.layout, self._sizes)[hits.hits].sum())
-            if self._folder is not None and self._is_settled and (hits.admitted >= 0).any():
+            hits, self._planned = self._cache.epoch(visits)
+            if self._folder is not None and self._is_settled and self._planned.written:
                 self._folder.unsettle()
                 self._is_settled = False
             self._begun = self._state.counters.sum(axis=0)
@@ -256,7 +323,7 @@ class HostTier:
             EpochCounts(
                 asked=counts[columns.ASKED_BYTES],
                 hit=counts[columns.HIT_BYTES],
-                planned_hit=self._planned,
+                planned_hit=self._planned.hit,
                 origin=counts[columns.ORIGIN_BYTES],
                 cache_read=counts[columns.CACHE_BYTES],
                 cache_written=counts[columns.WRITTEN_BYTES],
@@ -273,9 +340,9 @@ class HostTier:
             return
         self._folder.settle()
         folder, first = str(self._folder.path), self._first_new
-        new = [entry for entry in self._cache.content if entry[1] >= first]
+        new = [entry for entry in self._cache.planned.content if entry[1] >= first]
         drop([entry_path(folder, *entry) for entry in new], at=at)
-        self._is_settled, self._first_new = True, self._cache.next_generation
+        self._is_settled, self._first_new = True, self._cache.planned.next_generation
 
     @property
     def written_bytes(self) -> int:
@@ -294,17 +361,7 @@ class HostTier:
 
     def describe(self) -> str:
         """Return a line on the cache; "" on all but the first rank of a host."""
-        workload, cache = self.dataset.workload, self.dataset.workload.cache
-        slow = emulates(workload)
-        origin = f"origin emulated {slow}" if slow else ""
-        if self._folder is None:
-            return origin
-        there = len(self._cache.content) - len(self._copies)
-        text = (
-            f"cache: {self._folder.path}, {self._folder.describe()}, cache.policy={cache.policy}, "
-            f"cache.fill={cache.fill}; {there:,} files are there"
-        )
-        return f"{text}; {origin}" if origin else text
+        return "" if self._state is None else f"cache: {self._cache.describe()}"
 
     def close(self) -> None:
         """Give the folder and the memory back."""
@@ -312,27 +369,6 @@ class HostTier:
             self._folder.close()
         if self._state is not None:
             self._state.close()
-
-
-def planned_cache(
-    workload: Workload,
-    sizes: Samples,
-    capacity: int,
-    found: Sequence[tuple[int, int]],
-) -> PlannedCache:
-    """Return the cache of a host as a run begins with it; `found`: what the folder holds."""
-    cache = workload.cache
-    return PlannedCache(
-        cache.policy if cache.folder is not None else "none",
-        capacity,
-        round_up(sizes),  # capacity is counted in blocks of a drive
-        content=[] if cache.warm is False else found,
-    )
-
-
-def asked_bytes(visits: Visits, layout: Layout, sizes: Samples) -> Samples:
-    """Return the bytes that training asks for in each visit: its samples' share of the file."""
-    return sizes[visits.files] * visits.num_samples // layout.samples_per_file
 
 
 def file_sizes(dataset: Dataset) -> Samples:
@@ -353,18 +389,6 @@ def file_sizes(dataset: Dataset) -> Samples:
         return np.array(found, np.int64)
     sizes: Samples = layout.all_sizes()[0]
     return sizes
-
-
-def one_device(origin: Path, cache: Path) -> list[str]:
-    """Return a note if the origin and the cache are on the same drive."""
-    drives = [{drive["name"] for drive in find_host(each)["drives"]} for each in (origin, cache)]
-    both = sorted(drives[0] & drives[1])
-    if not both:
-        return []
-    return [
-        f"the data folder and cache.folder are on one drive ({', '.join(both)}): a hit is no "
-        "faster than a miss, and fills slow the reads"
-    ]
 
 
 def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> tuple[float, float]:
