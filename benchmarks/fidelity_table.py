@@ -1,24 +1,26 @@
-"""What `fidelity` has measured: its runs, stored and read back, as a table and a plot."""
+"""What `fidelity` has measured: its runs, stored and read back, as tables and a plot."""
 
 import json
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
+from statistics import NormalDist, fmean
 from typing import Any
 
-from benchmarks.harness import markdown
+from benchmarks.harness import lined
 from dlemu.config.model import load_workload
 
 _HELD = 0.9
 """Up to this rate / demand E may differ by 1 point of whole AU from R; elsewhere by 2."""
 _LAUNCH_BOUND = 0.9
 """Of c: from here on a step is called launch-bound, as `dlemu steptime` does."""
+_SHORTER = 0.7
+"""A run of fewer than this share of a cell's most steps is left out: its start weighs more."""
 _OTHERS = ("M", "T", "B")
 """Arms beside R and E."""
-_COLOURS = [f"C{number}" for number in range(10)]
+_IN_LOOP = "step in the loop / alone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,12 @@ class Cell:
     def order(self) -> tuple[str, str, str, float]:
         """Where it is in the table; reads that are not held come last."""
         return self.device, self.net, self.loop, self.rate or 99
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Its columns."""
+        own = {"GPU": self.device.split()[1], "job": self.net, "loop": self.loop}
+        return {**own, "rate / demand": f"{self.rate:g}" if self.rate else "not held"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +90,20 @@ class Run:
         return 100 * (self.num_steps - 1) * self.c / self.seconds
 
 
-HEADER = [
-    *("GPU", "job", "loop", "rate / demand", "steps", "R, whole AU %", "E, whole AU %"),
-    *("E - R, points", "R, rule's AU %", "E - R by the rule", "other arms - R"),
-    *("launch / c", "step in the loop / alone", "repeats"),
-]
+Arms = Mapping[str, Mapping[int, Run]]
+"""The runs of a cell by arm, then by repeat."""
 
 
-_SHORTER = 0.7
-"""A run of fewer than this share of a cell's most steps is left out: its start weighs more."""
+def by_cell(runs: Iterable[Run]) -> dict[Cell, Arms]:
+    """Return the runs of each cell, without those that are much shorter than its longest."""
+    found: dict[Cell, dict[str, dict[int, Run]]] = {}
+    for run in sorted(runs, key=lambda run: run.cell.order):
+        found.setdefault(run.cell, {}).setdefault(run.arm, {})[run.repeat] = run
+    for arms in found.values():
+        most = max(run.num_steps for own in arms.values() for run in own.values())
+        for arm, own in arms.items():
+            arms[arm] = {n: run for n, run in own.items() if run.num_steps >= _SHORTER * most}
+    return {cell: arms for cell, arms in found.items()}
 
 
 def tables(runs: Sequence[Run]) -> str:
@@ -98,137 +111,107 @@ def tables(runs: Sequence[Run]) -> str:
 
     Where a cell was run with epochs of two lengths, the longer ones count.
     """
-    most = {cell: max(run.num_steps for run in runs if run.cell == cell) for cell in _cells(runs)}
-    runs = [run for run in runs if run.num_steps >= _SHORTER * most[run.cell]]
-    rows, met, judged = [], 0, 0
-    for cell in _cells(runs):
-        arms = {
-            arm: {run.repeat: run for run in runs if (run.cell, run.arm) == (cell, arm)}
-            for arm in ("R", "E", *_OTHERS)
-        }
-        real, emulated = arms["R"], arms["E"]
+    cells = by_cell(runs)
+    rows, judged = [], []
+    for cell, arms in cells.items():
+        real, emulated = arms.get("R", {}), arms.get("E", {})
         both = sorted(real.keys() & emulated.keys())
         if not both:
             continue
         goal = 1.0 if 0 < cell.rate <= _HELD else 2.0
-        of_step = statistics.fmean(
-            run.launch / run.c
-            for run in runs
-            if (run.cell.device, run.cell.net, run.arm) == (cell.device, cell.net, "R")
-        )
+        of_net = [each for at, each in cells.items() if (at.device, at.net) == cell.order[:2]]
+        of_step = fmean(r.launch / r.c for each in of_net for r in each.get("R", {}).values())
         if of_step < _LAUNCH_BOUND and goal == 1.0:
-            judged += 1
-            met += abs(_off(emulated, real, "whole_au")[0]) <= goal
+            judged.append(abs(fmean(_off(emulated, real, "whole_au"))) <= goal)
+        others = [
+            f"{arm} {_judged(arms[arm], real, 'whole_au', goal)}"
+            for arm in _OTHERS
+            if arms.get(arm, {}).keys() & real.keys()
+        ]
         rows.append(
-            [
-                *(
-                    cell.device.split()[1],
-                    cell.net,
-                    cell.loop,
-                    f"{cell.rate:g}" if cell.rate else "not held",
-                ),
-                str(next(iter(real.values())).num_steps),
-                _mean(real, both, "whole_au"),
-                _mean(emulated, both, "whole_au"),
-                _judged(emulated, real, "whole_au", goal),
-                _mean(real, both, "au"),
-                _judged(emulated, real, "au", goal),
-                "; ".join(
-                    f"{arm} {_judged(arms[arm], real, 'whole_au', goal)}"
-                    for arm in _OTHERS
-                    if arms[arm].keys() & real.keys()
-                ),
-                f"{of_step:.2f}",
-                f"{statistics.fmean(run.busy / run.c for run in real.values()):.3f}",
-                str(len(both)),
-            ]
+            {
+                **cell.words,
+                "steps": str(next(iter(real.values())).num_steps),
+                "R, whole AU %": f"{fmean(real[n].whole_au for n in both):.1f}",
+                "E, whole AU %": f"{fmean(emulated[n].whole_au for n in both):.1f}",
+                "E - R, points": _judged(emulated, real, "whole_au", goal),
+                "R, rule's AU %": f"{fmean(real[n].au for n in both):.1f}",
+                "E - R by the rule": _judged(emulated, real, "au", goal),
+                "other arms - R": "; ".join(others),
+                "launch / c": f"{of_step:.2f}",
+                _IN_LOOP: f"{fmean(run.busy / run.c for run in real.values()):.3f}",
+                "repeats": str(len(both)),
+            }
         )
     count = (
-        f"{met} of {judged} cells at 0.3 to {_HELD:g} of the demand that are not launch-bound meet "
-        "the goal."
+        f"{sum(judged)} of {len(judged)} cells at 0.3 to {_HELD:g} of the demand that are not "
+        "launch-bound meet the goal."
     )
-    return "\n\n".join([markdown(HEADER, rows), count, *_parts(runs), *_meters(runs)])
+    parts = [lined(rows), count, lined(_parts(cells)), lined(_meters(cells))]
+    return "\n\n".join(part for part in parts if part)
 
 
-def _cells(runs: Sequence[Run]) -> list[Cell]:
-    return sorted({run.cell for run in runs}, key=lambda cell: cell.order)
-
-
-def _parts(runs: Sequence[Run]) -> list[str]:
-    """Return the table of what the arms' first steps consist of, and of their reads."""
-    heads = ["GPU", "job", "loop", "rate / demand", "arm", "workers started after ms"]
-    heads += ["first batch", "end of the first step", "KB a read", "cores", "runs"]
+def _parts(cells: Mapping[Cell, Arms]) -> list[dict[str, str]]:
+    """Return the lines of what the arms' first steps consist of, and of their reads."""
     rows = []
-    for cell in _cells(runs):
+    for cell, arms in cells.items():
         for arm in "REB":
-            own = [run for run in runs if (run.cell, run.arm) == (cell, arm) and run.first]
+            own = [run for run in arms.get(arm, {}).values() if run.first]
             if not own:
                 continue
-            firsts = [1e3 * (run.whole - run.seconds) for run in own]
-            cores = [run.cpu_seconds / run.wall for run in own]
-            reads, read = sum(run.reads for run in own), sum(run.read_bytes for run in own)
+            real, reads = arm in "RB", sum(run.reads for run in own)
+            size = sum(run.read_bytes for run in own) / max(1, reads) / 1e3
+            cores = sorted(run.cpu_seconds / run.wall for run in own)
+            ends = dict.fromkeys(f"{each:.1f}" for each in (cores[0], cores[-1]))
+            opened = f"{1e3 * fmean(run.opened for run in own):.0f}"
+            first = f"{1e3 * fmean(run.whole - run.seconds for run in own):.0f}"
             rows.append(
-                [
-                    *(cell.device.split()[1], cell.net, cell.loop),
-                    *(f"{cell.rate:g}" if cell.rate else "not held", arm),
-                    f"{1e3 * statistics.fmean(run.opened for run in own):.0f}"
-                    if arm in "RB"
-                    else "",
-                    f"{1e3 * statistics.fmean(run.first for run in own):.0f}",
-                    f"{statistics.fmean(firsts):.0f}",
-                    f"{read / reads / 1e3:.0f}" if reads else "",
-                    " … ".join(f"{each:.1f}" for each in sorted({min(cores), max(cores)}))
-                    if arm in "RB" and reads
-                    else "",
-                    str(len(own)),
-                ]
+                {
+                    **cell.words,
+                    "arm": arm,
+                    "workers started after ms": opened if real else "",
+                    "first batch": f"{1e3 * fmean(run.first for run in own):.0f}",
+                    "end of the first step": first,
+                    "KB a read": f"{size:.0f}" if reads else "",
+                    "cores": " … ".join(ends) if real and reads else "",
+                    "runs": str(len(own)),
+                }
             )
-    return [markdown(heads, rows)] if rows else []
+    return rows
 
 
-def _meters(runs: Sequence[Run]) -> list[str]:
-    """Return the table of `dlemu.Meter` beside R's own clock, if it was in a loop."""
+def _meters(cells: Mapping[Cell, Arms]) -> list[dict[str, str]]:
+    """Return the lines of `dlemu.Meter` beside R's own clock, where it was in a loop."""
     rows = []
-    for cell in _cells([run for run in runs if run.arm == "N"]):
-        found = [run for run in runs if (run.cell, run.arm) == (cell, "N")]
+    for cell, arms in cells.items():
+        found = list(arms.get("N", {}).values())
+        if not found:
+            continue
         # The Meter counts a step as long as it took in the loop, not as long as alone.
         own = [run.au * run.busy / run.c for run in found]
         off = [run.meter_au - au for run, au in zip(found, own, strict=True)]
-        meter = statistics.fmean(run.meter_au for run in found)
         rows.append(
-            [
-                *(cell.device.split()[1], cell.net, cell.loop, f"{cell.rate:g}"),
-                *(
-                    f"{statistics.fmean(own):.1f}",
-                    f"{meter:.1f}",
-                    f"{min(off):+.2f} … {max(off):+.2f}",
-                ),
-                f"{statistics.fmean(run.busy / run.c for run in found):.3f}",
-            ]
+            {
+                **cell.words,
+                "own clock, AU %": f"{fmean(own):.1f}",
+                "Meter, AU %": f"{fmean(run.meter_au for run in found):.1f}",
+                "off": f"{min(off):+.2f} … {max(off):+.2f}",
+                _IN_LOOP: f"{fmean(run.busy / run.c for run in found):.3f}",
+            }
         )
-    heads = ["GPU", "job", "loop", "rate / demand", "own clock, AU %", "Meter, AU %", "off"]
-    return [markdown([*heads, "step in the loop / alone"], rows)] if rows else []
+    return rows
 
 
-def _off(runs: Mapping[int, Run], real: Mapping[int, Run], name: str) -> tuple[float, float, float]:
-    """Return mean, least and greatest difference from R of the same repeat."""
-    off = [
-        getattr(run, name) - getattr(real[repeat], name)
-        for repeat, run in runs.items()
-        if repeat in real
-    ]
-    return statistics.fmean(off), min(off), max(off)
+def _off(runs: Mapping[int, Run], real: Mapping[int, Run], name: str) -> list[float]:
+    """Return the differences from R of the same repeat."""
+    return [getattr(runs[n], name) - getattr(real[n], name) for n in runs.keys() & real.keys()]
 
 
 def _judged(runs: Mapping[int, Run], real: Mapping[int, Run], name: str, goal: float) -> str:
     """Return the difference and its range, bold if it misses."""
-    mean, least, most = _off(runs, real, name)
-    told = f"{mean:+.2f}" if abs(mean) <= goal else f"**{mean:+.2f}**"
-    return told if len(runs) < 2 else f"{told} ({least:+.2f} … {most:+.2f})"
-
-
-def _mean(runs: Mapping[int, Run], repeats: Sequence[int], name: str) -> str:
-    return f"{statistics.fmean(getattr(runs[repeat], name) for repeat in repeats):.1f}"
+    off = _off(runs, real, name)
+    said = f"{fmean(off):+.2f}" if abs(fmean(off)) <= goal else f"**{fmean(off):+.2f}**"
+    return said if len(runs) < 2 else f"{said} ({min(off):+.2f} … {max(off):+.2f})"
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
@@ -240,16 +223,16 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6.2, 6))
     axes.plot([0, 105], [0, 105], color="0.6", linewidth=1, label="the same AU")
-    real = {(r.cell, r.repeat): r for r in runs if r.arm == "R"}
-    colours = dict(zip(dict.fromkeys(run.cell.net for run in runs), cycle(_COLOURS)))
-    for net, colour in colours.items():
+    arms = {(run.cell, run.repeat, run.arm): run.whole_au for run in runs}
+    colours = cycle(f"C{number}" for number in range(10))
+    for net in dict.fromkeys(run.cell.net for run in runs):
         pairs = [
-            (real[run.cell, run.repeat].whole_au, run.whole_au)
-            for run in runs
-            if (run.arm, run.cell.net) == ("E", net) and (run.cell, run.repeat) in real
+            (arms[cell, repeat, "R"], au)
+            for (cell, repeat, arm), au in arms.items()
+            if (arm, cell.net) == ("E", net) and (cell, repeat, "R") in arms
         ]
         x, y = zip(*pairs, strict=True)
-        axes.scatter(x, y, s=24, color=colour, alpha=0.6, label=net)
+        axes.scatter(x, y, s=24, color=next(colours), alpha=0.6, label=net)
     axes.set(xlim=(0, 105), ylim=(0, 105), aspect="equal")
     axes.set_xlabel("AU of the real job, %")
     axes.set_ylabel("AU of the emulation, %")
@@ -259,67 +242,93 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def load(paths: Sequence[str]) -> list[Run]:
+def load(files: Iterable[Sequence[Mapping[str, Any]]]) -> list[Run]:
     """Return the runs of several files; those of the second follow as further repeats."""
     runs: list[Run] = []
-    for path in paths:
+    for stored in files:
         first = 1 + max((run.repeat for run in runs), default=-1)
-        for fields in json.loads(Path(path).read_text())["runs"]:
+        for fields in stored:
             run = Run(**{**fields, "cell": Cell(**fields["cell"])})
             runs.append(replace(run, repeat=first + run.repeat))
     return runs
 
 
+_LAUNCHES = {"step ms": "period", "on the GPU": "busy", "next batch": "next", "launch": "launch"}
+_LAUNCHES |= {"CPU of its thread": "cpu", "of all threads": "process_cpu"}
+
+
+def launches(runs: Iterable[Mapping[str, Any]]) -> str:
+    """Return the table of a launch-bound step in several loops, in ms: each of a loop's epochs.
+
+    The last columns: mean and deviation by the Meter, and the mean if no step drawn from them were
+    shorter than the launch that it saw.
+    """
+    loops: dict[str, list[Mapping[str, Any]]] = {}
+    for run in sorted(runs, key=lambda run: run["round"]):
+        loops.setdefault(run["loop"], []).append(run)
+    rows = []
+    for name, own in loops.items():
+        drawn, least = [], []
+        for run in (run for run in own if "meter" in run):
+            mean, stdev = (1e3 * run["meter"][each] for each in ("mean", "stdev"))
+            from_mean, unit = 1e3 * run["meter_launch"] - mean, NormalDist()
+            above = unit.pdf(from_mean / stdev) * stdev - from_mean * unit.cdf(-from_mean / stdev)
+            drawn.append(f"{mean:.2f} ± {stdev:.2f}")
+            least.append(f"{mean + from_mean + above:.2f}")
+        shown = {
+            head: ", ".join(f"{run[key]:.2f}" for run in own if key in run)
+            for head, key in _LAUNCHES.items()
+        }
+        meter = {"by the Meter": ", ".join(drawn), "never below launch": ", ".join(least)}
+        rows.append({"loop": name, **shown, **meter})
+    return lined(rows)
+
+
+def _batches(paths: Iterable[str]) -> Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield what `dlemu steptime` stored, and each of its batch sizes; skip what others stored."""
+    for path in paths:
+        stored: dict[str, Any] = json.loads(Path(path).read_text())
+        yield from ((stored, each) for each in stored.get("batches", ()))
+
+
 def step_times(paths: Sequence[str]) -> str:
     """Return the table of what `dlemu steptime` stored, a line for each batch size."""
-    header = ["network", "precision", "batch", "mean ms", "median", "p05", "p95", "samples/s"]
     rows = []
-    for stored in map(_stored, paths):
-        for each in stored["batches"]:
-            times = ("mean", "median", "p05", "p95")
-            rows.append(
-                [
-                    *(_network(stored), _how(stored)),
-                    str(each["batch"]),
-                    *(f"{1e3 * each[f'{name}_seconds']:.4g}" for name in times),
-                    f"{each['batch'] / each['mean_seconds']:,.4g}",
-                    f"{1e3 * each['launch_seconds']:.3g}" + _BOUND * each["launch_bound"],
-                    f"{each['gpu']['sm_mhz']['median']}" if each["gpu"] else "-",
-                ]
-            )
-    return markdown([*header, "launch, ms", "SM MHz"], rows)
+    for stored, each in _batches(paths):
+        others = {name: f"{1e3 * each[f'{name}_seconds']:.4g}" for name in ("median", "p05", "p95")}
+        rows.append(
+            {
+                "network": stored["workload"].partition("_")[0],
+                "precision": _how(stored),
+                "batch": str(each["batch"]),
+                "mean ms": f"{1e3 * each['mean_seconds']:.4g}",
+                **others,
+                "samples/s": f"{each['batch'] / each['mean_seconds']:,.4g}",
+                "launch, ms": f"{1e3 * each['launch_seconds']:.3g}" + _bound(each),
+                "SM MHz": f"{each['gpu']['sm_mhz']['median']}" if each["gpu"] else "-",
+            }
+        )
+    return lined(rows)
 
 
 def nearest(paths: Sequence[str]) -> str:
     """Return measured steps beside the published one of their batch size, the nearest first."""
     found = []
-    for stored in map(_stored, paths):
+    for stored, each in _batches(paths):
         row = load_workload(stored["workload"], {})
-        published = row.train.computation_time.mean
-        found += [
-            (row.name, abs(math.log(each["mean_seconds"] / published)), published, each, stored)
-            for each in stored["batches"]
-            if each["batch"] == row.reader.batch_size
-        ]
-    rows = [
-        [
-            *(name, str(each["batch"]), f"{1e3 * published:.4g}", _how(stored)),
-            f"{1e3 * each['mean_seconds']:.4g}" + _BOUND * each["launch_bound"],
-            f"{each['mean_seconds'] / published:.2f}",
-        ]
-        for name, _, published, each, stored in sorted(found, key=lambda one: one[:2])
-    ]
-    heads = ["row", "batch", "published ms", "setting", "measured ms", "measured / published"]
-    return markdown(heads, rows)
-
-
-def _stored(path: str) -> dict[str, Any]:
-    stored: dict[str, Any] = json.loads(Path(path).read_text())
-    return stored
-
-
-def _network(stored: Mapping[str, Any]) -> str:
-    return str(stored["workload"]).partition("_")[0]
+        if each["batch"] != row.reader.batch_size:
+            continue
+        ratio = each["mean_seconds"] / row.train.computation_time.mean
+        words = {
+            "row": row.name,
+            "batch": str(each["batch"]),
+            "published ms": f"{1e3 * row.train.computation_time.mean:.4g}",
+            "setting": _how(stored),
+            "measured ms": f"{1e3 * each['mean_seconds']:.4g}" + _bound(each),
+            "measured / published": f"{ratio:.2f}",
+        }
+        found.append((row.name, abs(math.log(ratio)), words))
+    return lined([words for *_, words in sorted(found, key=lambda one: one[:2])])
 
 
 def _how(stored: Mapping[str, Any]) -> str:
@@ -331,4 +340,5 @@ def _how(stored: Mapping[str, Any]) -> str:
     return ", ".join([*words, *["compiled"] * (environment["compile"] == "true")])
 
 
-_BOUND = ", launch-bound"
+def _bound(each: Mapping[str, Any]) -> str:
+    return ", launch-bound" if each["launch_bound"] else ""

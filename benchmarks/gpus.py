@@ -1,10 +1,10 @@
 """All GPUs of a host at once, one rank each: python -m benchmarks.gpus FOLDER [key=value …]
 
-    rounds=3 cases=NAME,… json=gpus.json
+    rounds=3 cases=NAME,… json=found.json
     python -m benchmarks.gpus table JSON...     the table of stored runs
 
 `mpirun -n NUM_GPUS dlemu run` of UNet3D and ResNet-50, round after round. Files of UNet3D have
-16 MB, so that no drive is the limit. What the GPUs did is read from NVML while a run goes on.
+16 MB, so that no drive is the limit. What the GPUs did is read from nvidia-smi while a run goes on.
 On a host without a GPU two ranks run the case `sleep`, to try the program.
 """
 
@@ -13,13 +13,22 @@ import shutil
 import statistics
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Asked, describe_machine, in_turn, markdown, spread, tell
+from benchmarks.harness import (
+    Asked,
+    Store,
+    gpu_program,
+    in_turn,
+    lined,
+    output_of,
+    spread,
+    stored_runs,
+    tell,
+)
 from tests.lab.mpirun import mpirun
 
 NETS: dict[str, list[str]] = {
@@ -39,120 +48,91 @@ CASES: dict[str, list[str]] = {
     "dali-host": [*_DALI, "reader.gds=off"],
     "dali-cufile": [*_DALI, "reader.gds=prefer"],
 }
-_PACE = 0.1
-"""Seconds between two looks at the GPUs."""
+_LOOK = ["nvidia-smi", "--query-gpu=index,utilization.gpu,memory.used", "-lms", "100"]
+_LOOK += ["--format=csv,noheader,nounits"]
 
 
-@contextmanager
-def watched() -> Iterator[list[tuple[list[int], list[int]]]]:
-    """Note what share of the time (%) each GPU is busy, and its bytes in use, during the block."""
-    seen: list[tuple[list[int], list[int]]] = []
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(number)
-            for number in range(pynvml.nvmlDeviceGetCount())
-        ]
-    except Exception:  # no GPU, no driver or no package
-        yield seen
-        return
-    ends = threading.Event()
-
-    def look() -> None:
-        while not ends.wait(_PACE):
-            busy = [pynvml.nvmlDeviceGetUtilizationRates(each).gpu for each in handles]
-            used = [int(pynvml.nvmlDeviceGetMemoryInfo(each).used) for each in handles]
-            seen.append((busy, used))
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        ends.set()
-        thread.join()
-
-
-def measure(folder: Path, net: str, case: str, ranks: int) -> dict[str, Any]:
-    """Run a case once; return what its summary and NVML say."""
+def measure(folder: Path, gpus: int, net: str, case: str) -> dict[str, Any]:
+    """Run a case once; return what its summary and nvidia-smi say."""
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     words = [*NETS[net], f"dataset.data_folder={folder / net}", *CASES[case]]
     command = [sys.executable, "-m", "dlemu", "run", *words, f"output.folder={out}"]
-    with watched() as seen:
+    seen: dict[str, list[tuple[float, float]]] = {}
+    with (folder / "looks.csv").open("w+") as looks:
+        watch = subprocess.Popen(_LOOK, stdout=looks) if gpus else None
         done = subprocess.run(
-            mpirun(ranks, "--bind-to", "none", *command), capture_output=True, text=True
+            mpirun(gpus or 2, "--bind-to", "none", *command), capture_output=True, text=True
         )
-    found: dict[str, Any] = {"net": net, "case": case, "rc": done.returncode}
+        if watch is not None:
+            watch.terminate()
+            watch.wait()
+        looks.seek(0)
+        for line in (line for line in looks if line.endswith("\n")):
+            number, busy, used = line.split(", ")
+            seen.setdefault(number, []).append((float(busy), float(used) * 2**20))
     if not (out / "summary.json").exists():
         raise SystemExit(f"{net} {case}:\n{done.stdout}{done.stderr}")
     summary = json.loads((out / "summary.json").read_text())
     metric = summary["metric"]
-    found |= {
+    tell([net, case, metric["train_au_meet_expectation"], str(metric["train_au_percentage"][-1])])
+    return {
+        "net": net,
+        "case": case,
+        "rc": done.returncode,
         "au": metric["train_au_percentage"],
         "samples_per_second": metric["train_throughput_samples_per_second"],
         "verdict": metric["train_au_meet_expectation"],
         "path": summary["measured"]["path"],
+        "busy": [statistics.fmean(busy for busy, _ in each) for each in seen.values()],
+        "most_bytes": [max(used for _, used in each) for each in seen.values()],
     }
-    found["busy"] = [statistics.fmean(each) for each in zip(*(b for b, _ in seen), strict=True)]
-    found["most_bytes"] = [max(each) for each in zip(*(used for _, used in seen), strict=True)]
-    tell([net, case, found["verdict"], str(found["au"][-1])])
-    return found
 
 
-def table(runs: Sequence[dict[str, Any]]) -> str:
+def table(files: Iterable[Sequence[dict[str, Any]]]) -> str:
     """Return a line for each net and case: median, least and most of the rounds' last epochs."""
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in (run for runs in files for run in runs):
+        cells.setdefault((run["net"], run["case"]), []).append(run)
     rows = []
-    for net, case in dict.fromkeys((run["net"], run["case"]) for run in runs):
-        own = [run for run in runs if (run["net"], run["case"]) == (net, case)]
+    for (net, case), own in cells.items():
         busy = zip(*(run["busy"] for run in own), strict=True)
         used = zip(*(run["most_bytes"] for run in own), strict=True)
         rows.append(
-            [
-                *(net, case, str(len(own))),
-                spread([run["au"][-1] for run in own]),
-                spread([run["samples_per_second"][-1] for run in own], ",.1f"),
-                " and ".join(f"{statistics.median(each):.0f}" for each in busy),
-                " and ".join(f"{statistics.median(each) / 2**20:,.0f}" for each in used),
-                ", ".join(dict.fromkeys(run["path"] for run in own)),
-            ]
+            {
+                "net": net,
+                "case": case,
+                "runs": str(len(own)),
+                "AU (%)": spread([run["au"][-1] for run in own]),
+                "samples/s": spread([run["samples_per_second"][-1] for run in own], ",.1f"),
+                "GPUs busy (%)": " and ".join(f"{statistics.median(each):.0f}" for each in busy),
+                "memory (MiB)": " and ".join(
+                    f"{statistics.median(each) / 2**20:,.0f}" for each in used
+                ),
+                "path": ", ".join(dict.fromkeys(run["path"] for run in own)),
+            }
         )
-    heads = ["net", "case", "runs", "AU (%)", "samples/s", "GPUs busy (%)", "memory (MiB)", "path"]
-    return markdown(heads, rows)
+    return lined(rows)
 
 
-def main(words: list[str]) -> None:
-    if words[:1] == ["table"]:
-        print(
-            table([run for path in words[1:] for run in json.loads(Path(path).read_text())["runs"]])
-        )
-        return
-    folder, asked = Path(words[0]), Asked(words[1:], "rounds", "cases", "json")
-    folder.mkdir(parents=True, exist_ok=True)
-    with watched() as seen:
-        threading.Event().wait(3 * _PACE)
-    ranks = len(seen[0][0]) if seen else 2
-    cases = asked.names("cases", CASES if seen else ["sleep"])
+def experiment(folder: Path, asked: Asked, store: Store) -> str:
+    import torch
+
+    gpus = torch.cuda.device_count()
     for net, keys in NETS.items():
-        command = ["dlemu", "datagen", *keys, f"dataset.data_folder={folder / net}"]
         if not (folder / net).exists():
-            subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
+            words = [*keys, f"dataset.data_folder={folder / net}"]
+            output_of([sys.executable, "-m", "dlemu", "datagen", *words])
+    cases = asked.names("cases", CASES if gpus else ["sleep"])
     sides = {
-        f"{net} {case}": lambda net=net, case=case: measure(folder, net, case, ranks)
-        for net in NETS
-        for case in cases
+        f"{net} {case}": partial(measure, folder, gpus, net, case) for net in NETS for case in cases
     }
-    machine = f"{describe_machine()}; {ranks} ranks"
-    found = in_turn(sides, asked.value("rounds", 3))
-    runs = [run for each in found.values() for run in each]
-    stored = {"machine": machine, "runs": runs}
-    Path(asked.value("json", "gpus.json")).write_text(json.dumps(stored))
-    print(f"{machine}\n\n{table(runs)}")
+    runs = [run for each in in_turn(sides, asked.value("rounds", 3)).values() for run in each]
+    store(runs)
+    return table([runs])
 
+
+PRINTS = {"table": lambda paths, asked: table(stored_runs(paths))}
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        raise SystemExit(__doc__)
-    main(sys.argv[1:])
+    gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "rounds", "cases")

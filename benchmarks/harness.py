@@ -237,6 +237,56 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def lined(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the Markdown table of lines that name their columns; "" without lines."""
+    return markdown(list(rows[0]), [list(row.values()) for row in rows]) if rows else ""
+
+
+Store = Callable[[Sequence[Mapping[str, Any]]], None]
+
+
+def gpu_program(
+    words: Sequence[str],
+    about: str | None,
+    prints: Mapping[str, Callable[[list[str], Asked], str]],
+    experiment: Callable[[Path, Asked, Store], str],
+    *keys: str,
+) -> None:
+    """Run a program that measures on GPUs, or print what it has stored before.
+
+        NAME JSON… [key=value …]    what `prints` makes of files
+        FOLDER [key=value …]        the experiment, which returns its tables
+
+    The experiment is given what stores its runs so far in the file of the key `json`.
+    """
+    if not words:
+        raise SystemExit(about)
+    what, *paths = [word for word in words if "=" not in word]
+    asked = Asked([word for word in words if "=" in word], "json", *keys)
+    if what in prints:
+        print(prints[what](paths, asked))
+        return
+    if paths:
+        raise SystemExit(f"{what} {paths[0]}: give one folder, or {' or '.join(prints)} and files")
+    import torch
+
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    machine = f"{describe_machine()}; torch {torch.__version__}, {', '.join(gpus) or 'no GPU'}"
+    print(machine, flush=True)
+
+    def store(runs: Sequence[Mapping[str, Any]]) -> None:
+        stored = {"machine": machine, "runs": runs}
+        Path(asked.value("json", "found.json")).write_text(json.dumps(stored))
+
+    Path(what).mkdir(parents=True, exist_ok=True)
+    print(f"\n{experiment(Path(what), asked, store)}")
+
+
+def stored_runs(paths: Iterable[str]) -> list[list[dict[str, Any]]]:
+    """Return the runs of each file that an experiment has stored."""
+    return [json.loads(Path(path).read_text())["runs"] for path in paths]
+
+
 if __name__ == "__main__":
     module, name, arguments = sys.argv[1:]
     found = getattr(importlib.import_module(module), name)(*json.loads(arguments))

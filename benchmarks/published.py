@@ -11,22 +11,8 @@ that pass: where AU is above the threshold, N x AU / threshold says how many mor
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, median
 
-from benchmarks.published_cells import (
-    SHARE,
-    Fit,
-    Result,
-    core_seconds,
-    drive_shares,
-    fit,
-    largest_overhead,
-    off,
-    quantile,
-    read_caches,
-    read_cells,
-    read_one_host,
-    rows,
-    without_drive,
-)
+from benchmarks import published_cells as published
+from benchmarks.published_cells import SHARE, Fit, Result, off, rows
 from dlemu.config.model import load_workload
 from dlemu.host.wear import sustained
 from dlemu.report.blocks import Column, Lines, Table, table_of
@@ -92,8 +78,10 @@ def scores(results: Sequence[Result], fitted: Fit) -> Iterator[str]:
     yield from (f"{name}, the median of: {', '.join(own)}" for name, own in fitted.cells.items())
     own = [(each, fitted) for each in results]
     used = {name for each in fitted.cells.values() for name in each}
-    cold = [(each, fit([other for other in results if other is not each])) for each in results]
-    left_out = without_drive(results)
+    cold = [
+        (each, published.fit([other for other in results if other is not each])) for each in results
+    ]
+    left_out = published.without_drive(results)
     yield "\nscored against the published N (0 in cells marked invalid):"
     yield f"- all cells: {_score(own)}"
     yield f"- that nothing is fitted to: {_score([p for p in own if p[0].name not in used])}"
@@ -110,19 +98,20 @@ def scores(results: Sequence[Result], fitted: Fit) -> Iterator[str]:
     bound = [pair for pair in left_out if pair[1].predict(pair[0]).limit == "storage"]
     for name, pairs in (("fitted", own), ("left out", left_out), ("by storage limited", bound)):
         errors = [off(*pair) for pair in pairs]
-        held = sum(abs(error) <= ERROR for error in errors)
-        yield f"- {name}: ±{quantile(errors):.1%}; ±{ERROR:.0%} holds {held} of {len(errors)}"
-    yield f"- largest overhead at the ceiling: {largest_overhead(results):.2%} of computation_time"
+        held, band = sum(abs(error) <= ERROR for error in errors), published.quantile(errors)
+        yield f"- {name}: ±{band:.1%}; ±{ERROR:.0%} holds {held} of {len(errors)}"
+    largest = published.largest_overhead(results)
+    yield f"- largest overhead at the ceiling: {largest:.2%} of computation_time"
 
 
 def hosts(results: Sequence[Result], one_host: Sequence[Result]) -> list[Table | Lines]:
     """Return what DLIO takes of hosts, and other submitters' drives beside their predictions."""
     held = [each for each in one_host if each.workload.drive is not None]
     alone, runs = [by_datasheet(each.job) for each in held], [each.published for each in held]
-    low, high, left_out = drive_shares([*results, *held])
+    low, high, left_out = published.drive_shares([*results, *held])
     told = [
         f"core seconds of the host for a GB, DLIO, {name}: from {least:.2f} to {most:.2f}"
-        for name, (least, most) in core_seconds(results, one_host).items()
+        for name, (least, most) in published.core_seconds(results, one_host).items()
     ]
     share = f"{low:.2f} to {high:.2f}, without {', '.join(left_out)}"
     ranges: list[tuple[str, Sequence[Prediction | Published], Sequence[Result]]] = [
@@ -204,7 +193,7 @@ def trainings() -> list[Table | Lines]:
 def caches() -> Table:
     """Return the published tests of a cache before an origin, and the rate that decides them."""
     return table_of(
-        read_caches(),
+        published.read_caches(),
         Column("test", "test"),
         Column("cache before a D5-P5336", "cache_drive"),
         Column("limit, by datasheets", "limit"),
@@ -215,39 +204,26 @@ def caches() -> Table:
     )
 
 
-def wear() -> Table:
-    """Return the write rates that published drives sustain, beside `dlemu doctor --wear`."""
-
-    def rates(row: dict[str, str]) -> tuple[float, float]:
+def wear() -> Iterator[str]:
+    """Yield the write rates that published drives sustain, beside `dlemu doctor --wear`."""
+    for row in rows("drive_endurance_published"):
         duty, endurance = int(row["average_use_percent"]) / 100, int(row["sequential_write_PBW"])
         found = sustained(endurance * 10**15, years=float(row["years"]), duty=duty)
-        return found["bytes_per_second"] / 1e6, found["binary_bytes_per_second"] / 2**20
-
-    return table_of(
-        rows("drive_endurance_published"),
-        Column("drive", "drive"),
-        Column("PBW", "sequential_write_PBW"),
-        Column("use (%)", "average_use_percent"),
-        Column("published", "write_bandwidth_supported_MBps"),
-        Column("MB/s, decimal", lambda row: rates(row)[0], ",.1f"),
-        Column("MiB/s, binary", lambda row: rates(row)[1], ",.1f"),
-    )
+        yield (
+            f"{row['drive']}, {endurance} PBW, written {duty:.0%} of the time: "
+            f"{row['write_bandwidth_supported_MBps']} published, "
+            f"{found['bytes_per_second'] / 1e6:,.1f} MB/s, "
+            f"{found['binary_bytes_per_second'] / 2**20:,.1f} MiB/s if a PB has 2^50 bytes"
+        )
 
 
 def main() -> None:
     """Print a row of each cell, the fit, and the scores."""
-    results, one_host = read_cells(), read_one_host()
-    fitted = fit(results)
-    told = Lines([*scores(results, fitted)])
-    parts = [
-        cells(results, fitted),
-        told,
-        *hosts(results, one_host),
-        *trainings(),
-        caches(),
-        wear(),
-    ]
-    print(render_markdown(parts))
+    results, one_host = published.read_cells(), published.read_one_host()
+    fitted = published.fit(results)
+    told, worn = Lines([*scores(results, fitted)]), Lines([*wear()])
+    first, last = cells(results, fitted), [*trainings(), caches(), worn]
+    print(render_markdown([first, told, *hosts(results, one_host), *last]))
 
 
 if __name__ == "__main__":

@@ -18,16 +18,7 @@ from typing import Any
 from dlemu.config.compose import datasheet
 from dlemu.config.model import Drive, Workload, load_workload
 from dlemu.sizing import formula
-from dlemu.sizing.formula import (
-    DLIO_CORE_SECONDS,
-    ERROR,
-    Calibration,
-    Prediction,
-    PredictionInput,
-    Published,
-    dlio_files,
-    predict,
-)
+from dlemu.sizing.formula import DLIO_CORE_SECONDS, ERROR, Prediction, PredictionInput, dlio_files
 from dlemu.sizing.predict import predict_cached
 
 CORES = 104
@@ -69,7 +60,7 @@ class Result:
         return PredictionInput.of(self.workload, self.drive)
 
     @property
-    def published(self) -> Published:
+    def published(self) -> formula.Published:
         """What a published run on this host would show."""
         found = formula.published(self.workload, self.job, self.cores)
         assert found is not None, "the formats of all these results are known"
@@ -96,7 +87,7 @@ class Fit:
 
     def predict(self, cell: Result, accelerators: int | None = None) -> Prediction:
         """Return the most accelerators that pass in a cell, or what so many do there."""
-        calibration = Calibration(
+        calibration = formula.Calibration(
             workload=cell.workload.name,
             loader="dlio",
             odirect=False,
@@ -104,7 +95,7 @@ class Fit:
             host_read_bytes_per_second=self.host_read_bytes_per_second[cell.workload.name],
             drive_read_bytes_per_second=self.gain * cell.job.drive_read_bytes_per_second,
         )
-        return predict(replace(cell.job, accelerators=accelerators), calibration)
+        return formula.predict(replace(cell.job, accelerators=accelerators), calibration)
 
 
 def rows(name: str) -> list[dict[str, str]]:

@@ -61,7 +61,7 @@ OnProgress = Callable[[FileProgress], None]
 
 
 class Stopped(Exception):
-    """Raised by a worker that was told to stop in the middle of a file."""
+    """Raised by what was told to stop in the middle of a file, which is then gone."""
 
 
 class Worker(ABC):
@@ -335,10 +335,7 @@ class Bucket(Folder):
     """For an object that is written."""
 
     def listing(self, *layouts: Layout) -> Listing:
-        base = self.path.key
-        start = len(base) + 1 if base else 0
-        keys = (each for tree in _TREES for each in self._store.sizes((self.path / tree).key))
-        return sort_out(((key[start:], size) for key, size in keys), layouts)
+        return sort_out((each for tree in _TREES for each in self.sizes(tree)), layouts)
 
     @contextmanager
     def writing(self, name: str, *, direct: bool, sync: bool = True) -> Iterator[Write]:
@@ -350,11 +347,11 @@ class Bucket(Folder):
             end = max(end, offset + num_bytes)
 
         yield write
-        self._store.put((self.path / name).key, self.memory[:end].data)
+        self.store.put((self.path / name).key, self.memory[:end].data)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Read]:
-        memory = self._store.get((self.path / name).key, 0, None).memory
+        memory = self.store.get((self.path / name).key, 0, None).memory
 
         def read(into: memoryview, offset: int) -> int:
             part = memory[offset : offset + len(into)]
@@ -365,7 +362,7 @@ class Bucket(Folder):
 
     def whole(self, name: str) -> bytes:
         try:
-            return self._store.get_whole((self.path / name).key)
+            return self.store.get_whole((self.path / name).key)
         except MissingError:
             missing = errno.ENOENT, os.strerror(errno.ENOENT)
             raise FileNotFoundError(*missing, str(self.path / name)) from None
@@ -375,19 +372,17 @@ class Bucket(Folder):
         yield
 
     def put(self, name: str, pieces: Iterable[bytes]) -> None:
-        self._store.put((self.path / name).key, memoryview(b"".join(pieces)))
+        self.store.put((self.path / name).key, memoryview(b"".join(pieces)))
 
     def delete(self, *names: str) -> None:
         for name in names:
-            self._store.delete((self.path / name).key)
+            self.store.delete((self.path / name).key)
 
     @contextmanager
     def journal(self, name: str) -> Iterator[Callable[[bytes], object]]:
         entries: list[bytes] = []
-        try:
-            yield entries.append
-        finally:  # also of a failure
-            self.put(f"{WORK}/{name}", entries)
+        yield entries.append
+        self.put(f"{WORK}/{name}", entries)
 
     def journals(self) -> list[str]:
         return [name for name in self._work() if name.endswith(".journal")]
@@ -407,8 +402,14 @@ class Bucket(Folder):
         self.delete(*self._work())
 
     def _work(self) -> list[str]:
-        found = self._store.sizes((self.path / WORK).key)
-        return [f"{WORK}/{key.rpartition('/')[2]}" for key, _ in found]
+        return [name for name, _ in self.sizes(WORK)]
+
+    def sizes(self, below: str) -> Iterator[tuple[str, int]]:
+        """Yield the name and the bytes of each object whose name begins with a folder's."""
+        base = self.path.key
+        start = len(base) + 1 if base else 0
+        for key, size in self.store.sizes((self.path / below).key):
+            yield key[start:], size
 
     def of_workers(self, layout: Layout, world: World) -> list[Folder]:
         largest = int(layout.all_sizes().max())
@@ -425,7 +426,8 @@ class Bucket(Folder):
         ]
 
     @property
-    def _store(self) -> Store:
+    def store(self) -> Store:
+        """How the worker reaches it."""
         return store_of(self.access, self.number, self.path.bucket)
 
 

@@ -8,9 +8,9 @@
 
 Whoever starts again, on any number of ranks, reads in the journals which files are complete.
 
-Into a bucket objects are put whole, and each rank's journal in the end, also of a failure: whoever
-starts again after a kill lists what is there (LIST, which a run never does), and computes the
-checksums of it once more. The plan is written first, dlemu.json last.
+Into a bucket objects are put whole, and each rank's journal in the end: whoever starts again lists
+what is there (LIST, which a run never does), and computes the checksums of it once more. The plan
+is written first, dlemu.json last.
 """
 
 import dataclasses
@@ -351,12 +351,12 @@ class _Renamer(Worker):
 def _write(target: Folder, todo: Todo, world: World, on_progress: OnProgress | None) -> None:
     """Write the missing files; all ranks call it, and return when all files are written."""
     layout, content = todo.layout, Content(todo.layout.seed)
-    files = np.union1d(todo.missing, todo.unknown)
+    files, there = np.union1d(todo.missing, todo.unknown), {*todo.unknown.tolist()}
     with target.journal(f"rank{world.rank}.journal") as enter:
         places = target.of_workers(layout, world)
         work_through(
             files,
-            [_Writer(each, layout, content, {*todo.unknown.tolist()}, enter) for each in places],
+            [_Writer(each, layout, content, there, enter) for each in places],
             num_bytes=int(layout.all_sizes()[0, files].sum()),
             world=world,
             on_progress=on_progress,

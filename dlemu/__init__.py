@@ -69,9 +69,9 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: `dlemu --help` needs none of them."""
     if name == "__version__":
-        from importlib.metadata import version
+        from dlemu.plugins import own_version
 
-        return version("dlemu")
+        return own_version()
     if name not in _MODULES:
         raise AttributeError(f"module 'dlemu' has no attribute {name!r}")
     value = getattr(import_module(f"dlemu.{_MODULES[name]}"), name)

@@ -1,6 +1,6 @@
 """dlemu in Python: a search that keeps its tables, and results as text and in a notebook."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from dlemu.config.model import Workload
@@ -8,22 +8,13 @@ from dlemu.errors import WorkloadError
 from dlemu.ranks.world import Alone, World
 from dlemu.report.blocks import Block
 from dlemu.report.html import render_html
-from dlemu.report.predict import present_cached, present_prediction
-from dlemu.report.sizing import draw, present_sizing, write_table
+from dlemu.report.present import present
+from dlemu.report.sizing import draw, write_table
 from dlemu.report.text import render_text
-from dlemu.report.tools import present_datasize
 from dlemu.run.job import Say
 from dlemu.sizing.answers import Sized, answers_twice, document_of
 from dlemu.sizing.measured import size_all
 from dlemu.terminal import say
-
-_PRESENT: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Block]]] = {
-    "cached prediction": present_cached,
-    "datasize": present_datasize,
-    "prediction": present_prediction,
-    "sizing": present_sizing,
-}
-"""How each kind of document becomes blocks."""
 
 
 class _Documented(Protocol):
@@ -47,7 +38,7 @@ def show(result: _Documented) -> Shown:
 
     A notebook shows tables and plots: end a cell with `dlemu.show(result)`.
     """
-    blocks = _PRESENT[result.document["kind"]](result.document)
+    blocks = present(result.document)
     shown = Shown(render_text(blocks))
     shown.blocks = blocks
     return shown

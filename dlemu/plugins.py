@@ -16,6 +16,16 @@ from dlemu.errors import in_short
 _Part = TypeVar("_Part")
 
 
+def own_version() -> str:
+    """Return the version of dlemu, or that it is not installed: a checkout may run as it is."""
+    from importlib.metadata import PackageNotFoundError, version  # slow, and few commands need it
+
+    try:
+        return version("dlemu")
+    except PackageNotFoundError:
+        return "(a checkout that is not installed)"
+
+
 class Registry(Mapping[str, _Part]):
     """Parts of one kind by name. A part is imported when it is asked for."""
 
@@ -70,7 +80,7 @@ class Registry(Mapping[str, _Part]):
 
     @cached_property
     def _installed(self) -> dict[str, str]:
-        from importlib.metadata import entry_points  # slow, and few commands need it
+        from importlib.metadata import entry_points
 
         return {each.name: each.value for each in entry_points(group=self._group)}
 

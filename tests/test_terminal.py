@@ -320,7 +320,7 @@ def test_what_has_no_end_is_one_line(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("dlemu.cli.report.report_folders", fail)
+    monkeypatch.setattr("dlemu.cli.report.main", fail)
     assert run(["report", "x"]) == 1
     assert capsys.readouterr().err == line
 

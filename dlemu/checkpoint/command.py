@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dlemu.checkpoint.crew import Crew, Progress
-from dlemu.checkpoint.files import ReadTimes, WriteTimes, check_dcp
+from dlemu.checkpoint.files import Files, check_dcp
 from dlemu.checkpoint.folder import Opened, access_to, folder_of, opened, step_folder
 from dlemu.checkpoint.outcome import (
     Conditions,
@@ -32,12 +32,11 @@ from dlemu.datagen.assemble import Content
 from dlemu.errors import DlemuError, RunError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import HostObserver, summarize_interval
-from dlemu.host.place import find_host
 from dlemu.host.processes import host_memory_bytes
 from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.judge.evidence import stored_bytes
-from dlemu.judge.folders import begun, versions
-from dlemu.judge.header import servers_of
+from dlemu.judge.folders import begun, first_fields
+from dlemu.judge.header import hosts_of
 from dlemu.judge.records import host_file
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.ending import last_act
@@ -52,34 +51,85 @@ Say = Callable[[str], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _END_SECONDS = 30.0
 """A thread that ends the process does so within this time."""
+Summary = dict[str, Any]
+_COUNTERS = "while reading the drives' counters"
 
 
+@dataclass
 class CheckpointJob:
     """Writes and reads the checkpoints of a record, on this rank."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        plan: Plan,
-        folder: Opened,
-        *,
-        world: World,
-        watch: Watchdog,
-    ) -> None:
-        self.world, self.watch = world, watch
-        self._checkpoint, self._output = workload.checkpoint, workload.output
-        self._plan, self._opened, self._folder = plan, folder, folder.path
-        self._record = folder.record
-        mount = mount_under(folder.path)
-        self.file_system = mount.kind if mount else ""
-        """Type of the folder's, "" of a bucket or if unknown."""
-        self.say: Say = lambda text: None
-        self.progress = Progress()
-        self.observer: HostObserver | None = None
-        """Of this host, on its first rank."""
-        self._gate = threading.Lock()
-        """Held while a checkpoint's folder is made, and while all are removed."""
-        self._is_over = False
+    _workload: Workload
+    _plan: Plan
+    _opened: Opened
+    _world: World
+    _watch: Watchdog
+    _say: Say = silent
+    _progress: Progress = field(default_factory=Progress)
+    _observer: HostObserver | None = None
+    """Of this host, on its first rank."""
+    _gate: Any = field(default_factory=threading.Lock)
+    """Held while a checkpoint's folder is made, and while all are removed."""
+    _is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self._checkpoint, self._record = self._workload.checkpoint, self._opened.record
+        self._folder = self._opened.path
+        mount = mount_under(self._folder)
+        self._file_system = mount.kind if mount else ""  # "" of a bucket or if unknown
+
+    def work(self, path: Path | None) -> Summary:
+        """Write, drop and read, while the host is observed into `path`.
+
+        Returns, on rank 0, the fields of the summary that this adds.
+        """
+        world, key, target = self._world, self._checkpoint, self._folder
+        wear = WearWatch(*([] if in_bucket(target) else [target]))
+        pids = world.all_gather((world.host_index, os.getpid()))
+        with ExitStack() as stack:
+            if world.local_rank == 0:
+                with self._watch.phase(_COUNTERS):
+                    wear.start()
+                here = [pid for host, pid in pids if host == world.host_index]
+                observer = HostObserver([target], lambda: here, path)
+                self._observer = stack.enter_context(observer)
+            saves = self.write() if key.num_checkpoints_write else []
+            reads = key.num_checkpoints_read and key.writer == "dlemu"
+            pages = self.make_cold() if reads else None
+            loads = self.read() if reads else []
+        with self._watch.phase(_COUNTERS):
+            written = sum(entry["num_bytes"] for entry in saves)  # of all ranks, on rank 0
+            grown = wear.finish(file_bytes=written) if world.local_rank == 0 else None
+        worn = world.gather(grown)
+        if worn is None:
+            return {}
+        drive = self._workload.drive
+        known = [each for each in worn if each is not None]
+        found = combine_hosts(known, endurance=None if drive is None else drive.endurance)
+        return {"measured": {"wear": found}} | self._judged(saves, loads, pages)
+
+    def _judged(self, saves: list[Entry], loads: list[Entry], pages: Pages | None) -> Summary:
+        """Return what was measured, and what it means."""
+        key, share = self._checkpoint, pages.share if pages else None
+        conditions = Conditions(
+            file_system=self._file_system,
+            bypasses=self._opened.direct or in_bucket(self._folder),
+            fsync=key.fsync,
+            cached_share=share,
+        )
+        limit = limit_of("save", saves, conditions) if saves else None
+        return {
+            "checkpoint": {
+                "saves": saves,
+                "loads": loads,
+                "cached_share": share,
+                "host_memory_bytes": host_memory_bytes()[0],
+            },
+            "metric": dlio_metric(saves, loads, rank_sync=key.rank_sync),
+            "limit": limit,
+            "load_limit": limit_of("load", loads, conditions) if loads else None,
+            "verdict": verdict_of(saves, loads, key.max_seconds, limit),
+        }
 
     def write(self) -> list[Entry]:
         """Write the checkpoints; return the fields of each on rank 0.
@@ -89,23 +139,17 @@ class CheckpointJob:
         Raises:
             RunError: the drive is full, or refuses a write.
         """
-        number, opened = self._checkpoint.num_checkpoints_write, self._opened
-        entries: list[Entry] = []
+        opened, entries = self._opened, list[Entry]()
         with self._removed_on_failure(), self._crew(opened.place.writer, opened.content) as crew:
-            for step in range(1, number + 1):
+            for step in range(1, self._checkpoint.num_checkpoints_write + 1):
                 folder = step_folder(self._folder, step)
                 files = [self._plan.written_by(a, step) for a in self._plan.accelerators]
-                with self.watch.phase(f"while preparing checkpoint {step}", lambda: str(folder)):  # noqa: B023
+                with self._watch.phase(f"while preparing checkpoint {step}", lambda: str(folder)):  # noqa: B023 (called in this turn)
                     if opened.keeps:
                         self._make(folder)
                     for writer, own in zip(crew.tools, files, strict=True):
                         writer.prepare([(sample, size) for _, size, sample in own])
-
-                def act(number: int) -> Any:
-                    self.watch.at(str(folder))  # noqa: B023 (called in this turn)
-                    return crew.tools[number].write_share(folder, files[number])  # noqa: B023
-
-                entries += self._shot("save", step, number, step, crew, act)
+                entries += self._shot("save", step, step, crew, files)
                 self._note(step)
         return entries
 
@@ -115,21 +159,15 @@ class CheckpointJob:
         Raises:
             RunError: a file is missing or damaged.
         """
-        key, steps = self._checkpoint, self._record.steps
-        number, entries = key.num_checkpoints_read, list[Entry]()
+        key, steps, entries = self._checkpoint, self._record.steps, list[Entry]()
         content = self._opened.content if key.verify else None
         with self._crew(self._opened.place.reader, content) as crew:
-            for turn in range(number):
+            for turn in range(key.num_checkpoints_read):
                 step = steps[turn % len(steps)]
                 if turn >= len(steps):  # it was read before, and is in memory again
                     self.make_cold([step])
-                folder = step_folder(self._folder, step)
                 files = [self._plan.read_by(a, step) for a in self._plan.accelerators]
-
-                def act(number: int) -> Any:
-                    return crew.tools[number].read_share(folder, files[number], at=self.watch.at)  # noqa: B023
-
-                entries += self._shot("load", turn + 1, number, step, crew, act)
+                entries += self._shot("load", turn + 1, step, crew, files)
         return entries
 
     def make_cold(self, steps: Sequence[int] | None = None) -> Pages | None:
@@ -140,7 +178,7 @@ class CheckpointJob:
         """
         if in_bucket(self._folder):
             return None
-        world, output = self.world, self._output
+        world, output = self._world, self._workload.output
         own = [
             file.name
             for file in self._plan.files
@@ -152,12 +190,12 @@ class CheckpointJob:
             for step in (self._record.steps if steps is None else steps)
             for name in names
         ]
-        with self.watch.phase("in the cold start"):
+        with self._watch.phase("in the cold start"):
             if output.drop_all_caches and world.local_rank == 0:
                 drop_all_caches()
             world.barrier()
             act = drop if output.drop_caches and not output.drop_all_caches else look
-            own_pages = act([path for path in paths if path.exists()], at=self.watch.at)
+            own_pages = act([path for path in paths if path.exists()], at=self._watch.at)
         everyone = world.gather(astuple(own_pages))
         return None if everyone is None else Pages(*map(sum, zip(*everyone, strict=True)))
 
@@ -180,49 +218,41 @@ class CheckpointJob:
         self, tool: Callable[..., Any], content: Content | None
     ) -> AbstractContextManager[Crew[Any]]:
         own = self._plan.accelerators
-        return self._opened.crew(tool, content, own, self.world, self.watch)
+        return self._opened.crew(tool, content, own, self._world, self._watch)
 
     def _shot(
-        self,
-        kind: Kind,
-        turn: int,
-        number: int,
-        step: int,
-        crew: Crew[Any],
-        act: Callable[[int], WriteTimes | ReadTimes],
+        self, kind: Kind, turn: int, step: int, crew: Crew[Any], files: Sequence[Files]
     ) -> list[Entry]:
         """Let all accelerators work between two barriers; return the fields of that on rank 0."""
-        doing = f"{'writing' if kind == 'save' else 'reading'} checkpoint {turn}"
+        verb, number = "writing", self._checkpoint.num_checkpoints_write
+        if kind == "load":
+            verb, number = "reading", self._checkpoint.num_checkpoints_read
+        doing, watch, observer = f"{verb} checkpoint {turn}", self._watch, self._observer
+        folder = step_folder(self._folder, step)
         time.sleep(self._checkpoint.time_between_checkpoints)
-        self.progress.does(doing, crew, self._plan.num_bytes)
-        with self.watch.phase(f"while {doing}", self.watch.longest_at):
-            if self.observer is not None:
-                self.observer.mark(f"{doing} start")
-            self.watch.barrier()
+        self._progress.does(doing, crew, self._plan.num_bytes)
+        with watch.phase(f"while {doing}", watch.longest_at):
+            if observer is not None:
+                observer.mark(f"{doing} start")
+            watch.barrier()
             begin = time.perf_counter()
-            worked = crew.run(act)
-            self.watch.barrier()
+            worked = crew.run(lambda n: crew.tools[n].work(folder, files[n], at=watch.at))
+            watch.barrier()
             between = time.perf_counter() - begin
             interval = stored = None
-            if self.observer is not None:
-                self.observer.mark(f"{doing} end")
-                seen = self.observer.between(f"{doing} start", f"{doing} end")
-                interval = summarize_interval(seen)
-                stored = stored_bytes(interval, self.file_system)
+            if observer is not None:
+                observer.mark(f"{doing} end")
+                interval = summarize_interval(observer.between(f"{doing} start", f"{doing} end"))
+                stored = stored_bytes(interval, self._file_system)
         own = zip(self._plan.accelerators, worked, strict=True)
-        report = RankReport(
-            self.world.rank,
-            self.world.host,
-            [(accelerator, *each) for accelerator, each in own],
-            interval,
-            stored,
-        )
-        reports = self.world.gather(report)
+        each = [(accelerator, *found) for accelerator, found in own]
+        report = RankReport(self._world.rank, self._world.host, each, interval, stored)
+        reports = self._world.gather(report)
         if reports is None:
             return []
         entry = entry_of(step, reports, between)
         rate = format_rate(entry["num_bytes"] / entry["seconds"])
-        self.say(f"{kind} {turn} of {number}: {format_seconds(entry['seconds'])}, {rate}")
+        self._say(f"{kind} {turn} of {number}: {format_seconds(entry['seconds'])}, {rate}")
         return [entry]
 
     def _note(self, step: int) -> None:
@@ -230,7 +260,7 @@ class CheckpointJob:
         steps = (*self._record.steps, step)
         keep = self._checkpoint.keep or len(steps)
         gone, kept = steps[:-keep], steps[-keep:]
-        with self.watch.phase(f"while removing checkpoints below {self._folder}"):
+        with self._watch.phase(f"while removing checkpoints below {self._folder}"):
             self._record = replace(self._record, steps=kept)
             if self._opened.keeps:
                 self._opened.place.write(vars(self._record))
@@ -258,10 +288,6 @@ class CheckpointJob:
             raise RunError(why, remedy=remedy) from error
 
 
-Summary = dict[str, Any]
-_COUNTERS = "while reading the drives' counters"
-
-
 def run_checkpoints(
     workload: Workload,
     *,
@@ -283,19 +309,7 @@ def run_checkpoints(
     if key.writer == "dcp":
         most = max(plan.bytes_of_hosts().values())
         world.on_first(lambda: check_dcp(most))
-    summary: Summary = {
-        "kind": "checkpoint",
-        "status": "incomplete",
-        "workload": workload.name,
-        "num_ranks": world.num_ranks,
-        "num_hosts": world.num_hosts,
-        "hostname": world.host,
-        "start": time_of_day(),
-        "metric": {},
-        "ignored": list(workload.ignored),
-        "notes": list(world.notes),
-        "versions": versions(),
-    }
+    summary = first_fields("checkpoint", workload, world)
     say = say if world.rank == 0 else silent
     with (
         Watchdog(workload.output.stall_seconds, world) as watch,
@@ -305,97 +319,27 @@ def run_checkpoints(
         with watch.phase(f"while looking at {target}", lambda: str(target)):
             folder = stack.enter_context(opened(workload, plan, world, say))
         plan = plan if folder.shared else plan.on_own_hosts()
-        with watch.phase("while looking at the host"):
-            servers = servers_of(access_to(workload))
-            own = find_host(target, name=world.host, servers=servers)
-        hosts = world.gather(own if world.local_rank == 0 else None)
-        if hosts is not None:
-            summary["system"] = [host for host in hosts if host is not None]
-            _introduce(summary, workload, plan, folder)
+        summary["system"] = hosts_of(target, access_to(workload), world, watch)
+        if world.rank == 0:
+            summary |= planned(workload, plan)
+            summary["checkpoint"] |= {
+                "odirect": folder.direct,
+                "shared": folder.shared,
+                "piece_bytes": folder.place.piece_bytes,
+                "foreign_share": plan.foreign_share,
+            }
+            if key.odirect == "auto" and not folder.direct:
+                note = f"checkpoint.odirect=auto: {target} does not take O_DIRECT"
+                summary["notes"].append(note)
             record.write()
             on_begin(summary)
-        job = CheckpointJob(workload, plan, folder, world=world, watch=watch)
-        job.say, job.progress = say, progress
+        job = CheckpointJob(workload, plan, folder, world, watch, say, progress)
         path = host_file(record.folder, world.rank) if record.folder.is_dir() else None
-        saves, loads, pages = _work(workload, job, summary, path)
+        found = job.work(path)
         if world.rank == 0:
-            _judge(summary, workload, job.file_system, saves, loads, pages)
+            found["checkpoint"] = summary["checkpoint"] | found["checkpoint"]
+            if key.num_checkpoints_read and key.writer != "dlemu":
+                summary["notes"].append("checkpoint.writer=dcp: nothing was read back")
+            summary |= found | {"status": "complete", "end": time_of_day()}
             record.write()
     return (record.folder, summary) if world.rank == 0 else None
-
-
-def _introduce(summary: Summary, workload: Workload, plan: Plan, folder: Opened) -> None:
-    """Add to the summary what is known before anything is written."""
-    summary |= planned(workload, plan)
-    summary["checkpoint"] |= {
-        "odirect": folder.direct,
-        "shared": folder.shared,
-        "piece_bytes": folder.place.piece_bytes(workload.checkpoint),
-        "foreign_share": plan.foreign_share,
-    }
-    if workload.checkpoint.odirect == "auto" and not folder.direct:
-        note = f"checkpoint.odirect=auto: {folder.path} does not take O_DIRECT"
-        summary["notes"] = [*summary["notes"], note]
-
-
-def _work(
-    workload: Workload, job: CheckpointJob, summary: Summary, path: Path | None
-) -> tuple[list[Entry], list[Entry], Pages | None]:
-    """Write, drop and read, while the host is observed into `path`.
-
-    Returns, on rank 0, what was written and read, and the pages that were in memory before the
-    reads. The wear of the drives is added to the summary there.
-    """
-    world, watch, target = job.world, job.watch, folder_of(workload)
-    wear, key = WearWatch(*([] if in_bucket(target) else [target])), workload.checkpoint
-    pids = world.all_gather((world.host_index, os.getpid()))
-    with ExitStack() as stack:
-        if world.local_rank == 0:
-            with watch.phase(_COUNTERS):
-                wear.start()
-            here = [pid for host, pid in pids if host == world.host_index]
-            job.observer = stack.enter_context(HostObserver([target], lambda: here, path))
-        saves = job.write() if key.num_checkpoints_write else []
-        reads = key.num_checkpoints_read and key.writer == "dlemu"
-        pages = job.make_cold() if reads else None
-        loads = job.read() if reads else []
-    with watch.phase(_COUNTERS):
-        written = sum(entry["num_bytes"] for entry in saves)  # of all ranks, on rank 0
-        grown = wear.finish(file_bytes=written) if world.local_rank == 0 else None
-    worn = world.gather(grown)
-    if worn is not None:
-        endurance = None if workload.drive is None else workload.drive.endurance
-        known = [each for each in worn if each is not None]
-        summary["measured"] = {"wear": combine_hosts(known, endurance=endurance)}
-    return saves, loads, pages
-
-
-def _judge(
-    summary: Summary,
-    workload: Workload,
-    file_system: str,
-    saves: list[Entry],
-    loads: list[Entry],
-    pages: Pages | None,
-) -> None:
-    """Add to the summary what was measured, and what it means."""
-    key, share = workload.checkpoint, pages.share if pages else None
-    conditions = Conditions(
-        file_system=file_system,
-        bypasses=summary["checkpoint"]["odirect"] or in_bucket(folder_of(workload)),
-        fsync=key.fsync,
-        cached_share=share,
-    )
-    summary["checkpoint"] |= {
-        "saves": saves,
-        "loads": loads,
-        "cached_share": share,
-        "host_memory_bytes": host_memory_bytes()[0],
-    }
-    summary["metric"] = dlio_metric(saves, loads, rank_sync=key.rank_sync)
-    summary["limit"] = limit_of("save", saves, conditions) if saves else None
-    summary["load_limit"] = limit_of("load", loads, conditions) if loads else None
-    if key.num_checkpoints_read and key.writer != "dlemu":
-        summary["notes"] = [*summary["notes"], "checkpoint.writer=dcp: nothing was read back"]
-    summary["verdict"] = verdict_of(saves, loads, key.max_seconds, summary["limit"])
-    summary |= {"status": "complete", "end": time_of_day()}

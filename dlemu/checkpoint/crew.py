@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from dlemu.checkpoint.files import Stopped
+from dlemu.datagen.target import Stopped
 from dlemu.host.devices import PROC, devices_under, read_text
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World

@@ -22,16 +22,18 @@ from typing import Any, Self
 import numpy as np
 
 from dlemu.datagen.assemble import Content
+from dlemu.datagen.target import Stopped
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.processes import host_memory_bytes
 from dlemu.storage.atomic import create, replacing, sync_folder
 from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.extents import ExtentReader, File
-from dlemu.storage.regular import open_sized
 from dlemu.storage.s3.location import object_path
-from dlemu.storage.s3.objects import ObjectReader
 from dlemu.storage.s3.store import Store
 from dlemu.units import PAGE_BYTES, format_bytes, round_up
+
+Files = Sequence[tuple[str, int, int]]
+"""Name, bytes and sample (the number of the bytes) of each file of an accelerator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +64,6 @@ class WriteTimes(Times):
     """CPU seconds of the thread that made the bytes, since the file before ended; they pass beside
     the others."""
 
-    @property
-    def seconds(self) -> float:
-        """All that passed while the file was written."""
-        return self.open + self.write + self.waited + self.fsync + self.close
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTimes(Times):
@@ -81,10 +78,6 @@ class ReadTimes(Times):
 
 _SPARE_BUFFERS = 2
 """Buffers beside those that are being written: one is full while the next is being filled."""
-
-
-class Stopped(Exception):
-    """Raised by a write that `Writer.stop` ended; its file is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +191,14 @@ class Writer:
             close=time.perf_counter() - synced,
         )
 
-    def write_share(self, folder: Path, files: Sequence[tuple[str, int, int]]) -> WriteTimes:
-        """Write an accelerator's files (name, bytes, sample) into a folder, and sync the folder.
+    def work(
+        self, folder: Path, files: Files, at: Callable[[str], object] = lambda path: None
+    ) -> WriteTimes:
+        """Write an accelerator's files into a folder, and sync it; `at` gets its path before.
 
         Raises as `write` does.
         """
+        at(str(folder))
         total = WriteTimes()
         for name, num_bytes, sample in files:
             total += self.write(folder / name, num_bytes, sample=sample)
@@ -294,10 +290,16 @@ class Reader:
     Args:
         reader: the storage's; it is closed in the end.
         content: where the bytes came from, to compare each; None reads and drops them.
+        know: gets the path and the bytes of each file before it is opened.
     """
 
-    def __init__(self, reader: ExtentReader, content: Content | None = None) -> None:
-        self._reader, self._content = reader, content
+    def __init__(
+        self,
+        reader: ExtentReader,
+        content: Content | None = None,
+        know: Callable[[str, int], object] = lambda path, num_bytes: None,
+    ) -> None:
+        self._reader, self._content, self._know = reader, content, know
         self._stopped = False
 
     def __enter__(self) -> Self:
@@ -316,13 +318,10 @@ class Reader:
         """End the reading soon, from any thread: it raises Stopped after the next piece."""
         self._stopped = True
 
-    def read_share(
-        self,
-        folder: Path,
-        files: Sequence[tuple[str, int, int]],
-        at: Callable[[str], object] = lambda path: None,
+    def work(
+        self, folder: Path, files: Files, at: Callable[[str], object] = lambda path: None
     ) -> ReadTimes:
-        """Read an accelerator's files (name, bytes, sample); `at` gets the path of each before.
+        """Read an accelerator's files; `at` gets the path of each before.
 
         Raises as `read` does.
         """
@@ -341,18 +340,20 @@ class Reader:
             Stopped: `stop` was called.
         """
         begin = time.perf_counter()
-        file = self._open(path, num_bytes)
-        opened = time.perf_counter()
+        self._know(str(path), num_bytes)
         try:
-            if file.num_bytes != num_bytes:
-                problem = f"{path} holds {file.num_bytes:,} bytes, {num_bytes:,} were written"
-                raise RunError(problem, remedy=_AGAIN)
-            compared = self._read_all(file, sample)
-            read = time.perf_counter()
+            file = self._reader.open(str(path))
+            opened = time.perf_counter()
+            try:
+                if file.num_bytes != num_bytes:
+                    problem = f"{path} holds {file.num_bytes:,} bytes, {num_bytes:,} were written"
+                    raise RunError(problem, remedy=_AGAIN)
+                compared = self._read_all(file, sample)
+                read = time.perf_counter()
+            finally:
+                self._reader.close_file(file)
         except DatasetError as error:
             raise RunError(error.problem, remedy=_AGAIN) from None
-        finally:
-            self._reader.close_file(file)
         return ReadTimes(
             num_bytes=num_bytes,
             open=opened - begin,
@@ -360,15 +361,6 @@ class Reader:
             compare=compared,
             close=time.perf_counter() - read,
         )
-
-    def _open(self, path: Path, num_bytes: int) -> File:
-        try:
-            number, size = open_sized(path, direct=self._reader.direct, error=RunError)
-        except FileNotFoundError:
-            raise RunError(f"{path} is missing", remedy=_AGAIN) from None
-        except OSError as error:
-            raise RunError(f"{path} cannot be read ({error.strerror})", remedy=_AGAIN) from None
-        return File(str(path), number, size)
 
     def _read_all(self, file: File, sample: int) -> float:
         """Read a file; return the seconds of comparing."""
@@ -419,20 +411,6 @@ class BucketWriter(Writer):
         self._store.put(key, pieces(), num_bytes, part_bytes=size, at_once=self._at_once)
         write = time.perf_counter() - begin - waited
         return WriteTimes(num_bytes=num_bytes, write=write, waited=waited)
-
-
-class BucketReader(Reader):
-    """Reads an accelerator's objects by ranges, `at_once` at a time."""
-
-    def __init__(
-        self, store: Store, content: Content | None, *, piece_bytes: int, at_once: int
-    ) -> None:
-        self._objects = ObjectReader(store, range_bytes=piece_bytes, in_flight=at_once, whole=True)
-        super().__init__(self._objects, content)
-
-    def _open(self, path: Path, num_bytes: int) -> File:
-        self._objects.know(str(path), num_bytes)
-        return self._objects.open(str(path))
 
 
 DCP_FILES = ("__0_0.distcp", ".metadata", ".metadata.tmp")
@@ -513,8 +491,11 @@ class DcpWriter:
             self._tensors[sample] = torch.from_numpy(out)
         self._generation = time.thread_time() - begin
 
-    def write_share(self, folder: Path, files: Sequence[tuple[str, int, int]]) -> WriteTimes:
+    def work(
+        self, folder: Path, files: Files, at: Callable[[str], object] = lambda path: None
+    ) -> WriteTimes:
         """Save the prepared tensors as one state; raises as torch does, or Stopped."""
+        at(str(folder))
         if self._stopped:
             raise Stopped
         below = folder / dcp_folder(self._accelerator)

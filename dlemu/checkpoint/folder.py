@@ -18,7 +18,6 @@ from typing import Any, Self
 from dlemu.checkpoint.crew import Crew
 from dlemu.checkpoint.files import (
     DCP_FILES,
-    BucketReader,
     BucketWriter,
     DcpWriter,
     Reader,
@@ -29,6 +28,7 @@ from dlemu.checkpoint.plan import Plan
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, access_of
 from dlemu.datagen.assemble import Content
+from dlemu.datagen.target import Bucket
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
@@ -37,7 +37,7 @@ from dlemu.storage.extents import extent_reader
 from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, room
 from dlemu.storage.probe import probe_writing
 from dlemu.storage.s3.location import Access, ObjectPath, in_bucket, object_path
-from dlemu.storage.s3.store import MissingError, Store, store_of
+from dlemu.storage.s3.objects import ObjectReader
 from dlemu.units import counted, format_bytes
 
 _LEAST_BYTES = 8 << 20
@@ -70,6 +70,8 @@ class Written:
 @dataclass(frozen=True)
 class CheckpointFolder(OwnedFolder):
     """A folder of checkpoints on a file system, as dlemu owns it by a record."""
+
+    section: CheckpointSection = field(kw_only=True)
 
     def of(self, record: Written | None) -> Self:
         """Return the same place, where the files of this record are dlemu's."""
@@ -108,29 +110,53 @@ class CheckpointFolder(OwnedFolder):
         if sync:
             sync_folder(self.path)
 
-    def piece_bytes(self, section: CheckpointSection) -> int:
-        """Return the bytes of one call or request."""
-        return section.piece_bytes
+    def look(self) -> tuple[Written | None, list[str]]:
+        """Return the record and what dlemu has made there. Raises as `record`, `entries` do."""
+        record = self.record()
+        return record, self.of(record).entries()
 
-    def writer(
-        self, section: CheckpointSection, content: Content, *, direct: bool, accelerator: int
-    ) -> Writer | DcpWriter:
-        """Return a writer for the files of an accelerator, as the keys say."""
-        if section.writer == "dcp":
-            return DcpWriter(content, accelerator, fsync=section.fsync)
-        return Writer(
-            content,
-            piece_bytes=section.piece_bytes,
-            io_depth=section.io_depth,
-            direct=direct,
-            fsync=section.fsync,
+    def check_room(self, num_bytes: int, replaced: Iterable[str] = ()) -> None:
+        """Refuse checkpoints of `num_bytes` each for which this host has no room.
+
+        The folder need not be there. What will be `replaced` in it is room.
+
+        Raises:
+            WorkloadError: there is too little.
+        """
+        number = self.section.num_checkpoints_write
+        if self.section.keep is not None:
+            number = min(number, self.section.keep + 1)
+        files = (self.path / name for name in replaced if name[-1] != "/")
+        held = sum(512 * os.lstat(path).st_blocks for path in files)
+        free = disk_bytes(self.path)[1] + held
+        keep = "checkpoint.keep=1" if number > 2 else ""
+        scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 0 < free < 2 * num_bytes else ""
+        add = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"
+        room(
+            self.path,
+            num_bytes * number + _ROOM,
+            f"free space, or add {add}" if free else "free space",
+            what=f"{counted(number, 'checkpoint')} of {format_bytes(num_bytes)}",
+            held_bytes=held,
+            error=WorkloadError,
         )
 
-    def reader(
-        self, section: CheckpointSection, content: Content | None, *, direct: bool, accelerator: int
-    ) -> Reader:
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of one call or request."""
+        return self.section.piece_bytes
+
+    def writer(self, content: Content, *, direct: bool, accelerator: int) -> Writer | DcpWriter:
+        """Return a writer for the files of an accelerator, as the keys say."""
+        depth, fsync = self.section.io_depth, self.section.fsync
+        if self.section.writer == "dcp":
+            return DcpWriter(content, accelerator, fsync=fsync)
+        size = self.piece_bytes
+        return Writer(content, piece_bytes=size, io_depth=depth, direct=direct, fsync=fsync)
+
+    def reader(self, content: Content | None, *, direct: bool, accelerator: int) -> Reader:
         """Return a reader for the files of an accelerator; `content` as in Reader."""
-        size, depth = section.piece_bytes, section.io_depth
+        size, depth = self.piece_bytes, self.section.io_depth
         return Reader(extent_reader(direct=direct, piece_bytes=size, io_depth=depth), content)
 
 
@@ -149,52 +175,47 @@ class CheckpointBucket(CheckpointFolder):
     def make(self, below: Path, *, sync: bool = True) -> None:
         """Do nothing: names need no folder."""
 
-    def piece_bytes(self, section: CheckpointSection) -> int:
-        return max(section.piece_bytes, _LEAST_BYTES)
+    def check_room(self, num_bytes: int, replaced: Iterable[str] = ()) -> None:
+        """Do nothing: a bucket has room."""
 
-    def writer(self, section: CheckpointSection, content: Content, **of: Any) -> BucketWriter:
-        """Return a writer for the objects of an accelerator."""
-        store, size = self._store(of["accelerator"]), self.piece_bytes(section)
-        return BucketWriter(store, content, piece_bytes=size, at_once=section.io_depth)
+    @property
+    def piece_bytes(self) -> int:
+        return max(self.section.piece_bytes, _LEAST_BYTES)
 
-    def reader(
-        self, section: CheckpointSection, content: Content | None, **of: Any
-    ) -> BucketReader:
-        """Return a reader for the objects of an accelerator."""
-        store, size = self._store(of["accelerator"]), self.piece_bytes(section)
-        return BucketReader(store, content, piece_bytes=size, at_once=section.io_depth)
+    def writer(self, content: Content, *, direct: bool, accelerator: int) -> BucketWriter:
+        store, depth = self._bucket(accelerator).store, self.section.io_depth
+        return BucketWriter(store, content, piece_bytes=self.piece_bytes, at_once=depth)
 
-    def _store(self, number: int = 0) -> Store:
-        return store_of(self.access, number, self.path.bucket)
+    def reader(self, content: Content | None, *, direct: bool, accelerator: int) -> Reader:
+        store, depth = self._bucket(accelerator).store, self.section.io_depth
+        size = self.piece_bytes
+        objects = ObjectReader(store, range_bytes=size, in_flight=depth, whole=True)
+        return Reader(objects, content, objects.know)
 
-    def _key(self, path: Path) -> str:
-        return object_path(str(path)).key
+    def _bucket(self, number: int = 0) -> Bucket:
+        return Bucket(self.path, self.access, number)
 
-    def _read(self, path: Path) -> bytes:
-        try:
-            return self._store().get_whole(self._key(path))
-        except MissingError as error:
-            raise FileNotFoundError from error
+    def _read(self, name: str) -> bytes:
+        return self._bucket().whole(name)
 
-    def _write(self, path: Path, data: bytes) -> None:
-        self._store().put(self._key(path), memoryview(data))
+    def _write(self, name: str, data: bytes) -> None:
+        self._bucket().put(name, [data])
 
     def _delete(self, name: str) -> None:
         if not name.endswith("/"):
-            self._store().delete(self._key(self.path / name))
+            self._bucket().delete(name)
 
     def _below(self, start: str = "") -> Iterator[str]:
-        for key, _ in self._store().sizes((self.path / start).key):
-            yield key.removeprefix(self.path.key).lstrip("/")
+        return (name for name, _ in self._bucket().sizes(start))
 
 
-def place_of(path: Path, access: Access | None) -> CheckpointFolder:
+def place_of(path: Path, access: Access | None, section: CheckpointSection) -> CheckpointFolder:
     """Return where checkpoints lie; `access` is that of a bucket."""
     fields = RECORD, lambda below: False, KEY
     if access is None:
-        return CheckpointFolder(path, *fields)
+        return CheckpointFolder(path, *fields, section=section)
     assert isinstance(path, ObjectPath)
-    return CheckpointBucket(path, *fields, access=access)
+    return CheckpointBucket(path, *fields, section=section, access=access)
 
 
 Say = Callable[[str], None]
@@ -214,7 +235,6 @@ class Opened:
     """Whether this rank makes and removes what is in it: rank 0, or one rank of each host."""
     direct: bool
     """Whether files are opened with O_DIRECT."""
-    section: CheckpointSection
 
     @property
     def path(self) -> Path:
@@ -236,7 +256,7 @@ class Opened:
         now: Callable[[], float] = time.perf_counter,
     ) -> Iterator[Crew[Any]]:
         """Yield accelerators of this rank, each with what `place.writer` or `.reader` makes."""
-        make = partial(tool, self.section, content, direct=self.direct)
+        make = partial(tool, content, direct=self.direct)
         with ExitStack() as stack:
             tools = [stack.enter_context(make(accelerator=each)) for each in accelerators]
             yield stack.enter_context(Crew(tools, self.path, world, watch, now))
@@ -275,20 +295,24 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
             or nothing that could be read.
     """
     path, key = folder_of(workload), workload.checkpoint
-    place = place_of(path, world.on_first(lambda: access_to(workload)))
+    place = place_of(path, world.on_first(lambda: access_to(workload)), key)
     with ExitStack() as stack:
 
         def take(record: Written | None) -> Written:
             return stack.enter_context(_taken(place, record, workload, plan, world, say))
 
         record = world.on_first(lambda: take(None))
-        sees = world.local_rank != 0 or _sees(place, record)
+        sees = world.local_rank != 0
+        if not sees:
+            with suppress(RunError):
+                seen = place.record()
+                sees = seen is not None and seen.seed == record.seed
         shared = all(world.all_gather(sees))
         keeps = world.rank == 0 or (not shared and world.local_rank == 0)
         if not sees:
             take(record)
         if shared and world.num_hosts > 1:
-            world.on_first(lambda: _check_room(workload, place, plan.num_bytes))
+            world.on_first(lambda: place.check_room(plan.num_bytes))
         takes = world.all_gather(bool(key.odirect) and not in_bucket(path) and direct(path))
         if key.odirect is True and not all(takes):
             if world.rank != takes.index(False):  # one rank says it
@@ -297,14 +321,14 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
                 f"{path} does not take O_DIRECT; leave out checkpoint.odirect=true, or write "
                 "checkpoint.odirect=auto"
             )
-        yield Opened(place.of(record), record, shared, keeps, all(takes), key)
+        yield Opened(place.of(record), record, shared, keeps, direct=all(takes))
 
 
 def examine(workload: Workload, plan: Plan) -> None:
     """Raise what `opened` would raise, as far as it can be known without making the folder."""
-    place = place_of(folder_of(workload), access_to(workload))
-    _, entries = _look(place)
-    _check_room(workload, place, plan.num_bytes, entries)
+    place = place_of(folder_of(workload), access_to(workload), workload.checkpoint)
+    _, entries = place.look()
+    place.check_room(plan.num_bytes, entries)
 
 
 def probe(path: Path) -> float:
@@ -322,19 +346,6 @@ def probe(path: Path) -> float:
         ) from None
 
 
-def _look(place: CheckpointFolder) -> tuple[Written | None, list[str]]:
-    """Return the record of a folder and what dlemu has made there. Raises as `opened` does."""
-    record = place.record()
-    return record, place.of(record).entries()
-
-
-def _sees(place: CheckpointFolder, record: Written) -> bool:
-    with suppress(RunError):
-        seen = place.record()
-        return seen is not None and seen.seed == record.seed
-    return False
-
-
 @contextmanager
 def _taken(
     place: CheckpointFolder,
@@ -348,7 +359,7 @@ def _taken(
 
     `record` is that of rank 0, None on it.
     """
-    old, entries = _look(place)
+    old, entries = place.look()
     if workload.checkpoint.num_checkpoints_write == 0:
         _check_known(place.path, old, plan, record)
         assert old is not None
@@ -356,7 +367,7 @@ def _taken(
             yield old
         return
     # On a shared folder this counts one host's bytes only; nothing is removed before this check.
-    _check_room(workload, place, plan.bytes_of_hosts().get(world.host_index, 0), entries)
+    place.check_room(plan.bytes_of_hosts().get(world.host_index, 0), entries)
     new = record or _new_record(workload, plan)
     with place.held():
         if entries:
@@ -391,36 +402,6 @@ def _check_known(path: Path, old: Written | None, plan: Plan, first: Written | N
             "not the files of this job",
             remedy="give the keys that they were written with, or write them again",
         )
-
-
-def _check_room(
-    workload: Workload, place: CheckpointFolder, num_bytes: int, replaced: Iterable[str] = ()
-) -> None:
-    """Refuse checkpoints of `num_bytes` each for which this host has no room.
-
-    The folder need not be there. What will be `replaced` in it is room.
-
-    Raises:
-        WorkloadError: there is too little.
-    """
-    if in_bucket(place.path):
-        return
-    number = workload.checkpoint.num_checkpoints_write
-    if workload.checkpoint.keep is not None:
-        number = min(number, workload.checkpoint.keep + 1)
-    held = sum(512 * os.lstat(place.path / name).st_blocks for name in replaced if name[-1] != "/")
-    free = disk_bytes(place.path)[1] + held
-    keep = "checkpoint.keep=1" if number > 2 else ""
-    scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 0 < free < 2 * num_bytes else ""
-    add = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"
-    room(
-        place.path,
-        num_bytes * number + _ROOM,
-        f"free space, or add {add}" if free else "free space",
-        what=f"{counted(number, 'checkpoint')} of {format_bytes(num_bytes)}",
-        held_bytes=held,
-        error=WorkloadError,
-    )
 
 
 def _scale(free: int, num_bytes: int) -> float:

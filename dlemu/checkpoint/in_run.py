@@ -160,29 +160,28 @@ def open_checkpoints(
         yield RunCheckpoints(workload.checkpoint, rank, plan, folder, own, crew)
 
 
+@dataclass
 class RunCheckpoints:
     """The checkpoints of a run on one rank; all ranks call `take` after the same steps.
 
     The crew has a writer for each accelerator of this rank that has files to write, `own`.
     """
 
-    def __init__(
-        self,
-        section: CheckpointSection,
-        rank: OwnRank,
-        plan: Plan,
-        folder: Opened,
-        own: Sequence[int],
-        crew: Crew[WriteTimes],
-    ) -> None:
-        self._section, self._plan, self._folder = section, plan, folder
-        self._own, self._crew = own, crew
-        self._clock, self._watch = rank.clock, rank.watch
-        self._devices = devices_under(folder.path) if rank.world.local_rank == 0 else []
-        self._under_way: tuple[Path, Shot[WriteTimes]] | None = None
-        self._spans: list[tuple[float, float]] = []
-        self._ended: list[Path] = []
-        self._number = 0
+    _section: CheckpointSection
+    _rank: OwnRank
+    _plan: Plan
+    _folder: Opened
+    _own: Sequence[int]
+    _crew: Crew[WriteTimes]
+    _under_way: tuple[Path, Shot[WriteTimes]] | None = None
+    _spans: list[tuple[float, float]] = field(default_factory=list)
+    _ended: list[Path] = field(default_factory=list)
+    _number: int = 0
+
+    def __post_init__(self) -> None:
+        self._clock, self._watch = self._rank.clock, self._rank.watch
+        observes = self._rank.world.local_rank == 0
+        self._devices = devices_under(self._folder.path) if observes else []
         self._report = RankCheckpoints(devices=tuple(each.name for each in self._devices))
 
     def take(self, epoch: int, step: int) -> float:
@@ -256,7 +255,7 @@ class RunCheckpoints:
         except OSError as error:
             raise _unwritable(path, error) from None
         files = [self._plan.written_by(a, self._number) for a in self._own]
-        shot = self._crew.begin(lambda n: self._crew.tools[n].write_share(path, files[n]))
+        shot = self._crew.begin(lambda n: self._crew.tools[n].work(path, files[n]))
         self._under_way = path, shot
 
     def _end_write(self) -> None:

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, Literal, TypedDict
 
 from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
+from dlemu.judge.checkpoints import dlio_clock
 from dlemu.units import format_seconds
 
 Kind = Literal["save", "load"]
@@ -111,23 +112,15 @@ def dlio_metric(
     for kind, entries in (("save", saves), ("load", loads)):
         if not entries:
             continue
-        clocks = {
-            f"{kind}_checkpoint": [entry["seconds"] for entry in entries],
-            f"{kind}_checkpoint_rank0": [
-                entry["between_barriers_seconds" if rank_sync else "rank0_seconds"]
-                for entry in entries
-            ],
-        }
-        for name, durations in clocks.items():
-            sizes = (entry["num_bytes"] / 2**30 for entry in entries)
-            rates = [size / each for size, each in zip(sizes, durations, strict=True)]
-            metric |= {
-                f"{name}_duration_mean_seconds": fmean(durations),
-                f"{name}_duration_stdev_seconds": pstdev(durations),
-                f"{name}_io_mean_GB_per_second": fmean(rates),
-                f"{name}_io_stdev_GB_per_second": pstdev(rates),
-            }
-        metric["checkpoint_size_GB"] = entries[0]["num_bytes"] / 2**30
+        size = entries[0]["num_bytes"] / 2**30
+        first = [
+            entry["between_barriers_seconds"] if rank_sync else entry["rank0_seconds"]
+            for entry in entries
+        ]
+        slowest = [entry["seconds"] for entry in entries]
+        metric |= dlio_clock(f"{kind}_checkpoint", slowest, size)
+        metric |= dlio_clock(f"{kind}_checkpoint_rank0", first, size)
+        metric["checkpoint_size_GB"] = size
     return metric
 
 

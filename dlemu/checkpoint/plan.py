@@ -5,10 +5,11 @@ mlcommons/DLIO_local_changes), which follows Megatron-DeepSpeed. Its integer div
 that sizes agree to the byte. A "rank" of DLIO is an accelerator here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from dlemu.checkpoint.files import Files
 from dlemu.config.checkpoint_sections import ModelSection
 from dlemu.config.model import Workload
 from dlemu.dataset.rule import accelerators_of
@@ -78,34 +79,20 @@ def share_of(
     return Share(total, total)
 
 
-def files_of_rank(
-    model: ModelSection, num_accelerators: int, rank: int, *, scale: float = 1.0
+def files_of(
+    model: ModelSection, num_accelerators: int, ranks: Iterable[int], *, scale: float = 1.0
 ) -> list[CheckpointFile]:
-    """Return the files that an accelerator writes, in order; empty if it writes none.
+    """Return the files that accelerators, some or all, write, in order; some write none.
 
     `num_accelerators` are all that the model is spread over, also if only some write (subset).
     With a `scale` below 1 each file has that share of its bytes, at least one.
     """
-    files = _files(model, num_accelerators, rank)
     return [
         CheckpointFile(rank, name, size if scale == 1 else max(1, round(size * scale)))
-        for name, size in files
+        for rank in ranks
+        for name, size in _files(model, num_accelerators, rank)
         if size
     ]
-
-
-def all_files(model: ModelSection, share: Share, *, scale: float = 1.0) -> list[CheckpointFile]:
-    """Return the files of all accelerators that write, in their order."""
-    return [
-        file
-        for rank in range(share.written)
-        for file in files_of_rank(model, share.total, rank, scale=scale)
-    ]
-
-
-def total_bytes(model: ModelSection, share: Share, *, scale: float = 1.0) -> int:
-    """Return the bytes of a checkpoint."""
-    return sum(file.num_bytes for file in all_files(model, share, scale=scale))
 
 
 def num_parameters(model: ModelSection) -> int:
@@ -202,8 +189,6 @@ def _width_of_kv(model: ModelSection) -> int:
 RATE_ERROR = 0.36
 """Relative error of a drive's rate. It is that of reads in published results (docs/prediction.md);
 writes were not compared with published ones."""
-Files = Sequence[tuple[str, int, int]]
-"""Name, bytes and sample (the number of the bytes) of each file of an accelerator."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +231,8 @@ class Plan:
         `parts`: the host and the accelerators of each rank, in the order of the accelerators; those
         that write are the first.
         """
-        files = all_files(workload.model, share, scale=workload.checkpoint.scale)
+        model, scale = workload.model, workload.checkpoint.scale
+        files = files_of(model, share.total, range(share.written), scale=scale)
         hosts = tuple(host for host, part in parts for _ in part)[: share.written]
         own = range(own.start, min(own.stop, share.written))
         # By the largest host's number: so nobody reads its own host's, where half are elsewhere.
@@ -299,7 +285,8 @@ class Plan:
 
 def planned(workload: Workload, plan: Plan) -> dict[str, Any]:
     """Return the fields of the summary that are known before anything is written."""
-    key, whole = workload.checkpoint, Share(plan.share.total, plan.share.total)
+    key, total = workload.checkpoint, plan.share.total
+    whole = files_of(workload.model, total, range(total), scale=key.scale)
     return {
         "model": workload.model.model_dump(mode="json"),
         "shape": describe(workload.model, plan.share),
@@ -309,7 +296,7 @@ def planned(workload: Workload, plan: Plan) -> dict[str, Any]:
             "folder": key.checkpoint_folder or "",
             "num_accelerators": plan.share.written,
             "num_bytes": plan.num_bytes,
-            "num_bytes_of_model": total_bytes(workload.model, whole, scale=key.scale),
+            "num_bytes_of_model": sum(file.num_bytes for file in whole),
             "num_files": len(plan.files),
             "num_bytes_of_accelerators": plan.spread(),
             "num_bytes_of_hosts": list(plan.bytes_of_hosts().values()),

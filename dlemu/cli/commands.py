@@ -107,7 +107,7 @@ COMMANDS: dict[str, Command] = {
         "cache, and it is checked that none of their pages is left. Without a target: by "
         "arithmetic, from the datasheets of drives.",
         options=FOR_SCRIPTS,
-        function="dlemu.cli.load:main",
+        function="dlemu.cli.tools:load",
         arguments="dlemu.tools.model_load:Load",
         measures=True,
     ),

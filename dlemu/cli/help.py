@@ -207,12 +207,11 @@ def workloads(words: Sequence[str]) -> Answer:
 SHELLS = ("bash", "zsh")
 
 
-def completion(words: Words) -> int:
-    """Run `dlemu completion`; return the exit status."""
+def completion(words: Words) -> None:
+    """Print what `dlemu completion` is asked for."""
     if len(words.others) != 1 or words.others[0] not in SHELLS:
         raise WorkloadError(f"name a shell: dlemu completion {'|'.join(SHELLS)}")
     say(Answer(script()))
-    return 0
 
 
 def script() -> str:

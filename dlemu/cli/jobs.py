@@ -1,28 +1,18 @@
-"""The commands for a workload: what each does, and what it prints.
+"""The commands for a workload: what each does, and what it returns to be shown.
 
-What only one command needs is imported when it is called.
+All ranks call a command; rank 0 returns what it has found, the others None. What only one command
+needs is imported when it is called.
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dlemu.cli.output import Found, show
 from dlemu.cli.progress import show_files, show_progress, shows
-from dlemu.cli.scripts import (
-    DATASIZE,
-    PREDICT,
-    RUN,
-    SIZE,
-    Script,
-    datasize_row,
-    json_text,
-    predict_row,
-    run_document,
-    run_row,
-    size_row,
-)
 from dlemu.cli.words import Words
 from dlemu.config.compose import named
 from dlemu.config.model import Drive, Workload, access_of
@@ -31,28 +21,17 @@ from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
 from dlemu.run.live import Live
 from dlemu.storage.s3.location import Access, in_bucket, object_path
-from dlemu.terminal import Answer, answer, detail, say, shown_line, terminal_width
-from dlemu.units import counted
-
-if TYPE_CHECKING:
-    from dlemu.sizing.answers import Sized
+from dlemu.terminal import detail, say, silent, terminal_width
 
 
-def datasize(workload: Workload, world: World, words: Words) -> int:
+def datasize(workload: Workload, world: World, words: Words) -> Found:
     """print the size of the dataset that the rules ask for, both terms, and which one won"""
     from dlemu.dataset.rule import required_size
-    from dlemu.report.text import answer_of
-    from dlemu.report.tools import present_datasize
 
-    script = world.on_first(lambda: Script.of(words, DATASIZE))
-    size = required_size(workload, world)
-    if world.rank == 0:
-        say(answer_of(present_datasize(size.document)))
-        script.tell(size.document, [datasize_row(size)])
-    return 0
+    return Found(required_size(workload, world).document, [workload], apart=False)
 
 
-def datagen(workload: Workload, world: World, words: Words) -> int:
+def datagen(workload: Workload, world: World, words: Words) -> Found | None:
     """write the dataset; killed at any moment and started again, it continues"""
     with _interrupted(lambda: "this goes on after the files so far", "datagen", words, world):
         return _generate(workload, world)
@@ -71,8 +50,8 @@ def _interrupted(what: Callable[[], str], name: str, words: Words, world: World)
         raise
 
 
-def _generate(workload: Workload, world: World) -> int:
-    """Write the dataset; return the exit status."""
+def _generate(workload: Workload, world: World) -> Found | None:
+    """Write the dataset."""
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
     from dlemu.judge.header import introduction
@@ -99,9 +78,8 @@ def _generate(workload: Workload, world: World) -> int:
             ),
             on_progress=count,
         )
-    if world.rank == 0:
-        say(Answer(f"{workload.data_folder}: {manifest.describe()}"))
-    return 0
+    files = {"kind": "dataset", "place": str(folder), "about": manifest.describe()}
+    return Found(files, apart=False) if world.rank == 0 else None
 
 
 @contextmanager
@@ -129,7 +107,7 @@ def watched(
             detail(wear_line(wear))
 
 
-def verify(workload: Workload | None, world: World, words: Words) -> int:
+def verify(workload: Workload | None, world: World, words: Words) -> Found | None:
     """check a data folder by its manifest; --full its content too, --repair mends it"""
     from dlemu.datagen import verify as find_faults
 
@@ -139,19 +117,10 @@ def verify(workload: Workload | None, world: World, words: Words) -> int:
         faults = find_faults(
             folder, full=full, repair=repair, world=world, on_progress=progress, access=access
         )
-    if world.rank == 0:
-        for fault in faults:
-            again = ", written again" if fault.repaired else ""
-            say(Answer(shown_line(f"{fault.path}: {fault.problem}{again}")))
-        checked = "sizes and content" if full else "sizes"
-        bad = any(not (fault.repaired or fault.harmless) for fault in faults)
-        again = (
-            f"; {shlex.join(['dlemu', 'verify', str(folder), '--repair'])} writes them again"
-            if bad
-            else ""
-        )
-        say(Answer(f"{folder}: {_found(faults)}; {checked} were checked{again}"))
-    return 0 if all(fault.repaired or fault.harmless for fault in faults) else 1
+    bad = [fault.path for fault in faults if not (fault.repaired or fault.harmless)]
+    found = {"kind": "verify", "place": str(folder), "full": full, "problems": bad}
+    found |= {"faults": list(map(asdict, faults))}
+    return Found(found, apart=False) if world.rank == 0 else None
 
 
 def _folder_to_verify(
@@ -166,19 +135,7 @@ def _folder_to_verify(
     return object_path(named), world.on_first(access_of)
 
 
-def _found(faults: Sequence[Any]) -> str:
-    """Return "2 bad files, 1 written again, 1 extra file"."""
-    bad = [fault for fault in faults if not fault.extra]
-    repaired = sum(fault.repaired for fault in bad)
-    parts = [counted(len(bad), "bad file") if bad else "no bad files"]
-    if repaired:
-        parts.append(f"{repaired:,} written again")
-    if len(faults) > len(bad):
-        parts.append(counted(len(faults) - len(bad), "extra file"))
-    return ", ".join(parts)
-
-
-def run(workload: Workload, world: World, words: Words) -> int:
+def run(workload: Workload, world: World, words: Words) -> Found | None:
     """replay the workload; PASS or FAIL, samples/s, AU, and the limit"""
     live = Live()
 
@@ -186,136 +143,105 @@ def run(workload: Workload, world: World, words: Words) -> int:
         there = "" if live.folder is None else f"its records are in {live.folder}; "
         return f"{there}this runs it again"
 
+    if {"--json", "--csv"} & words.options.keys() and not workload.workflow.train:
+        raise WorkloadError("--json and --csv tell of a run; workflow.train=false makes none")
     with _interrupted(what, "run", words, world):
-        return _run(workload, world, words, live)
+        return _run(workload, world, live)
 
 
-def _run(workload: Workload, world: World, words: Words, live: Live) -> int:
-    """Write the dataset if that is asked for, and run; return the exit status."""
-    from dlemu.cli.report import show, show_on_the_way
-    from dlemu.judge.judgement import EXIT_STATUS
+def _run(workload: Workload, world: World, live: Live) -> Found | None:
+    """Write the dataset if that is asked for, and run."""
     from dlemu.run.job import check_job, run_job
+    from dlemu.run.protocol import run_protocol
 
-    def for_scripts() -> Script:
-        script = Script.of(words, RUN)
-        if script.is_asked and not workload.workflow.train:
-            raise WorkloadError("--json and --csv tell of a run; workflow.train=false makes none")
-        return script
-
-    script = world.on_first(for_scripts)
     if workload.workflow.generate_data:
         if workload.workflow.train:
             check_job(workload, world)
-        _generate(workload, world)
+        written = _generate(workload, world)
+        if not workload.workflow.train:
+            return written
+        if written is not None:
+            show(written.document, apart=False)
     if not workload.workflow.train:
-        if world.rank == 0 and not workload.workflow.generate_data:
+        if world.rank == 0:
             say("nothing was done: workflow.train and workflow.generate_data are false")
-        return 0
-    if workload.division == "closed" or workload.runs > 1 or workload.warmup:
-        from dlemu.run.protocol import run_protocol
+        return None
 
-        def tell(folder: Any, summary: Any, outcomes: Any) -> None:
-            show(folder, summary)
-            row = run_row(workload, folder, summary, [each.summary for each in outcomes])
-            script.tell(run_document(folder, summary), [row])
+    def on_the_way(folder: Path, summary: Any) -> None:
+        show(in_folder(folder, summary), is_last=False)
 
-        with show_progress("run", live.now, on=shows(workload, world)):
-            return run_protocol(
-                workload, world=world, say=say, on_run=show_on_the_way, on_end=tell, live=live
-            )
+    several = workload.division == "closed" or workload.runs > 1 or workload.warmup
+    found: tuple[Path, Any] | None
     with show_progress("run", live.now, on=shows(workload, world)):
-        outcome = run_job(workload, world=world, say=say, live=live, on_cut=show_on_the_way)
-    status = 0
-    if outcome is not None:
-        show(outcome.folder, outcome.summary)
-        script.tell(
-            run_document(outcome.folder, outcome.summary),
-            [run_row(workload, outcome.folder, outcome.summary)],
-        )
-        status = EXIT_STATUS[outcome.summary["verdict"]]
-    return world.broadcast(status)
+        if several:
+            found = run_protocol(workload, world=world, say=say, on_run=on_the_way, live=live)
+        else:
+            outcome = run_job(workload, world=world, say=say, live=live, on_cut=on_the_way)
+            found = None if outcome is None else (outcome.folder, outcome.summary)
+    return found and Found(in_folder(*found), [workload])
 
 
-def size(workload: Workload, world: World, words: Words) -> int:
+def in_folder(folder: Path, document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a document with the folder of its files."""
+    return {"folder": str(folder), **document}
+
+
+def size(workload: Workload, world: World, words: Words) -> Found | None:
     """find the most emulated accelerators that this storage feeds, by measured search"""
-    from dlemu.sizing.answers import document_of
-
-    script = world.on_first(lambda: Script.of(words, SIZE))
-    live = Live()
-    with show_progress("size", live.now, on=shows(workload, world)):
-        answers = size_storage(workload, world, words.as_typed, live)
-    if world.rank == 0:
-        script.tell(document_of(answers), [size_row(answer) for answer in answers])
-    return 2 if any(answer.num_accelerators == 0 for answer in answers) else 0
-
-
-def size_storage(
-    workload: Workload, world: World, typed: Sequence[str] = (), live: Live | None = None
-) -> "list[Sized]":
-    """Size every target and workload; rank 0 shows each answer and writes tables and pictures.
-
-    `typed` are the words behind `dlemu size`, for the command that resumes.
-    """
     from dlemu.library import keep
-    from dlemu.report.sizing import present_answer, present_table
-    from dlemu.report.text import answer_of
+    from dlemu.sizing.answers import Sized, document_of, find_jobs
     from dlemu.sizing.measured import size_all
 
     def resume(folder: Path) -> str:
+        typed = words.as_typed
         named = any(word.lstrip("+").startswith("output.folder=") for word in typed)
         more = [] if named else [f"output.folder={folder}"]
         return shlex.join(["dlemu", "size", *typed, *more])
 
-    def show(answers: "list[Sized]") -> None:
-        say(answer_of(present_answer(answers[-1].fields), apart=True))
+    def tell(answers: list[Sized]) -> None:
+        if len(answers) < len(find_jobs(workload, silent)):
+            show(answers[-1].document, is_last=False)
         keep(answers, say)
 
-    answers = size_all(workload, world, say, on_answer=show, go_on=resume, live=live)
-    if world.rank == 0:
-        if len(answers) > 1:
-            table = present_table([answer.fields for answer in answers])
-            say(answer_of(table, apart=True))
-        say(f"results: {answers[0].folder}")
-    return answers
+    live = Live()
+    with show_progress("size", live.now, on=shows(workload, world)):
+        answers = size_all(workload, world, say, on_answer=tell, go_on=resume, live=live)
+    if world.rank != 0:
+        return None
+    folder = answers[0].folder
+    say(f"results: {folder}")
+    return Found(in_folder(folder, document_of(answers)), [each.workload for each in answers])
 
 
-def predict(workload: Workload, world: World, words: Words) -> int:
-    """say what a storage would feed, from a drive's rates or a calibration, with its error"""
-    return predict_all([workload], world, words)
+def predict(workloads: Sequence[Workload], world: World, words: Words) -> Found | None:
+    """say what a storage would feed, from a drive's rates or a calibration, with its error
 
-
-def predict_all(workloads: Sequence[Workload], world: World, words: Words) -> int:
-    """Predict, for each of several values such as drives and their numbers in one table."""
-    from dlemu.report.predict import present_cached, present_prediction, present_predictions
-    from dlemu.report.text import answer_of
+    Several values, such as drives and their numbers, are a workload each and one table.
+    """
     from dlemu.sizing.predict import asks_for_cache, keep, predict_cached
     from dlemu.sizing.predict import predict as foretell
 
     if world.rank != 0:
-        return 0
+        return None
     first, *others = workloads
     if others and any(_asks_for_checkpoints(each) or asks_for_cache(each) for each in workloads):
         raise WorkloadError(
             "a table of several predictions has no cache and no checkpoints; give one value a key"
         )
     if _asks_for_checkpoints(first):
-        _predict_checkpoint(first, words)
-        return 0
-    script = Script.of(words, PREDICT)
-    cached = predict_cached(first) if asks_for_cache(first) else None
-    each = [cached.cold, cached.warm] if cached else list(map(foretell, workloads))
-    found = (cached or each[0]).document
-    blocks = present_cached(found) if cached else present_prediction(found)
-    if others:
-        documents = [one.document for one in each]
-        found, blocks = (
-            {"kind": "predictions", "answers": documents},
-            present_predictions(documents),
-        )
-        keep(first, found)
-    say(answer_of(blocks))
-    script.tell(found, list(map(predict_row, each)))
-    return 0
+        from dlemu.checkpoint.plan import predict_checkpoint
+
+        if "--csv" in words.options:
+            raise WorkloadError("--csv has no columns for checkpoints; take --json")
+        return Found(predict_checkpoint(first), apart=False)
+    if asks_for_cache(first):
+        return Found(predict_cached(first).document, [first, first], apart=False)
+    documents = [foretell(each).document for each in workloads]
+    if not others:
+        return Found(documents[0], [first], apart=False)
+    table: dict[str, object] = {"kind": "predictions", "answers": documents}
+    keep(first, table)
+    return Found(table, workloads, apart=False)
 
 
 def _asks_for_checkpoints(workload: Workload) -> bool:
@@ -324,41 +250,25 @@ def _asks_for_checkpoints(workload: Workload) -> bool:
     return alone or "model" in workload.given or workload.made_from in named("model")
 
 
-def _predict_checkpoint(workload: Workload, words: Words) -> None:
-    from dlemu.checkpoint.plan import predict_checkpoint
-    from dlemu.report.checkpoint import present_predicted_checkpoint
-    from dlemu.report.text import answer_of
-
-    if "--csv" in words.options:
-        raise WorkloadError("--csv has no columns for checkpoints; take --json")
-    found = predict_checkpoint(workload)
-    say(answer_of(present_predicted_checkpoint(found)))
-    if "--json" in words.options:
-        answer(json_text(found))
-
-
-def calibrate(workload: Workload, world: World, words: Words) -> int:
+def calibrate(workload: Workload, world: World, words: Words) -> None:
     """measure what this host can move and how fast the storage is, for dlemu predict"""
-    from dlemu.report.predict import present_calibration
-    from dlemu.report.text import answer_of
     from dlemu.sizing.calibrate import calibrate_host
 
-    def show(found: Any) -> None:
-        say(answer_of(present_calibration(found.model_dump(), workload.demand), apart=True))
+    def tell(found: Any) -> None:  # before it is written: the disk may have become full
+        demand = {"kind": "calibration", "demand_bytes_per_second": workload.demand}
+        show({**demand, **found.model_dump()})
 
     live = Live()
     with show_progress("calibrate", live.now, on=shows(workload, world)):
-        calibrate_host(workload, world, say, live, on_found=show)
-    return 0
+        calibrate_host(workload, world, say, live, on_found=tell)
 
 
-def checkpoint(workload: Workload, world: World, words: Words) -> int:
+def checkpoint(workload: Workload, world: World, words: Words) -> Found | None:
     """write a model's checkpoints, read them back, and say how long each takes"""
     from dlemu.checkpoint.command import run_checkpoints
     from dlemu.checkpoint.crew import Progress
-    from dlemu.judge.judgement import EXIT_STATUS
-    from dlemu.report.checkpoint import present_checkpoint, present_plan
-    from dlemu.report.text import answer_of, render_text
+    from dlemu.report.checkpoint import present_plan
+    from dlemu.report.text import render_text
 
     if "--verify" in words.options:
         workload = workload.with_keys({"checkpoint.verify": True})
@@ -373,26 +283,14 @@ def checkpoint(workload: Workload, world: World, words: Words) -> int:
             ),
             progress=progress,
         )
-    if found is None:
-        return 0
-    folder, summary = found
-    say(answer_of(present_checkpoint(summary), apart=True))
-    say(f"results: {folder}")
-    if "--json" in words.options:
-        answer(json_text(run_document(folder, summary)))
-    return EXIT_STATUS.get(summary["verdict"], 0)
+    return found and Found(in_folder(*found))
 
 
-def steptime(workload: Workload, world: World, words: Words) -> int:
+def steptime(workload: Workload, world: World, words: Words) -> Found:
     """time real training steps on this host's GPU; write a workload with their times"""
-    from dlemu.report.blocks import Command
-    from dlemu.report.text import answer_of
-    from dlemu.report.tools import present_steptime
     from dlemu.tools.steptime.job import measure_steps
 
     document, path = measure_steps(workload, say)
     folder = workload.dataset.data_folder or "/path/on/the/storage"
     use = f"dlemu run workload={path} {word('dataset.data_folder', folder)}"
-    blocks = [Command("results", str(path.parent)), Command("use it", use)]
-    say(answer_of([*present_steptime(document), *blocks], apart=True))
-    return 0
+    return Found({"kind": "steptime", **in_folder(path.parent, document), "command": use})

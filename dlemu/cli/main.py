@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.cli.commands import COMMANDS, Command, usage
+from dlemu.cli.output import Output, json_text
 from dlemu.cli.words import DRY_RUN, Words, parse, refusal, with_command_first
 from dlemu.config.compose import (
     compose_words,
@@ -25,7 +26,7 @@ from dlemu.config.compose import (
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.ranks.ending import Interrupts
 from dlemu.ranks.mpi import make_world
-from dlemu.ranks.world import PeerError, World
+from dlemu.ranks.world import Alone, PeerError, World
 from dlemu.terminal import (
     Answer,
     answer,
@@ -50,6 +51,8 @@ _REMEDIES = {
     errno.EROFS: "; name a place that can be written to",
     errno.ENOSPC: "; make room, or name a place with more",
 }
+_FAILURES = (DlemuError, OSError, MemoryError, RecursionError)
+"""What ends a command, and one job of several, with a line."""
 _MODES = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
 
 
@@ -79,7 +82,7 @@ def run(arguments: Sequence[str]) -> int:
             # The program that read our output has ended; the flush at exit must not fail, too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        except (DlemuError, OSError, MemoryError, RecursionError) as error:
+        except _FAILURES as error:
             complain(_line(error, world))
             return 1
 
@@ -128,9 +131,9 @@ def _answer(arguments: Sequence[str]) -> Answer | None:
     if name in ("--help", "-h", "help"):
         return _help_on(words)
     if name in ("--version", "-V"):
-        from importlib.metadata import version
+        from dlemu.plugins import own_version
 
-        return Answer(f"dlemu {version('dlemu')}")
+        return Answer(f"dlemu {own_version()}")
     if name in COMMANDS and {"--help", "-h", "--help-all"} & {*words}:
         return _help_on([name, *words])
     return None
@@ -176,16 +179,18 @@ def call(name: str, words: Sequence[str], world: World) -> int:
                 "started: start it without mpirun; dlemu run measures with all ranks"
             )
         return 1
-    if command.function and world.rank != 0 and not command.by_ranks:
-        return 0
+    if command.function and not command.by_ranks:
+        if world.rank != 0:
+            return 0
+        world = Alone()
     with keep_stdout("--json" in words):
         if not command.function:
             return _Job(name, command).call(words, world)
-        module, _, name = command.function.partition(":")
-        function = getattr(import_module(module), name)
-        if not command.by_ranks:
-            return int(function(parse(words, command.options)))
-        return int(function(world.on_first(lambda: parse(words, command.options)), world))
+        parsed = world.on_first(lambda: parse(words, command.options))
+        output = world.on_first(lambda: Output.of(name, parsed))
+        module, _, function = command.function.partition(":")
+        found = getattr(import_module(module), function)
+        return output.take(found(parsed, world) if command.by_ranks else found(parsed), world)
 
 
 @dataclass(frozen=True)
@@ -200,18 +205,49 @@ class _Job:
         jobs = world.on_first(lambda: self._compose(words, world))
         if jobs is None:
             return 1
-        if self.name == "predict" and len(jobs) > 1 and "--cfg" not in jobs[0][1].options:
-            from dlemu.cli.jobs import predict_all
+        output = world.on_first(lambda: Output.of(self.name, jobs[0][1]))
+        first, parsed = jobs[0]
+        if self.name == "predict" and "--cfg" not in parsed.options:
+            from dlemu.cli.jobs import predict
 
-            return predict_all([workload for workload, _ in jobs], world, jobs[0][1])
-        statuses = [self._do(workload, parsed, world) for workload, parsed in jobs]
-        if len(jobs) > 1 and world.rank == 0 and not {"--cfg", DRY_RUN} & jobs[0][1].options.keys():
+            return output.take(predict([job for job, _ in jobs], world, parsed), world)
+        if len(jobs) == 1:
+            return self._do(first, parsed, output, world)
+        return self._do_all(jobs, output, world)
+
+    def _do_all(self, jobs: Sequence[tuple[Any, Words]], output: Output, world: World) -> int:
+        """Do several jobs, also behind one that fails; return the exit status.
+
+        Of several ranks, those that do not fail are still in that job: the sweep ends there.
+        """
+        from dlemu.report.present import worst
+
+        failures: dict[Path, str] = {}
+        status = 0
+        for workload, parsed in jobs:
+            folder = Path(workload.output.folder or "")
+            try:
+                status = worst([status, self._do(workload, parsed, output, world)])
+                failures[folder] = ""
+            except BrokenPipeError:
+                raise
+            except _FAILURES as error:
+                status, failures[folder] = 1, _line(error, world)
+                if world.num_ranks > 1:
+                    self._show_across(failures, jobs[0][1], world)
+                    raise
+                complain(failures[folder])
+        self._show_across(failures, jobs[0][1], world)
+        return status
+
+    def _show_across(self, failures: dict[Path, str], words: Words, world: World) -> None:
+        """Print one table of several jobs, unless they only said what they would do."""
+        if world.rank == 0 and not {"--cfg", DRY_RUN} & words.options.keys():
             from dlemu.cli.report import show_across
 
-            show_across([Path(workload.output.folder) for workload, _ in jobs])
-        return next(status for status in (1, 2, 0) if status in statuses)
+            show_across(failures)
 
-    def _do(self, workload: Any, words: Words, world: World) -> int:
+    def _do(self, workload: Any, words: Words, output: Output, world: World) -> int:
         """Do one job; return the exit status."""
         if workload is not None and "--cfg" in words.options:
             if world.rank == 0:
@@ -222,8 +258,9 @@ class _Job:
         if DRY_RUN in words.options:
             from dlemu.cli.dry import dry_run
 
-            return dry_run(self.name, workload, world)
-        return int(getattr(import_module("dlemu.cli.jobs"), self.name)(workload, world, words))
+            return output.take(dry_run(self.name, workload, world), world)
+        function = getattr(import_module("dlemu.cli.jobs"), self.name)
+        return output.take(function(workload, world, words), world)
 
     def _show(self, workload: Any, *, as_json: bool) -> None:
         """Print all keys with their values."""
@@ -232,8 +269,6 @@ class _Job:
         if not as_json:
             say(Answer(dump_workload(workload).rstrip("\n")))
             return
-        from dlemu.cli.scripts import json_text
-
         answer(json_text(workload.model_dump(mode="json", exclude={"given", "ignored"})))
 
     def _compose(self, words: Sequence[str], world: World) -> list[tuple[Any, Words]] | None:

@@ -9,18 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dlemu.cli.output import Found
 from dlemu.cli.progress import Doing, show_progress
-from dlemu.cli.scripts import Script, drive_models, short_hash
+from dlemu.cli.scripts import drive_models, short_hash
 from dlemu.cli.words import DRY_RUN, Words
 from dlemu.host.place import find_host
-from dlemu.host.wear import WearFields
 from dlemu.judge.records import write_text
 from dlemu.judge.summary import time_of_day
+from dlemu.plugins import own_version
 from dlemu.ranks.world import World
 from dlemu.report.in_run import wear_line
 from dlemu.report.paths import plots_of, present_paths
 from dlemu.report.table import Row
-from dlemu.report.text import answer_of, render_text
+from dlemu.report.text import render_text
 from dlemu.terminal import detail, say
 from dlemu.tools.paths.blocks import Asked
 from dlemu.tools.paths.cells import Cell
@@ -39,28 +40,25 @@ COLUMNS = (
 """Of --csv; new ones come last."""
 
 
-def main(words: Words, world: World) -> int:
-    """Run `dlemu paths`; return the exit status. All ranks call it."""
+def main(words: Words, world: World) -> Found | None:
+    """Return what `dlemu paths` finds, on rank 0. All ranks call it."""
     plan = world.on_first(lambda: plan_of(words))
-    script = world.on_first(lambda: Script.of(words, COLUMNS))
     doing, dry = Doing(), DRY_RUN in words.options
     shown = plan.progress == "on" and world.rank == 0 and not dry
-
-    def tell(wear: WearFields) -> None:
-        detail(wear_line(wear))
-
     with show_progress("paths", lambda: str(doing), on=shown):
-        cells = run_paths(plan, say, doing.begin, tell, world=world, dry=dry)
+        cells = run_paths(
+            plan, say, doing.begin, lambda wear: detail(wear_line(wear)), world=world, dry=dry
+        )
     if world.rank != 0 or dry:
-        return 0
+        return None
     document = document_of(cells, plan.output)
-    say(answer_of(present_paths(document), apart=True))
     _write(document, plan.output)
-    say(f"\n{plan.output}/paths.csv, paths.json, paths.txt")
-    rows = document["cells"]
-    common = {"time": time_of_day(), "folder": plan.output}
-    script.tell(rows, [common | _flat(row) | _origin(row, plan.output) for row in rows])
-    return 0
+    say(f"results: {plan.output}/paths.csv, paths.json, paths.txt")
+    label = words.options.get("--label", "")
+    own = {"time": time_of_day(), "label": label, "dlemu_version": own_version()}
+    own |= {"folder": str(plan.output)}
+    rows = [own | _flat(row) | _origin(row, plan.output) for row in document["cells"]]
+    return Found(document, rows=rows)
 
 
 def plan_of(words: Words) -> Sweep:

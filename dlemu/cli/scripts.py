@@ -1,30 +1,24 @@
-"""For scripts: an answer as one JSON document (--json), and as rows of a CSV file (--csv)."""
+"""The tables of --csv: their columns, and where in a document the value of each is."""
 
 import hashlib
-import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from dlemu.cli.words import Words
 from dlemu.config.published import value_of
-from dlemu.errors import WorkloadError
 from dlemu.host.place import find_host
-from dlemu.judge.records import plain
+from dlemu.judge.outcome import counting_rows
 from dlemu.judge.summary import time_of_day
-from dlemu.report.table import Row, append_rows, check_table
-from dlemu.terminal import answer
+from dlemu.plugins import own_version
+from dlemu.report.blocks import Document
+from dlemu.report.sizing import shown_runs
 from dlemu.units import each_once
 
 if TYPE_CHECKING:
     from dlemu.config.model import Workload
-    from dlemu.dataset.rule import DatasetSize
-    from dlemu.sizing.answers import Sized
-    from dlemu.sizing.predict import Predicted
 
 _FIRST = ("time", "id", "label", "workload")
 _LAST = ("host", "drive_model", "dlemu_version", "overrides_hash", "folder")
@@ -49,148 +43,143 @@ DATASIZE = (
     *(*_FIRST, "num_accelerators", "num_files", "num_samples", "num_bytes", "decided_by"),
     *("memory_bytes", "dlemu_version", "overrides_hash"),
 )
+LOAD = (
+    *("time", "id", "label", "model", "scale", "num_files", "num_bytes", "way", "readers"),
+    *("seconds", "read_MB_per_second", "share_of_drive", "drive_MB_per_second"),
+    *("cpu_seconds", "pages_before", "dlemu_version"),
+)
+
+_Source = str | Callable[[Document], Any]
 
 
-@dataclass(frozen=True)
-class Script:
-    """Where the answer of a command goes, beside the terminal."""
+def _mean_of(parts: str, name: str) -> Callable[[Document], float | None]:
+    """Return the mean of a field over the parts of a row, such as the runs that count."""
 
-    as_json: bool
-    table: Path | None
-    columns: Sequence[str]
-    label: str
+    def mean(row: Document) -> float | None:
+        values = [part[name] for part in row[parts]]
+        return fmean(values) if values else None
 
-    @classmethod
-    def of(cls, words: Words, columns: Sequence[str]) -> "Script":
-        """Return what the words ask for; a file that will not take the rows is refused now.
-
-        Raises:
-            WorkloadError: --label stands without --csv, or the file cannot be appended to.
-        """
-        table = words.path("--csv")
-        if table is None and "--label" in words.options:
-            raise WorkloadError("--label is a column of --csv FILE; name the file as well")
-        if table is not None:
-            check_table(table, columns)
-        label = words.options.get("--label", "")
-        return cls("--json" in words.options, table, columns, label)
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether a script waits for an answer."""
-        return self.as_json or self.table is not None
-
-    def tell(self, document: Any, rows: Sequence[Row]) -> None:
-        """Append the rows and print the document, as far as asked for."""
-        if self.table is not None:
-            common = {"label": self.label, "dlemu_version": version("dlemu")}
-            append_rows(self.table, self.columns, [common | dict(row) for row in rows])
-        if self.as_json:
-            answer(json_text(document))
+    return mean
 
 
-def json_text(value: Any, *, indent: int | None = 2) -> str:
-    """Return JSON in ASCII without control characters; what is not finite becomes null."""
-    return json.dumps(plain(value), indent=indent).replace("\x7f", "\\u007f")
+def _mega(found: _Source) -> Callable[[Document], float | None]:
+    """Return a value in millions."""
+
+    def divided(row: Document) -> float | None:
+        value: Any = value_of(row, found) if isinstance(found, str) else found(row)
+        return None if value is None else value / 1e6
+
+    return divided
 
 
-def run_document(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what --json prints of a run or of several: as `dlemu report --json`."""
-    return {"folder": str(folder)} | dict(summary)
+_RUN: Mapping[str, _Source] = {
+    "time": "start",
+    "au_percent": "metric.train_au_mean_percentage",
+    "min_accelerator_au_percent": "metric.train_au_min_accelerator_percentage",
+    "samples_per_second": "metric.train_throughput_mean_samples_per_second",
+    "read_MB_per_second": _mega("measured.read_bytes_per_second"),
+    "limit": "limit.name",
+    "host": "hostname",
+    "drive_model": lambda row: drive_models(row.get("system") or ()),
+    "runs": lambda row: 1,
+}
+_PREDICTED: Mapping[str, _Source] = {
+    "au_percent": "au_percentage",
+    "read_MB_per_second": _mega("read_bytes_per_second"),
+}
+_SOURCES: Mapping[str, Mapping[str, _Source]] = {
+    "run": _RUN,
+    "runs": {
+        **_RUN,
+        "au_percent": "au_percentage.mean",
+        "min_accelerator_au_percent": lambda row: min(
+            each["min_accelerator_au_percentage"] for each in row["counting"]
+        ),
+        "samples_per_second": "samples_per_second.mean",
+        "read_MB_per_second": _mega(_mean_of("counting", "read_bytes_per_second")),
+        "limit": lambda row: each_once(each["limit"] for each in row["counting"]),
+        "runs": lambda row: len(row["counting"]),
+    },
+    "sizing": {
+        "interval_low": lambda row: row["interval"] and row["interval"][0],
+        "interval_high": lambda row: row["interval"] and row["interval"][1],
+        "threshold_percent": "threshold",
+        "au_percent": _mean_of("shown", "au_percentage"),
+        "samples_per_second": _mean_of("shown", "samples_per_second"),
+        "read_MB_per_second": _mega(_mean_of("shown", "read_bytes_per_second")),
+        "runs": lambda row: len(row["points"]),
+        "host": "here.host",
+        "drive_model": lambda row: drive_models([row["here"]]),
+        "remarks": lambda row: "; ".join(row["remarks"]),
+        "first": lambda row: row["first"] is not None,
+    },
+    **dict.fromkeys(("prediction", "predictions", "cached prediction"), _PREDICTED),
+    "datasize": {"memory_bytes": "memory.num_bytes"},
+    "load": {
+        "read_MB_per_second": _mega("bytes_per_second"),
+        "drive_MB_per_second": _mega("drive_bytes_per_second"),
+    },
+}
+"""By kind of document, what stands in a column: the value of a dotted name, or of a function of the
+row. A column that is not here has the value of its own name."""
 
 
-def run_row(
-    workload: "Workload",
-    folder: Path,
-    document: Mapping[str, Any],
-    runs: Sequence[Mapping[str, Any]] = (),
-) -> Row:
-    """Return the row of a run, or of several: `runs` that count, of which it has the means."""
-    runs = runs or [document]
-
-    def over(path: str) -> list[float]:
-        return [cast(float, value_of(run, path)) for run in runs]
-
-    return {
-        **_common(workload, folder.resolve(), document["start"]),
-        "time": document["start"],
-        "num_accelerators": runs[0]["num_accelerators"],
-        "au_percent": fmean(over("metric.train_au_mean_percentage")),
-        "min_accelerator_au_percent": min(over("metric.train_au_min_accelerator_percentage")),
-        "samples_per_second": fmean(over("metric.train_throughput_mean_samples_per_second")),
-        "read_MB_per_second": fmean(over("measured.read_bytes_per_second")) / 1e6,
-        "verdict": document["verdict"],
-        "limit": each_once(run["limit"]["name"] for run in runs),
-        "host": runs[0]["hostname"],
-        "drive_model": drive_models(runs[0].get("system", ())),
-        "folder": folder,
-        "runs": len(runs),
-    }
+def rows_of(
+    document: Document, workloads: Sequence["Workload"], columns: Sequence[str], label: str
+) -> list[dict[str, object]]:
+    """Return the rows of a document by column; `workloads` are those of its parts."""
+    own = {"label": label, "dlemu_version": own_version()}
+    sources = _SOURCES[document["kind"]]
+    rows = []
+    for part, workload in zip_longest(_parts(document), workloads):
+        row = {**document, **part, **own}
+        row |= _written(row, workload)
+        taken = {column: sources.get(column, column) for column in columns}
+        rows.append(
+            {
+                column: value_of(row, source) if isinstance(source, str) else source(row)
+                for column, source in taken.items()
+            }
+        )
+    return rows
 
 
-def size_row(answer: "Sized") -> Row:
-    """Return the row of one target and workload."""
-    low, high = answer.interval or (None, None)
-    rate = answer.mean("read_bytes_per_second")
-    here = find_host(Path(answer.target.folder))
-    same = ("num_accelerators", "at_least", "real_accelerators", "limit")
-    return {
-        **_common(answer.workload, answer.folder.resolve(), answer.target.name),
-        **{name: getattr(answer, name) for name in same},
-        "target": answer.target.name,
-        "drives": answer.target.num_drives,
-        "interval_low": low,
-        "interval_high": high,
-        "threshold_percent": answer.threshold,
-        "au_percent": answer.mean("au_percentage"),
-        "samples_per_second": answer.mean("samples_per_second"),
-        "read_MB_per_second": rate and rate / 1e6,
-        "remarks": "; ".join(answer.remarks),
-        "first": answer.first is not None,
-        "quick": answer.workload.size.quick,
-        "runs": len(answer.points),
-        "seconds": answer.seconds,
-        "host": here["host"],
-        "drive_model": drive_models([here]),
-        "folder": answer.folder,
-    }
+def _parts(document: Document) -> Iterable[Document]:
+    """Return the parts of a document that are a row each, with what their columns are made of."""
+    match document["kind"]:
+        case "runs":
+            return [{"counting": counting_rows(document["runs"])}]
+        case "sizing":
+            return [
+                {**each, "shown": shown_runs(each), "here": find_host(Path(each["data_folder"]))}
+                for each in document["answers"]
+            ]
+        case "predictions":
+            return list(document["answers"])
+        case "cached prediction":
+            return [document["cold"], document["warm"]]
+        case "load":
+            return list(document["cells"])
+        case _:
+            return [{}]
 
 
-def predict_row(answer: "Predicted") -> Row:
-    """Return the row of a prediction."""
-    same = ("num_accelerators", "low", "high", "at_least", "real_accelerators", "calibrated")
-    return {
-        **_common(answer.workload, time.time_ns()),
-        **{name: getattr(answer, name) for name in (*same, "limit", "minutes")},
-        "drive": answer.drive.name,
-        "drives": answer.workload.drives,
-        "au_percent": answer.au_percentage,
-        "read_MB_per_second": answer.read_bytes_per_second / 1e6,
-    }
-
-
-def datasize_row(size: "DatasetSize") -> Row:
-    """Return the row of a dataset's size."""
-    return {
-        **size.document,
-        **_common(size.workload, time.time_ns()),
-        "memory_bytes": size.memory.num_bytes,
-    }
-
-
-def _common(workload: "Workload", *identity: object) -> dict[str, Any]:
-    """Return the first columns, and the hash of what the user asked for."""
+def _written(row: Document, workload: "Workload | None") -> Document:
+    """Return what no document holds: when a row is written, its name, and what was asked for."""
+    identity: tuple[object, ...]
+    if "folder" in row:
+        identity = (Path(row["folder"]).resolve(), row.get("target") or row["start"])
+    else:
+        identity = (time.time_ns(), *(row[name] for name in ("way", "readers") if name in row))
+    own = {"time": time_of_day(), "id": short_hash(row.get("workload"), *identity)}
+    if workload is None:
+        return own
     tree = workload.model_dump(mode="json")
     asked = {key: value_of(tree, key) for key in workload.given if not key.startswith("output.")}
-    return {
-        "time": time_of_day(),
-        "id": short_hash(workload.name, *identity),
-        "workload": workload.name,
-        "overrides_hash": short_hash(workload.name, sorted(asked.items())),
-    }
+    return own | {"overrides_hash": short_hash(workload.name, sorted(asked.items()))}
 
 
-def drive_models(hosts: Iterable[Mapping[str, Any]]) -> str:
+def drive_models(hosts: Iterable[Document]) -> str:
     """Return the models of all drives, each once."""
     return each_once(drive["model"] for host in hosts for drive in host["drives"])
 

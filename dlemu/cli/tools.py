@@ -1,39 +1,39 @@
-"""`dlemu try` and `dlemu doctor`: what needs no workload."""
+"""`dlemu try`, `dlemu doctor` and `dlemu load`: what needs no workload."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlemu.cli.scripts import SIZE, Script, json_text, size_row
+from dlemu.cli.output import Found
+from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.errors import WorkloadError
-from dlemu.report.text import answer_of
-from dlemu.terminal import answer, say
+from dlemu.terminal import say
 
 if TYPE_CHECKING:
     from dlemu.sizing.answers import Sized
     from dlemu.sizing.first import Trial
+    from dlemu.tools.model_load import Load
 
 
-def try_folder(words: Words) -> int:
-    """Run `dlemu try`; return the exit status."""
-    from dlemu.report.sizing import present_sizing, write_table
+def try_folder(words: Words) -> Found:
+    """Return what `dlemu try` finds."""
+    from dlemu.report.sizing import write_table
     from dlemu.sizing.answers import document_of
     from dlemu.sizing.first import try_storage
 
-    trial, script = trial_of(words), Script.of(words, SIZE)
+    trial = trial_of(words)
 
     def keep(answers: "list[Sized]") -> None:
         write_table(answers[0].folder, document_of(answers, trial.folder))
 
     answers = try_storage(trial, say, on_answer=keep)
-    document = document_of(answers, trial.folder)
+    folder = answers[0].folder
     if trial.keep:
         say(f"kept: {trial.folder / 'dlemu-try'}")
-    say(f"results: {answers[0].folder}")
-    say(answer_of(present_sizing(document), apart=True))
-    script.tell(document, list(map(size_row, answers)))
-    return 0
+    say(f"results: {folder}")
+    document = {"folder": str(folder), **document_of(answers, trial.folder)}
+    return Found(document, [answer.workload for answer in answers])
 
 
 def trial_of(words: Words) -> "Trial":
@@ -59,9 +59,8 @@ _DECIDED = ("dataset.data_folder", "dataset.num_files_train", "reader.odirect", 
 """Keys that a try decides itself."""
 
 
-def doctor(words: Words) -> int:
-    """Run `dlemu doctor`; return the exit status."""
-    from dlemu.report.tools import present_doctor, present_wear
+def doctor(words: Words) -> Found:
+    """Return what `dlemu doctor` finds."""
     from dlemu.tools.doctor import Examined, examined, worn
 
     asked, of_wear = Examined(**words.tree("doctor")), "--wear" in words.options
@@ -71,12 +70,37 @@ def doctor(words: Words) -> int:
             raise WorkloadError(
                 f"{key} has no effect with{'' if of_wear else 'out'} --wear; {remedy}"
             )
-    if of_wear:
-        document = worn(words.folder, asked)
-        say(answer_of(present_wear(document)))
-    else:
-        document = examined(words.folder or Path(), asked.reader)
-        say(answer_of(present_doctor(document)))
-    if "--json" in words.options:
-        answer(json_text(document))
-    return 1 if document.get("problems") else 0
+    here = words.folder
+    found = worn(here, asked) if of_wear else examined(here or Path(), asked.reader)
+    return Found(found, apart=False)
+
+
+def load(words: Words) -> Found:
+    """Return what `dlemu load` finds."""
+    from dlemu.tools.model_load import document_of, measure
+
+    asked = load_of(words)
+    if asked.target is None and not asked.files:
+        if "--csv" in words.options:
+            raise WorkloadError("--csv has a row for each read; name a target, or take --json")
+        return Found(document_of(asked), apart=False)
+    doing = Doing()
+    with show_progress("load", lambda: str(doing), on=asked.progress == "on"):
+        return Found(document_of(asked, measure(asked, say, doing.begin, doing.add)))
+
+
+def load_of(words: Words) -> "Load":
+    """Return what words mean."""
+    from dlemu.tools.model_load import Load
+
+    if words.others:
+        raise WorkloadError(f"{words.others[0]!r} is no key=value; write target={words.others[0]}")
+    values = words.tree("load")
+    if "model" in values and "files" in values:
+        raise WorkloadError("model and files exclude each other; give one of them")
+    if "model" not in values and "files" not in values:
+        raise WorkloadError("no model; write dlemu load model=llama2_70b, or files=FILE,FILE")
+    idle = {"target", "scale", "keep"} & values.keys() if "files" in values else set()
+    if idle:
+        raise WorkloadError(f"{', '.join(sorted(idle))} has no effect with files=; leave it out")
+    return Load(**values)

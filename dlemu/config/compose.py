@@ -226,6 +226,13 @@ def _joined(old: object, new: object) -> object:
     return {**old, **{key: _joined(old.get(key), value) for key, value in new.items()}}
 
 
+def value_of(tree: object, key: str) -> Any:
+    """Return the value of a dotted key; None where there is none. Without a key, the tree."""
+    for part in filter(None, key.split(".")):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
 def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
     """Yield each dotted key of a tree with its value."""
     for key, value in tree.items():
@@ -307,10 +314,8 @@ _GONE = object()
 
 
 def _delete(tree: dict[str, Any], key: str) -> None:
-    *sections, leaf = key.split(".")
-    for section in sections:
-        tree = tree.get(section) or {}
-    if tree.pop(leaf, _GONE) is _GONE:
+    above, _, leaf = key.rpartition(".")
+    if (value_of(tree, above) or {}).pop(leaf, _GONE) is _GONE:
         raise WorkloadError(f"~{key}: the workload's file sets no {key}; leave it out")
 
 

@@ -6,7 +6,7 @@ A key that would change what is read, in a way that dlemu does not have, is refu
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dlemu.config.compose import leaves, model_keys, named
+from dlemu.config.compose import leaves, model_keys, named, value_of
 from dlemu.errors import WorkloadError
 
 # DLIO's keys that have no effect here (sources: `LoadConfig` of both DLIO repositories, the files
@@ -41,7 +41,7 @@ _DECLINED = {
     "workflow.evaluation": "reads files of its own after an epoch, which dlemu does not",
 }
 """What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
-_AS_HERE = (None, False, "", [], 4, "on_demand", "multi", "posix", "row_group")
+_AS_HERE: tuple[object, ...] = (None, False, "", [], 4, "on_demand", "multi", "posix", "row_group")
 IGNORED = {"framework", "evaluation", "profiling", "logging", *_DECLINED} | {
     f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
 }
@@ -66,10 +66,8 @@ def translated(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
     """Yield the keys that have no effect here; they are taken out of the tree."""
     for key in sorted(IGNORED):
-        *above, leaf = key.split(".")
-        group: Any = raw
-        for part in above:
-            group = group.get(part) if isinstance(group, dict) else None
+        above, _, leaf = key.rpartition(".")
+        group = value_of(raw, above)
         if not isinstance(group, dict) or leaf not in group:
             continue
         value = group.pop(leaf)

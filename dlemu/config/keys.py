@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, SecretStr
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from dlemu.config import sections
 from dlemu.config.compose import PATH_KEYS, known_workloads, leaves
 from dlemu.config.model import Workload, check_workload, use_of
 from dlemu.config.published import published_row
-from dlemu.config.refusal import NO_KEYS, group_of
+from dlemu.config.refusal import NO_KEYS, allowed, group_of, in_words, written
 from dlemu.config.sections import Use
 from dlemu.storage.s3.location import in_bucket
 
@@ -81,11 +80,6 @@ class Job:
     def has_rows(self) -> bool:
         """Whether files hold rows of columns."""
         return self.workload.dataset.format == "parquet"
-
-    @property
-    def has_hdf5(self) -> bool:
-        """Whether files are HDF5's."""
-        return self.workload.dataset.format == "hdf5"
 
     @property
     def parses(self) -> bool:
@@ -164,9 +158,6 @@ def _users_keys(workload: Workload) -> list[str]:
     return list(dict.fromkeys("drive" if key.startswith("drive.") else key for key in keys))
 
 
-_SIZE = "bytes{} (as 4096, 64KiB, 1MB)"
-_SECONDS = "seconds (as 90, 50ms, 3min)"
-_BOUNDS = ("ge", "gt", "le", "lt")
 _PATHS = PATH_KEYS | {"workload"}
 
 
@@ -221,95 +212,16 @@ def keys_of_model(model: type[BaseModel], above: str = "") -> Iterator[Key]:
 
 
 def _key(name: str, meaning: str, hint: object, field: FieldInfo) -> Key:
-    values, choices = _words(name, hint)
+    choices, kinds = allowed(hint)
+    values = "path" if name in PATH_KEYS else in_words(choices, kinds)
     return Key(
         name=name,
         meaning=meaning.replace("None:", "null:").replace("empty:", "[]:"),
         values=values,
-        default=_written(field.get_default(call_default_factory=True)),
+        default=written(field.get_default(call_default_factory=True)),
         choices=choices,
         is_path=name in _PATHS or values.endswith("path"),
     )
-
-
-def _words(key: str, hint: object) -> tuple[str, tuple[str, ...]]:
-    """Return what a type allows in words, and its choices, which come first in them."""
-    allowed = [*_allowed(key, hint, {})]
-    choices = tuple(dict.fromkeys(text for is_choice, text in allowed if is_choice))
-    kinds = dict.fromkeys(text for is_choice, text in allowed if not is_choice)
-    return " or ".join([", ".join(choices), *kinds] if choices else kinds), choices
-
-
-def _allowed(key: str, hint: object, bounds: Mapping[str, float]) -> Iterator[tuple[bool, str]]:
-    """Yield what a type allows: whether it is a choice, and its text."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        base, *marks = inner
-        for each in (each for mark in marks for each in getattr(mark, "metadata", ())):
-            bounds = {**bounds, **{b: getattr(each, b) for b in _BOUNDS if hasattr(each, b)}}
-        for mark in marks:
-            if isinstance(mark, sections.Names):
-                yield from ((True, name) for name in mark.known())
-        if sections.DURATION in marks:
-            yield False, f"{_SECONDS}{_span(bounds)}"
-        elif any(isinstance(m, BeforeValidator) and m.func in sections.SIZES for m in marks):
-            per = " per second" if key.endswith("bandwidth") else ""
-            yield False, f"{_SIZE.format(per)}{_span(bounds)}"
-        else:
-            yield from _allowed(key, base, bounds)
-    elif origin is Literal:
-        yield from ((True, _written(value)) for value in inner)
-    elif inner and origin is tuple:
-        yield False, f"list [A,B,...], each {_words(key, inner[0])[0]}"
-    elif inner:  # a choice of types
-        for each in inner:
-            yield from _allowed(key, each, bounds)
-    elif hint is bool:
-        yield from ((True, "true"), (True, "false"))
-    elif hint is not type(None):
-        yield False, f"{_kind(key, hint)}{_span(bounds)}"
-
-
-def _kind(key: str, kind: object) -> str:
-    if kind is sections.Distribution:
-        return "seconds, or the keys mean, stdev and type below it"
-    if key in PATH_KEYS or kind is Path:
-        return "path"
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return "a group of keys"
-    unit = "seconds" if key.endswith(("_seconds", "_time")) else "number"
-    names = {int: "whole number", float: unit, str: "text", SecretStr: "text, never shown"}
-    return names.get(kind, "") if isinstance(kind, type) else ""
-
-
-def _span(bounds: Mapping[str, float]) -> str:
-    """Return ", 1 to 1,000", or what there is of it."""
-    low, high = bounds.get("ge"), bounds.get("le")
-    if low is not None and high is not None:
-        return f", {_number(low)} to {_number(high)}" if low != high else f", only {_number(low)}"
-    parts = [f"above {_number(bounds['gt'])}"] if "gt" in bounds else []
-    parts += [f"at least {_number(low)}"] if low is not None else []
-    parts += [f"at most {_number(high)}"] if high is not None else []
-    return f", {', '.join(parts)}" if parts else ""
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}" if value >= 2**40 else f"{value:,}".removesuffix(".0")
-
-
-def _written(value: object) -> str:
-    """Return a value as it is written on the command line."""
-    if isinstance(value, BaseModel):
-        return _written(value.mean) if isinstance(value, sections.Distribution) else "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if value is PydanticUndefined:
-        return ""
-    if isinstance(value, tuple):
-        return f"[{','.join(map(_written, value))}]"
-    return "null" if value is None else str(value)
 
 
 def _group(hint: object) -> type[BaseModel] | None:

@@ -16,6 +16,7 @@ import yaml
 from numpy.typing import NDArray
 
 from dlemu.config.compose import PATH_KEYS, SECRET_KEYS, known_workloads, leaves, named, set_key
+from dlemu.config.compose import value_of as value_of
 from dlemu.config.model import Workload, load_model, load_workload, use_of
 from dlemu.config.refusal import NO_KEYS
 from dlemu.errors import WorkloadError
@@ -64,13 +65,6 @@ def _value(workload: Workload, key: str) -> object:
     if isinstance(value, Mapping) and value.get("stdev") == 0 and value.get("type") == "normal":
         return value["mean"]
     return value
-
-
-def value_of(tree: object, key: str) -> object:
-    """Return the value of a dotted key; None where there is none."""
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def word(key: str, value: object) -> str:

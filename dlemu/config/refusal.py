@@ -1,38 +1,123 @@
-"""The one line for a key or value that is refused: the key, the bound, the value."""
+"""What a key may be, in words; and the line for one that is refused: the key, these, the value."""
 
-from collections.abc import Callable, Container, Iterable, Iterator
-from typing import get_args
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, SecretStr, ValidationError
+from pydantic_core import PydanticUndefined
 
 from dlemu.errors import did_you_mean
 
 NO_KEYS = ("ignored", "given", "made_from")
 """Fields of a workload that a user cannot set."""
 
-_BOUNDS = {
-    "greater_than_equal": "at least {ge:g}",
-    "greater_than": "greater than {gt:g}",
-    "less_than_equal": "at most {le:,.15g}",
-    "less_than": "less than {lt:g}",
-    "literal_error": "{expected}",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "text",
-    "string_too_short": "text of at least one character",
-    "string_too_long": "text of at most {max_length} characters",
-    "too_short": "a list of at least {min_length}",
-    "too_long": "a list of at most {max_length}",
-    "finite_number": "a finite number",
-    "multiple_of": "a multiple of {multiple_of}",
-    "tuple_type": "a list, as [A,B]",
-    "model_type": "a group of keys",
+
+@dataclass(frozen=True)
+class Names:
+    """Names that a key takes, though its type does not say them."""
+
+    known: Callable[[], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class Said(BeforeValidator):
+    """Reads values that people write, with a unit."""
+
+    words: str = ""
+    """What they are, with an example."""
+
+
+_SPANS = {
+    "gt": "above {}",
+    "ge": "at least {}",
+    "le": "at most {}",
+    "multiple_of": "a multiple of {}",
+    "min_length": "not empty",
+    "max_length": "of at most {}",
 }
+_KINDS: Mapping[object, str] = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    SecretStr: "text, never shown",
+    Path: "path",
+}
+
+
+def allowed(hint: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the choices that a type allows, and in words what else it does."""
+    found = [*_allowed(hint, {})]
+    choices = dict.fromkeys(text for is_choice, text in found if is_choice)
+    return tuple(choices), tuple(dict.fromkeys(text for is_choice, text in found if not is_choice))
+
+
+def in_words(choices: Sequence[str], kinds: Sequence[str]) -> str:
+    """Return what `allowed` found in one line."""
+    return " or ".join([", ".join(choices), *kinds] if choices else kinds)
+
+
+def _allowed(hint: object, bounds: Mapping[str, float]) -> Iterator[tuple[bool, str]]:
+    """Yield what a type allows: whether it is a choice, and its text."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        base, *marks = inner
+        for each in (each for mark in marks for each in getattr(mark, "metadata", ())):
+            bounds = {**bounds, **{b: getattr(each, b) for b in _SPANS if hasattr(each, b)}}
+        for mark in marks:
+            if isinstance(mark, Names):
+                yield from ((True, name) for name in mark.known())
+        if said := [mark.words for mark in marks if isinstance(mark, Said)]:
+            yield False, f"{said[-1]}{_span(bounds)}"
+        else:
+            yield from _allowed(base, bounds)
+    elif origin is Literal:
+        yield from ((True, written(value)) for value in inner)
+    elif inner and origin is tuple:
+        each = in_words(*allowed(inner[0]))
+        yield False, f"list [A,B,...]{_span(bounds)}, each {each}"
+    elif inner:  # a choice of types
+        for each in inner:
+            yield from _allowed(each, bounds)
+    elif hint is bool:
+        yield from ((True, "true"), (True, "false"))
+    elif isinstance(hint, type) and issubclass(hint, BaseModel):
+        yield False, "a group of keys"
+    elif hint in _KINDS:
+        yield False, f"{_KINDS[hint]}{_span(bounds)}"
+
+
+def _span(bounds: Mapping[str, float]) -> str:
+    """Return ", 1 to 1,000", or what there is of it."""
+    shown = {name: _number(bound) for name, bound in bounds.items()}
+    low, high = shown.get("ge"), shown.get("le")
+    parts = []
+    if low is not None and high is not None:
+        parts = [f"{low} to {high}" if low != high else f"only {low}"]
+        shown = {name: bound for name, bound in shown.items() if name not in ("ge", "le")}
+    parts += [said.format(shown[name]) for name, said in _SPANS.items() if name in shown]
+    return "".join(f", {part}" for part in parts)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if value >= 2**40 else f"{value:,}".removesuffix(".0")
+
+
+def written(value: object) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, BaseModel):
+        return written(getattr(value, "mean", None))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if value is PydanticUndefined:
+        return ""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(written, value))}]"
+    return "null" if value is None else str(value)
 
 
 def describe(
@@ -45,9 +130,8 @@ def describe(
 
     `first` returns the keys that are meant rather than others.
     """
-    errors = error.errors(include_url=False)
-    one = errors[0]
-    key = _dotted(one["loc"], model)
+    one = error.errors(include_url=False)[0]
+    key, hint = _place(one["loc"], model)
     if one["type"] == "extra_forbidden":
         return unknown_key(key, model, ignored, first())
     if one["type"] == "missing":
@@ -59,13 +143,11 @@ def describe(
         if text.startswith(key.split(".")[0]):
             return text
         return f"{key} {text}" if text.startswith("must ") else f"{key}: {text}"
-    # For a choice of types pydantic reports an error for each type: their bounds are joined.
-    bounds = []
-    for other in errors:
-        if _dotted(other["loc"], model) == key:
-            bound = _BOUNDS.get(other["type"])
-            bounds.append(bound.format(**other.get("ctx", {})) if bound else other["msg"])
-    return f"{key} must be {' or '.join(dict.fromkeys(bounds))}, got {_shown(one['input'])}"
+    choices, kinds = allowed(hint)
+    kinds = tuple(re.sub("^(whole|number|list|path)", r"a \1", kind) for kind in kinds)
+    if not kinds:
+        choices, kinds = choices[:-1], choices[-1:]
+    return f"{key} must be {in_words(choices, kinds)}, got {_shown(one['input'])}"
 
 
 def unknown_key(
@@ -118,17 +200,29 @@ def _shown(value: object) -> str:
     return f"{value:,.0f}" if abs(value) < 1e15 and value == int(value) else f"{value:,}"
 
 
-def _dotted(location: Iterable[int | str], model: type[BaseModel]) -> str:
-    """Return a key without the names that pydantic gives to the types of a choice."""
+def _place(location: Iterable[int | str], model: type[BaseModel]) -> tuple[str, object]:
+    """Return a key and its type, without the names that pydantic gives to the types of a choice."""
     parts: list[str] = []
     group: type[BaseModel] | None = model
+    hint: object = model
     for part in location:
         if isinstance(part, int):
             parts[-1] += f"[{part}]"
-            continue
-        if group is None:
+            hint = next(each for each in _types(hint) if get_origin(each) is tuple)
+            hint = get_args(hint)[0]
+            group = group_of(hint)
+        elif group is None:
             break
-        parts.append(part)
-        field = group.model_fields.get(part)
-        group = group_of(field.annotation) if field is not None else None
-    return ".".join(parts)
+        else:
+            parts.append(part)
+            hint = get_type_hints(group, include_extras=True).get(part)
+            group = group_of(hint)
+    return ".".join(parts), hint
+
+
+def _types(hint: object) -> Iterator[object]:
+    """Yield a type, and those that it is a choice of."""
+    yield hint
+    if get_origin(hint) is not tuple:
+        for each in get_args(hint):
+            yield from _types(each)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from dlemu.config.refusal import describe
+from dlemu.config.refusal import Names as Names
+from dlemu.config.refusal import Said, describe
 from dlemu.errors import WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.formats.csv import NUMBER_BYTES, TEXT_BYTES
@@ -72,8 +73,8 @@ def _sample_size(value: object) -> object:
         return float(parse_bytes(value))
 
 
-SIZES = (_size, _sample_size)
-"""What reads sizes with a unit."""
+_BYTES = "bytes (as 4096, 64KiB, 1MB)"
+_SIZE, _SAMPLE_SIZE = Said(_size, words=_BYTES), Said(_sample_size, words=_BYTES)
 
 
 _MOST_NAME_BYTES = 200
@@ -125,11 +126,11 @@ def _duration(value: object) -> object:
     return parse_seconds(value) if isinstance(value, str) else value
 
 
-DURATION = BeforeValidator(_duration)
+DURATION = Said(_duration, words="seconds (as 90, 50ms, 3min)")
 Seconds = Annotated[float, DURATION, Field(ge=0, le=1_000_000)]
-SampleBytes = Annotated[float, BeforeValidator(_sample_size), Field(ge=1, le=_LARGEST_SAMPLE)]
+SampleBytes = Annotated[float, _SAMPLE_SIZE, Field(ge=1, le=_LARGEST_SAMPLE)]
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
-Size = Annotated[int, BeforeValidator(_size)]
+Size = Annotated[int, _SIZE]
 ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
 """Bytes of one read; a worker has io_depth buffers of this size."""
 
@@ -146,7 +147,8 @@ def _bandwidth(value: object) -> object:
 
 
 _bandwidth_again = PlainSerializer(lambda value: unmistakable(value, 10**6))
-Bandwidth = Annotated[Size, BeforeValidator(_bandwidth), _bandwidth_again, Field(gt=0, le=10**15)]
+_BANDWIDTH = Said(_bandwidth, words="bytes per second (as 4096, 64KiB, 1MB)")
+Bandwidth = Annotated[Size, _BANDWIDTH, _bandwidth_again, Field(gt=0, le=10**15)]
 """Bytes per second."""
 
 
@@ -196,13 +198,6 @@ def _listed(value: object) -> object:
 
 Listed = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
 """One thing or several, on the command line with commas between them."""
-
-
-@dataclass(frozen=True)
-class Names:
-    """Names that a key takes, though its type does not say them."""
-
-    known: Callable[[], Iterable[str]]
 
 
 def _known(check: Callable[[str], object]) -> AfterValidator:
@@ -331,7 +326,8 @@ def _distribution(value: object) -> object:
     return value
 
 
-Duration = Annotated[Distribution, BeforeValidator(_distribution)]
+_SECONDS = "seconds, or the keys mean, stdev and type below it"
+Duration = Annotated[Distribution, Said(_distribution, words=_SECONDS)]
 
 
 class WorkflowSection(Section):
@@ -427,7 +423,7 @@ _MOST_LISTED = 100_000
 
 
 Axis = Annotated[int, Field(ge=1, le=_LARGEST_SAMPLE)]
-_HDF5 = Use(when=lambda job: job.has_hdf5)
+_HDF5 = Use(when=lambda job: job.dataset.format == "hdf5")
 
 
 class DatasetSection(Section):
@@ -450,7 +446,7 @@ class DatasetSection(Section):
     """Mean size of a sample, before compression (DLIO: 65536)."""
     record_length_bytes_stdev: Annotated[
         float,
-        BeforeValidator(_sample_size),
+        _SAMPLE_SIZE,
         Field(ge=0, le=_LARGEST_SAMPLE),
         Use(when=lambda job: not job.has_own_sizes),
     ] = 0.0

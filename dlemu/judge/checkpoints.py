@@ -5,7 +5,7 @@ The time of a checkpoint lies between two blocks, so its rule leaves it out.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,11 +114,17 @@ def dlio_names(fields: CheckpointFields | None) -> CheckpointMetric:
     """Return the fields of `metric`; none where there were no checkpoints."""
     if not fields or not fields["duration_seconds"]:
         return CheckpointMetric()
-    seconds, size = np.maximum(fields["duration_seconds"], 1e-9), fields["num_bytes"] / 2**30
+    size, seconds = fields["num_bytes"] / 2**30, fields["duration_seconds"]
+    metric = {**dlio_clock("save_checkpoint", seconds, size), "checkpoint_size_GB": size}
+    return cast(CheckpointMetric, metric)
+
+
+def dlio_clock(name: str, seconds: Sequence[float], size: float) -> dict[str, float]:
+    """Return the durations and rates of checkpoints of `size` GiB by DLIO's names."""
+    durations = np.maximum(seconds, 1e-9)
     return {
-        "save_checkpoint_duration_mean_seconds": float(np.mean(seconds)),
-        "save_checkpoint_duration_stdev_seconds": float(np.std(seconds)),
-        "save_checkpoint_io_mean_GB_per_second": float(np.mean(size / seconds)),
-        "save_checkpoint_io_stdev_GB_per_second": float(np.std(size / seconds)),
-        "checkpoint_size_GB": size,
+        f"{name}_duration_mean_seconds": float(np.mean(durations)),
+        f"{name}_duration_stdev_seconds": float(np.std(durations)),
+        f"{name}_io_mean_GB_per_second": float(np.mean(size / durations)),
+        f"{name}_io_stdev_GB_per_second": float(np.std(size / durations)),
     }

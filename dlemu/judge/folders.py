@@ -199,6 +199,23 @@ def versions() -> dict[str, str]:
     return found
 
 
+def first_fields(kind: str, workload: Workload, world: World) -> dict[str, Any]:
+    """Return the fields that a job's summary begins with."""
+    return {
+        "kind": kind,
+        "status": "incomplete",
+        "workload": workload.name,
+        "num_ranks": world.num_ranks,
+        "num_hosts": world.num_hosts,
+        "hostname": world.host,
+        "start": time_of_day(),
+        "metric": {},
+        "ignored": list(workload.ignored),
+        "notes": list(world.notes),
+        "versions": versions(),
+    }
+
+
 class Record:
     """The document of a job, in the job's folder. The job changes it, and calls `write`."""
 

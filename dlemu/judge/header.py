@@ -1,11 +1,14 @@
 """The first lines of a command: workload, dataset, storage, host. summary.json keeps the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypedDict
 
 from dlemu.config.model import Workload
-from dlemu.host.place import find_host
+from dlemu.host.place import HostFields, find_host
 from dlemu.host.processes import host_memory_bytes, usable_cpus
+from dlemu.ranks.watchdog import Watchdog
+from dlemu.ranks.world import World
 from dlemu.storage.s3.location import Access
 from dlemu.units import counted, each_once, format_bytes, format_drive_bytes
 
@@ -39,7 +42,7 @@ def introduction(
         {
             "workload": workload.name,
             "num_hosts": num_hosts,
-            "system": [find_host(folder, name=host, servers=servers_of(workload.access))],
+            "system": [host_of(folder, workload.access, host)],
             "dataset": DatasetFields(
                 folder=str(folder), format=dataset.format, num_files=files, num_bytes=size
             ),
@@ -68,9 +71,18 @@ def place_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return next(iter(summary.get("system") or ()), {})
 
 
-def servers_of(access: Access | None) -> Sequence[str] | None:
-    """Return the servers of a bucket; None of a folder."""
-    return None if access is None else access.endpoints
+def host_of(folder: Path, access: Access | None, name: str) -> HostFields:
+    """Return what this host is, and where a folder, or a bucket with its `access`, lies."""
+    return find_host(folder, name=name, servers=None if access is None else access.endpoints)
+
+
+def hosts_of(
+    folder: Path, access: Access | None, world: World, watch: Watchdog
+) -> list[HostFields]:
+    """Return what `host_of` does of each host on rank 0, none on others; all ranks call it."""
+    with watch.phase("while looking at the host"):
+        own = host_of(folder, access, world.host) if world.local_rank == 0 else None
+    return [host for host in world.gather(own) or () if host is not None]
 
 
 def dataset_text(dataset: Mapping[str, Any]) -> str:

@@ -14,10 +14,8 @@ from dlemu.dataset.rule import DatasetSize, TotalMemory
 from dlemu.judge.header import place_of
 from dlemu.judge.metrics import Metrics, passes
 from dlemu.judge.records import UNFINISHED
-from dlemu.judge.summary import Measured, RunsSummary, Summary, Verdict
+from dlemu.judge.summary import Measured, RunsSummary, Summary
 from dlemu.units import counted, format_bytes, format_rate
-
-EXIT_STATUS: Mapping[Verdict, int] = {"PASS": 0, "NO VERDICT": 1, "FAIL": 2}
 
 _MOST_HIDDEN = 0.05
 """Share of the reading that the steps left out may hide. Repeated runs may differ by as much

@@ -243,6 +243,8 @@ def row_of(name: str, run: Summary) -> RunRow:
         au_percentage=metric["train_au_mean_percentage"],
         whole_epoch_au_percentage=fmean(epoch["whole_epoch_au_percentage"] for epoch in epochs),
         samples_per_second=metric["train_throughput_mean_samples_per_second"],
+        min_accelerator_au_percentage=metric["train_au_min_accelerator_percentage"],
+        read_bytes_per_second=run["measured"]["read_bytes_per_second"],
         nominal_MiB_per_second=metric["train_io_mean_MB_per_second"],
         page_cache_share=run["measured"]["page_cache_share"],
         limit=run["limit"]["name"],

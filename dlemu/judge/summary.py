@@ -218,6 +218,7 @@ class _Summary(TypedDict, total=False):
     data_loader: str
     """reader.data_loader."""
     num_hosts: int
+    num_accelerators: int
     hostname: str
     """Of rank 0."""
     dataset: DatasetFields
@@ -253,7 +254,6 @@ class Summary(_Summary, total=False):
     """train.loop."""
     hand_over: str
     """"batch" or "none"."""
-    num_accelerators: int
     num_ranks: int
     num_files_train: int
     """This and the next seven by DLIO's names and types."""
@@ -307,6 +307,9 @@ class RunRow(TypedDict, total=False):
     au_percentage: float
     whole_epoch_au_percentage: float
     samples_per_second: float
+    min_accelerator_au_percentage: float
+    """Of the accelerator with the least, mean over epochs."""
+    read_bytes_per_second: float
     nominal_MiB_per_second: float
     page_cache_share: float | None
     limit: str

@@ -27,6 +27,11 @@ _KINDS = (("save", "saves"), ("load", "loads"))
 
 
 def present_plan(document: Document) -> list[Block]:
+    """Return what will be written."""
+    return [Facts(facts_of_plan(document))]
+
+
+def facts_of_plan(document: Document) -> list[tuple[str, str]]:
     """Return what will be written: model, checkpoint, and storage and host, where known."""
     key = document["checkpoint"]
     least, most = map(format_bytes, key["num_bytes_of_accelerators"])
@@ -34,14 +39,18 @@ def present_plan(document: Document) -> list[Block]:
     if len(hosts := key["num_bytes_of_hosts"]) > 1:
         share += f"; {format_bytes(min(hosts))} to {format_bytes(max(hosts))} per host"
     size, folder = format_bytes(key["num_bytes"]), f", in {key['folder']}" if key["folder"] else ""
-    place = header({name: document.get(name) for name in ("num_hosts", "system")}).splitlines()
-    pairs = [
+    return [
         ("model", f"{_part(document)}, {document['shape']}"),
         ("writes", f"{size} in {counted(key['num_files'], 'file')}{folder}"),
         ("share", share),
-        *((name, text.lstrip()) for name, _, text in (line.partition(":") for line in place)),
+        *facts_in(header({name: document.get(name) for name in ("num_hosts", "system")})),
     ]
-    return [Facts(pairs)]
+
+
+def facts_in(header: str) -> list[tuple[str, str]]:
+    """Return the names and values in lines such as "host:     node1"."""
+    parts = (line.partition(":") for line in header.splitlines())
+    return [(name, text.lstrip()) for name, _, text in parts]
 
 
 def present_checkpoint(document: Document) -> list[Block]:

@@ -24,7 +24,7 @@ from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.judge.metrics import t95
 from dlemu.judge.records import CONFIG, SIZING, SUMMARY, read_config, read_summary
 from dlemu.judge.summary import limit_name
-from dlemu.report.blocks import Block, Document, Lines, Table
+from dlemu.report.blocks import Block, Document, Lines, Table, Verdict
 from dlemu.report.stored import Stored, read_result
 from dlemu.units import counted, each_once
 
@@ -47,7 +47,19 @@ _SCORES = {"run": "samples/s", "sizing": "accelerators", "checkpoint": "bytes/s"
 # --- blocks ---------------------------------------------------------------------------------------
 
 
-def present_compare(document: Document) -> list[Block]:
+def present_comparisons(document: Document) -> list[Block]:
+    """Return the blocks of all comparisons, and which results lost more than is allowed."""
+    blocks = []
+    for number, comparison in enumerate(document["comparisons"]):
+        blocks += [*([Lines([""])] if number else []), *_present(comparison)]
+    blocks += [Verdict(line, "fail") for line in document["losses"]]
+    if document["max_loss"] is not None and not document["losses"]:
+        percent = f"{100 * document['max_loss']:g}%"
+        blocks.append(Verdict(f"no result lost more than compare.max_loss={percent}", "pass"))
+    return blocks
+
+
+def _present(document: Document) -> list[Block]:
     """Return the blocks of one comparison."""
     results = document["results"]
     names = [chr(ord("A") + n) if n < 26 else f"R{n + 1}" for n in range(len(results))]

@@ -52,6 +52,15 @@ _WORDS = {"success": "PASS", "fail": "FAIL"}
 
 
 def present_foreign(document: Document) -> list[Block]:
+    """Return the blocks of another tool's runs, one after the other."""
+    runs = document.get("runs", [document])
+    blocks = [block for run in runs for block in _present_run(run)]
+    if unread := document.get("incomplete"):
+        blocks.append(Lines([f"not read: {why}" for why in unread.values()]))
+    return blocks
+
+
+def _present_run(document: Document) -> list[Block]:
     """Return the blocks of a run of another tool, by dlemu's formulas where its steps are known."""
     tool = document["tool"]
     word = document["told"]["metric"].get("train_au_meet_expectation") or "no word on it"

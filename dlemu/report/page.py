@@ -1,6 +1,5 @@
 """Stored results in blocks, each by its kind: on the terminal, side by side, and as a page."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -12,20 +11,17 @@ from dlemu.judge.summary import limit_name
 from dlemu.report import checkpoint, sizing
 from dlemu.report.blocks import (
     Block,
-    Command,
     Document,
     Fold,
-    Lines,
     Listing,
     Section,
     Table,
     where_cells,
 )
-from dlemu.report.foreign import present_foreign
 from dlemu.report.html import render_page
 from dlemu.report.plot import Axis, Bands, Look, Plot, Series, axis_from_zero
-from dlemu.report.run import present_run, present_runs
-from dlemu.report.stored import Stored, attempts_of, cut_runs
+from dlemu.report.present import present
+from dlemu.report.stored import Stored
 from dlemu.units import each_once, rate_unit
 
 _LEAST_SECONDS = 0.2
@@ -102,38 +98,6 @@ _ACROSS = (
 _TEXTS = ("workload", "verdict", "limit", "storage", "host")
 
 
-def present_stored(stored: Stored) -> list[Block]:
-    """Return the blocks of a result for the terminal, and what else its folder holds."""
-    document, folder = stored.document, stored.folder
-    match stored.kind:
-        case "sizing":
-            return sizing.present_sizing(document)
-        case "checkpoint":
-            return [*checkpoint.present_checkpoint(document), Command("results", str(folder))]
-        case "runs" if "tool" not in document:
-            blocks = present_runs(document)
-            blocks += [
-                Command(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
-                for path in cut_runs(folder, document["runs"])
-            ]
-        case _ if "tool" in document:
-            return _present_foreign(stored)
-        case _:
-            blocks = present_run(document)
-    if attempts := attempts_of(folder):
-        names = ", ".join(map(str, attempts))
-        blocks.append(Lines([f"earlier attempts, which did not end: {names}"]))
-    return [*blocks, Command("results", str(folder))]
-
-
-def _present_foreign(stored: Stored) -> list[Block]:
-    """Return the blocks of another tool's runs, one after the other."""
-    blocks = [block for run in stored.runs.values() for block in present_foreign(run)]
-    if unread := stored.document.get("incomplete"):
-        blocks.append(Lines([f"not read: {why}" for why in unread.values()]))
-    return blocks
-
-
 def across(sections: Sequence[Section]) -> Table:
     """Return the table across results, each a link to its section of a page."""
     numbered = [
@@ -166,30 +130,31 @@ def section(stored: Stored) -> Section:
     """Return the section of a page about what one folder holds."""
     document = stored.document
     rows: list[dict[str, str]] = []
+    blocks: Sequence[Block] = ()
     match stored.kind:
         case "sizing":
             answers, unfinished = document["answers"], document["unfinished"]
             names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
-            title, blocks = ", ".join([*names, *unfinished]), sizing.present_sizing(document)
+            title = ", ".join([*names, *unfinished])
             rows += map(sizing.row_of, answers)
             for search in unfinished.values():
                 rows.append({"verdict": "no answer yet", "runs": str(len(search["points"]))})
         case "checkpoint":
-            title, blocks = document["workload"], checkpoint.present_checkpoint(document)
+            title = document["workload"]
             rows.append(checkpoint.row_of(document))
         case _ if "tool" in document:
-            title, blocks = stored.folder.name, _present_foreign(stored)
+            title = stored.folder.name
             rows += [_row([run]) | {"result": run["folder"]} for run in stored.runs.values()]
         case _:
             title, blocks = str(document["workload"]), list(_blocks_of_runs(stored))
             rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})
-    return Section(title, str(stored.folder), blocks, rows)
+    return Section(title, str(stored.folder), blocks or present(document), rows)
 
 
 def _blocks_of_runs(stored: Stored) -> Iterator[Block]:
     """Yield the blocks of a run, or of several with each run folded; and their workload."""
     if stored.kind == "runs":
-        yield from present_runs(stored.document)
+        yield from present(stored.document)
         for name in stored.runs:
             yield Fold(f"{name}: its epochs, and what the hosts did", list(_run(stored, name)))
     else:
@@ -200,7 +165,7 @@ def _blocks_of_runs(stored: Stored) -> Iterator[Block]:
 
 def _run(stored: Stored, name: str) -> Iterator[Block]:
     document = stored.runs[name]
-    yield from present_run(document)
+    yield from present(document)
     bucket = place_of(document).get("file_system") == "s3"
     yield from plots_over_time(stored.folder / name, in_bucket=bucket)
 

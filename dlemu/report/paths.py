@@ -190,17 +190,15 @@ def _table(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Table:
     ]
     title = "" if _several(cells, "pattern") else _PATTERNS[cells[0]["pattern"]]
     load = "" if _several(cells, "workers") else counted(cells[0]["workers"], "worker")
-    # Among equal loads, targets as asked and paths in their order.
-    paths, patterns = list(_NAMES), list(_PATTERNS)
-    targets = [cell["target"] for cell in cells if cell["target"] != SUM] + [SUM]
+    patterns, paths = list(_PATTERNS), list(_NAMES)
 
     def order(cell: Cell) -> tuple[int, ...]:
         load = cell["workers"], cell["io_size"], cell["queue_depth"]
-        place = targets.index(cell["target"]), paths.index(cell["path"]), cell["queues"] or 0
-        return patterns.index(cell["pattern"]), *load, *place, len(cell["together"])
+        return patterns.index(cell["pattern"]), *load, paths.index(cell["path"])
 
-    rows = sorted(cells, key=order)
-    return table_of(rows, *columns, title=", ".join(filter(None, (title, load))))
+    return table_of(
+        sorted(cells, key=order), *columns, title=", ".join(filter(None, (title, load)))
+    )
 
 
 def _shape(cell: Cell, target: str = "") -> tuple[Any, ...]:

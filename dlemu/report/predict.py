@@ -71,8 +71,9 @@ def _published(found: Document) -> Iterator[Block]:
         )
 
 
-def present_predictions(found: Sequence[Document]) -> list[Block]:
+def present_predictions(document: Document) -> list[Block]:
     """Return predictions of several drives or workloads in one table."""
+    found = document["answers"]
     best = max(found, key=lambda each: float(each["real_accelerators"]))
     table = table_of(
         found,
@@ -173,15 +174,15 @@ def present_cached(found: Document) -> list[Block]:
     ]
 
 
-def present_calibration(found: Document, demand: float) -> list[Block]:
-    """Return the figures of a calibration; an accelerator reads `demand` bytes/s at AU 100%."""
+def present_calibration(found: Document) -> list[Block]:
+    """Return the figures of a calibration, also as accelerators that read as much at AU 100%."""
 
     def rate_of(name: str, own: Sequence[str]) -> str:
         rate, limit = found[f"{name}_read_bytes_per_second"], found[f"{name}_limit"]
         if rate is None:
             return "not measured"
         least = "" if limit in own else "at least "
-        taken = f"as much as {rate / demand:.1f} accelerators read"
+        taken = f"as much as {rate / found['demand_bytes_per_second']:.1f} accelerators read"
         return f"{least}{format_rate(rate)}, {taken}; limit: {limit}"
 
     overhead = f"{format_seconds(found['overhead'])}; limit: {found['overhead_limit']}"

@@ -166,7 +166,7 @@ def present_table(answers: Sequence[Answer]) -> list[Block]:
         Column("drives", "drives"),
         Column("accelerators", _number),
         Column("dataset", "dataset_bytes", format_bytes),
-        Column("AU (%)", _shown, lambda runs: " ".join(f"{r['au_percentage']:.2f}" for r in runs)),
+        Column("AU (%)", lambda a: " ".join(f"{r['au_percentage']:.2f}" for r in shown_runs(a))),
         Column("MB/s", _nominal_rate),
     )
     notes = [QUICK] * any(each["quick"] for each in answers)
@@ -407,7 +407,7 @@ def _where(answer: Answer) -> Fold:
     return measured(_measured(answer), ("drives", drives), ("written", written))
 
 
-def _shown(answer: Answer) -> Sequence[Run]:
+def shown_runs(answer: Answer) -> Sequence[Run]:
     """Return the runs that passed with the answer's number; for 0 the last."""
     found = answer["confirmations"] or ([] if answer["num_accelerators"] else answer["points"][-1:])
     return list(found)
@@ -421,7 +421,7 @@ def _number(answer: Answer) -> str:
 
 def _nominal_rate(answer: Answer) -> str:
     """Return MB/s as published tables compute them: samples/s x record_length_bytes."""
-    if not (runs := _shown(answer)):
+    if not (runs := shown_runs(answer)):
         return ""
     samples = fmean(run["samples_per_second"] for run in runs)
     return f"{samples * answer['sample_bytes'] / 1e6:.2f}"
@@ -429,7 +429,7 @@ def _nominal_rate(answer: Answer) -> str:
 
 def row_of(answer: Answer) -> dict[str, str]:
     """Return the cells of an answer in the table across results."""
-    runs = _shown(answer)
+    runs = shown_runs(answer)
     cells = {"accelerators": str(runs[-1]["num_accelerators"] if runs else 0)}
     for head, name in (("AU (%)", "au_percentage"), ("samples/s", "samples_per_second")):
         if runs:

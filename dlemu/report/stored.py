@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from dlemu.errors import RunError
-from dlemu.judge.judgement import EXIT_STATUS, describe_end
+from dlemu.judge.judgement import describe_end
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import counting_rows, judge_runs, row_of, with_metrics
 from dlemu.judge.records import (
@@ -41,8 +41,8 @@ class Stored:
 
     folder: Path
     document: Document
-    """As `dlemu report --json` prints it. Its `kind` is "run", "runs", "sizing", "checkpoint", or
-    "foreign": what another tool has recorded, without the steps of a run."""
+    """Its `kind` is "run", "runs", "sizing", "checkpoint", or "foreign": what another tool has
+    recorded, without the steps of a run."""
     runs: Mapping[str, Document] = field(default_factory=dict)
     """The document of each run by its folder in this one, "" for the only one."""
 
@@ -59,17 +59,9 @@ class Stored:
         return [self.runs[row["name"]] for row in counting_rows(self.document["runs"])]
 
     @property
-    def status(self) -> int:
-        """As the command exits: 0 passed, 1 no verdict or no end, 2 under the threshold."""
-        if self.kind == "sizing":
-            by_rule = [answer for answer in self.document["answers"] if not answer["first"]]
-            none = any(answer["num_accelerators"] == 0 for answer in by_rule)
-            return 1 if self.document["unfinished"] else 2 if none else 0
-        judged = [self.document] if "verdict" in self.document else list(self.runs.values())
-        statuses = {EXIT_STATUS.get(each["verdict"], 0) for each in judged}
-        if self.document.get("incomplete"):
-            statuses.add(1)
-        return next(status for status in (1, 2, 0) if status in statuses)
+    def shown(self) -> Document:
+        """The document with the folder of its files, as --json prints it."""
+        return {"folder": str(self.folder), **self.document}
 
 
 def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Stored:

@@ -3,6 +3,7 @@
 import io
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 from rich.box import Box
@@ -33,6 +34,7 @@ _SHORT = 12
 """Characters of a cell that stays on one line."""
 _SENTENCE = 24
 """Characters that a column of sentences keeps."""
+_lines = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 _RULED = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)
 """A line below the heads, in a character that every encoding has."""
 
@@ -131,30 +133,16 @@ def _parts(block: Block, columns: int) -> Iterator[Text | str | RichTable | Padd
 
 def _wrapped(line: str, columns: int) -> list[str]:
     """Return a sentence in lines that break between words, the later ones indented."""
-    return textwrap.wrap(
-        shown_line(line),
-        columns,
-        subsequent_indent=_INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return _lines(shown_line(line), columns, subsequent_indent=_INDENT)
 
 
 def _facts(pairs: Sequence[tuple[str, str]], columns: int) -> Iterator[str]:
     known = [(shown_line(name), shown_line(value)) for name, value in pairs if value]
     most = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        indent = f"{name}: ".ljust(most + 2)
-        yield "\n".join(
-            textwrap.wrap(
-                value,
-                columns,
-                initial_indent=indent,
-                subsequent_indent=" " * len(indent),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
+        indent = (f"{name}: " if name else "").ljust(most + 2)
+        lines = _lines(value, columns, initial_indent=indent, subsequent_indent=" " * len(indent))
+        yield "\n".join(lines)
 
 
 def _table(table: Table, columns: int) -> Iterator[str | RichTable]:

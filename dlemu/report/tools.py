@@ -1,6 +1,7 @@
 """What the commands around a run answer: datasize, doctor, load, steptime, wear and workloads."""
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 
 from dlemu.host.wear import is_binary
@@ -16,7 +17,14 @@ from dlemu.report.blocks import (
     Verdict,
     table_of,
 )
-from dlemu.units import counted, format_bytes, format_drive_bytes, format_rate, format_seconds
+from dlemu.units import (
+    counted,
+    each_once,
+    format_bytes,
+    format_drive_bytes,
+    format_rate,
+    format_seconds,
+)
 
 # --- dlemu datasize -------------------------------------------------------------------------------
 
@@ -64,6 +72,38 @@ def _total(found: Document) -> str:
     if num_bytes > blocks / 2:
         return total
     return f"{total}; {format_bytes(blocks)} on a drive with blocks of 4 KiB"
+
+
+# --- dlemu datagen, dlemu verify, --dry-run -------------------------------------------------------
+
+
+def present_dataset(document: Document) -> list[Block]:
+    """Return what a folder holds now."""
+    return [Verdict(f"{document['place']}: {document['about']}")]
+
+
+def present_verify(document: Document) -> list[Block]:
+    """Return what is wrong with which file: the fields of `Fault`, and how many are."""
+    faults, place = document["faults"], document["place"]
+    bad = [fault for fault in faults if fault["file"] is not None]
+    repaired = sum(fault["repaired"] for fault in bad)
+    found = [
+        counted(len(bad), "bad file") if bad else "no bad files",
+        f"{repaired:,} written again" if repaired else "",
+        counted(len(faults) - len(bad), "extra file") if len(faults) > len(bad) else "",
+    ]
+    checked = "sizes and content were checked" if document["full"] else "sizes were checked"
+    line = f"{place}: {each_once(found)}; {checked}"
+    if document["problems"]:
+        line += f"; {shlex.join(['dlemu', 'verify', place, '--repair'])} writes them again"
+    again = {True: ", written again", False: ""}
+    lines = [f"{f['path']}: {f['problem']}{again[f['repaired']]}" for f in faults]
+    return [*map(Verdict, lines), Verdict(line, "fail" if document["problems"] else "pass")]
+
+
+def present_plan(document: Document) -> list[Block]:
+    """Return what a command would do."""
+    return [Facts(document["facts"])]
 
 
 # --- dlemu doctor ---------------------------------------------------------------------------------
@@ -186,6 +226,7 @@ def present_steptime(document: Document) -> list[Block]:
             Column("launch", bound),
         ),
         Lines(list(_remarks(document, own))),
+        Command("use it", document["command"]),
     ]
 
 

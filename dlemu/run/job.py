@@ -4,14 +4,18 @@ The command line, the sizing and library users call it. All ranks call every fun
 alone makes the folder, writes the summary and shows progress.
 """
 
+import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial, reduce
 from pathlib import Path
 from time import perf_counter
+from typing import Any, cast
+
+import numpy as np
 
 from dlemu.checkpoint.in_run import (
     OwnRank,
@@ -28,26 +32,36 @@ from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators
-from dlemu.errors import DlemuError, RunError, WorkloadError
-from dlemu.host.place import find_host
+from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.processes import memory_bytes
+from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.cache import cache_fields
-from dlemu.judge.evidence import combine
-from dlemu.judge.folders import Record, begun, keep_leftovers, make
-from dlemu.judge.header import DatasetFields, header, servers_of
-from dlemu.judge.metrics import measure_sums
+from dlemu.judge.evidence import Evidence, combine
+from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, make
+from dlemu.judge.header import DatasetFields, header, hosts_of
+from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
 from dlemu.judge.records import (
     Steps,
     append_steps,
+    host_file,
     map_steps,
+    named,
+    steps_file,
     write_steps,
 )
 from dlemu.judge.series import SERIES, write_series
-from dlemu.judge.summary import Summary, time_of_day
-from dlemu.judge.sums import Rule, Sums, sum_all
+from dlemu.judge.summary import Measured, Summary, time_of_day
+from dlemu.judge.sums import Ends, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
-from dlemu.loaders.cache.host import HostCounts, HostTier, check_tier, emulates, has_tier
+from dlemu.loaders.cache.host import (
+    HostCounts,
+    HostTier,
+    check_tier,
+    emulates,
+    file_sizes,
+    has_tier,
+)
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
 from dlemu.run.cold import ColdStart
@@ -60,24 +74,18 @@ from dlemu.run.replay import (
     replay_blocks,
     replay_epoch,
 )
-from dlemu.run.summary import (
-    collect_files,
-    complete_summary,
-    demand_line,
-    dlio_fields,
-    first_summary,
-    gather_sums,
-    needed_ratio,
-)
+from dlemu.storage.atomic import write_atomically
 from dlemu.storage.regular import count_linked
 from dlemu.terminal import say, silent
-from dlemu.units import ceil_div
+from dlemu.units import PAGE_BYTES, ceil_div, format_rate, round_up
 
+_PORTION_BYTES = 1 << 28
+"""Of records that rank 0 takes from other hosts at a time."""
+_LOOKED_AT = 64
+"""Files that are looked at, for links and for what a format adds to its samples."""
 Say = Callable[[str], None]
 OnRun = Callable[[Path, Summary], None]
 """Is given a run's folder and its document."""
-_LOOKED_AT = 64
-"""Files, spread over the dataset, that are looked at for links."""
 
 
 def check_job(workload: Workload, world: World) -> None:
@@ -121,13 +129,20 @@ def run_job(
     with Watchdog(workload.output.stall_seconds, world) as watchdog:
         live = live or Live()
         with live.run(lambda: watchdog.doing):
-            clock = clock or WallClock.calibrate()
+            clock, say = clock or WallClock.calibrate(), say if world.rank == 0 else silent
             return _Run(workload, world, clock, say, watchdog, live).run(layout, on_cut)
 
 
+@dataclass
 class _Run:
     """A run on this rank: its stages are methods, in the order in which `run` calls them."""
 
+    _workload: Workload
+    _world: World
+    _clock: Clock
+    _say: Say
+    _watchdog: Watchdog
+    _live: Live
     _checkpoints: RunCheckpoints | None = None
     _tier: HostTier | None = None
     """The cache, if there is one."""
@@ -135,25 +150,15 @@ class _Run:
     """What the caches of all hosts counted, on rank 0."""
     _is_first = True
     """Whether this is the first run of this process."""
-    _dataset: Dataset
     _folder: Path | None = None
     """Of the results, once it is there."""
-    _record: Record
-    _summary: Summary
+    _dataset: Dataset = field(init=False)
+    _record: Record = field(init=False)
+    _summary: Summary = field(init=False)
 
-    def __init__(
-        self,
-        workload: Workload,
-        world: World,
-        clock: Clock,
-        say: Say,
-        watchdog: Watchdog,
-        live: Live,
-    ) -> None:
-        self._workload, self._world, self._clock = workload, world, clock
-        self._watchdog, self._live = watchdog, live
-        self._say = say if world.rank == 0 else silent
-        self._num_accelerators = num_accelerators(workload, world)
+    def __post_init__(self) -> None:
+        world = self._world
+        self._num_accelerators = num_accelerators(self._workload, world)
         self._own = accelerators_of(world.rank, world.num_ranks, self._num_accelerators)
 
     def run(self, layout: Layout | None, on_cut: OnRun | None) -> Outcome | None:
@@ -177,8 +182,8 @@ class _Run:
 
     def _prepare(self, layout: Layout | None) -> None:
         """Find the dataset, and refuse what cannot be run before anything is written."""
-        started = time_of_day()
         world, watchdog = self._world, self._watchdog
+        started = first_fields("run", self._workload, world)
         check_job(self._workload, world)
         workload, reader = self._workload, self._workload.reader
         if "random" in (reader.file_shuffle, reader.sample_shuffle):  # a seed of this run's own
@@ -193,29 +198,49 @@ class _Run:
             steps = [self._count_steps()] * self._workload.train.epochs
             if self._workload.workflow.checkpoint:
                 check_blocks(self._workload, steps)
-        notes = (*world.notes, *self._dataset.notes)
-        self._summary = first_summary(self._workload, world, started, notes)
-        if world.rank == 0:
-            folder, found = self._workload.data_folder, self._dataset.layout
-            self._summary["dataset"] = DatasetFields(
-                folder=str(folder),
-                format=found.format,
-                num_files=found.num_files,
-                num_bytes=found.num_samples * found.mean_bytes,
-            )
-            if self._dataset.access is None:
-                few = range(0, found.num_files, ceil_div(found.num_files, _LOOKED_AT))
-                with watchdog.phase("while looking at some files"):
-                    linked = count_linked(f"{folder}/{found.path(file)}" for file in few)
-                self._summary["dataset"]["num_links"] = linked
-        with watchdog.phase("while looking at the host"):
-            folder, servers = self._workload.data_folder, servers_of(self._dataset.access)
-            first = world.local_rank == 0
-            own = find_host(folder, name=world.host, servers=servers) if first else None
-        hosts = world.gather(own)
-        self._summary["system"] = [host for host in hosts or () if host is not None]
+        self._introduce(started)
+
+    def _introduce(self, fields: Mapping[str, Any]) -> None:
+        """Make the summary as it is before the first step, from the `fields` that all jobs have."""
+        workload, world, dataset = self._workload, self._world, self._dataset
+        folder, found = workload.data_folder, dataset.layout
+        notes = [*fields["notes"], *dataset.notes]
+        loader = workload.reader.data_loader
+        if loader == "tensorflow":
+            notes.append(f"reader.data_loader {loader}: read by dlemu's threads in tf.data's order")
+        size = found.num_samples * found.mean_bytes
+        read = DatasetFields(
+            folder=str(folder), format=found.format, num_files=found.num_files, num_bytes=size
+        )
+        if world.rank == 0 and dataset.access is None:
+            few = range(0, found.num_files, ceil_div(found.num_files, _LOOKED_AT))
+            with self._watchdog.phase("while looking at some files"):
+                read["num_links"] = count_linked(f"{folder}/{found.path(file)}" for file in few)
+        system = hosts_of(folder, dataset.access, world, self._watchdog)
         sizes = dict(world.all_gather((world.host_index, (memory_bytes(), os.cpu_count() or 1))))
-        self._summary.update(dlio_fields(self._dataset.layout, list(sizes.values())))
+        own = Summary(
+            data_loader=loader,
+            decode=workload.reader.decode,
+            loop=workload.train.loop,
+            hand_over="batch" if workload.hands_over else "none",
+            num_accelerators=self._num_accelerators,
+            measured={},
+            limit=None,
+            ignored=list(workload.ignored),
+            notes=notes,
+            dataset=read,
+            system=system,
+            # What DLIO's users look for.
+            num_files_train=found.num_files,
+            num_files_eval=0,
+            num_samples_per_file=found.samples_per_file,
+            data_size_per_host_GB=size / len(sizes) / 2**30,
+            host_memory_GB=[memory / 2**30 for memory, _ in sizes.values()],
+            host_cpu_count=[cpus for _, cpus in sizes.values()],
+            potential_caching=[int(mem > size / len(sizes)) for mem, _ in sizes.values()],
+            epochs=0,
+        )
+        self._summary = cast(Summary, {**fields, **own})
 
     @contextmanager
     def _recorded(self) -> Iterator[Record]:
@@ -384,16 +409,15 @@ class _Run:
             replay = partial(
                 replay_epoch, barrier=watchdog.barrier, clock=self._clock, compute=compute
             )
-            batches, checkpoints = loader.epoch(epoch, plan), self._checkpoints
+            batches, own = loader.epoch(epoch, plan), self._checkpoints
             with self._live.epoch(records, self._workload, monitor, others):
-                if checkpoints is None:
+                if own is None:
                     steps = replay(batches, records)
                 else:
-                    due = due_after(
-                        self._workload.checkpoint, epoch=epoch, num_steps=plan.num_steps
-                    )
-                    take = partial(checkpoints.take, epoch)
-                    with checkpoints.epoch(records):
+                    key = self._workload.checkpoint
+                    due = due_after(key, epoch=epoch, num_steps=plan.num_steps)
+                    with own.epoch(records):
+                        take = partial(own.take, epoch)
                         steps = replay_blocks(batches, records, due, take, replay)
             monitor.end(epoch)
         if self._tier is not None:
@@ -449,6 +473,102 @@ class _Run:
         return count_steps(
             self._workload, self._dataset.layout, num_accelerators=self._num_accelerators
         )
+
+
+def gather_sums(workload: Workload, world: World, parts: Sequence[Steps]) -> Sums | None:
+    """Return the sums over the steps of all ranks on rank 0, None on the others.
+
+    `parts` are this rank's records. The records of others stay where they are.
+    """
+    ends: Ends = {}
+    if workload.workflow.checkpoint:
+        own = reduce(both_ends, map(ends_of, parts), ends)
+        ends = world.broadcast(world.reduce(own, both_ends) or own)
+    name, rule = f"rank {world.rank} on host {world.host}", Rule.of(workload)
+    sums = (sum_up(part, rule, ends, name) for part in parts)
+    return world.reduce(reduce(Sums.joined, sums, Sums(rule, ())), Sums.joined)
+
+
+def collect_files(world: World, folder: Path) -> None:
+    """Write into rank 0's folder the records of hosts that do not share it."""
+    if world.num_hosts == 1:
+        return
+    seen = world.on_first(lambda: {path.name for path in folder.iterdir()})
+    own = [steps_file(folder, world.rank)]
+    if world.local_rank == 0:
+        own.append(host_file(folder, world.rank))
+    own = [path for path in own if path.name not in seen]
+    sizes = world.all_gather(sum(path.stat().st_size for path in own))
+    for ranks in portions(sizes, _PORTION_BYTES):
+        sent = {path.name: path.read_bytes() for path in own if world.rank in ranks}
+        for files in world.gather(sent) or ():
+            for name, content in files.items():
+                with named(folder / name):
+                    write_atomically(folder / name, content, sync=False)
+
+
+def portions(sizes: Sequence[int], most: int) -> Iterator[range]:
+    """Yield the ranks in portions of at most so many bytes, or of one rank.
+
+    `sizes` has the bytes of each rank. Ranks without any may be in none.
+    """
+    first, so_far = 0, 0
+    for rank, size in enumerate([*sizes, 0]):
+        last = rank == len(sizes)
+        if so_far and (last or so_far + size > most):
+            yield range(first, rank)
+            first, so_far = rank, 0
+        so_far += size
+
+
+def complete_summary(summary: Summary, seen: Evidence, metrics: Metrics) -> Summary:
+    """Return the summary with what was measured and what the limit was."""
+    measured: Measured = {
+        **seen.measured,
+        "read_bytes": metrics.read_bytes,
+        "read_bytes_per_second": metrics.read_bytes_per_second,
+    }
+    return {
+        **summary,
+        "status": "complete",
+        "measured": measured,
+        "limit": asdict(find_run_limit(seen)),
+        "notes": [*summary["notes"], *seen.notes],
+    }
+
+
+def needed_ratio(dataset: Dataset) -> float:
+    """Return the bytes that reading needs at most for a byte of samples; inf: that is not known.
+
+    Headers count, and whole pages: of files that are read from end to end, else of each sample
+    with its file's head, and in parquet of each column of a row group.
+    """
+    workload, each = dataset.workload, dataset.layout.samples_per_file
+    layout = replace(dataset.layout, num_files=min(dataset.layout.num_files, _LOOKED_AT))
+    if each > 1 and not (workload.streamed or workload.by_tf_data or layout.columns):
+        return (layout.mean_bytes + 3 * PAGE_BYTES) / layout.mean_bytes
+    try:
+        files = file_sizes(replace(dataset, layout=layout))
+    except DatasetError:  # a bucket, or a file that is gone
+        return math.inf
+    samples = float(layout.sizes(np.arange(layout.num_samples)).sum())
+    needed = float(round_up(files).sum())
+    if layout.columns:
+        chunks = len(workload.dataset.read_columns) * ceil_div(each, layout.row_group_size)
+        unread = each * (workload.dataset.stored_bytes - layout.mean_bytes)
+        needed += layout.num_files * (2 * PAGE_BYTES * chunks - unread)
+    return needed / samples
+
+
+def demand_line(workload: Workload, num_accelerators: int) -> str:
+    """Return what the accelerators ask of the storage at AU 100 %."""
+    one = workload.demand
+    if one == float("inf"):
+        return "demand: no computation time, so as much as the storage gives"
+    return (
+        f"demand: {format_rate(one)} an accelerator, {format_rate(one * num_accelerators)} in all "
+        "at AU 100%"
+    )
 
 
 def _compute_on_gpu(workload: Workload, own: range, clock: Clock) -> Callable[[float], None] | None:

@@ -98,16 +98,12 @@ class RunMonitor:
         self._paths, self._gets = PathBytes(), GetCounts()
         self._reads = [np.zeros(NUM_BINS)]  # so far, at the end of each epoch
         self._in_bucket = in_bucket(self._workload.data_folder)
-        cache = self._workload.cache
-        own = [] if cache.folder is None else [Path(cache.folder)]
-        written = [*own, *map(Path, cache.devices)]
-        saved = self._workload.checkpoint.checkpoint_folder
-        if self._workload.workflow.checkpoint and saved and "://" not in saved:
-            written.append(Path(saved))
-        read = [] if self._in_bucket else [self._workload.data_folder]
-        self._wear = WearWatch(*read, *written)
-        origin = [] if cache.origin is None else [Path(cache.origin)]
-        self._also = [*own, *(p for p in (*origin, *map(Path, cache.devices)) if p.is_dir())]
+        cache, saves = self._workload.cache, self._workload.workflow.checkpoint
+        saved = self._workload.checkpoint.checkpoint_folder if saves else None
+        used = (str(self._workload.data_folder), cache.folder, *cache.devices, saved)
+        self._wear = WearWatch(*(Path(each) for each in used if each and "://" not in each))
+        near = map(Path, filter(None, (cache.folder, cache.origin, *cache.devices)))
+        self._also = [path for path in near if path.is_dir()]
         self._places: WatchedPlaces | None = None
         self._counts = PlaceCounts()
 

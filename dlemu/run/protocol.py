@@ -7,7 +7,7 @@ and says what it found. It writes no submission: only `mlpstorage` may.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -25,8 +25,7 @@ from dlemu.dataset.rule import (
 )
 from dlemu.errors import WorkloadError
 from dlemu.judge.folders import begun
-from dlemu.judge.judgement import EXIT_STATUS
-from dlemu.judge.outcome import LABEL, Outcome, judge_runs, row_of
+from dlemu.judge.outcome import LABEL, judge_runs, row_of
 from dlemu.judge.summary import RunsSummary, Summary, time_of_day
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.world import World
@@ -208,22 +207,18 @@ def closed_warnings(workload: Workload, results: Path, num_hosts: int) -> list[s
     return warnings
 
 
-OnEnd = Callable[[Path, RunsSummary, Sequence[Outcome]], None]
-
-
 def run_protocol(
     workload: Workload,
     *,
     world: World,
     say: Say = say,
     on_run: OnRun | None = None,
-    on_end: OnEnd | None = None,
     live: Live,
-) -> int:
-    """Run the warm-ups and the runs that count, each with a seed of its own; return exit status.
+) -> tuple[Path, RunsSummary] | None:
+    """Run the warm-ups and the runs that count, each with a seed of its own.
 
-    Rank 0 calls `on_run` after each run, also one that fails after whole epochs, and `on_end` with
-    the folder, the summary and the runs that count.
+    Rank 0 calls `on_run` after each run, also one that fails after whole epochs. Returns the folder
+    of the results and the fields of summary.json there, None on the others.
 
     Raises:
         WorkloadError: division=closed does not allow a key or a value.
@@ -240,7 +235,7 @@ def run_protocol(
         notes=[],
         runs=[],
     )
-    outcomes = []
+    counting = []
     with (
         begun(workload, world, summary, say, several=True) as record,
         last_act(record.fail),
@@ -268,16 +263,14 @@ def run_protocol(
             if on_run is not None:
                 on_run(outcome.folder, outcome.summary)
             if number >= workload.warmup:
-                outcomes.append(outcome)
+                counting.append(outcome.summary)
             _add(summary, name, outcome.summary)
             record.write()
         if world.rank == 0:
-            summary.update(judge_runs(summary, [outcome.summary for outcome in outcomes]))
+            summary.update(judge_runs(summary, counting))
             summary["end"] = time_of_day()
             record.write()
-    if world.rank == 0 and on_end is not None:
-        on_end(record.folder, summary, outcomes)
-    return world.broadcast(EXIT_STATUS[summary["verdict"]] if world.rank == 0 else 0)
+    return (record.folder, summary) if world.rank == 0 else None
 
 
 def _checked(workload: Workload, world: World) -> Workload:
@@ -299,7 +292,7 @@ def _add(summary: RunsSummary, name: str, run: Summary) -> None:
     """Add one more run to the summary."""
     for field in ("system", "num_hosts", "dataset", "hostname", "data_loader", "reader"):
         summary[field] = run[field]
-    summary["versions"] = run["versions"]
+    summary["versions"], summary["num_accelerators"] = run["versions"], run["num_accelerators"]
     row, rows = row_of(name, run), summary["runs"]
     if rows:
         ended = datetime.fromisoformat(rows[-1]["end"])

@@ -416,11 +416,16 @@ def describe_plan(enough: SizeCheck, first: int, expected: float) -> str:
     if math.floor(expected) > most and most < workload.size.max_accelerators:
         files = enough.describe_bound(expected).partition(": ")[2]
         lines.append(f"this storage may feed {math.floor(expected)}: {files}")
-    steps = enough.num_steps(first)
-    seconds = workload.train.epochs * steps * workload.train.computation_time.mean
-    runs, each = about_runs(workload.size.confirm), START_SECONDS + seconds / workload.metric.au
+    steps, runs = enough.num_steps(first), about_runs(workload.size.confirm)
+    each = seconds_of_search(workload, steps) / runs
     lines.append(
         f"about {runs} runs of {format_seconds(each)} each: {counted(steps, 'step')} x "
         f"{counted(workload.train.epochs, 'epoch')}"
     )
     return "\n".join(lines)
+
+
+def seconds_of_search(workload: Workload, steps: int) -> float:
+    """Return about how long a search takes whose epochs have so many steps."""
+    seconds = workload.train.epochs * steps * workload.train.computation_time.mean
+    return about_runs(workload.size.confirm) * (START_SECONDS + seconds / workload.metric.au)

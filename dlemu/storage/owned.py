@@ -163,7 +163,7 @@ class OwnedFolder:
         """
         path = self.path / self.mark
         try:
-            return dict(json.loads(self._read(path)))
+            return dict(json.loads(self._read(self.mark)))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except DAMAGE as error:
@@ -174,13 +174,13 @@ class OwnedFolder:
 
     def write(self, fields: Mapping[str, Any]) -> None:
         """Write the mark, whole or not at all. Raises OSError."""
-        self._write(self.path / self.mark, json.dumps(fields, indent=1).encode())
+        self._write(self.mark, json.dumps(fields, indent=1).encode())
 
-    def _read(self, path: Path) -> bytes:
-        return read_regular(path, error=RunError)
+    def _read(self, name: str) -> bytes:
+        return read_regular(self.path / name, error=RunError)
 
-    def _write(self, path: Path, data: bytes) -> None:
-        write_atomically(path, data)
+    def _write(self, name: str, data: bytes) -> None:
+        write_atomically(self.path / name, data)
 
     def _delete(self, name: str) -> None:
         (os.rmdir if name.endswith("/") else os.unlink)(self.path / name)

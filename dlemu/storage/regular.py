@@ -98,7 +98,7 @@ def count_linked(paths: Iterable[str]) -> int:
 def cannot_open(path: str | Path, error: OSError) -> DatasetError:
     """Return what to tell of a dataset's file that could not be opened."""
     if isinstance(error, FileNotFoundError):
-        return DatasetError(f"{path} is missing; dlemu verify lists what is damaged")
+        return DatasetError(f"{path} is missing", remedy="dlemu verify lists what is damaged")
     return DatasetError(f"{path} cannot be opened: {error.strerror}")
 
 

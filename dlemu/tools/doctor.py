@@ -21,6 +21,7 @@ from dlemu.config.sections import Arguments, Section, Share, Use
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, mount_under, read_text
 from dlemu.host.drive_counters import lifetime
+from dlemu.host.place import describe_drive
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.host.wear import sustained
 from dlemu.storage.gpu import availability as gds
@@ -253,7 +254,11 @@ def _folder(folder: Path) -> Iterator[Check]:
         yield Check("file system", "ok", f"{mount.kind} of {mount.source} at {mount.point}")
     drives = devices_under(folder)
     for drive in drives:
-        yield Check(f"drive {drive.name}", "ok", _queue(Path("/sys/block", drive.name, "queue")))
+        known = describe_drive(drive.name)
+        block = read_text(Path("/sys/block", drive.name, "queue/logical_block_size")).strip()
+        scheduler, ahead = known["scheduler"] or "unknown", known["read_ahead_kib"] or "unknown"
+        found = f"scheduler {scheduler}, readahead {ahead} KiB, blocks of {block or 'unknown'} B"
+        yield Check(f"drive {drive.name}", "ok", found)
     if not drives:
         kind = mount.kind if mount is not None else "unknown"
         remedy = "what a drive does cannot be told here"
@@ -261,19 +266,6 @@ def _folder(folder: Path) -> Iterator[Check]:
             remedy += "; tmpfs measures memory, use a folder on a drive"
         yield Check("drive", "note", f"none found under {folder} ({kind})", remedy)
     yield _direct(folder)
-
-
-def _queue(queue: Path) -> str:
-    """Return how the kernel queues a drive's reads."""
-    scheduler = re.search(r"\[(.*)\]", read_text(queue / "scheduler"))
-    read_ahead, block = (
-        read_text(queue / name).strip() or "unknown"
-        for name in ("read_ahead_kb", "logical_block_size")
-    )
-    return (
-        f"scheduler {scheduler[1] if scheduler else 'unknown'}, "
-        f"readahead {read_ahead} KiB, blocks of {block} B"
-    )
 
 
 def _direct(folder: Path) -> Check:

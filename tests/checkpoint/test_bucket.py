@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from dlemu.checkpoint import folder
-from dlemu.checkpoint.files import BucketWriter, Stopped
+from dlemu.checkpoint.files import BucketWriter
 from dlemu.checkpoint.folder import RECORD
 from dlemu.checkpoint.in_run import combine_checkpoints, open_checkpoints
 from dlemu.cli.main import run
 from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.assemble import Content
+from dlemu.datagen.target import Stopped
 from dlemu.errors import RunError
 from dlemu.storage.s3.location import object_path
 from dlemu.storage.s3.store import Store

@@ -18,6 +18,7 @@ import pytest
 
 from dlemu.checkpoint.folder import place_of
 from dlemu.cli.main import run
+from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.compose import compose_words
 from dlemu.config.model import check_workload
 from tests.lab import warm
@@ -67,6 +68,7 @@ def test_files_are_written_read_and_reported(capsys: pytest.CaptureFixture[str])
     own = told["checkpoint"]
     assert (told["status"], told["num_accelerators"], own["num_bytes"]) == ("complete", 3, 900_003)
     assert [len(own[name]) for name in ("saves", "loads")] == [2, 2]
+    assert own["cached_share"] is not None, "they were dropped from memory before, and looked at"
     assert told["metric"]["checkpoint_size_GB"] == 900_003 / 2**30
     for entry in (*own["saves"], *own["loads"]):
         assert 0 < entry["least_seconds"] <= entry["mean_seconds"] <= entry["seconds"]
@@ -91,16 +93,16 @@ def test_the_same_command_replaces_its_own_and_reads_may_come_later(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert checkpoint() == 0
-    first = place_of(Path("ck"), None).record()
+    first = place_of(Path("ck"), None, CheckpointSection()).record()
     assert checkpoint("checkpoint.num_checkpoints_read=0") == 0
     assert "removed: 2 checkpoints of an earlier command" in capsys.readouterr().out
-    again = place_of(Path("ck"), None).record()
+    again = place_of(Path("ck"), None, CheckpointSection()).record()
     assert first is not None and again is not None and first.seed != again.seed
     reads = ("checkpoint.num_checkpoints_write=0", "checkpoint.num_checkpoints_read=3", "--verify")
     assert checkpoint(*reads, "output.folder=out") == 0
     assert summary()["checkpoint"]["saves"] == []
     assert "a checkpoint of unet3d is read in " in capsys.readouterr().out
-    assert place_of(Path("ck"), None).record() == again
+    assert place_of(Path("ck"), None, CheckpointSection()).record() == again
 
 
 def test_a_refusal_keeps_the_checkpoints_of_before_and_an_empty_folder() -> None:
@@ -241,7 +243,7 @@ def test_killed_at_any_step_it_leaves_what_the_record_names() -> None:
         if (status := killed_at(step, words)) == 0:
             break
         assert status == -signal.SIGKILL
-        place = place_of(Path("ck"), None)
+        place = place_of(Path("ck"), None, CheckpointSection())
         place.of(place.record()).entries()  # raises where something else is there
     assert step > 30
     assert files_of() == {"global_epoch1_step3": FILES[:1]}

@@ -18,6 +18,7 @@ from dlemu.checkpoint.folder import (
     step_folder,
 )
 from dlemu.checkpoint.plan import Plan
+from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, load_model
 from dlemu.errors import RunError, WorkloadError
 from dlemu.ranks.watchdog import Watchdog
@@ -27,7 +28,7 @@ RECORDED = Written("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadata", 0)), 
 
 
 def place(folder: Path) -> CheckpointFolder:
-    return place_of(folder, None).of(RECORDED)
+    return place_of(folder, None, CheckpointSection()).of(RECORDED)
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_no_folder_is_made_once_all_are_removed(
         monkeypatch.setattr(CheckpointFolder, name, seen(getattr(CheckpointFolder, name)))
     with opened(workload, plan, Alone(), print) as folder:
         dog = Watchdog(1e9, Alone())
-        writes = writing.CheckpointJob(workload, plan, folder, world=Alone(), watch=dog)
+        writes = writing.CheckpointJob(workload, plan, folder, Alone(), dog)
         writes._make(step_folder(folder.path, 1))
         assert len(list(folder.path.iterdir())) == 2
         writes.clean()

@@ -144,13 +144,13 @@ def test_steps_after_the_writing_are_marked_on_no_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool
 ) -> None:
     """The write begins at 0 and ends at 2; the files of another rank hold up none of this one."""
-    clock, held, write = VirtualClock(), threading.Event(), Writer.write_share
+    clock, held, write = VirtualClock(), threading.Event(), Writer.work
 
     def write_later(*arguments: Any) -> WriteTimes:
         assert held.wait(60)
         return write(*arguments)
 
-    monkeypatch.setattr(Writer, "write_share", write_later)
+    monkeypatch.setattr(Writer, "work", write_later)
     if not writes:
         monkeypatch.setattr(Plan, "written_by", lambda *_: ())
     steps = [new_steps(0, np.ones((2, 1))) for _ in range(2)]

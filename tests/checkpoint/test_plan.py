@@ -5,12 +5,10 @@ import pytest
 from dlemu.checkpoint.plan import (
     Plan,
     Share,
-    all_files,
-    files_of_rank,
+    files_of,
     num_parameters,
     planned,
     share_of,
-    total_bytes,
 )
 from dlemu.config.checkpoint_sections import ModelSection
 from dlemu.config.compose import named
@@ -162,8 +160,9 @@ def test_the_number_of_parameters(name: str) -> None:
 def test_the_whole_checkpoint_and_its_files(name: str) -> None:
     own, (ranks, num_bytes, num_files) = model(name), TOTALS[name]
     assert share_of(own, None, "default") == Share(ranks, ranks)
-    assert total_bytes(own, Share(ranks, ranks)) == num_bytes
-    names = [file.name for rank in range(ranks) for file in files_of_rank(own, ranks, rank)]
+    files = files_of(own, ranks, range(ranks))
+    assert sum(file.num_bytes for file in files) == num_bytes
+    names = [file.name for file in files]
     assert len(set(names)) == len(names) == num_files
 
 
@@ -172,12 +171,13 @@ def test_a_subset_is_what_the_first_ranks_hold(name: str) -> None:
     own = model(name)
     share = share_of(own, None, "subset")
     assert share == Share(8, TOTALS[name][0])
-    assert total_bytes(own, share) == FIRST_EIGHT[name]
+    files = files_of(own, share.total, range(share.written))
+    assert sum(file.num_bytes for file in files) == FIRST_EIGHT[name]
 
 
 @pytest.mark.parametrize(("name", "rank", "num_bytes"), MODEL_OF_RANK)
 def test_model_and_optimizer_of_a_rank(name: str, rank: int, num_bytes: int) -> None:
-    *states, optimizer = files_of_rank(model(name), TOTALS[name][0], rank)
+    *states, optimizer = files_of(model(name), TOTALS[name][0], [rank])
     assert sum(file.num_bytes for file in states) == num_bytes
     assert optimizer.num_bytes == OPTIMIZER[name]
     assert {file.rank for file in (*states, optimizer)} == {rank}
@@ -185,7 +185,7 @@ def test_model_and_optimizer_of_a_rank(name: str, rank: int, num_bytes: int) -> 
 
 def test_the_names_are_dlios() -> None:
     def names(model: ModelSection, total: int, rank: int) -> list[str]:
-        return [file.name for file in files_of_rank(model, total, rank)]
+        return [file.name for file in files_of(model, total, [rank])]
 
     assert names(model("llama3_70b"), 64, 13) == [
         "zero_pp_rank_1_mp_rank_5_model_states.pt",
@@ -205,8 +205,8 @@ def test_without_zero_one_copy_saves_for_all() -> None:
     own = load_model(
         "llama3_8b", {"model.parallelism.zero_stage": 0, "model.parallelism.tensor": 2}
     ).model
-    assert [len(files_of_rank(own, 8, rank)) for rank in range(8)] == [2, 2, 0, 0, 0, 0, 0, 0]
-    states, optimizer = files_of_rank(own, 8, 1)
+    assert [len(files_of(own, 8, [rank])) for rank in range(8)] == [2, 2, 0, 0, 0, 0, 0, 0]
+    states, optimizer = files_of(own, 8, [1])
     # Norms are whole on both tensor ranks: 65 of 4096 elements of 2 bytes.
     assert states.num_bytes == PARAMETERS["llama3_8b"] + 65 * 4096
     assert optimizer.num_bytes == 12 * (PARAMETERS["llama3_8b"] // 2 + 5 * 4096)
@@ -215,14 +215,14 @@ def test_without_zero_one_copy_saves_for_all() -> None:
 def test_a_flat_model_is_written_once_or_by_each() -> None:
     size = 499_153_191
     for stage, writers in ((0, [0]), (3, [0, 1, 2, 3])):
-        files = all_files(flat(stage), Share(4, 4))
+        files = files_of(flat(stage), 4, range(4))
         assert [(file.rank, file.num_bytes) for file in files] == [(rank, size) for rank in writers]
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.01, 1e-12])
 def test_a_scale_shortens_each_file(scale: float) -> None:
-    whole = files_of_rank(model("llama3_405b"), 512, 0)
-    scaled = files_of_rank(model("llama3_405b"), 512, 0, scale=scale)
+    whole = files_of(model("llama3_405b"), 512, [0])
+    scaled = files_of(model("llama3_405b"), 512, [0], scale=scale)
     assert [f.name for f in scaled] == [f.name for f in whole]
     assert all(
         s.num_bytes == max(1, round(f.num_bytes * scale))
@@ -235,7 +235,7 @@ def test_a_model_with_fewer_copies() -> None:
     own = model("llama3_8b")
     assert share_of(own, 4, "default") == Share(4, 4)
     q = PARAMETERS["llama3_8b"] // 4
-    assert files_of_rank(own, 4, 3)[1].num_bytes == 12 * q + 60 * 4096
+    assert files_of(own, 4, [3])[1].num_bytes == 12 * q + 60 * 4096
 
 
 def test_tensors_of_a_layer_and_groups_of_an_optimizer_are_dlios() -> None:
@@ -249,7 +249,7 @@ def test_tensors_of_a_layer_and_groups_of_an_optimizer_are_dlios() -> None:
     }
     megatron = ModelSection.model_validate(keys)
     optimizer = 3 * (1009254400 + 865075200 + 793600)
-    first, last, copy = (files_of_rank(megatron, 64, rank) for rank in (0, 31, 32))
+    first, last, copy = (files_of(megatron, 64, [rank]) for rank in (0, 31, 32))
     layer = 52583936 // 4 + 209715200 // 4
     assert [(file.name, file.num_bytes) for file in first] == [
         ("model_states-0.pt", 30102),
@@ -259,4 +259,4 @@ def test_tensors_of_a_layer_and_groups_of_an_optimizer_are_dlios() -> None:
     assert last[-2].name == "layer_40-model_31_model_states.pt"
     assert [file.num_bytes for file in copy] == [30102, optimizer], "layers are saved once"
     alone = flat(1).model_copy(update={"optimization_groups": (9,)})
-    assert [file.num_bytes for file in files_of_rank(alone, 2, 1)] == [499_153_191, 27]
+    assert [file.num_bytes for file in files_of(alone, 2, [1])] == [499_153_191, 27]

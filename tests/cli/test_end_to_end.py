@@ -76,7 +76,7 @@ def test_the_peers_file_generates_runs_and_says_once_what_it_ignores(
     words.append("train.computation_time={type:uniform,min:0.001,max:0.003}")
     assert run(["run", f"workload={DATA / 'dlio_hdf5.yaml'}", *words]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("ignored: dataset.compression_level, ")
+    assert text.startswith("ignored: dataset.chunk_size, ")
     assert text.count("ignored:") == 1 and "evaluation.eval_time" in text.splitlines()[0]
     names = sorted(path.name for path in (tmp_path / "data" / "volumes" / "train").glob("*/*"))
     assert names[0] == "volume_00_of_64.hdf5" and len(names) == 64

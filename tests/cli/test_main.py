@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def test_help_has_three_names(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(words) == 0
         found.add(capsys.readouterr().out)
     assert len(found) == 1
+
+
+def test_a_checkout_that_is_not_installed_has_no_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", unknown)
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == "dlemu (a checkout that is not installed)\n"
 
 
 def test_no_threads_are_started_to_multiply_matrices() -> None:
@@ -97,7 +109,7 @@ def test_the_peers_files_are_found_in_a_config_dir(
     words = ["datasize", "workload=unet3d_h100", "host_memory=1GiB", "--config-dir", str(tmp_path)]
     assert run(words) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "ignored: model.type"
+    assert first == "ignored: framework, model.type"
     assert second.startswith("unet3d_h100 with 1 emulated accelerator ")
 
 
@@ -135,6 +147,26 @@ def test_several_values_are_a_job_each_and_one_table(
     assert [each for each in shown if each.startswith("/")][-2:] == [*map(str, folders)]
     stored = "sizing.json" if command == "size" else "summary.json"
     assert [(folder / stored).is_file() for folder in folders] == [True, True]
+
+
+def test_a_job_that_fails_ends_no_sweep(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", *QUICK, data, "num_accelerators=99,1", f"output.folder={tmp_path}/all", "-m"]
+    capsys.readouterr()
+    assert run(words) == 1
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    *_, failed, ended, _, _ = said.out.splitlines()
+    assert "/num_accelerators=99" in failed and f"failed: {line[7:]}" in failed
+    assert "/num_accelerators=1" in ended and "PASS" in ended
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dlemu.run.job.run_job", interrupted)
+    assert run(words) == 130, "Ctrl-C ends all"
+    assert capsys.readouterr().out.count("interrupted; ") == 1
 
 
 def test_verify_names_what_is_bad_and_repairs_it(

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -125,6 +126,28 @@ def test_nothing_stays(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["run", str(data), *QUICK[5:], *cache, "--dry-run"]) == 0
     assert run(["datagen", str(data), "dataset.num_files_train=60", "--dry-run"]) == 0
     assert everything(data.parent) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (["datagen", *SMALL, "dataset.record_length_bytes=1GB"], "write:    56 files, "),
+        (["checkpoint", "model=llama3_405b"], "writes:  "),
+    ],
+)
+def test_the_facts_come_before_the_line_on_a_disk_that_is_too_small(
+    words: list[str],
+    fact: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = shutil._ntuple_diskusage(10**9, 0, 10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+    assert run([words[0], str(tmp_path / "new"), *words[1:], "--dry-run"]) == 1
+    said = capsys.readouterr()
+    assert f"\n{fact}" in said.out and "free" in said.err
+    assert said.err.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

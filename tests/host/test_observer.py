@@ -284,6 +284,8 @@ def test_what_follows_from_a_summary() -> None:
 
     assert summary.process_cpu_share == pytest.approx(14 / 40)
     assert summary.max_pss_bytes is None, "never measured"
+    short = summarize_interval([FIRST, replace(LAST, time=FIRST.time + 1.0)])
+    assert short.devices == {"nvme0n1": 1.0, "nvme1n1": 1.0}, "no drive is busy for longer"
 
 
 def test_storage_is_asked_in_the_order_of_how_well_it_knows() -> None:

@@ -22,8 +22,8 @@ from dlemu.config.model import Workload, load_workload
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge import folders
 from dlemu.judge.folders import hold, hold_for_runs, make
-from dlemu.judge.judgement import EXIT_STATUS
 from dlemu.judge.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
+from dlemu.report.present import EXIT_STATUS
 from tests.lab import warm
 from tests.lab.commands import QUICK, dlemu
 from tests.lab.mpirun import mpirun

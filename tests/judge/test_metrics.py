@@ -218,7 +218,7 @@ def outcome_with(workload: Workload, metrics: Metrics) -> Outcome:
         status="complete",
         start="",
         end="",
-        measured={"page_cache_share": None},
+        measured={"page_cache_share": None, "read_bytes_per_second": 0.0},
         limit={"name": "none", "evidence": ""},
     )
     return Outcome(Path("unused"), metrics, with_metrics(ended, workload, metrics))

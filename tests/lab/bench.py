@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import yaml
 
-from dlemu.judge.judgement import EXIT_STATUS
+from dlemu.report.present import EXIT_STATUS
 from tests.lab import warm
 from tests.lab.cgroups import Group
 from tests.lab.mpirun import mpirun

@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,8 +35,6 @@ class Faults:
     """Requests wait until it is set."""
     hang_after: int = 0
     """So many are answered before."""
-    latency: float = 0.0
-    """Seconds before each answer."""
 
 
 @dataclass
@@ -104,10 +101,6 @@ class RangeServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def serve(self) -> None:
-        """Serve until the process ends."""
-        self._server.serve_forever()
-
     def _answer(self, handler: BaseHTTPRequestHandler, folder: Path) -> None:
         path, _, query = handler.path.partition("?")
         wanted = handler.headers.get("Range")
@@ -120,8 +113,6 @@ class RangeServer:
             answered = self.seen.methods["GET"] <= self.faults.hang_after
         if self.faults.hang is not None and not answered:
             self.faults.hang.wait()
-        if self.faults.latency:
-            time.sleep(self.faults.latency)
         if refused:
             _send(handler, 503, b"<Error><Code>SlowDown</Code></Error>")
             return
@@ -213,20 +204,12 @@ def moto_server() -> Iterator[Moto]:
         server.shutdown()
 
 
-def main(words: list[str]) -> None:
-    """Serve a folder; print the URL first, and what was seen when stdin ends."""
-    folder, port, address = [*words, "0", "127.0.0.1"][:3] if len(words) < 3 else words
-    server = RangeServer(Path(folder), port=int(port), address=address)
-    print(server.url, flush=True)
-    threading.Thread(target=server.serve, daemon=True).start()
-    for line in sys.stdin:  # "latency 0.02", "seen"
-        name, _, value = line.strip().partition(" ")
-        if name == "seen":
-            print(dict(server.seen.methods), server.seen.ranges, flush=True)
-            server.seen.clear()
-        else:
-            setattr(server.faults, name, float(value))
+def main(folder: str, port: str = "0", address: str = "127.0.0.1") -> None:
+    """Serve a folder until stdin ends; print the URL first."""
+    with RangeServer(Path(folder), port=int(port), address=address) as server:
+        print(server.url, flush=True)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -28,7 +28,7 @@ from dlemu.checkpoint.outcome import (
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.cli.paths import cells_csv
 from dlemu.cli.paths import document_of as paths_document
-from dlemu.cli.scripts import RUN, SIZE, run_row, size_row
+from dlemu.cli.scripts import RUN, SIZE, rows_of
 from dlemu.config.model import load_model, load_workload
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import IntervalSummary, Observation
@@ -50,7 +50,7 @@ from dlemu.report.sizing import present_sizing, write_table
 from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load, present_steptime
-from dlemu.run.summary import complete_summary
+from dlemu.run.job import complete_summary
 from dlemu.sizing.answers import First, Sized, Target, document_of
 from dlemu.sizing.formula import Calibration
 from dlemu.sizing.search import Point
@@ -236,6 +236,7 @@ def store_runs(folder: Path) -> None:
         workload="unet3d_h100",
         system=first["system"],
         num_hosts=1,
+        num_accelerators=first["num_accelerators"],
         dataset=first["dataset"],
         start=_time(0),
         runs=rows,
@@ -448,8 +449,8 @@ def store_calibration(path: Path) -> None:
 
 
 def _calibrate() -> str:
-    demand = load_workload("unet3d_h100").demand
-    return render_text(present_calibration(_calibration().model_dump(), demand))
+    demand = {"demand_bytes_per_second": load_workload("unet3d_h100").demand}
+    return render_text(present_calibration({**demand, **_calibration().model_dump()}))
 
 
 def _steptime() -> str:
@@ -480,7 +481,8 @@ def _steptime() -> str:
             on_core=np.full(4, 0.25),
         ),
     )
-    return "\n".join([render_text(present_steptime(answer.document())), "", answer.yaml()])
+    document = {**answer.document(), "command": "dlemu run workload=unet3d_gpu.yaml"}
+    return "\n".join([render_text(present_steptime(document)), "", answer.yaml()])
 
 
 def _load() -> str:
@@ -557,9 +559,12 @@ def _rows(folder: Path) -> str:
     """Return the tables that --csv writes of a run and a search."""
     outcome = replace(store_run(folder / "row", wait=0.5), folder=Path("/results/run"))
     workload = load_workload("unet3d_h100", {"dataset.data_folder": DATA})
-    row = run_row(workload, outcome.folder, outcome.summary)
-    append_rows(folder / "run.csv", RUN, [{**row, "label": "a, b", "dlemu_version": "1.2.3"}])
-    append_rows(folder / "size.csv", SIZE, [*map(size_row, _searches())])
+    run = {"folder": str(outcome.folder), **outcome.summary}
+    append_rows(folder / "run.csv", RUN, rows_of(run, [workload], RUN, "a, b"))
+    answers = _searches()
+    size = {"folder": "/results/size", **document_of(answers)}
+    rows = rows_of(size, [answer.workload for answer in answers], SIZE, "")
+    append_rows(folder / "size.csv", SIZE, rows)
     return "\n".join((folder / name).read_text() for name in ("run.csv", "size.csv"))
 
 

@@ -9,7 +9,7 @@ from dlemu.judge.records import Steps
 from dlemu.judge.sums import Rule, Sums, sum_all
 from dlemu.ranks.links import Tree
 from dlemu.ranks.world import PeerError
-from dlemu.run.summary import gather_sums
+from dlemu.run.job import gather_sums
 from tests.lab.many_hosts import ManyHosts, SimulatedRank, replay_on
 
 NUM_HOSTS = 1250

@@ -14,7 +14,8 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.errors import RunError
-from dlemu.report.page import present_stored, section
+from dlemu.report.page import section
+from dlemu.report.present import present, status_of
 from dlemu.report.stored import Stored, read_result
 from dlemu.report.text import render_text
 
@@ -43,7 +44,7 @@ def au_of(folder: Path, **keys: object) -> list[float]:
 
 
 def text_of(folder: Path) -> str:
-    return render_text(present_stored(read(folder)))
+    return render_text(present(read(folder).shown))
 
 
 def load(path: Path) -> Any:
@@ -193,11 +194,11 @@ def test_mlpstorages_runs_are_all_read(leaf: Path, tmp_path: Path, below: str) -
 def test_a_damaged_run_of_several_is_named(leaf: Path, tmp_path: Path) -> None:
     folder = mlpstorage(tmp_path, leaf)
     (folder / "20260701_101500" / "summary.json").unlink()
-    assert len(one(folder)["runs"]) == 1 and read(folder).status == 1
+    assert len(one(folder)["runs"]) == 1 and status_of(read(folder).document) == 1
     passed = {"metric__au": 0.5}
-    assert read(folder, **passed).status == 1
+    assert status_of(read(folder, **passed).document) == 1
     shutil.copytree(folder / "20260701_101500", folder / "20260701_103000")
-    assert read(folder, **passed).status == 1, "two of them, too"
+    assert status_of(read(folder, **passed).document) == 1, "two of them, too"
     assert text_of(folder).splitlines()[-1] == (
         f"not read: {folder}/20260701_103000 holds no summary.json: DLIO writes it when a run "
         "ends, this did not"

@@ -54,7 +54,7 @@ def test_depths_have_a_row_each_with_the_cpu_time_of_a_million() -> None:
 
 
 def test_targets_and_queues_stand_one_below_the_other() -> None:
-    snap = [cell("host_direct", 65536, target="/mnt/snap", queues=each) for each in (31, 1)]
+    snap = [cell("host_direct", 65536, target="/mnt/snap", queues=each) for each in (1, 31)]
     lines = shown(*snap, cell("host_direct", 65536, target="/mnt/local")).splitlines()
     names = [line.split("64.0 KiB   ")[1][:29].strip() for line in lines if "64.0 KiB   " in line]
     few, many = "/mnt/snap O_DIRECT, 1 queue", "/mnt/snap O_DIRECT, 31 queues"
@@ -68,7 +68,7 @@ def test_what_is_lost_together_and_the_share_of_a_ceiling_are_columns() -> None:
     at_once = [cell("host_direct", target=each, gib=3.0, together=both) for each in both]
     total = cell("host_direct", target="sum", gib=6.0, together=both, **most)
     lines = shown(*alone, *at_once, total).splitlines()
-    first, second, *_, last = [" ".join(line.split()) for line in lines if "4.0 KiB  " in line]
+    first, _, second, _, last = [" ".join(line.split()) for line in lines if "4.0 KiB  " in line]
     assert first == "4.0 KiB /mnt/d0 O_DIRECT 1,048,576 4.29 GB/s 0.14% 2.5 ms - -"
     assert second == "4.0 KiB /mnt/d0 O_DIRECT, together 786,432 3.22 GB/s 0.14% 2.5 ms 75% -"
     assert last == ("4.0 KiB sum O_DIRECT 1,572,864 6.44 GB/s 0.14% 2.5 ms 75% 75% of PCIe link")

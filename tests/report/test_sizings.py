@@ -11,6 +11,7 @@ from dlemu.cli.main import run
 from dlemu.judge.records import conditions_of
 from dlemu.report.blocks import Verdict
 from dlemu.report.page import page_of, section
+from dlemu.report.present import status_of
 from dlemu.report.sizing import draw, plots_of, present_answer, sentence, write_table
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
@@ -41,10 +42,10 @@ def write(folder: Path, *answers: Sized, unfinished: int = 0) -> Path:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = write(tmp_path / "size", sized())
     found = read_result(folder)
-    assert found.status == 0
+    assert status_of(found.document) == 0
     assert found.document == json.loads((folder / "sizing.json").read_text())
     none = replace(sized(), num_accelerators=0)
-    assert read_result(write(tmp_path / "none", none)).status == 2, (
+    assert status_of(read_result(write(tmp_path / "none", none)).document) == 2, (
         "a storage that feeds none fails"
     )
 
@@ -223,7 +224,7 @@ def test_a_first_answer_without_a_run_is_shown_as_the_others(tmp_path: Path) -> 
     none: Any = {"num_accelerators": 0, "real_accelerators": 0.65}
     answer = replace(sized(), **none, points=(), confirmations=(), first=first)
     found = read_result(write(tmp_path / "try", answer))
-    assert found.status == 0, "it is no verdict"
+    assert status_of(found.document) == 0, "it is no verdict"
     assert section(found).verdict.startswith("d1 cannot feed one H100 of 3D U-Net; one needs 2.86 ")
     page = page_of([section(found)])
     assert "cannot feed one H100" in page and "<figure>" not in page

@@ -138,7 +138,7 @@ def test_each_epoch_begins_cold_where_the_edition_says_so(
     edition: str, asked: bool | None, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cold: list[bool] = []
-    monkeypatch.setattr("dlemu.run.job.make_cold", lambda *_, **how: cold.append(how["direct"]))
+    monkeypatch.setattr("dlemu.run.cold.ColdStart.make", lambda self: cold.append(self.direct))
     keys = {"metric__edition": edition, "output__drop_each_epoch": asked, "train__epochs": 3}
     ran(small_job(tmp_path, **keys))
     assert cold == [False] * times

@@ -3,21 +3,28 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from dlemu.config.model import Workload
+from dlemu.config.model import Workload, load_workload
 from dlemu.config.sections import MetricSection
+from dlemu.dataset.layout import Dataset
+from dlemu.host.intervals import HostObserver
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP, Steps, read_steps
 from dlemu.loaders import Batch
+from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 from dlemu.run.job import run_job
 from dlemu.run.live import Live, RunProgress, StepsSoFar
+from dlemu.run.monitor import RunMonitor
 from dlemu.run.replay import new_steps, replay_epoch
 from dlemu.terminal import silent
 from tests.lab.commands import small_job
+from tests.lab.stored import observation
 from tests.lab.virtual import VirtualClock
 
 
@@ -61,6 +68,28 @@ def test_the_figures_are_those_of_the_records(job: Workload) -> None:
         np.average([measure(each).au_percentage for each in (first, second[:29])], weights=[29, 28])
     )
     assert live.now().doing == "starting", "the next run begins"
+
+
+def test_what_storage_delivered_is_that_of_the_last_seconds_and_its_share_of_the_epoch(
+    tmp_path: Path,
+) -> None:
+    """The drive gave 10 MB in 10 s, then 50 MB; the host's two ranks took 120 MB, half each."""
+    job, dog = (
+        load_workload("unet3d_h100", {"dataset.data_folder": str(tmp_path)}),
+        Watchdog(60.0, Alone()),
+    )
+    dataset = Dataset.of(job)
+    loader: Any = None
+    monitor = RunMonitor(dataset, tmp_path, Alone(), loader, num_accelerators=1, watchdog=dog)
+    assert monitor.delivered(lambda until: 1) == (None, None), "nobody looks"
+    reads = [*range(11), *range(15, 61, 5)]
+    seen = [observation(100.0 + second, each, 0) for second, each in enumerate(reads)]
+    monitor._observer = cast(HostObserver, SimpleNamespace(observations=seen))
+    monitor._seen.file_system, monitor._seen.num_workers = "xfs", 8
+    assert monitor.delivered(lambda until: round(until * 500_000)) == (5e6, 0.5)
+    assert monitor.delivered(lambda until: 20_000_000) == (5e6, 0.0), "no less than nothing"
+    seen[1:] = [observation(100.4, 1, 0)]
+    assert monitor.delivered(lambda until: 1) == (None, None), "too soon to tell"
 
 
 @pytest.mark.parametrize("edition", ["v1.0", "v2.0"])

@@ -7,7 +7,7 @@ import pytest
 
 from dlemu.config.model import load_workload
 from dlemu.dataset.layout import Dataset
-from dlemu.run.summary import needed_ratio
+from dlemu.run.job import needed_ratio
 
 PARQUET = [
     {"name": "a", "dtype": "uint8", "size": 1000, "read": True},

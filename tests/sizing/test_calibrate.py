@@ -176,7 +176,8 @@ def test_the_file_says_what_bound_each_figure(limit: str, job: Workload, tmp_pat
 
     assert (found.overhead_limit, found.host_limit, found.drive_limit) == ("none", "memory", limit)
     assert found.drive_read_bytes_per_second == pytest.approx(6.5536e6)
-    text = render_text(present_calibration(found.model_dump(), job.demand))
+    demand = {"demand_bytes_per_second": job.demand}
+    text = render_text(present_calibration({**demand, **found.model_dump()}))
     assert ("at least" in text) is (limit != "storage")
     assert len(said) == (limit != "storage")
     if said:

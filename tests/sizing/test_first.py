@@ -90,6 +90,7 @@ def test_its_folder_is_a_result_as_any_other(
     document = json.loads(printed.out)
     assert [line[:3] for line in printed.err.splitlines() if line[1:3] == "/2"] == ["1/2", "2/2"]
     stored = json.loads((out / "sizing.json").read_text())
+    assert document.pop("folder") == str(out)
     assert document == {name: stored[name] for name in document}
     for told in document["answers"]:
         assert (told["num_accelerators"], told["at_least"]) == (3, True)

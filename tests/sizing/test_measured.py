@@ -10,14 +10,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dlemu
-from dlemu.cli.jobs import size_storage
+from dlemu.cli import jobs
 from dlemu.cli.main import run as run_command
+from dlemu.cli.output import show
+from dlemu.cli.words import Words
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.dataset.layout import layout_of
@@ -30,7 +33,7 @@ from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps
 from dlemu.judge.summary import Summary
-from dlemu.ranks.world import Alone
+from dlemu.ranks.world import Alone, World
 from dlemu.sizing.log import SizingRecord
 from dlemu.sizing.measured import describe_plan, point_of
 from tests.lab import warm
@@ -81,6 +84,13 @@ def job(tmp_path: Path) -> Workload:
     workload = tiny(tmp_path)
     generate(workload, world=Alone())
     return workload
+
+
+def size_storage(workload: Workload, world: World, typed: Sequence[str] = ()) -> None:
+    """Do what `dlemu size` does."""
+    found = jobs.size(workload, world, Words([*typed]))
+    assert found is not None
+    show(found.document)
 
 
 def results_of(workload: Workload) -> Path:
@@ -197,7 +207,7 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
     # The command goes on with the same runs, and shows the same answer.
     size_storage(job, Alone())
     out = capsys.readouterr().out
-    assert out.endswith(f"\n\n{dlemu.show(answer)}\nresults: {folder}\n")
+    assert out.endswith(f"results: {folder}\n\n{dlemu.show(answer)}\n")
     assert dlemu.size(job, say=said.append) == answer
 
 

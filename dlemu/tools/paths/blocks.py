@@ -10,11 +10,12 @@ need a reader for each of these, with a buffer of its own; io_uring needs one. T
     cufile                  cuFile, by whichever path it chooses: see `Done.path_bytes`
 """
 
-import ctypes
 import multiprocessing
 import os
 import resource
+import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -171,8 +172,6 @@ class Latencies:
         return float(np.ldexp(0.5 + (step + 0.5) / (2 * _PER_POWER), power)) / 1e9
 
 
-_PDEATHSIG = 1
-"""Option of prctl(2)."""
 _Pipe: TypeAlias = "Connection[Any, Any]"
 
 
@@ -251,7 +250,7 @@ def _receive_all(pipes: Iterable[_Pipe]) -> Iterator[tuple[_Pipe, Done | None]]:
 
 def _run_group(pipe: _Pipe, work: Work, members: tuple[int, ...]) -> None:
     """Run the workers with the numbers `members`, as one process."""
-    _end_with_parent()
+    _end_with_parent(pipe)
     try:
         with ExitStack() as stack:
             if work.cpus:
@@ -277,19 +276,24 @@ def _run_group(pipe: _Pipe, work: Work, members: tuple[int, ...]) -> None:
                 driver.path_bytes() if driver is not None else read,
             )
         pipe.send(done)
-    except EOFError:
-        pass  # the parent has ended before the start
     except (DlemuError, OSError) as error:
         pipe.send(f"{work.path}, {work.pattern}, {work.io_size} bytes: {error}")
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(pipe: _Pipe) -> None:
     """Let the parent end this process: at Ctrl-C, and whenever it ends itself.
 
-    The kernel ends it with the forkserver, which ends with the parent.
+    PR_SET_PDEATHSIG would not do: the forkserver, which is the parent for the kernel, may stay.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        ends = select.poll()
+        ends.register(pipe, 0)  # only that the other end is closed
+        ends.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _run_threads(workers: "list[_Worker]", deadline: float) -> Latencies:

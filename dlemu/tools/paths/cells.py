@@ -67,10 +67,6 @@ class Cell(Asked):
     """The lowest of the rates that are known to bound this one; None: none is known."""
     ceiling_bytes_per_second: float | None = None
 
-    @property
-    def bytes_per_second(self) -> float:
-        return self.gib_per_second * 2**30
-
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -122,8 +118,11 @@ def measure(works: Sequence[Work], places: Sequence[Place], world: World) -> lis
     done = perform(works, ready)
     use = HostCounters.now().since(before[0])
     by_name = {place.name: place for place in places}
-    gathered = world.gather([(work, each, use) for work, each in zip(works, done, strict=True)])
-    found = [_Measured(by_name[each[0].target], *each) for rank in gathered or () for each in rank]
+    own = [
+        _Measured(by_name[work.target], work, each, use)
+        for work, each in zip(works, done, strict=True)
+    ]
+    found = [each for rank in world.gather(own) or () for each in rank]
     cells = [_cell(each.work.asked, [each]) for each in found]
     return [*cells, _cell(sum_of(cells[0]), found)] if len(cells) > 1 else cells
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_validator
 
@@ -30,12 +30,11 @@ from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.availability import lists_gpu
 from dlemu.storage.owned import held
-from dlemu.tools.paths.blocks import DATA_PATHS, TO_GPU, Asked, DataPath, Pattern, Work
+from dlemu.tools.paths.blocks import TO_GPU, Asked, DataPath, Pattern, Work
 from dlemu.tools.paths.cells import SUM, Cell, Place, measure, memory_rate, sum_of
 from dlemu.tools.paths.target import (
     SECTOR,
     OnEvent,
-    check_target,
     least_block,
     works_of,
 )
@@ -47,8 +46,6 @@ from dlemu.units import (
     format_rate,
     format_seconds,
 )
-
-T = TypeVar("T")
 
 CELLS = "cells.jsonl"
 """Keeps the cells that were measured."""
@@ -155,14 +152,10 @@ class Sweep(Arguments):
 
     @property
     def compared(self) -> tuple[DataPath, ...]:
-        """Paths to measure, if they work."""
-        if self.paths is not None:
-            return self.paths
+        """Paths to measure where none are named; with one block in flight io_uring is no news."""
         if self.queue_depths is not None:
             return "host_direct", "host_io_uring"
-        # With one block in flight, io_uring says nothing new.
-        hidden = ("host_io_uring", *(() if lists_gpu() else TO_GPU))
-        return tuple(path for path in DATA_PATHS if path not in hidden)
+        return "host_buffered", "host_direct", *(TO_GPU if lists_gpu() else ())
 
 
 def run_paths(
@@ -183,7 +176,7 @@ def run_paths(
     if world.rank != 0:
         on_event = on_begin = _silent
     with ExitStack() as stack:
-        places = _agreed(world, lambda: _own_places(sweep, world, stack, dry=dry))
+        places = _places(sweep, world, stack, dry=dry)
         for note in (note for place in places for note in place.notes):
             on_event(note)
         rounds = list(_rounds(sweep, places, world))
@@ -214,11 +207,11 @@ def _silent(text: str) -> None:
     """Say nothing: rank 0 speaks."""
 
 
-def _agreed(world: World, make: Callable[[], list[T]]) -> list[T]:
-    """Return what all ranks make, in order of rank; of several that fail, the first says why."""
-    found, error = list[T](), None
+def _places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
+    """Return all targets in order of rank; of several ranks that fail, the first says why."""
+    found, error = list[Place](), None
     try:
-        found = make()
+        found = _own_places(sweep, world, stack, dry=dry)
     except DlemuError as failure:
         error = failure
     all_found = world.all_gather((found, error is not None))
@@ -248,8 +241,17 @@ def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> l
         )
     memory = max(rate for host, _, rate in told if host == world.host)
     share = sweep.targets[world.local_rank :: world.num_local_ranks]
+    writes = next((pattern for pattern in sweep.patterns if pattern.endswith("write")), None)
     for target, _ in share:
-        check_target(target, sweep.patterns)
+        if not (target.is_dir() or target.is_block_device()):
+            raise RunError(
+                f"target {target} is no folder and no block device", remedy="create or mount it"
+            )
+        if writes and target.is_block_device():
+            raise RunError(
+                f"patterns={writes} would overwrite the block device {target}, which is only read",
+                remedy="leave it out, or name a folder",
+            )
         # The files of two sweeps would have the same names. The results hold their own folder.
         is_output = world.rank == 0 and target.resolve() == sweep.output.resolve()
         if target.is_dir() and not is_output:
@@ -331,7 +333,7 @@ def _least_blocks(sweep: Sweep, target: Path, notes: list[str]) -> dict[DataPath
         RunError: a path that was asked for does not work.
     """
     least: dict[DataPath, int] = {}
-    for path in sweep.compared:
+    for path in sweep.paths or sweep.compared:
         found = least_block(path, target)
         if isinstance(found, int):
             least[path] = found
@@ -425,7 +427,7 @@ def _line_of(cell: Cell) -> str:
     deep = "" if cell.queue_depth == 1 else f", depth {cell.queue_depth}"
     return (
         f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
-        f"{cell.workers}{deep}: {format_rate(cell.bytes_per_second)}, p99 "
+        f"{cell.workers}{deep}: {format_rate(cell.gib_per_second * 2**30)}, p99 "
         f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} CPU-s/GB"
     )
 

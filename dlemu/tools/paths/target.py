@@ -22,7 +22,7 @@ from dlemu.storage.gpu.availability import availability
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.regular import NO_DIRECT, open_sized
 from dlemu.tools.paths import uring
-from dlemu.tools.paths.blocks import Asked, DataPath, Pattern, Work
+from dlemu.tools.paths.blocks import Asked, DataPath, Work
 from dlemu.tools.paths.cells import Place
 from dlemu.units import PAGE_BYTES, counted, format_bytes
 
@@ -36,21 +36,6 @@ _AT_ONCE = 4
 _PIECE = 16 << 20
 """Bytes of one write."""
 OnEvent = Callable[[str], object]
-
-
-def check_target(target: Path, patterns: Sequence[Pattern]) -> None:
-    """Refuse what cannot be a target, and a block device that would be written."""
-    if target.is_block_device():
-        if writes := [pattern for pattern in patterns if pattern.endswith("write")]:
-            raise RunError(
-                f"patterns={writes[0]} would overwrite the block device {target}, which is only "
-                "read",
-                remedy="leave it out, or name a folder",
-            )
-    elif not target.is_dir():
-        raise RunError(
-            f"target {target} is no folder and no block device", remedy="create or mount it"
-        )
 
 
 def least_block(path: DataPath, target: Path) -> int | str:

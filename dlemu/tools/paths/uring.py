@@ -89,7 +89,12 @@ class Ring:
         """
         times = list[int]()
         words, offsets, order, fd = self._words, self._offsets, self._order, self._file
-        sq_mask, cq_mask, size, clock = self._sq_mask, self._cq_mask, self._size, _clock
+        sq_mask, cq_mask, size, clock = (
+            self._sq_mask,
+            self._cq_mask,
+            self._size,
+            time.perf_counter_ns,
+        )
         sq_tail, cq_tail, completions = self._sq_tail, self._cq_tail, self._completions
         for place in range(self.depth):
             if prepare is not None:
@@ -155,9 +160,6 @@ class Ring:
     def close(self) -> None:
         """Close the queue. The kernel holds the memory of what is in flight until it is done."""
         os.close(self._file)
-
-
-_clock = time.perf_counter_ns
 
 
 def _check_again() -> None:

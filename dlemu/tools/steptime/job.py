@@ -21,7 +21,6 @@ from dlemu.judge.records import check_writable, write_json, write_text
 from dlemu.tools.steptime.measure import (
     WARM_UP,
     Gpu,
-    Length,
     Timed,
     faster_layout,
     find_gpu,
@@ -281,11 +280,10 @@ def _all_batches(
 ) -> Iterator[tuple[list[Timed], list[int]]]:
     """Yield what is timed and what is skipped so far, in order, after each batch that was timed."""
     section = workload.steptime
-    length = Length(steps=section.steps, seconds=section.seconds)
     timed: list[Timed] = []
     skipped: list[int] = []
     sizes = batch_sizes(section.batches, workload.reader.batch_size)
-    nominal = (1 + WARM_UP["seconds"]) * section.seconds
+    nominal = (1 + WARM_UP) * section.seconds
     search = "cuDNN looks for its fastest kernels, then " if job.device == "cuda" else ""
     begin = perf_counter()
     for number, batch in enumerate(sizes):
@@ -295,7 +293,7 @@ def _all_batches(
             f"batch {batch}, {number + 1} of {len(sizes)}: {search}steps for "
             f"{format_seconds(nominal)} or more{left}"
         )
-        found = measure(job, batch, layout, length, gpu)
+        found = measure(job, batch, layout, gpu, section.steps, section.seconds)
         if isinstance(found, str):
             say(f"batch {batch}: {found}, skipped")
             skipped = sorted([*skipped, batch])

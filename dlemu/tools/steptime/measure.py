@@ -12,16 +12,18 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.tools.steptime.steps import Job, Step, make_step, out_of_memory
 
+T = TypeVar("T")
 _INTERVAL = 1.0
 """Seconds between two samples."""
 _REASONS = {
@@ -157,16 +159,8 @@ _LAUNCH_BOUND = 0.9
 """From this share of a step's time on, launching it takes as long as the step."""
 _NUM_TRIED = 5
 """Steps that decide between two layouts in memory."""
-WARM_UP = {"steps": 0.2, "seconds": 0.25}
+_WARM_UP_STEPS, WARM_UP = 0.2, 0.25
 """Shares of the measured steps and seconds that come before: 20 steps and 5 s of 100 and 20 s."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Length:
-    """How long a batch size is measured: at least so many steps, and so many seconds."""
-
-    steps: int
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,68 +197,67 @@ class Timed:
         return self.on_gpu and self.launch >= _LAUNCH_BOUND * self.median
 
 
-def measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None) -> Timed | str:
-    """Time the steps of a batch size; where the memory does not suffice, return that in words.
+def measure(
+    job: Job, batch: int, layout: str, gpu: Gpu | None, steps: int, seconds: float
+) -> Timed | str:
+    """Time at least so many steps of a batch size, for at least so many seconds.
+
+    Where the memory does not suffice, return that in words.
 
     Raises:
         WorkloadError: the user's function raised.
     """
+    import torch
+
+    def timed() -> Timed:
+        step, on_gpu = make_step(job, batch, layout), job.device == "cuda"
+        flops = 0.0 if job.compiled else _count_flops(step)
+        _times(step, job, max(2, int(_WARM_UP_STEPS * steps)), WARM_UP * seconds)
+        launch = _launch_seconds(step, job.device)
+        with gpu.sampled() if gpu else nullcontext(list[State]()) as states:
+            measured = _times(step, job, steps, seconds)
+        return Timed(
+            batch=batch,
+            layout=layout,
+            seconds=measured,
+            launch=launch,
+            flops=flops,
+            memory=torch.cuda.max_memory_reserved() if on_gpu else 0,
+            on_gpu=on_gpu,
+            states=states,
+        )
+
+    return _within_memory(job, timed)
+
+
+def faster_layout(job: Job, batch: int) -> str:
+    """Return which layout in memory makes a step faster: some cuDNN have slow paths in each."""
+
+    def median(layout: str) -> float:
+        return float(np.median(_times(make_step(job, batch, layout), job, _NUM_TRIED, 0.0)))
+
+    layouts = ("channels_last", "contiguous")
+    found = {each: _within_memory(job, partial(median, each)) for each in layouts}
+    times = {each: time for each, time in found.items() if not isinstance(time, str)}
+    return min(times, key=times.__getitem__, default=layouts[0])
+
+
+def _within_memory(job: Job, take: Callable[[], T]) -> T | str:
+    """Return what is taken; where the memory does not suffice, that in words."""
     try:
         with _clean(job.device):
-            return _measure(job, batch, layout, length, gpu)
+            return take()
     except Exception as error:
         if not out_of_memory(error):
             raise
         return (str(error) if type(error) is MemoryError else "") or "out of memory"
 
 
-def faster_layout(job: Job, batch: int) -> str:
-    """Return which layout in memory makes a step faster: some cuDNN have slow paths in each."""
-    found = {}
-    for layout in ("channels_last", "contiguous"):
-        try:
-            with _clean(job.device):
-                step = make_step(job, batch, layout)
-                times = _times(step, job, Length(steps=_NUM_TRIED, seconds=0.0))
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            continue
-        found[layout] = float(np.median(times))
-        del step
-    return min(found, key=found.__getitem__, default="channels_last")
-
-
-def _measure(job: Job, batch: int, layout: str, length: Length, gpu: Gpu | None) -> Timed:
-    import torch
-
-    step, on_gpu = make_step(job, batch, layout), job.device == "cuda"
-    flops = 0.0 if job.compiled else _count_flops(step)
-    warm_up = Length(
-        steps=max(2, int(WARM_UP["steps"] * length.steps)),
-        seconds=WARM_UP["seconds"] * length.seconds,
-    )
-    _times(step, job, warm_up)
-    launch = _launch_seconds(step, job.device)
-    with gpu.sampled() if gpu else nullcontext(list[State]()) as states:
-        seconds = _times(step, job, length)
-    return Timed(
-        batch=batch,
-        layout=layout,
-        seconds=seconds,
-        launch=launch,
-        flops=flops,
-        memory=torch.cuda.max_memory_reserved() if on_gpu else 0,
-        on_gpu=on_gpu,
-        states=states,
-    )
-
-
-def _times(step: Step, job: Job, length: Length) -> NDArray[np.float64]:
-    """Return the seconds of steps, one after the other."""
+def _times(step: Step, job: Job, steps: int, seconds: float) -> NDArray[np.float64]:
+    """Return the seconds of steps, one after the other: of so many at least, and for so long."""
     if job.device != "cuda":
         marks = [time.perf_counter()]
-        while len(marks) <= length.steps or marks[-1] - marks[0] < length.seconds:
+        while len(marks) <= steps or marks[-1] - marks[0] < seconds:
             step()
             marks.append(time.perf_counter())
         return np.diff(marks)
@@ -279,7 +272,7 @@ def _times(step: Step, job: Job, length: Length) -> NDArray[np.float64]:
     torch.cuda.synchronize()
     begin = time.perf_counter()
     marks_on_gpu, ahead = [mark()], deque[Any]()
-    while len(marks_on_gpu) <= length.steps or time.perf_counter() - begin < length.seconds:
+    while len(marks_on_gpu) <= steps or time.perf_counter() - begin < seconds:
         step()
         marks_on_gpu.append(mark())
         ahead.append(marks_on_gpu[-1])

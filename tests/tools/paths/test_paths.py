@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dlemu.cli import paths
+from dlemu.cli.main import run as run_command
 from dlemu.cli.words import parse
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.wear import WearFields
@@ -330,7 +331,7 @@ def test_the_command_writes_its_reports_and_ends_with_0(
 ) -> None:
     words = ["seconds=0.02", "workers=1", "io_sizes=128KiB", "paths=host_buffered"]
     words += ["file_size=1MiB", f"output={tmp_path}/out"]
-    assert paths.main(parse([str(tmp_path), *words]), Alone()) == 0
+    assert run_command(["paths", str(tmp_path), *words]) == 0
 
     assert "page cache" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").iterdir()}

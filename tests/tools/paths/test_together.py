@@ -389,7 +389,7 @@ def test_pairs_take_the_direct_path_each_into_its_gpu(
     monkeypatch.setattr(cufile, "library_version", lambda path: 1200)
     monkeypatch.setattr(cufile, "_load", load)
     monkeypatch.setattr(target, "availability", lambda folder: usable)
-    monkeypatch.setattr(blocks, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(blocks, "_end_with_parent", lambda pipe: None)
     monkeypatch.setattr(blocks, "Gpu", gpu)
     monkeypatch.setattr(cells, "perform", in_process)
     notes: list[str] = []

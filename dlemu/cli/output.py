@@ -1,0 +1,140 @@
+"""What becomes of a command's answer: text, one JSON document, rows of a table, exit status."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlemu.cli.words import Words
+from dlemu.errors import WorkloadError
+from dlemu.terminal import Answer, answer, complain, say
+
+if TYPE_CHECKING:
+    from dlemu.config.model import Workload
+    from dlemu.ranks.world import World
+    from dlemu.report.table import Row
+
+Document = Mapping[str, Any]
+_COLUMNS = {
+    **{"run": "scripts:RUN", "size": "scripts:SIZE", "try": "scripts:SIZE"},
+    **{"predict": "scripts:PREDICT", "datasize": "scripts:DATASIZE", "load": "scripts:LOAD"},
+    "paths": "paths:COLUMNS",
+}
+"""By command, where the columns of its table are."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a command has found."""
+
+    document: Document
+    """Its `kind` says how it is shown, and which rows it has; "error": a part has failed, and
+    `error` says why. `folder` is that of its files."""
+    workloads: Sequence["Workload"] = ()
+    """Of its rows: their keys are what the user asked for."""
+    apart: bool = True
+    """Whether an empty line comes before its text."""
+    rows: Sequence["Row"] | None = None
+    """Of --csv, where they do not follow from the document alone."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the answers of a command go, beside the terminal."""
+
+    command: str
+    as_json: bool
+    table: Path | None
+    label: str
+    statuses: list[int] = field(default_factory=list)
+    """Of what was given out so far."""
+
+    @classmethod
+    def of(cls, command: str, words: Words) -> "Output":
+        """Return what the words ask for; a file that will not take the rows is refused now.
+
+        Raises:
+            WorkloadError: --label stands without --csv, or the file cannot be appended to.
+        """
+        table, label = words.path("--csv"), words.options.get("--label", "")
+        if table is None and "--label" in words.options:
+            raise WorkloadError("--label is a column of --csv FILE; name the file as well")
+        if table is not None:
+            from dlemu.report.table import check_table
+
+            check_table(table, _columns_of(command))
+        return cls(command, "--json" in words.options, table, label)
+
+    def take(self, found: Found | Iterator[Found] | None, world: "World") -> int:
+        """Give out what a command has found on rank 0; return its exit status, on all ranks."""
+        for each in found if isinstance(found, Iterator) else [found]:
+            if each is not None and world.rank == 0:
+                self._give(each)
+        from dlemu.report.present import worst
+
+        status = worst(self.statuses)
+        self.statuses.clear()
+        return world.broadcast(status)
+
+    def _give(self, found: Found) -> None:
+        document = found.document
+        if document["kind"] == "error":
+            complain(document["error"])
+            self.statuses.append(1)
+            return
+        from dlemu.report.present import status_of
+
+        # What looks at results prints either; what has measured prints both.
+        if not (self.as_json and self.command in ("report", "compare")):
+            show(document, apart=found.apart)
+        if self.table is not None:
+            from dlemu.cli.scripts import rows_of
+            from dlemu.report.table import append_rows
+
+            columns, rows = _columns_of(self.command), found.rows
+            if rows is None:
+                rows = rows_of(document, found.workloads, columns, self.label)
+            append_rows(self.table, columns, rows)
+        if self.as_json:
+            answer(json_text(_printed(document), indent=None if self.command == "report" else 2))
+        self.statuses.append(status_of(document))
+
+
+def _columns_of(command: str) -> Sequence[str]:
+    """Return the columns of a command's table."""
+    module, _, name = _COLUMNS[command].partition(":")
+    columns: Sequence[str] = getattr(import_module(f"dlemu.cli.{module}"), name)
+    return columns
+
+
+def show(document: Document, *, apart: bool = True, is_last: bool = True) -> None:
+    """Print a document, at a command's end as `dlemu report` does later.
+
+    In the quiet mode nothing is printed of one that is not the last: one run of several.
+    """
+    from dlemu.report.present import present
+    from dlemu.report.text import answer_of
+
+    found = answer_of(present(document), apart=apart)
+    say(found if is_last else Answer(found, "", found.fitted))
+
+
+def _printed(document: Document) -> Any:
+    """Return what --json prints of a document."""
+    match document["kind"]:
+        case "paths":
+            return document["cells"]
+        case "comparisons":
+            each = document["comparisons"]
+            return each[0] if len(each) == 1 else each
+        case _:
+            return document
+
+
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    """Return JSON in ASCII without control characters; what is not finite becomes null."""
+    from dlemu.judge.records import plain
+
+    return json.dumps(plain(value), indent=indent).replace("\x7f", "\\u007f")
