@@ -22,7 +22,7 @@ from dlemu.config.sections import Arguments, Listed, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import find_connection
 from dlemu.host.topology import cpus_of_node, find_attachment
-from dlemu.host.wear import WearFields, WearWatch, has_writes
+from dlemu.host.wear import WearFields, WearWatch, combine_hosts, has_writes
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines, check_writable
 from dlemu.judge.summary import time_of_day
@@ -406,9 +406,11 @@ def _measure_all(
                 if cell.target in make and cell.pattern.endswith("write"):
                     written += cell.num_ios * cell.io_size
                 yield cell
-    if world.rank == 0 and has_writes(wear := watch.finish(file_bytes=written)):
-        JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
-        on_wear(wear)
+    if world.rank == 0:
+        wear = combine_hosts([watch.finish(file_bytes=written)])
+        if has_writes(wear):
+            JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
+            on_wear(wear)
 
 
 def _line_of(cell: Cell) -> str:

@@ -268,6 +268,8 @@ def reading(run: Run) -> Iterator[psutil.Process]:
 def device(tmp_path: Path) -> Iterator[Path]:
     image = tmp_path / "image"
     image.write_bytes(os.urandom(MIB))
+    if os.geteuid() != 0:
+        pytest.skip("only root may make a loop device")
     made = subprocess.run(["losetup", "-f", "--show", image], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"no loop device here: {made.stderr.strip()}")
