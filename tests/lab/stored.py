@@ -288,9 +288,9 @@ def _entry(step: int, seconds: Sequence[float], *, reads: bool = False) -> Entry
         written = WriteTimes(num_bytes=size, write=0.6 * each, fsync=0.4 * each, waited=0.0)
         read = ReadTimes(num_bytes=size, read=each)
         worked.append((number, each, read if reads else written))
-    read = 8 * size if reads else 0
-    seen = counted_interval(max(seconds), read, devices={"nvme1n1": 0.98})
-    report = RankReport(0, "node1", worked, seen, read)
+    num_read = 8 * size if reads else 0
+    seen = counted_interval(max(seconds), num_read, devices={"nvme1n1": 0.98})
+    report = RankReport(0, "node1", worked, seen, num_read)
     return entry_of(step, [report], max(seconds) + 0.5)
 
 

@@ -4,7 +4,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,33 @@ def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path) -> None:
     assert probe_readers([tmp_path / "none"], few=1, many=2, seconds=0.06) is None
 
 
-def test_where_no_read_ended_in_time_the_first_ones_count() -> None:
+class Late:
+    """A clock by which the time is over before any read ends: `over` is set at its third look."""
+
+    def __init__(self) -> None:
+        self.over, self._seconds = threading.Event(), itertools.count()
+
+    def perf_counter(self) -> float:
+        second = next(self._seconds)
+        if second == 2:
+            self.over.set()
+        return float(second)
+
+    def sleep(self, seconds: float) -> None:
+        pass
+
+
+def test_where_no_read_ended_in_time_the_first_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy host, whose threads come late."""
-    for _ in range(20):
-        assert probe.rate_of(lambda _: itertools.repeat(1), num_readers=1, seconds=0.0)
+    clock = Late()
+    monkeypatch.setattr(probe, "time", clock)
+    monkeypatch.setattr(probe, "_LAST_READS_SECONDS", 60.0)
+
+    def read(_: object) -> Iterator[int]:
+        assert clock.over.wait(60)
+        yield 300
+
+    assert probe.rate_of(read, num_readers=1, seconds=0.0) == 300 / 3
 
 
 class Reads:
