@@ -237,6 +237,7 @@ def test_one_drive_that_cannot_tell_leaves_the_sum_unknown() -> None:
     drives = [drive("nvme0n1", GB, GB, 4), drive("sda", None, None, None)]
     wear = combine_hosts([Written(drives, 60.0), None])
     assert (wear["host_bytes_written"], wear["media_bytes_written"]) == (None, None)
+    assert wear["percentage_used"] is None
     assert wear["missing"]["waf"] == "sda is no NVMe drive"
     assert wear["drive_writes_per_day"] == pytest.approx(2e9 / 2e12 * 1440)  # by the block layer
 
