@@ -298,7 +298,6 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
 
     begin = time.perf_counter()
     warm.settings = QUICK
-    warm.prepare()  # E's processes are forked off one that has no CUDA, which survives no fork
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     cells: list[tuple[Cell, list[str]]] = []
     for word in asked.names("cells", []):
@@ -354,4 +353,6 @@ PRINTS = {
 }
 
 if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1] not in PRINTS:
+        warm.prepare()  # E's processes are forked off one without CUDA, which survives no fork
     gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "cells", "repeats", "limit_s", "plot")
