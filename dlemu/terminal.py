@@ -162,11 +162,18 @@ def _write(text: str, stream: TextIO) -> None:
     """Write a line, and flush. A full disk behind the stream is named by the stream's name."""
     try:
         print(text, file=stream, flush=True)
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        abandon(stream)
+        if isinstance(error, BrokenPipeError):
+            raise
         name = str(getattr(stream, "name", "")).strip("<>")
         raise OSError(error.errno, error.strerror, name or "stdout") from None
+
+
+def abandon(stream: TextIO) -> None:
+    """Let what a stream did not take go nowhere: the flush at the end must not fail, too."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager

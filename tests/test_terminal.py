@@ -234,8 +234,9 @@ def test_streams_may_be_closed_or_full(
 ) -> None:
     keys = "workload=unet3d_h100 num_accelerators=1 host_memory=1GiB"
     command = f"{shlex.join(COMMAND)} {words.replace('datasize', f'datasize {keys}')}"
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=150
+        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, env=buffered, timeout=150
     )
     assert (done.returncode, "files" in done.stdout) == (status, shown)
     said = [line for line in done.stderr.splitlines() if line.startswith("dlemu:")]

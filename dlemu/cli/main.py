@@ -29,6 +29,7 @@ from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import Alone, PeerError, World
 from dlemu.terminal import (
     Answer,
+    abandon,
     answer,
     begin_log,
     complain,
@@ -78,9 +79,8 @@ def run(arguments: Sequence[str]) -> int:
             return 1  # the rank that failed prints why
         except KeyboardInterrupt:
             return interrupts.say()
-        except BrokenPipeError:
-            # The program that read our output has ended; the flush at exit must not fail, too.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # the program that read our output has ended
+            abandon(sys.stdout)
             return 1
         except _FAILURES as error:
             complain(_line(error, world))

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -181,7 +182,7 @@ def test_the_page_stands_alone_and_shows_what_the_terminal_does(
         assert len(re.findall(rf"<{tag}\b", html)) == html.count(f"</{tag}>"), tag
     assert "a &lt;b&gt; &amp; c" in html and "a <b>" not in html
     verdict = next(line for line in said.out.splitlines() if line.startswith("PASS"))
-    assert f'<p class="verdict caution">{verdict}</p>' in html, "BUT weakens it"
+    assert f'<p class="verdict caution">{escape(verdict)}</p>' in html, "BUT weakens it"
     assert "<svg" in html and "NaN" not in html and "nan" not in html
     # One dot an epoch and line of utilisation, inside the picture.
     dots = [(float(x), float(y)) for x, y in re.findall(r"M([\d.]+) ([\d.]+)h0", html)]
