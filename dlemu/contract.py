@@ -134,20 +134,24 @@ def faults(format: Format, folder: Path) -> Iterator[str]:
         except Exception as error:  # whatever a user's module raises
             yield f"`write` and `indexes` make a file: {type(error).__name__}: {in_short(error)}"
             return
-        for promise in _PROMISES.keys() - broken:
-            if why := _why_not(partial(_PROMISES[promise], case)):
-                broken.add(promise)
-                of = f"{len(file.samples)} samples of {int(file.sizes[0])} bytes"
-                yield f"{promise}: not for a file of {of}{why}"
+        of = f"for a file of {len(file.samples)} samples of {int(file.sizes[0])} bytes"
+        yield from _broken(_PROMISES, case, of, broken)
     yield from _refusals(format, path)
 
 
-def _why_not(holds: Callable[[], bool]) -> str:
-    """Return "" if something holds, else a text that ends a line."""
-    try:
-        return "" if holds() else " and more"
-    except Exception as error:  # whatever a user's module raises
-        return f" ({type(error).__name__}: {in_short(error)})"
+def _broken(
+    promises: Mapping[str, Callable[[Any], bool]], case: object, of: str, known: set[str]
+) -> Iterator[str]:
+    """Yield a line for each promise that does not hold for a case, but for those that are known."""
+    for promise in [each for each in promises if each not in known]:
+        try:
+            if promises[promise](case):
+                continue
+            why = ""
+        except Exception as error:  # whatever a user's module raises
+            why = f" ({type(error).__name__}: {in_short(error)})"
+        known.add(promise)
+        yield f"{promise}: not {of}{why}"
 
 
 @dataclass
@@ -388,10 +392,7 @@ def loader_faults(name: str, folder: Path) -> Iterator[str]:
     broken = set[str]()
     for dataset in _DATASETS:
         reading = _Reading.of(folder, name, dataset)
-        for promise in [each for each in _OF_LOADERS if each not in broken]:
-            if why := _why_not(partial(_OF_LOADERS[promise], reading)):
-                broken.add(promise)
-                yield f"{promise}: not of {dataset['format']} files{why.removesuffix(' and more')}"
+        yield from _broken(_OF_LOADERS, reading, f"of {dataset['format']} files", broken)
 
 
 def policy_faults(name: str, _folder: Path) -> Iterator[str]:

@@ -101,8 +101,7 @@ def watched(
     num_bytes = written() if world.rank == 0 else 0
     hosts = world.gather(watch.finish(file_bytes=num_bytes) if first else None)
     if hosts is not None:
-        found = [each for each in hosts if each is not None]
-        wear = combine_hosts(found, endurance=None if drive is None else drive.endurance)
+        wear = combine_hosts(hosts, endurance=None if drive is None else drive.endurance)
         if has_writes(wear):
             detail(wear_line(wear))
 

@@ -8,7 +8,7 @@ and Encodings.md.)
 
 import functools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -133,7 +133,8 @@ class Parquet(Format):
         return Places(np.zeros(len(sizes), np.int64), sizes)
 
     def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        whole = self._groups_end(sizes.shape[1]) + len(self.footer(sizes.shape[1])) + TAIL_BYTES
+        rows = sizes.shape[1]
+        whole = len(MAGIC) + self._total(rows, _chunk_bytes) + len(self.footer(rows)) + TAIL_BYTES
         return np.full(len(sizes), whole, np.int64)
 
     def check_head(self, head: bytes, file_bytes: int) -> None:
@@ -142,7 +143,8 @@ class Parquet(Format):
 
     def write(self, sink: Sink, file: FileSamples) -> None:
         num_rows = len(file.samples)
-        number = int(file.samples[0]) // num_rows * self._num_pages(num_rows)
+        num_pages = self._total(num_rows, lambda column, rows: len(_pages(column, rows)))
+        number = int(file.samples[0]) // num_rows * num_pages
         sink.write(MAGIC)
         for rows in self._groups(num_rows):
             for column in self.columns:
@@ -188,15 +190,11 @@ class Parquet(Format):
         whole, rest = divmod(num_rows, self.group_rows)
         return [self.group_rows] * whole + ([rest] if rest else [])
 
-    def _num_pages(self, num_rows: int) -> int:
+    def _total(self, num_rows: int, of_chunk: Callable[[Column, int], int]) -> int:
+        """Return the sum over all column chunks of a file; `of_chunk` takes a column and rows."""
         groups = self._groups(num_rows)
-        counts = {rows: sum(len(_pages(c, rows)) for c in self.columns) for rows in {*groups}}
-        return sum(counts[rows] for rows in groups)
-
-    def _groups_end(self, num_rows: int) -> int:
-        groups = self._groups(num_rows)
-        sizes = {rows: sum(_chunk_bytes(c, rows) for c in self.columns) for rows in {*groups}}
-        return len(MAGIC) + sum(sizes[rows] for rows in groups)
+        each = {rows: sum(of_chunk(column, rows) for column in self.columns) for rows in {*groups}}
+        return sum(each[rows] for rows in groups)
 
 
 def read_footer(read: Read, file_bytes: int) -> bytes:

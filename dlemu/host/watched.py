@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlemu.host.counters import total
 from dlemu.host.devices import (
     PROC,
     SYS,
@@ -153,6 +154,4 @@ def _total(
 ) -> int | None:
     """Return the sum over devices; None if there is none, or one does not count."""
     counters = [device.counters() for device in devices]
-    values = [None if each is None else value(each) for each in counters]
-    known = [each for each in values if each is not None]
-    return sum(known) if values and len(known) == len(values) else None
+    return total([None if each is None else value(each) for each in counters]) if devices else None

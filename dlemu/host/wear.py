@@ -7,8 +7,9 @@ zero.
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import NamedTuple, TypedDict
 
+from dlemu.host.counters import total
 from dlemu.host.devices import PROC, SYS, BlockDevice, devices_under, existing, mount_under
 from dlemu.host.drive_counters import (
     LEAST_BYTES,
@@ -23,6 +24,7 @@ from dlemu.host.drive_counters import (
 )
 from dlemu.units import format_bytes
 
+NO_DRIVE = "no drive is seen"
 _DAY, _YEAR_DAYS = 86_400, 365
 _COUNTED = ("block_bytes_written", *OF_DRIVE)
 
@@ -58,6 +60,17 @@ class WearFields(TypedDict, total=False):
     missing: dict[str, str]
 
 
+class Written(NamedTuple):
+    """What was written to the drives of one host."""
+
+    drives: Sequence[DriveWear]
+    seconds: float
+    file_bytes: int = 0
+    """Bytes of the files that dlemu wrote."""
+    no_drive: str = NO_DRIVE
+    """Why `drives` is empty, where it is."""
+
+
 class WearWatch:
     """Reads the counters of the drives under folders before and after what writes to them.
 
@@ -79,26 +92,15 @@ class WearWatch:
         self._before = self._look()
         self._began = time.monotonic()
 
-    def finish(self, *, file_bytes: int = 0, endurance: int | None = None) -> WearFields:
-        """Return what was written since `start`.
-
-        Args:
-            file_bytes: what was written into files meanwhile.
-            endurance: bytes that each of the drives may take in its life (drive.endurance).
-        """
+    def finish(self, *, file_bytes: int = 0) -> Written:
+        """Return what was written since `start`, `file_bytes` of it into files."""
         now = self._look()
         seconds = time.monotonic() - self._began
         drives = [
             grown(device.name, *pair, sys=self._sys)
             for device, *pair in zip(self._devices, self._before, now, strict=True)
         ]
-        return sum_up(
-            drives,
-            seconds,
-            file_bytes=file_bytes,
-            endurance=endurance,
-            no_drive=self._no_drive(),
-        )
+        return Written(drives, seconds, file_bytes, self._no_drive())
 
     def _look(self) -> list[Snapshot]:
         if self._devices:  # else there is nothing to count, and a server may take its time
@@ -112,49 +114,34 @@ class WearWatch:
         return f"no drive is seen under the folder ({kinds or 'unknown file system'})"
 
 
-def sum_up(
-    drives: Sequence[DriveWear],
-    seconds: float,
-    *,
-    file_bytes: int = 0,
-    endurance: int | None = None,
-    no_drive: str = "no drive is seen",
-) -> WearFields:
-    """Return what several drives counted together, of one host or of many."""
+def combine_hosts(hosts: Sequence[Written | None], *, endurance: int | None = None) -> WearFields:
+    """Return what the drives of all hosts counted together; None is a rank that did not watch.
+
+    `endurance` are the bytes that each drive may take in its life (drive.endurance).
+    """
+    known = [host for host in hosts if host is not None]
+    drives = [drive for host in known for drive in host.drives]
     missing = {
         field: why if drive["name"] in why else f"{drive['name']}: {why}"
         for drive in reversed(drives)
         for field, why in drive["missing"].items()
     }
     if not drives:
-        missing = dict.fromkeys(_COUNTED, no_drive)
-    used = _known(drive["percentage_used"] for drive in drives)
+        missing = dict.fromkeys(_COUNTED, next((host.no_drive for host in known), NO_DRIVE))
+    used = [n for drive in drives if (n := drive["percentage_used"]) is not None]
     wear = WearFields(
-        seconds=seconds,
-        block_bytes_written=_sum(_known(drive["block_bytes_written"] for drive in drives)),
-        host_bytes_written=_sum(_known(drive["host_bytes_written"] for drive in drives)),
-        media_bytes_written=_sum(_known(drive["media_bytes_written"] for drive in drives)),
-        percentage_used=max(used) if used else None,
-        file_bytes_written=file_bytes,
+        seconds=max((host.seconds for host in known), default=0.0),
+        block_bytes_written=_sum([drive["block_bytes_written"] for drive in drives]),
+        host_bytes_written=_sum([drive["host_bytes_written"] for drive in drives]),
+        media_bytes_written=_sum([drive["media_bytes_written"] for drive in drives]),
+        percentage_used=max(used, default=None) if len(used) == len(drives) else None,
+        file_bytes_written=sum(host.file_bytes for host in known),
         endurance_bytes=endurance * len(drives) if endurance and drives else None,
         drives=drives,
         missing=missing,
     )
     _add_ratios(wear)
     return wear
-
-
-def combine_hosts(hosts: Sequence[WearFields], *, endurance: int | None = None) -> WearFields:
-    """Return the wear of several hosts' drives as one; each host has drives of its own."""
-    drives = [drive for host in hosts for drive in host["drives"]]
-    reasons = [why for host in hosts for why in host["missing"].values()]
-    return sum_up(
-        drives,
-        max((host["seconds"] for host in hosts), default=0.0),
-        file_bytes=sum(host["file_bytes_written"] for host in hosts),
-        endurance=endurance,
-        no_drive=next(iter(reasons), "no drive is seen"),
-    )
 
 
 def _add_ratios(wear: WearFields) -> None:
@@ -196,14 +183,8 @@ def _add_ratios(wear: WearFields) -> None:
         wear["years_left"] = left * rated / (written / days * _YEAR_DAYS)
 
 
-def _known(values: Any) -> list[int]:
-    """Return all values; none if one of them is unknown."""
-    found = list(values)
-    return [] if None in found else found
-
-
-def _sum(values: list[int]) -> int | None:
-    return sum(values) if values else None
+def _sum(values: Sequence[int | None]) -> int | None:
+    return total(values) if values else None
 
 
 def has_writes(wear: WearFields) -> bool:

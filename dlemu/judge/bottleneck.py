@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from dlemu.host.counters import total
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
 from dlemu.judge.evidence import Evidence, HostReport
@@ -311,7 +312,7 @@ def _reads(evidence: Evidence) -> Limit | None:
     given = sum(host.read_bytes_per_second for host in evidence.hosts)
     gets = evidence.gets
     got = _given(evidence, given / _share_with_reads(evidence))
-    probe = _probe_of_all(evidence)
+    probe = total([host.probe for host in evidence.hosts])  # None if one is missing
     more, saved = (1.0, 0.0) if probe is None else _gain(evidence, given, probe)
     waited = f"{100 * explains:.0f}% of the loss was waiting for reads"
     if probe is not None and saved >= _ENOUGH:
@@ -427,19 +428,6 @@ def _share_with_reads(evidence: Evidence) -> float:
     each = min(1.0, measured["read_seconds"] / max(measured["worker_seconds"], 1e-9))
     workers = sum(host.num_workers for host in evidence.hosts)
     return max(1 - (1 - each) ** workers, 1e-3)
-
-
-def _probe_of_all(evidence: Evidence) -> Probe | None:
-    """Return the sum of all hosts' probes; None if one is missing."""
-    probes = [host.probe for host in evidence.hosts if host.probe is not None]
-    if len(probes) < len(evidence.hosts):
-        return None
-    return Probe(
-        num_few=sum(probe.num_few for probe in probes),
-        few=sum(probe.few for probe in probes),
-        num_many=sum(probe.num_many for probe in probes),
-        many=sum(probe.many for probe in probes),
-    )
 
 
 def _cpus_unknown(evidence: Evidence) -> str:

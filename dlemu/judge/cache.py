@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dlemu.config.model import Workload
+from dlemu.host.counters import total
 from dlemu.judge.metrics import Metrics
 from dlemu.judge.summary import CacheMeasured
 
@@ -18,27 +19,24 @@ def cache_fields(
 ) -> CacheMeasured:
     """Return the fields of all hosts, from what `tier.host` counted on each."""
 
-    def total(name: str) -> list[int]:
-        return [sum(getattr(each, name) for each in epoch) for epoch in epochs]
-
     endurance = workload.drive.endurance if workload.drive is not None else None
-    epochs = list(zip(*(host.epochs for host in hosts), strict=True))
-    asked, hit, planned = (total(name) for name in ("asked", "hit", "planned_hit"))
+    of_hosts = list(zip(*(host.epochs for host in hosts), strict=True))
+    epochs = [total(each) for each in of_hosts]
     found = CacheMeasured(
         policy=workload.cache.policy,
         fill=workload.cache.fill,
         emulated_origin=emulated,
         capacity_bytes=sum(min(host.capacity_bytes, host.dataset_bytes) for host in hosts),
         dataset_bytes=hosts[0].dataset_bytes,
-        hit_share_per_epoch=_shares(hit, asked),
-        planned_hit_share_per_epoch=_shares(planned, asked),
-        hit_bytes_per_epoch=hit,
-        planned_hit_bytes_per_epoch=planned,
-        origin_bytes_per_epoch=total("origin"),
-        cache_read_bytes_per_epoch=total("cache_read"),
-        cache_write_bytes_per_epoch=total("cache_written"),
+        hit_share_per_epoch=[_share(each.hit, each) for each in epochs],
+        planned_hit_share_per_epoch=[_share(each.planned_hit, each) for each in epochs],
+        hit_bytes_per_epoch=[each.hit for each in epochs],
+        planned_hit_bytes_per_epoch=[each.planned_hit for each in epochs],
+        origin_bytes_per_epoch=[each.origin for each in epochs],
+        cache_read_bytes_per_epoch=[each.cache_read for each in epochs],
+        cache_write_bytes_per_epoch=[each.cache_written for each in epochs],
         seconds_per_epoch=[epoch.seconds for epoch in metrics.epochs],
-        settle_seconds_per_epoch=[max(e.settle_seconds for e in epoch) for epoch in epochs],
+        settle_seconds_per_epoch=[max(e.settle_seconds for e in each) for each in of_hosts],
         preload=_preload([host.preload for host in hosts]),
         pays_from_epoch=None,
         can_save=False,
@@ -52,31 +50,26 @@ def cache_fields(
 
 
 def _of_host(host: Any) -> Mapping[str, Any]:
-    hit = [epoch.hit for epoch in host.epochs]
     return {
         "host": host.host,
         "capacity_bytes": host.capacity_bytes,
-        "hit_share_per_epoch": _shares(hit, [epoch.asked for epoch in host.epochs]),
-        "hit_bytes_per_epoch": hit,
+        "hit_share_per_epoch": [_share(epoch.hit, epoch) for epoch in host.epochs],
+        "hit_bytes_per_epoch": [epoch.hit for epoch in host.epochs],
         "planned_hit_bytes_per_epoch": [epoch.planned_hit for epoch in host.epochs],
     }
 
 
-def _shares(parts: Sequence[int], wholes: Sequence[int]) -> list[float | None]:
-    return [part / whole if whole else None for part, whole in zip(parts, wholes, strict=True)]
+def _share(part: int, epoch: Any) -> float | None:
+    return part / epoch.asked if epoch.asked else None
 
 
 def _preload(hosts: Sequence[Any]) -> Mapping[str, Any] | None:
     """Return what all hosts copied: together, in the time of the slowest."""
-    if any(host is None for host in hosts):
+    whole = total(hosts)
+    if whole is None:
         return None
-    rows = [asdict(host) for host in hosts]
-    return {
-        "num_files": sum(row["num_files"] for row in rows),
-        "num_bytes": sum(row["num_bytes"] for row in rows),
-        "seconds": max(row["seconds"] for row in rows),
-        "read_share": sum(row["read_share"] for row in rows) / len(rows),
-    }
+    slowest = max(host.seconds for host in hosts)
+    return {**asdict(whole), "seconds": slowest, "read_share": whole.read_share / len(hosts)}
 
 
 def pays_from(cached: CacheMeasured, metrics: Metrics) -> int | None:
@@ -130,7 +123,7 @@ def _counted_seconds(metrics: Metrics) -> list[float]:
 def _seconds_without(cached: CacheMeasured, seconds: Sequence[float]) -> float | None:
     """Return the seconds of an epoch that reads all bytes from the origin; None: not known."""
     origin, coldest = cached["origin_bytes_per_epoch"], _coldest(cached)
-    rates = [num / took for num, took in zip(origin, seconds, strict=True)]
+    rates = [(num or 0) / took for num, took in zip(origin, seconds, strict=True)]
     if preload := cached["preload"]:
         rates.append(preload["num_bytes"] / max(preload["seconds"], 1e-9))
     share = cached["hit_share_per_epoch"][coldest]

@@ -19,7 +19,8 @@ No counter sees what the file system's own cache, or the server's memory, delive
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +29,10 @@ from dlemu.host.counters import total
 from dlemu.host.intervals import IntervalSummary, whole_of
 from dlemu.host.network import NetworkUse, network_use
 from dlemu.host.watched import PlaceCounts
-from dlemu.host.wear import WearFields, combine_hosts
+from dlemu.host.wear import Written, combine_hosts
 from dlemu.judge.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.judge.metrics import Losses, find_losses
-from dlemu.judge.summary import CacheMeasured, Measured, NetworkFields, ObjectsMeasured
+from dlemu.judge.summary import CacheMeasured, Measured
 from dlemu.judge.sums import Sums
 from dlemu.storage.counted import GetCounts, PathBytes, quantile_of
 from dlemu.storage.probe import Probe
@@ -46,10 +47,11 @@ _VOUCHED = 0.95
 """A count that may not be complete is used if it has this share of the bytes read."""
 
 
-def stored_bytes(epoch: IntervalSummary, file_system: str) -> int | None:
+def stored_bytes(epoch: IntervalSummary, file_system: str, read: int | None = None) -> int | None:
     """Return the bytes that storage delivered in an epoch, None where no counter tells.
 
-    It is the smallest of the counts, as drives and mounts serve other processes, too.
+    It is the smallest of the counts, as drives and mounts serve other processes, too. A count that
+    may not be complete is taken if it has nearly all of the bytes `read`; None: not known.
     """
     if file_system in _IN_MEMORY:
         return 0
@@ -57,18 +59,15 @@ def stored_bytes(epoch: IntervalSummary, file_system: str) -> int | None:
     if epoch.devices and file_system.startswith("fuse"):  # drives that are watched behind it
         return epoch.device_read_bytes
     if not epoch.devices and epoch.network_read_bytes is None:
-        return processes if file_system in _COUNT_ALL else None
+        if file_system in _COUNT_ALL:
+            return processes
+        some = file_system.partition(".")[0] in _COUNT_SOME  # "fuse.sshfs"
+        least = inf if read is None or not some else _VOUCHED * read
+        return processes if processes is not None and processes >= least else None
     counts = [epoch.storage_read_bytes]
     if processes or epoch.devices:  # on NFS a count of 0 may mean that nothing was counted
         counts.append(processes)
     return min((num for num in counts if num is not None), default=None)
-
-
-def vouched_bytes(epoch: IntervalSummary, file_system: str, *, read: int) -> int | None:
-    """Return the bytes that storage delivered at least, if they are nearly all bytes read."""
-    counted = epoch.process_read_bytes
-    some = file_system.partition(".")[0] in _COUNT_SOME  # "fuse.sshfs"
-    return counted if some and counted is not None and counted >= _VOUCHED * read else None
 
 
 def how_known(file_system: str, *, known: bool) -> str:
@@ -109,7 +108,7 @@ class HostReport:
     notes: list[str] = field(default_factory=list)
     file_system: str = ""
     """Of the data folder, as mountinfo names it."""
-    wear: WearFields | None = None
+    wear: Written | None = None
     watched: list[PlaceCounts] = field(default_factory=list)
     """Of each epoch; empty where no place is watched."""
     links: dict[str, int | None] = field(default_factory=dict)
@@ -246,10 +245,14 @@ def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes) -> Measured
     of_epochs = {each.epoch: int(each.accelerators["num_bytes"].sum()) for each in sums.epochs}
     read = [of_epochs.get(epoch, 0) for epoch in numbers]
     watched = _watched(hosts, read)
-    stored = [
-        _stored(hosts, epoch, read[epoch]) if watched is None else stored_behind(watched, epoch)
-        for epoch in numbers
-    ]
+    if watched is None:
+        one = len(hosts) == 1  # steps do not tell which of several hosts has read
+        stored = [
+            total([stored_bytes(h.epochs[n], h.file_system, num if one else None) for h in hosts])
+            for n, num in enumerate(read)
+        ]
+    else:
+        stored = [stored_behind(watched, epoch) for epoch in numbers]
     # What was read ahead in one epoch does not make up for what memory served in another.
     from_memory = [
         None if given is None else max(0, asked - given)
@@ -300,7 +303,8 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     if "cache" in measured and share is not None:  # the places behind the mount have told
         return ()
     in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
-    unseen = [host for host in hosts if _unseen(host.epochs[0])]
+    first = [(host, host.epochs[0]) for host in hosts]
+    unseen = [h for h, seen in first if not seen.devices and seen.network_read_bytes is None]
     if unseen:
         note = how_known(unseen[0].file_system, known=None not in shares)
         return (f"{note}; {in_memory}" if in_memory and None in shares else note,)
@@ -315,16 +319,14 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
     )
 
 
-def _network_fields(hosts: list[HostReport]) -> NetworkFields | None:
+def _network_fields(hosts: list[HostReport]) -> dict[str, int | None] | None:
     """Return what all hosts' networks counted together; interfaces that hosts share count once."""
-    counts = {
-        host.network_name or str(number): host.whole.network for number, host in enumerate(hosts)
-    }
+    counts = {host.network_name or str(n): host.whole.network for n, host in enumerate(hosts)}
     counted = total(list(counts.values()))
     if counted is None:
         return None
-    names = NetworkFields.__annotations__  # in their order
-    return cast(NetworkFields, {name: getattr(counted, name) for name in names})
+    segments = {name: count for name, count in asdict(counted).items() if name != "nics"}
+    return {"received_bytes": counted.received_bytes, "sent_bytes": counted.sent_bytes, **segments}
 
 
 def _device_bytes(hosts: list[HostReport]) -> int | None:
@@ -339,48 +341,27 @@ def _device_bytes(hosts: list[HostReport]) -> int | None:
     return sum(most.values())
 
 
-def _wear(hosts: list[HostReport]) -> list[WearFields]:
+def _wear(hosts: list[HostReport]) -> list[Written]:
     """Return each host's wear; a drive that hosts of one machine share stays with the first."""
     found: set[tuple[str, str]] = set()
     kept = []
     for number, host in enumerate(hosts):
-        if host.wear is None:
-            continue
-        own = {(host.machine or str(number), drive["name"]): drive for drive in host.wear["drives"]}
-        drives = [drive for key, drive in own.items() if key not in found]
-        found.update(own)
-        kept.append(WearFields(**{**host.wear, "drives": drives}))
+        if host.wear is not None:
+            machine = host.machine or str(number)
+            own = {(machine, drive["name"]): drive for drive in host.wear.drives}
+            drives = [drive for key, drive in own.items() if key not in found]
+            found.update(own)
+            kept.append(host.wear._replace(drives=drives))
     return kept
 
 
-def _stored(hosts: list[HostReport], epoch: int, read: int) -> int | None:
-    """Return the bytes that storage delivered to all hosts in an epoch, None if not known."""
-    known: int | None = total([stored_bytes(h.epochs[epoch], h.file_system) for h in hosts])
-    if known is not None or len(hosts) > 1:  # steps do not tell which host has read
-        return known
-    return vouched_bytes(hosts[0].epochs[epoch], hosts[0].file_system, read=read)
-
-
-def _unseen(epoch: IntervalSummary) -> bool:
-    """Return whether neither a drive nor a network mount has counted its reads."""
-    return not epoch.devices and epoch.network_read_bytes is None
-
-
-def objects_fields(gets: GetCounts, cpu_seconds: float | None) -> ObjectsMeasured:
+def objects_fields(gets: GetCounts, cpu_seconds: float | None) -> dict[str, Any]:
     """Return the fields; `cpu_seconds` are those of all ranks and workers, None: not known."""
     received = gets.received_bytes
-    return ObjectsMeasured(
-        gets=gets.gets,
-        p50_seconds=gets.quantile(0.5),
-        p99_seconds=gets.quantile(0.99),
-        retries=gets.retries,
-        slow_downs=gets.slow_downs,
-        received_bytes=received,
-        needed_bytes=gets.needed_bytes,
-        cpu_seconds_per_GB=None
-        if not received or cpu_seconds is None
-        else 1e9 * cpu_seconds / received,
-    )
+    cpu = None if not received or cpu_seconds is None else 1e9 * cpu_seconds / received
+    counts = {name: count for name, count in asdict(gets).items() if name != "_bins"}
+    half, most = gets.quantile(0.5), gets.quantile(0.99)
+    return counts | {"p50_seconds": half, "p99_seconds": most, "cpu_seconds_per_GB": cpu}
 
 
 def watched_fields(

@@ -18,8 +18,8 @@ from dlemu.judge.judgement import hidden_share, judge_run
 from dlemu.judge.metrics import EpochMetrics, Metrics, passes, t95
 from dlemu.judge.summary import (
     EpochRow,
+    Measured,
     Metric,
-    ReaderFields,
     RunRow,
     RunsSummary,
     Spread,
@@ -30,6 +30,7 @@ from dlemu.judge.summary import (
 
 _MEET_EXPECTATION = {"PASS": "success", "FAIL": "fail", "NO VERDICT": "no verdict"}
 """DLIO's words, and one that it lacks."""
+_OF_READER = ("batch_size", "read_threads", "odirect", "gets_in_flight")
 _OF_AN_EPOCH = (
     *("num_steps", "seconds", "au_percentage", "whole_epoch_au_percentage", "samples_per_second"),
     *("true_samples_per_second", "read_bytes_per_second", "reads_per_second"),
@@ -69,13 +70,10 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
         "kind": "run",
         "workload": workload.name,
         **summary,
-        "reader": ReaderFields(
-            batch_size=reader.batch_size,
-            read_threads=reader.read_threads,
-            odirect=reader.odirect,
-            gets_in_flight=reader.gets_in_flight,
-            scattered=workload.dataset.format == "parquet" or reader.access == "random",
-        ),
+        "reader": {
+            **{name: getattr(reader, name) for name in _OF_READER},
+            "scattered": workload.dataset.format == "parquet" or reader.access == "random",
+        },
         "num_accelerators": metrics.num_accelerators,
         "epochs": len(metrics.epochs),
         **judgement,
@@ -228,6 +226,7 @@ def _joined(remarks: Sequence[Sequence[str]]) -> list[str]:
 def row_of(name: str, run: Summary) -> RunRow:
     """Return a run's row of the table."""
     epochs, metric = run["per_epoch"], run["metric"]
+    measured = run.get("measured", Measured())
     under = [
         f"epoch {epoch['epoch']} ({epoch['au_percentage']:.2f}%)"
         for epoch in epochs
@@ -237,16 +236,16 @@ def row_of(name: str, run: Summary) -> RunRow:
         name=name,
         status=run["status"],
         verdict=run["verdict"],
-        start=run["start"],
-        end=run["end"],
+        start=run.get("start", ""),
+        end=run.get("end", ""),
         gap_seconds=None,
         au_percentage=metric["train_au_mean_percentage"],
         whole_epoch_au_percentage=fmean(epoch["whole_epoch_au_percentage"] for epoch in epochs),
         samples_per_second=metric["train_throughput_mean_samples_per_second"],
         min_accelerator_au_percentage=metric["train_au_min_accelerator_percentage"],
-        read_bytes_per_second=run["measured"]["read_bytes_per_second"],
+        read_bytes_per_second=measured.get("read_bytes_per_second"),
         nominal_MiB_per_second=metric["train_io_mean_MB_per_second"],
-        page_cache_share=run["measured"]["page_cache_share"],
-        limit=run["limit"]["name"],
+        page_cache_share=measured.get("page_cache_share"),
+        limit=limit_name(run),
         epochs_under=", ".join(under),
     )

@@ -14,7 +14,7 @@ Whatever writes here raises RunError if the disk is full or read-only.
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tokenize import TokenError
@@ -218,21 +218,33 @@ def read_summary(folder: Path) -> dict[str, Any]:
     Raises:
         RunError: there is none, it is no JSON, or `folder` is no folder.
     """
-    path = folder / SUMMARY
     try:
-        data = read_regular(path, error=RunError)
-        summary = json.loads(data, parse_float=_finite, parse_constant=_finite)
+        return read_object(folder / SUMMARY, _finite)
     except FileNotFoundError:
         if folder.exists():
             raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
         raise RunError(f"{folder} is not there; name the folder of a run") from None
     except NotADirectoryError:
         raise RunError(f"{folder} is no folder; name the folder of a run") from None
-    except (ValueError, RecursionError) as error:
+
+
+def read_object(path: Path, number: Callable[[str], float] = float) -> dict[str, Any]:
+    """Return a JSON file's object; `number` reads its numbers that are not whole.
+
+    Raises:
+        RunError: it is damaged, or holds no object.
+        FileNotFoundError, NotADirectoryError: it is not there.
+    """
+    try:
+        data = read_regular(path, error=RunError)
+        tree = json.loads(data, parse_float=number, parse_constant=number)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except DAMAGE as error:
         raise damaged(path, in_short(error)) from None
-    if not isinstance(summary, dict):
+    if not isinstance(tree, dict):
         raise damaged(path, "it holds no object")
-    return summary
+    return tree
 
 
 def read_sizing(folder: Path) -> dict[str, Any]:
@@ -243,7 +255,7 @@ def read_sizing(folder: Path) -> dict[str, Any]:
     """
     path = folder / SIZING
     try:
-        tree: dict[str, Any] = json.loads(read_regular(path, error=RunError))
+        tree = read_object(path)
         assert tree["kind"] == "sizing" and isinstance(tree["answers"], list)
         for answer in tree["answers"]:
             assert {"target", "workload", "num_accelerators"} <= dict(answer).keys()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
+from dlemu.host.network import NetworkCounters
 from dlemu.judge.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
 from dlemu.judge.sums import epoch_spans
 from dlemu.storage.atomic import create, replacing
@@ -168,12 +169,13 @@ def _read(path: Path) -> tuple[_Clock, list[Observation]]:
 def _rates(first: Observation, last: Observation) -> dict[str, float | None]:
     """Return what an interval has under `Interval.rates`, without AU."""
     seen = summarize_interval((first, last))
+    network = seen.network or NetworkCounters({})
     counts = {
         "drive_read": seen.device_read_bytes,
         "network_read": seen.network_read_bytes,
         "read_calls": seen.process_rchar,
-        "network_received": seen.network and seen.network.received_bytes,
-        "network_sent": seen.network and seen.network.sent_bytes,
+        "network_received": network.received_bytes if seen.network else None,
+        "network_sent": network.sent_bytes if seen.network else None,
     }
     rates = {
         f"{name}_MB_per_s": None if count is None else count / (1e6 * seen.seconds)
@@ -181,7 +183,7 @@ def _rates(first: Observation, last: Observation) -> dict[str, float | None]:
     }
     for name, count in seen.device_reads.items():
         rates[f"drive_read_MB_per_s {name}"] = count / (1e6 * seen.seconds)
-    for name, nic in seen.network.nics.items() if seen.network else ():
+    for name, nic in network.nics.items():
         rates[f"network_received_MB_per_s {name}"] = nic.received_bytes / (1e6 * seen.seconds)
         rates[f"network_sent_MB_per_s {name}"] = nic.sent_bytes / (1e6 * seen.seconds)
     rates |= dict.fromkeys(("drive_reads_per_s", "drive_queue"))

@@ -112,39 +112,6 @@ class CacheMeasured(TypedDict, total=False):
     planned_hit_bytes_per_epoch. Empty without a cache."""
 
 
-class ObjectsMeasured(TypedDict):
-    """Requests for bytes (GET) of all ranks, over all epochs."""
-
-    gets: int
-    """Requests that were answered. A server has seen `retries` more."""
-    p50_seconds: float | None
-    """Latency that half of them did not exceed, from the request to its last byte."""
-    p99_seconds: float | None
-    retries: int
-    """Requests that were sent again."""
-    slow_downs: int
-    """Answers 503 and 429."""
-    received_bytes: int
-    needed_bytes: int
-    """Asked for by training, headers of files included."""
-    cpu_seconds_per_GB: float | None
-    """CPU time of ranks and workers for each 10^9 bytes that were received."""
-
-
-class NetworkFields(TypedDict):
-    """What the hosts' network interfaces and TCP counted; segments are None where nobody counts."""
-
-    received_bytes: int
-    """By any process, with the headers of Ethernet; the next one likewise."""
-    sent_bytes: int
-    sent_segments: int | None
-    """Of TCP, as the next three."""
-    resent_segments: int | None
-    received_segments: int | None
-    unordered_segments: int | None
-    """Received before one that was sent earlier: at a reader, a sign of lost segments."""
-
-
 class Measured(TypedDict, total=False):
     """What was counted during the epochs. A value is None where nobody can tell."""
 
@@ -158,8 +125,10 @@ class Measured(TypedDict, total=False):
     """The fields of PathBytes."""
     device_read_bytes: int | None
     """Of all drives under the data folder, whoever read; a drive that hosts share counts once."""
-    network: NetworkFields | None
-    """Over all hosts; interfaces that they share count once. None where a host has none."""
+    network: Mapping[str, int | None] | None
+    """`received_bytes` and `sent_bytes`, by any process, with the headers of Ethernet, and the TCP
+    segments of NetworkCounters. Over all hosts; interfaces that they share count once. None where a
+    host has none."""
     page_cache_share: float | None
     """Share (0-1) of the bytes that came from memory, added up over the epochs."""
     page_cache_share_per_epoch: Sequence[float | None]
@@ -180,21 +149,12 @@ class Measured(TypedDict, total=False):
     read_bytes: int
     """Really read by the loaders, all epochs. This and the next come from the steps alone."""
     read_bytes_per_second: float
-    objects: ObjectsMeasured
-    """Only where the data folder is a bucket."""
+    objects: Mapping[str, Any]
+    """Only where the data folder is a bucket: the counts of GetCounts, of all ranks and epochs;
+    `p50_seconds` and `p99_seconds`, the latency that so many did not exceed, from the request to
+    its last byte; `cpu_seconds_per_GB` of ranks and workers, for 10^9 bytes received."""
     cache: CacheMeasured
     """Only with a cache of dlemu's own, an emulated origin, or places that are watched."""
-
-
-class ReaderFields(TypedDict):
-    """How the data was read: keys of `reader`."""
-
-    batch_size: int
-    read_threads: int
-    odirect: bool | str
-    gets_in_flight: int
-    scattered: bool
-    """Whether files are read by ranges or by records, so that reads/s say something."""
 
 
 EpochRow = Mapping[str, Any]
@@ -224,7 +184,9 @@ class _Summary(TypedDict, total=False):
     dataset: DatasetFields
     system: Sequence[HostFields]
     """Each host, that of rank 0 first, and its storage below the data folder."""
-    reader: ReaderFields
+    reader: Mapping[str, Any]
+    """batch_size, read_threads, odirect and gets_in_flight of `reader`; `scattered`, whether files
+    are read by ranges or by records, so that reads/s say something."""
     versions: Mapping[str, str]
     """Of dlemu, Python, the kernel and the libraries that read."""
     start: str
@@ -309,12 +271,14 @@ class RunRow(TypedDict, total=False):
     samples_per_second: float
     min_accelerator_au_percentage: float
     """Of the accelerator with the least, mean over epochs."""
-    read_bytes_per_second: float
+    read_bytes_per_second: float | None
     nominal_MiB_per_second: float
     page_cache_share: float | None
     limit: str
     epochs_under: str
     """The epochs under the threshold, as text; "" if there is none."""
+    told_au_percentage: float
+    """As another tool recorded it, mean over epochs; of a run of its own alone."""
 
 
 class Spread(TypedDict):

@@ -72,15 +72,17 @@ def _present(document: Document) -> list[Block]:
     each = "one run each" if len(single) == len(results) else f"{', '.join(single)}: one run"
     title = [f"{each}: not comparable, take runs=5"] if single else []
     title.append(f"{results[0]['workload']}{target}")
-    blocks: list[Block] = [Lines(title), _overview(names, results)]
-    for name, found in zip(names[1:], document["differences"], strict=True):
-        if found:
-            known = any(each["noise"] is not None for each in found.values())
-            heads = (f"{name} against A", f"difference{', 95% interval' if known else ''}", "")
-            rows = [[_FIGURES[figure][0], *_shown(figure, each)] for figure, each in found.items()]
-            blocks.append(Table(heads=heads, rows=rows, texts=("",)))
-    noise = "; ".join(f"{n} from {each['basis']}" for n, each in zip(names, results, strict=True))
-    blocks.append(Lines([f"noise: {noise}"]))
+    title += [f"{name}: {_about(result)}" for name, result in zip(names, results, strict=True)]
+    blocks: list[Block] = [Lines(title)]
+    for name, other, found in zip(names[1:], results[1:], document["differences"], strict=True):
+        known = any(each["noise"] is not None for each in found.values())
+        heads = ("", "A", name, f"{name} against A{' (95%)' if known else ''}", " ")
+        rows = [
+            [head, *(_figure(r, figure) for r in (results[0], other)), *_shown(figure, found)]
+            for figure, (head, _, _) in _FIGURES.items()
+            if figure in results[0]["figures"] or figure in other["figures"]
+        ]
+        blocks.append(Table(heads=heads, rows=rows, texts=(" ",)))
     unlike = {**document["differing_facts"], **document["differing_keys"]}
     if unlike:
         rows = [[name, *map(_cell, values)] for name, values in unlike.items()]
@@ -103,26 +105,29 @@ def losses(document: Document) -> Iterator[str]:
             )
 
 
-def _overview(names: Sequence[str], results: Sequence[Document]) -> Table:
-    """Return the table with a row for each result."""
-    figures = [name for name in _FIGURES if any(name in each["figures"] for each in results)]
-    texts = [name for name in ("verdict", "limit", "folder") if any(r[name] for r in results)]
-    rows = []
-    for name, result in zip(names, results, strict=True):
-        cells = [name, f"{'>= ' if result['at_least'] else ''}{result['num_accelerators']}"]
-        for figure in figures:
-            _, factor, form = _FIGURES[figure]
-            found = result["figures"].get(figure)
-            cells.append("-" if found is None else format(factor * found["value"], form))
-        rows.append([*cells, *(result[text] for text in texts)])
-    heads = ("", "accelerators", *(_FIGURES[name][0] for name in figures))
-    return Table(
-        heads=(*heads, *texts), rows=rows, texts=texts, spare=("from memory (%)", "read (MB/s)")
-    )
+def _about(result: Document) -> str:
+    """Return where a result lies, what it found, and what its noise was taken from."""
+    number = counted(result["num_accelerators"], "accelerator")
+    parts = [
+        result["folder"],
+        f"at least {number}" if result["at_least"] else number,
+        result["verdict"],
+        result["limit"] and f"limit {result['limit']}",
+        f"noise from {result['basis']}",
+    ]
+    return ", ".join(filter(None, parts))
 
 
-def _shown(name: str, found: Document) -> tuple[str, str]:
+def _figure(result: Document, name: str) -> str:
+    _, factor, form = _FIGURES[name]
+    found = result["figures"].get(name)
+    return "-" if found is None else format(factor * found["value"], form)
+
+
+def _shown(name: str, differences: Document) -> tuple[str, str]:
     """Return a difference with its noise, and what that means."""
+    if (found := differences.get(name)) is None:
+        return "-", ""
     _, factor, form = _FIGURES[name]
     unit = " points" if "%" in _FIGURES[name][0] else ""
     if name.endswith("_per_second") and found["against"]:  # a rate: in percent of the first
@@ -278,11 +283,15 @@ def _read(folder: Path) -> list[Document]:
             case "run":
                 found = [_runs(stored)]
             case _:
-                raise RunError(f"{folder} holds a result of another tool; name one run of it")
+                raise RunError(
+                    f"{folder} holds no steps of the other tool; name a run that has them"
+                )
         if not found:
             raise RunError(f"{folder}: the search did not end, so nothing is compared")
         held = {"folder": str(folder), "kind": kind}
-        results = [held | {name: (_LEAST | each)[name] for name in _FIELDS} for each in found]
+        results: list[Document] = [
+            {**held, **{name: {**_LEAST, **each}[name] for name in _FIELDS}} for each in found
+        ]
         for result in results:
             for name in ("workload", "target", "verdict", "limit"):
                 if not isinstance(value := result[name], str):

@@ -10,7 +10,6 @@ rank is ready. What a block takes beside its steps (logging, the barrier's own t
 its AU, since DLIO computes AU = compute / window. It is spread over the steps as `overhead`.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.judge.records import STEP, Steps
+from dlemu.config.model import Workload
+from dlemu.errors import RunError
+from dlemu.host.counters import total
+from dlemu.judge.records import STEP, Steps, read_object
 from dlemu.judge.sums import step_seconds
-from dlemu.storage.regular import read_regular
 
 _OUTPUT = re.compile(r"(\d+)_output\.json")
 _BLOCK = re.compile(r"block(\d+)")
@@ -61,38 +61,28 @@ def read_output(folder: Path) -> Mapping[int, Mapping[str, Any]]:
     return {int(match[1]): read_object(path) for path, match in sorted(found) if match}
 
 
-def read_object(path: Path) -> Mapping[str, Any]:
-    """Return a JSON file's object.
-
-    Raises:
-        RunError: it is missing, or holds none.
-    """
-    try:
-        tree = json.loads(read_regular(path, error=RunError))
-    except DAMAGE as error:
-        raise RunError(f"{path} is damaged: {in_short(error)}") from None
-    if not isinstance(tree, dict):
-        raise RunError(f"{path} is damaged: it holds no object")
-    return tree
-
-
 def steps_of(
+    folder: Path,
     outputs: Mapping[int, Mapping[str, Any]],
-    *,
-    left_out: tuple[int, int],
-    measured: bool,
-    batch_size: int,
-    nominal: float | None,
+    num_ranks: int,
+    workload: Workload | None,
 ) -> DlioSteps:
-    """Return the records of all ranks; `nominal` is the compute time that was asked for.
-
-    `left_out`: steps at begin and end of each block that DLIO's AU is without. `measured`:
-    `compute` is the measured time (MLPerf Storage v2.0 on), else what was asked for.
+    """Return the records of all ranks; without a `workload` batches count as one sample.
 
     Raises:
-        RunError: ranks have other epochs or steps than each other, or there is no step.
+        RunError: the steps of a rank are missing, ranks have other epochs or steps than each other,
+            or there is no step.
         LookupError, TypeError, ValueError: a file does not hold what DLIO writes.
     """
+    if missing := sorted(set(range(num_ranks)) - outputs.keys()):
+        names = ", ".join(f"{rank}_output.json" for rank in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise RunError(f"{names}{more} missing")
+    # `compute` is the measured time from MLPerf Storage v2.0 on, else what was asked for.
+    measured = not (folder / "per_epoch_stats.json").exists()
+    left_out = 1, 0  # at begin and end of each block, for DLIO's AU
+    if workload is not None and measured:
+        left_out = workload.metric.exclude_start_steps, workload.metric.exclude_end_steps
     ranks = [
         {int(key): _epoch(tree, left_out) for key, tree in output.items() if key.isdigit()}
         for _, output in sorted(outputs.items())
@@ -107,9 +97,9 @@ def steps_of(
             raise RunError(f"not every rank has the same steps in epoch {number}")
         records = _records(epochs, measured=measured)
         records["epoch"] = number - 1
-        records["num_samples"] = batch_size
-        if nominal is not None:
-            records["computation_time"] = nominal
+        records["num_samples"] = 1 if workload is None else workload.reader.batch_size
+        if workload is not None and (time := workload.train.computation_time).stdev == 0:
+            records["computation_time"] = time.mean
         records["start"] += begin
         begin += step_seconds(records).sum(axis=1).max()
         parts.append(records.ravel())
@@ -147,17 +137,14 @@ def _records(epochs: Sequence[_Epoch], *, measured: bool) -> Steps:
 
 def _epoch(tree: Mapping[str, Any], left_out: tuple[int, int]) -> _Epoch:
     """Return one rank's epoch from its part of output.json."""
-    names = [name for name in tree["proc"] if _BLOCK.fullmatch(name)]
-    names.sort(key=lambda name: int(name.removeprefix("block")))
+    names = sorted(filter(_BLOCK.fullmatch, tree["proc"]), key=lambda name: int(name[5:]))
     blocks = [_block(tree, name) for name in names]
     seconds = [
         _block_seconds(proc, compute, tree["au"].get(name), left_out)
         for name, (_, proc, compute) in zip(names, blocks, strict=True)
     ]
     load, proc, compute = map(np.concatenate, zip(*blocks, strict=True))
-    known = [each for each in seconds if each is not None]
-    whole = sum(known) if len(known) == len(blocks) else None
-    return _Epoch(load, proc, compute, whole, len(blocks))
+    return _Epoch(load, proc, compute, total(seconds), len(blocks))
 
 
 def _block(tree: Mapping[str, Any], name: str) -> tuple[NDArray[np.float64], ...]:

@@ -18,12 +18,12 @@ from dlemu.config.compose import read_yaml
 from dlemu.config.model import Workload, check_workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.judge.metrics import Metrics, measure, measure_run
-from dlemu.judge.outcome import with_metrics
-from dlemu.judge.records import SUMMARY
-from dlemu.judge.summary import Summary
+from dlemu.judge.outcome import LABEL, judge_runs, row_of, with_metrics
+from dlemu.judge.records import SUMMARY, read_object
+from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Edition
-from dlemu.report.blocks import Block, Document, Lines, Verdict, over_epochs
-from dlemu.report.dlio_steps import DlioSteps, read_object, read_output, steps_of
+from dlemu.report.blocks import Block, Column, Document, Fold, Lines, Verdict, over_epochs, table_of
+from dlemu.report.dlio_steps import DlioSteps, read_output, steps_of
 from dlemu.report.run import present_run, tone_of
 from dlemu.units import counted
 
@@ -52,34 +52,38 @@ _WORDS = {"success": "PASS", "fail": "FAIL"}
 
 
 def present_foreign(document: Document) -> list[Block]:
-    """Return the blocks of another tool's runs, one after the other."""
-    runs = document.get("runs", [document])
-    blocks = [block for run in runs for block in _present_run(run)]
-    if unread := document.get("incomplete"):
-        blocks.append(Lines([f"not read: {why}" for why in unread.values()]))
-    return blocks
+    """Return the blocks of a run of another tool of which the steps or the keys are missing."""
+    what = f"{document['workload']}: {counted(document['num_accelerators'], 'accelerator')}"
+    notes = [f"note: {note}" for note in document["notes"]]
+    by = f"by {document['tool']}'s own figures ({_word(document)})"
+    return [Verdict(f"{document['verdict']}: {by}", tone_of(document)), Lines([what, *notes])]
 
 
-def _present_run(document: Document) -> list[Block]:
-    """Return the blocks of a run of another tool, by dlemu's formulas where its steps are known."""
+def present_told(document: Document) -> list[Block]:
+    """Return the blocks of what another tool recorded of its run, or of several."""
     tool = document["tool"]
-    word = document["told"]["metric"].get("train_au_meet_expectation") or "no word on it"
-    barriers, told = document["first_barrier_seconds"], document["told_per_epoch"]
+    if document["kind"] == "runs":
+        recorded = Column(f"AU as {tool} recorded it (%)", "told_au_percentage", ".2f")
+        return [
+            table_of(document["runs"], Column("run", "name"), recorded),
+            *(Fold(r["name"], [*present_run(r), *present_told(r)]) for r in document["runs"]),
+            Lines([f"not read: {why}" for why in document["incomplete"].values()]),
+        ]
+    told = document["told_per_epoch"]
     rows = [
         ("AU (%)", told["train_au_percentage"], ".2f"),
         ("samples/s", told["train_throughput_samples_per_second"], ".2f"),
-        ("first step: waiting for other ranks (s)", barriers, ".3f"),
+        ("first step: waiting for other ranks (s)", document["first_barrier_seconds"], ".3f"),
     ]
     if document["kind"] != "run":
         rows.append(("AU by dlemu's formula (%)", document["au_percentage"], ".2f"))
-    recorded = over_epochs((row for row in rows if row[1]), f"as {tool} recorded it")
-    lines = [*document["differences"], f"results of {tool}: {document['folder']}"]
-    if document["kind"] == "run":
-        return [*present_run(document), recorded, Lines([f"{tool}'s own verdict: {word}", *lines])]
-    what = f"{document['workload']}: {counted(document['num_accelerators'], 'accelerator')}"
-    notes = [f"note: {note}" for note in document["notes"]]
-    verdict = f"{document['verdict']}: by {tool}'s own figures ({word})"
-    return [Verdict(verdict, tone_of(document)), Lines([what, *notes, *lines]), recorded]
+    lines = [f"{tool}'s own verdict: {_word(document)}", *document["differences"]]
+    table = over_epochs((row for row in rows if row[1]), f"as {tool} recorded it")
+    return [table, Lines(lines)]
+
+
+def _word(document: Document) -> str:
+    return document["told"]["metric"].get("train_au_meet_expectation") or "no word on it"
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -90,7 +94,8 @@ def read_foreign(
 ) -> tuple[Document, Mapping[str, Document]] | None:
     """Return what a folder of another tool holds, and each run's document by its folder in it.
 
-    `keys` are those of `metric`. None: it holds no result of DLIO or mlpstorage.
+    `keys` are those of `metric`. Several runs are judged as dlemu's are; those that did not end, or
+    whose steps are missing, are `incomplete`. None: it holds no result of DLIO or mlpstorage.
 
     Raises:
         RunError: a run did not end, or a file is damaged; of several, all.
@@ -105,15 +110,32 @@ def read_foreign(
         name = str(leaf.relative_to(folder))
         try:
             runs[name], _ = read_leaf(leaf, keys)
+            if runs[name]["kind"] != "run":
+                raise RunError(f"{leaf}: {'; '.join(runs.pop(name)['notes'])}")
         except RunError as error:
             incomplete[leaf.name] = str(error)
     if not runs and not incomplete:
         return None
     if not runs:
         raise RunError(next(iter(incomplete.values())))
-    every = [{"name": Path(name).name, **document} for name, document in runs.items()]
-    tool = every[0]["tool"]
-    return {"kind": "foreign", "tool": tool, "runs": every, "incomplete": incomplete}, runs
+    first = next(iter(runs.values()))
+    several = RunsSummary(
+        label=LABEL,
+        division="open",
+        workload=first["workload"],
+        hostname=str(first.get("hostname", "")),
+        start=str(first.get("start", "")),
+        runs=[_row(name, run) for name, run in runs.items()],
+    )
+    judged = judge_runs(several, [cast(Summary, run) for run in runs.values()])
+    return {**judged, "tool": first["tool"], "incomplete": incomplete}, runs
+
+
+def _row(name: str, run: Document) -> RunRow:
+    """Return a run's document with its row among several."""
+    told = fmean(run["told_per_epoch"]["train_au_percentage"])
+    row = {**run, **row_of(name, cast(Summary, run)), "told_au_percentage": told}
+    return cast(RunRow, row)
 
 
 def _is_leaf(folder: Path) -> bool:
@@ -145,7 +167,7 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
     workload = None if tree is None else _workload_of(tree, keys, notes)
     dlio, metrics, outputs = None, None, read_output(folder)
     try:
-        dlio = _read_steps(folder, outputs, told, workload)
+        dlio = steps_of(folder, outputs, told["num_accelerators"], workload)
         edition = cast(Edition, keys.get("metric.edition", "v1.0"))
         metrics = (
             measure(dlio.steps, edition=edition)
@@ -172,10 +194,9 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
         if metrics is not None:
             document["au_percentage"] = [epoch.au_percentage for epoch in metrics.epochs]
             if workload is not None:
-                document = {**with_metrics(Summary(), workload, metrics)}
+                document = {**with_metrics(Summary(), workload, metrics), "status": "complete"}
         document |= {name: told[name] for name in _PLACE if name in told}
         document |= {
-            "folder": str(folder),
             "tool": tool,
             "workload": _chosen(folder) or str(name or told.get("workload") or "unknown"),
             "notes": notes,
@@ -250,35 +271,6 @@ def _workload_of(
         notes.append(f"no verdict of ours: {error}")
         return None
     return workload.with_keys(keys) if keys else workload
-
-
-def _read_steps(
-    folder: Path,
-    outputs: Mapping[int, Mapping[str, Any]],
-    told: Mapping[str, Any],
-    workload: Workload | None,
-) -> DlioSteps:
-    """Return the steps of all ranks.
-
-    Raises:
-        RunError: a rank's are missing, or they do not fit together.
-    """
-    missing = sorted(set(range(told["num_accelerators"])) - outputs.keys())
-    if missing:
-        names = ", ".join(f"{rank}_output.json" for rank in missing[:3])
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise RunError(f"{names}{more} missing")
-    measured = not (folder / "per_epoch_stats.json").exists()
-    left_out, batch_size, nominal = (1, 0), 1, None
-    if workload is not None:
-        batch_size, time = workload.reader.batch_size, workload.train.computation_time
-        nominal = time.mean if time.stdev == 0 else None
-        if measured:
-            metric = workload.metric
-            left_out = metric.exclude_start_steps, metric.exclude_end_steps
-    return steps_of(
-        outputs, left_out=left_out, measured=measured, batch_size=batch_size, nominal=nominal
-    )
 
 
 def _first_barriers(dlio: DlioSteps) -> list[float]:

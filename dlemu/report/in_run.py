@@ -332,7 +332,7 @@ def _rates(epoch: Document) -> Document:
     """Return an epoch with bytes per second for its bytes."""
     of = {"origin_bytes": epoch["seconds"], "cache_read_bytes": epoch["seconds"]}
     of["cache_write_bytes"] = _settled(epoch)
-    return epoch | {name: epoch[name] / seconds for name, seconds in of.items()}
+    return {**epoch, **{name: epoch[name] / seconds for name, seconds in of.items()}}
 
 
 def _settled(epoch: Document) -> float:

@@ -130,44 +130,35 @@ def section(stored: Stored) -> Section:
     """Return the section of a page about what one folder holds."""
     document = stored.document
     rows: list[dict[str, str]] = []
-    blocks: Sequence[Block] = ()
-    match stored.kind:
-        case "sizing":
-            answers, unfinished = document["answers"], document["unfinished"]
-            names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
-            title = ", ".join([*names, *unfinished])
-            rows += map(sizing.row_of, answers)
-            for search in unfinished.values():
-                rows.append({"verdict": "no answer yet", "runs": str(len(search["points"]))})
-        case "checkpoint":
-            title = document["workload"]
-            rows.append(checkpoint.row_of(document))
-        case _ if "tool" in document:
-            title = stored.folder.name
-            rows += [_row([run]) | {"result": run["folder"]} for run in stored.runs.values()]
-        case _:
-            title, blocks = str(document["workload"]), list(_blocks_of_runs(stored))
-            rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})
-    return Section(title, str(stored.folder), blocks or present(document), rows)
-
-
-def _blocks_of_runs(stored: Stored) -> Iterator[Block]:
-    """Yield the blocks of a run, or of several with each run folded; and their workload."""
-    if stored.kind == "runs":
-        yield from present(stored.document)
-        for name in stored.runs:
-            yield Fold(f"{name}: its epochs, and what the hosts did", list(_run(stored, name)))
+    blocks, title = present(document), str(document.get("workload"))
+    if stored.kind == "sizing":
+        answers, unfinished = document["answers"], document["unfinished"]
+        names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
+        title = ", ".join([*names, *unfinished])
+        rows += map(sizing.row_of, answers)
+        for search in unfinished.values():
+            rows.append({"verdict": "no answer yet", "runs": str(len(search["points"]))})
+    elif stored.kind == "checkpoint":
+        rows.append(checkpoint.row_of(document))
     else:
-        yield from _run(stored, "")
+        blocks += _of_each_run(stored)
+        rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})
+    return Section(title, str(stored.folder), blocks, rows)
+
+
+def _of_each_run(stored: Stored) -> Iterator[Block]:
+    """Yield what the hosts of a run did; of several each run, folded; and their workload."""
+    for name, document in stored.runs.items() if "tool" not in stored.document else ():
+        bucket = place_of(document).get("file_system") == "s3"
+        over_time = plots_over_time(stored.folder / name, in_bucket=bucket)
+        if stored.kind == "runs":
+            inner = [*present(document), *over_time]
+            yield Fold(f"{name}: its epochs, and what the hosts did", inner)
+        else:
+            yield from over_time
     config = stored.folder / next(iter(stored.runs)) / CONFIG
-    yield Fold("all keys of the workload", [Listing(config.read_text(encoding="utf-8"))])
-
-
-def _run(stored: Stored, name: str) -> Iterator[Block]:
-    document = stored.runs[name]
-    yield from present(document)
-    bucket = place_of(document).get("file_system") == "s3"
-    yield from plots_over_time(stored.folder / name, in_bucket=bucket)
+    if config.is_file():
+        yield Fold("all keys of the workload", [Listing(config.read_text(encoding="utf-8"))])
 
 
 def _row(runs: Sequence[Document]) -> dict[str, str]:
@@ -191,8 +182,9 @@ def _row(runs: Sequence[Document]) -> dict[str, str]:
         figures["with first step (%)"] = [each["whole_epoch_au_percentage"] for each in epochs]
         figures["samples/s"] = rates
     if tool:
-        told = run["told_per_epoch"]
-        figures["as recorded (%)"] = told["train_au_percentage"]
-        figures.setdefault("samples/s", told["train_throughput_samples_per_second"])
+        told = [each["told_per_epoch"] for each in runs]
+        figures["as recorded (%)"] = [au for each in told for au in each["train_au_percentage"]]
+        rates = [each for run in told for each in run["train_throughput_samples_per_second"]]
+        figures.setdefault("samples/s", rates)
         figures.setdefault("AU (%)", run.get("au_percentage", ()))
     return cells | {head: f"{fmean(each):.2f}" for head, each in figures.items() if each}

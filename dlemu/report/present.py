@@ -32,15 +32,19 @@ _PRESENT = {
 """By kind of document, the module of this folder and the function that makes blocks of it. It is
 imported when it is needed."""
 EXIT_STATUS = {"PASS": 0, "NO VERDICT": 1, "FAIL": 2}
-_NAME_FOLDER = ("checkpoint", "run", "runs", "steptime")
+_NAME_FOLDER = ("checkpoint", "foreign", "run", "runs", "steptime")
 """Kinds that end with the folder of their files."""
 
 
 def present(document: Document) -> list[Block]:
     """Return the blocks of a document; `folder`, where it has one, is that of its files."""
-    kind = "foreign" if "tool" in document else str(document["kind"])
+    kind = str(document["kind"])
     module, _, name = _PRESENT[kind].partition(":")
     blocks: list[Block] = list(getattr(import_module(f"dlemu.report.{module}"), name)(document))
+    if "tool" in document:
+        from dlemu.report.foreign import present_told
+
+        blocks += present_told(document)
     if kind in _NAME_FOLDER and "folder" in document:
         blocks += _files_of(document, Path(document["folder"]))
     return blocks

@@ -42,7 +42,7 @@ class Stored:
     folder: Path
     document: Document
     """Its `kind` is "run", "runs", "sizing", "checkpoint", or "foreign": what another tool has
-    recorded, without the steps of a run."""
+    recorded of a run whose steps or keys are missing."""
     runs: Mapping[str, Document] = field(default_factory=dict)
     """The document of each run by its folder in this one, "" for the only one."""
 

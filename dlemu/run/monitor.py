@@ -19,7 +19,7 @@ from dlemu.host.network import machine_name, network_name
 from dlemu.host.processes import process_age
 from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
-from dlemu.judge.evidence import HostReport, stored_bytes, vouched_bytes
+from dlemu.judge.evidence import HostReport, stored_bytes
 from dlemu.judge.records import host_file, named
 from dlemu.loaders import Loader
 from dlemu.ranks.watchdog import Watchdog
@@ -185,9 +185,7 @@ class RunMonitor:
         epoch = summarize_interval([seen[begun], seen[last]])
         own_share = self.num_workers / max(1, self._seen.num_workers)
         read = round(read_until(seen[last].time) / own_share)
-        stored = stored_bytes(epoch, self._seen.file_system)
-        if stored is None:
-            stored = vouched_bytes(epoch, self._seen.file_system, read=read)
+        stored = stored_bytes(epoch, self._seen.file_system, read)
         return rate, None if stored is None or not read else max(0.0, 1 - stored / read)
 
     @contextmanager

@@ -405,10 +405,14 @@ class TestFilesOfOthers:
 
     def test_tfrecord_of_any_order(self, tmp_path: Path) -> None:
         path = tmp_path / "a.tfrecord"
-        extra: dict[str, tuple[object, str]]
-        extra = {"size": (5000, "int"), "a": (b"x" * 9000, "byte"), "z": ([0.5] * 9, "float")}
-        images: list[dict[str, tuple[object, str]]]
-        images = [{"image": (content(sample, 5000 + sample), "byte")} for sample in range(4)]
+        extra: dict[str, Any] = {
+            "size": (5000, "int"),
+            "a": (b"x" * 9000, "byte"),
+            "z": ([0.5] * 9, "float"),
+        }
+        images: list[dict[str, Any]] = [
+            {"image": (content(sample, 5000 + sample), "byte")} for sample in range(4)
+        ]
         write_tfrecord(
             path, (each | extra if n % 2 else extra | each for n, each in enumerate(images))
         )

@@ -12,7 +12,7 @@ from dlemu.config.sections import ColumnSection
 from dlemu.contract import file_samples, write_file
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats.parquet import Parquet, Ranges, read_footer
+from dlemu.formats.parquet import Parquet, Ranges, _pages, read_footer
 
 COLUMNS = (
     ColumnSection(name="a", dtype="float32", read=True),
@@ -46,7 +46,9 @@ def test_pyarrow_reads_what_was_written(tmp_path: Path, num_rows: int) -> None:
     assert pa.types.is_list(table.schema.field("l").type)
     assert set(map(len, table.column("l").to_pylist())) == {5000}
     page = np.empty(4 * min(300, num_rows), np.uint8)
-    pages = sum(FILES._num_pages(num_rows) for _ in range(2))  # of the two files before
+    pages = 2 * FILES._total(
+        num_rows, lambda *chunk: len(_pages(*chunk))
+    )  # of the two files before
     Content(11).fill(page, pages)
     first = table.column("a").chunk(0)
     assert first.to_numpy()[:300].tobytes() == page.tobytes()

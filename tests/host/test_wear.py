@@ -22,7 +22,7 @@ from dlemu.host.drive_counters import (
     look,
     media_bytes,
 )
-from dlemu.host.wear import WearWatch, combine_hosts, sum_up
+from dlemu.host.wear import WearWatch, Written, combine_hosts
 from tests.host.log_pages import Drives, add_nvme, health_page, ocp_page, vendor_page
 
 GB = 10**9
@@ -68,7 +68,7 @@ def test_a_drive_that_tells_everything(tmp_path: Path, monkeypatch: pytest.Monke
         }
     )
 
-    wear = host.watch.finish(file_bytes=10 * GB, endurance=14_016 * 10**12)
+    wear = combine_hosts([host.watch.finish(file_bytes=10 * GB)], endurance=14_016 * 10**12)
 
     assert wear["seconds"] == 864
     assert wear["block_bytes_written"] == 10_240_000_000
@@ -137,7 +137,7 @@ def test_a_drive_that_may_not_be_asked_says_why_and_no_zero(
     host.watch.start()
     host.sectors(2_000_000)
 
-    wear = host.watch.finish()
+    wear = combine_hosts([host.watch.finish()])
 
     assert wear["block_bytes_written"] == 1_024_000_000
     for field in ("host_bytes_written", "media_bytes_written", "percentage_used", "waf"):
@@ -154,7 +154,7 @@ def test_a_drive_of_a_known_maker_tells_its_waf_by_log_cah(tmp_path: Path) -> No
     host.watch.start()
     host.tell({(HEALTH, 0): health_page(written=10_000), (VENDOR, 0): vendor_page(1300, 1200)})
 
-    wear = host.watch.finish()
+    wear = combine_hosts([host.watch.finish()])
 
     assert (wear["waf"], wear["drives"][0]["media_source"]) == (1.5, "log CAh")
 
@@ -225,11 +225,8 @@ def drive(name: str, host: int | None, media: int | None, used: int | None) -> D
 
 
 def test_the_drives_of_a_raid_are_taken_together() -> None:
-    wear = sum_up(
-        [drive("nvme0n1", 2 * GB, 3 * GB, 4), drive("nvme1n1", 2 * GB, 5 * GB, 9)],
-        86_400.0,
-        endurance=10**15,
-    )
+    drives = [drive("nvme0n1", 2 * GB, 3 * GB, 4), drive("nvme1n1", 2 * GB, 5 * GB, 9)]
+    wear = combine_hosts([Written(drives, 86_400.0)], endurance=10**15)
     assert (wear["host_bytes_written"], wear["waf"], wear["percentage_used"]) == (4 * GB, 2.0, 9)
     assert wear["endurance_bytes"] == 2 * 10**15
     assert wear["drive_writes_per_day"] == 0.002
@@ -237,15 +234,16 @@ def test_the_drives_of_a_raid_are_taken_together() -> None:
 
 
 def test_one_drive_that_cannot_tell_leaves_the_sum_unknown() -> None:
-    wear = sum_up([drive("nvme0n1", GB, GB, 4), drive("sda", None, None, None)], 60.0)
+    drives = [drive("nvme0n1", GB, GB, 4), drive("sda", None, None, None)]
+    wear = combine_hosts([Written(drives, 60.0), None])
     assert (wear["host_bytes_written"], wear["media_bytes_written"]) == (None, None)
     assert wear["missing"]["waf"] == "sda is no NVMe drive"
     assert wear["drive_writes_per_day"] == pytest.approx(2e9 / 2e12 * 1440)  # by the block layer
 
 
 def test_hosts_are_taken_together() -> None:
-    one = sum_up([drive("nvme0n1", GB, GB, 4)], 100.0, file_bytes=GB)
-    two = sum_up([drive("nvme0n1", GB, 3 * GB, 5)], 200.0, file_bytes=GB)
+    one = Written([drive("nvme0n1", GB, GB, 4)], 100.0, GB)
+    two = Written([drive("nvme0n1", GB, 3 * GB, 5)], 200.0, GB)
 
     wear = combine_hosts([one, two])
 
@@ -260,7 +258,7 @@ def test_this_host_s_own_drive_counts_what_is_written(tmp_path: Path) -> None:
     watch.start()
     (tmp_path / "file").write_bytes(os.urandom(8 << 20))
 
-    wear = watch.finish(file_bytes=8 << 20)
+    wear = combine_hosts([watch.finish(file_bytes=8 << 20)])
 
     assert wear["block_bytes_written"] is not None
     assert wear["block_bytes_written"] >= 8 << 20

@@ -12,9 +12,9 @@ from dlemu.config.model import load_workload
 from dlemu.host.drive_counters import DriveWear
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
-from dlemu.host.wear import sum_up
+from dlemu.host.wear import Written
 from dlemu.judge.bottleneck import find_run_limit
-from dlemu.judge.evidence import Evidence, HostReport, combine, stored_bytes, vouched_bytes
+from dlemu.judge.evidence import Evidence, HostReport, combine, stored_bytes
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
 from dlemu.judge.summary import Summary
@@ -171,7 +171,7 @@ def test_what_hosts_of_one_machine_share_counts_once() -> None:
         return report(
             epoch_of(devices=busy(sda=0.5), device_read_bytes=read, network=counted),
             host=name, machine=machine, network_name=network, links={"eth0": 10**9},
-            wear=sum_up([drive], 1.0),
+            wear=Written([drive], 1.0),
         )  # fmt: skip
 
     apart = gather(of("a", "x", "x/1", 700, 50), of("b", "y", "y/1", 700, 50)).measured
@@ -245,7 +245,7 @@ def test_the_best_witness_tells(counts: dict[str, Any], kind: str, stored: int |
 def test_a_count_that_may_not_be_all_tells_only_if_it_is_nearly_all(
     kind: str, counted: int | None, vouched: int | None
 ) -> None:
-    assert vouched_bytes(epoch_of(process_read_bytes=counted), kind, read=READ) == vouched
+    assert stored_bytes(epoch_of(process_read_bytes=counted), kind, READ) == vouched
 
 
 @pytest.mark.parametrize(

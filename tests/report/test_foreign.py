@@ -14,6 +14,7 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.errors import RunError
+from dlemu.report.compare import compare_folders
 from dlemu.report.page import section
 from dlemu.report.present import present, status_of
 from dlemu.report.stored import Stored, read_result
@@ -184,11 +185,17 @@ def test_mlpstorages_runs_are_all_read(leaf: Path, tmp_path: Path, below: str) -
     folder = (mlpstorage(tmp_path, leaf) / below).resolve()
     found = one(folder)
     names = ["20260701_100000", "20260701_101500"]
-    assert (found["kind"], found["tool"]) == ("foreign", "mlpstorage")
-    assert [run["name"] for run in found["runs"]] == names
-    rows = section(read(folder)).rows
-    assert [Path(row["result"]).name for row in rows] == names
-    assert {row["workload"] for row in rows} == {"unet3d_h100 (mlpstorage)"}
+    assert (found["kind"], found["tool"], found["workload"]) == (
+        "runs",
+        "mlpstorage",
+        "unet3d_h100",
+    )
+    assert [Path(run["name"]).name for run in found["runs"]] == names
+    assert found["samples_per_second"]["sd"] == 0.0, "they are copies"
+    (row,) = section(read(folder)).rows
+    assert (row["workload"], row["runs"]) == ("unet3d_h100 (mlpstorage)", "2")
+    assert row["as recorded (%)"] == "92.60" and "AU as mlpstorage recorded it" in text_of(folder)
+    assert compare_folders([folder, folder])[0]["results"][0]["basis"] == "2 runs"
 
 
 def test_a_damaged_run_of_several_is_named(leaf: Path, tmp_path: Path) -> None:
@@ -197,9 +204,14 @@ def test_a_damaged_run_of_several_is_named(leaf: Path, tmp_path: Path) -> None:
     assert len(one(folder)["runs"]) == 1 and status_of(read(folder).document) == 1
     passed = {"metric__au": 0.5}
     assert status_of(read(folder, **passed).document) == 1
+    shutil.copytree(folder / "20260701_100000", folder / "20260701_103000")
+    (folder / "20260701_103000" / "1_output.json").unlink()
+    assert len(one(folder)["runs"]) == 1, "a run without steps has no figures of ours"
+    assert "not read: " in text_of(folder) and "1_output.json missing" in text_of(folder)
+    shutil.rmtree(folder / "20260701_103000")
     shutil.copytree(folder / "20260701_101500", folder / "20260701_103000")
     assert status_of(read(folder, **passed).document) == 1, "two of them, too"
-    assert text_of(folder).splitlines()[-1] == (
+    assert text_of(folder).splitlines()[-2] == (
         f"not read: {folder}/20260701_103000 holds no summary.json: DLIO writes it when a run "
         "ends, this did not"
     )
@@ -257,6 +269,8 @@ def test_without_the_steps_of_a_rank_the_tools_own_figures_are_shown(leaf: Path)
     (leaf / "1_output.json").unlink()
     found, text = one(leaf), text_of(leaf)
     assert (found["kind"], found["verdict"]) == ("foreign", "PASS")
+    with pytest.raises(RunError, match="holds no steps of the other tool"):
+        compare_folders([leaf, leaf])
     assert text.startswith("PASS: by DLIO's own figures (success)") and " 92.60 " in text
     assert "note: AU cannot be computed again: 1_output.json missing" in text
     assert "by dlemu's formula" not in text

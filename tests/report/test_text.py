@@ -9,7 +9,7 @@ import pytest
 
 from dlemu.checkpoint.plan import predict_checkpoint
 from dlemu.config.model import load_model, load_workload
-from dlemu.host.wear import WearFields, has_writes, sum_up, sustained
+from dlemu.host.wear import WearFields, Written, combine_hosts, has_writes, sustained
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
 from dlemu.report.blocks import Table
@@ -71,7 +71,7 @@ def test_what_has_no_spread_has_no_noise() -> None:
 
 
 def test_parts_of_one_run_tell_no_interval_of_a_difference() -> None:
-    one = figure_of([1.0, 2.0, 3.0]) | {"of_one_run": True}
+    one = {**figure_of([1.0, 2.0, 3.0]), "of_one_run": True}
     found = difference(one, figure_of([1.0, 2.0, 3.0]))
     assert (found["noise"], found["within_noise"]) == (None, None)
     assert found["within_one_run"] == pytest.approx(2.776 * math.sqrt(2 / 3))
@@ -183,8 +183,12 @@ def test_an_endurance_in_binary_units_has_one_meaning() -> None:
     assert rate["binary_bytes_per_second"] == rate["bytes_per_second"]
 
 
+def of(*written: Any, endurance: int | None = None) -> WearFields:
+    return combine_hosts([Written(*written)], endurance=endurance)
+
+
 def known(**changes: object) -> WearFields:
-    wear = sum_up([drive("nvme0n1", 4 * GB, 5 * GB, 3)], 3600.0, file_bytes=4 * GB)
+    wear = of([drive("nvme0n1", 4 * GB, 5 * GB, 3)], 3600.0, 4 * GB)
     wear.update(changes)  # type: ignore[typeddict-item]
     return wear
 
@@ -199,18 +203,16 @@ def known(**changes: object) -> WearFields:
             "drive writes a day, 12.3 years left",
         ),
         (
-            sum_up(
-                [drive("sda", None, None, None)], 86_400.0, file_bytes=GB, endurance=365 * 10**10
-            ),
+            of([drive("sda", None, None, None)], 86_400.0, GB, endurance=365 * 10**10),
             "wear: 953.7 MiB written to sda (1.00 x the files' bytes); at this pace 0.001 drive "
             "writes a day, 10 years for a new drive; no WAF: sda is no NVMe drive",
         ),
         (
-            sum_up([drive("sda", GB, None, None)], 86_400.0, file_bytes=0),
+            of([drive("sda", GB, None, None)], 86_400.0, 0),
             "wear: 953.7 MiB written to sda, none of it into files of this command",
         ),
         (
-            sum_up([], 1.0, no_drive="no drive is seen under the folder (nfs4)"),
+            of([], 1.0, 0, "no drive is seen under the folder (nfs4)"),
             "wear: not known; no drive is seen under the folder (nfs4)",
         ),
     ],
@@ -224,12 +226,12 @@ def test_little_is_not_worth_a_line() -> None:
     assert not has_writes(
         known(block_bytes_written=10**8 - 1, host_bytes_written=None, file_bytes_written=0)
     )
-    assert has_writes(sum_up([], 1.0, file_bytes=10**8))
-    assert not has_writes(sum_up([], 1.0))
+    assert has_writes(of([], 1.0, 10**8))
+    assert not has_writes(of([], 1.0))
 
 
 def test_a_report_shows_the_wear_of_what_wrote_files() -> None:
-    read_only = sum_up([drive("sda", GB, None, None)], 13.0, file_bytes=0)
+    read_only = of([drive("sda", GB, None, None)], 13.0, 0)
     assert belongs_to(known()) and not belongs_to(read_only)
     assert not belongs_to(
         known(block_bytes_written=10**7, host_bytes_written=None, file_bytes_written=1)

@@ -22,7 +22,7 @@ from dlemu.config.sections import Arguments, Listed, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import find_connection
 from dlemu.host.topology import cpus_of_node, find_attachment
-from dlemu.host.wear import WearFields, WearWatch, has_writes
+from dlemu.host.wear import WearFields, WearWatch, combine_hosts, has_writes
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines, check_writable
 from dlemu.judge.summary import time_of_day
@@ -224,22 +224,10 @@ def _places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[
 
 
 def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
-    """Return this rank's share of the targets, and hold them."""
+    """Return this rank's share of the host's targets, and hold them; a rank may have none."""
     memory = memory_rate() if world.local_rank == 0 and not dry else 0.0  # the others wait
-    told = world.all_gather((world.host, world.num_local_ranks, memory))
-    ranks = {host: num for host, num, _ in told}
-    if len({*ranks.values()}) > 1:
-        each = ", ".join(f"{host}: {num}" for host, num in ranks.items())
-        raise RunError(
-            f"hosts with unequal numbers of ranks ({each})", remedy="start as many on each"
-        )
-    if world.num_local_ranks > len(sweep.targets):
-        raise RunError(
-            f"{counted(world.num_local_ranks, 'rank')} and {counted(len(sweep.targets), 'target')} "
-            "on this host",
-            remedy="start at most one rank for each target",
-        )
-    memory = max(rate for host, _, rate in told if host == world.host)
+    rates = world.all_gather((world.host, memory))
+    memory = max(rate for host, rate in rates if host == world.host)
     share = sweep.targets[world.local_rank :: world.num_local_ranks]
     writes = next((pattern for pattern in sweep.patterns if pattern.endswith("write")), None)
     for target, _ in share:
@@ -418,9 +406,11 @@ def _measure_all(
                 if cell.target in make and cell.pattern.endswith("write"):
                     written += cell.num_ios * cell.io_size
                 yield cell
-    if world.rank == 0 and has_writes(wear := watch.finish(file_bytes=written)):
-        JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
-        on_wear(wear)
+    if world.rank == 0:
+        wear = combine_hosts([watch.finish(file_bytes=written)])
+        if has_writes(wear):
+            JsonLines(sweep.output / WEAR).append({"end": time_of_day(), **wear})
+            on_wear(wear)
 
 
 def _line_of(cell: Cell) -> str:

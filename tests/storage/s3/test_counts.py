@@ -1,15 +1,16 @@
 """Requests are counted, and their quantiles are right to some per cent."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from dlemu.judge.evidence import objects_fields
-from dlemu.judge.summary import ObjectsMeasured
 from dlemu.report.in_run import host_lines
 from dlemu.storage.counted import GetCounts
 
 
-def shown(fields: ObjectsMeasured) -> str:
+def shown(fields: dict[str, Any]) -> str:
     (line,) = host_lines({"status": "complete", "measured": {"objects": fields}})
     return line
 

@@ -20,7 +20,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.topology import Attachment
-from dlemu.ranks.world import Alone, World
+from dlemu.ranks.world import World
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
 from dlemu.storage.gpu.availability import Availability, CufileError
@@ -104,6 +104,25 @@ def test_the_sum_is_that_of_all_blocks_and_of_the_rates(
     assert events[-1].startswith("4 cells, 4 of them measured before; 0 x"), "nor the sum"
 
 
+def test_what_one_target_cannot_do_is_measured_on_the_other_alone(
+    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def least_block(path: str, target: Path) -> int | str:
+        return "no O_DIRECT" if path == "host_direct" and target == folders[1] else 512
+
+    monkeypatch.setattr(cells, "perform", fakes([], (1000, 3000)))
+    monkeypatch.setattr(sweep, "least_block", least_block)
+    monkeypatch.setattr(sweep, "lists_gpu", lambda: False)
+    notes: list[str] = []
+
+    found = run_paths(plan(*folders, together="both", paths=None), notes.append)
+
+    assert f"left out on {folders[1]}: host_direct: no O_DIRECT" in notes
+    direct = [(cell.target, cell.together) for cell in found if cell.path == "host_direct"]
+    assert direct == [(str(folders[0]), ())]
+    assert len([cell for cell in found if cell.together]) == 3
+
+
 def test_real_readers_begin_together_and_leave_nothing(folders: tuple[Path, ...]) -> None:
     first, second, total = run_paths(plan(*folders, together="true"), lambda _: None)
     assert total.num_ios == first.num_ios + second.num_ios > 2
@@ -112,10 +131,13 @@ def test_real_readers_begin_together_and_leave_nothing(folders: tuple[Path, ...]
     assert not any(any(folder.iterdir()) for folder in folders)
 
 
-@pytest.mark.parametrize(("hosts", "each"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "each", "hosts"), [(2, 1, 2), (2, 2, 1), (4, 2, 2), (3, 2, 2), (3, 3, 1)]
+)
 def test_ranks_share_the_targets_and_begin_together(
-    hosts: int, each: int, folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+    ranks: int, each: int, hosts: int, folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where hosts have unequal numbers of them, and more than targets."""
     events: list[str] = []
     monkeypatch.setattr(cells, "perform", fakes(events, (1000, 3000)))
     monkeypatch.setattr(sweep, "held", lambda *_, **__: nullcontext())
@@ -123,17 +145,21 @@ def test_ranks_share_the_targets_and_begin_together(
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     job, notes = plan(*folders), list[str]()
 
-    all_found = ManyHosts(hosts, each).run(lambda world: run_paths(job, notes.append, world=world))
+    job_of = ManyHosts(ranks)
+    job_of.ranks_per_host = each
+    all_found = job_of.run(lambda world: run_paths(job, notes.append, world=world))
 
     assert (
         sum("its rank may use 1 of 8 CPUs; mpirun --bind-to none" in n for n in notes) == 2 * hosts
     )
 
-    assert events == ["open"] * hosts * each + ["read"] * hosts * each
+    assert events == ["open"] * ranks + ["read"] * ranks
     *parts, total = all_found[0]
     assert all(found == [] for found in all_found[1:])
     assert len(parts) == 2 * hosts and total.target == "sum"
     assert len({cell.target for cell in parts}) == 2 * hosts, "a host's name tells them apart"
+    bounds = [(cell.ceiling, cell.ceiling_bytes_per_second) for cell in all_found[0]]
+    assert bounds == [("memory", 8e9)] * 2 * hosts + [("memory", 8e9 * hosts)]
     assert total.num_ios == sum(cell.num_ios for cell in parts)
     share = sum(cell.cpu_user_percentage for cell in parts) / hosts
     assert total.cpu_user_percentage == pytest.approx(share), "of the CPUs of all hosts"
@@ -143,8 +169,7 @@ def test_ranks_share_the_targets_and_begin_together(
     ("ranks", "change", "line"),
     [
         ((2, 1), lambda rank, job: job if rank == 0 else plan(Path("/nosuch")), "/nosuch is no"),
-        ((1, 3), lambda rank, job: job, "3 ranks and 2 targets on this host; start at most one"),
-        ((1, 2), lambda rank, job: plan(job.target[0]), "2 ranks and 1 target on this host"),
+        ((1, 2), lambda rank, job: plan(Path(f"/nosuch{rank}")), "/nosuch0 is no folder"),
     ],
 )
 def test_what_one_rank_lacks_ends_all_with_its_line(
@@ -173,15 +198,6 @@ def test_what_one_rank_lacks_ends_all_with_its_line(
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises((RunError, WorkloadError), match=line):
         run_paths(plan(tmp_path, **changes), lambda _: pytest.fail("it began"))
-
-
-def test_hosts_with_unequal_numbers_of_ranks_are_refused(folders: tuple[Path, ...]) -> None:
-    class Uneven(Alone):
-        def all_gather(self, value: Any) -> list[Any]:
-            return [value] if isinstance(value[0], list) else [("a", 2, 8e9), ("b", 1, 8e9)]
-
-    with pytest.raises(RunError, match=r"unequal numbers of ranks \(a: 2, b: 1\); start as many"):
-        run_paths(plan(*folders), lambda _: None, world=Uneven())
 
 
 def test_a_dry_run_says_cells_and_time_and_writes_nothing(
