@@ -117,7 +117,7 @@ def run_dlemu(keys: dict[str, str], folder: Path, ranks: int = 1) -> Seen:
     return Seen(
         summary["metric"]["train_au_mean_percentage"],
         steps["compute"] - steps["computation_time"],
-        max(host["max_pss_bytes"] for host in summary["measured"]["hosts"]),
+        max(host["max_pss_bytes"] or 0 for host in summary["measured"]["hosts"]),
     )
 
 

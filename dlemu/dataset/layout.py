@@ -35,6 +35,8 @@ Count = Annotated[int, Field(ge=1, le=1 << 62)]
 _SAMPLES_AT_ONCE = 1 << 16
 _LEAST_SHARE = 0.01
 """A sample is never smaller than this share of the mean."""
+_RAREST = 1e-7
+"""Probability of the smallest and of the largest size: a normal distribution has no end."""
 
 
 @dataclass(frozen=True)
@@ -326,7 +328,7 @@ def _grid() -> NDArray[np.float64]:
     """Return probabilities from 0 to 1, finer at both ends, where quantile functions are steep."""
     ends = np.logspace(-7, -3, 200)
     grid = np.concatenate([[0.0], ends, np.linspace(1e-3, 1 - 1e-3, 1999)[1:-1], 1 - ends])
-    return np.unique(np.clip(grid, 0.0, 1 - 1e-7))
+    return np.unique(np.clip(grid, 0.0, 1 - _RAREST))
 
 
 @lru_cache
@@ -335,7 +337,7 @@ def _lognormal(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[
     spread = math.sqrt(math.log1p((stdev / mean) ** 2))
     centre = math.log(mean) - spread**2 / 2
     unit, grid = NormalDist(), _grid()
-    values = np.exp([centre + spread * unit.inv_cdf(max(p, 1e-7)) for p in grid.tolist()])
+    values = np.exp([centre + spread * unit.inv_cdf(max(p, _RAREST)) for p in grid.tolist()])
     return values, grid
 
 
@@ -361,10 +363,8 @@ def _quantiles(mean: float, stdev: float) -> tuple[NDArray[np.float64], NDArray[
             start = unit.cdf(cut)
             grid = _grid()
             values = [
-                max(least, centre + width * unit.inv_cdf(min(start + p * (1 - start), 1 - 1e-12)))
-                if start + p > 0
-                else least
-                for p in grid
+                max(least, centre + width * unit.inv_cdf(min(max(at, _RAREST), 1 - 1e-12)))
+                for at in start + grid * (1 - start)
             ]
             return np.array(values), grid
         centre -= got_mean - mean
