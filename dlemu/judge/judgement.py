@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlemu.config.model import Workload
-from dlemu.config.published import differing, published_row
+from dlemu.config.published import differing, published_row, word
 from dlemu.dataset.rule import DatasetSize, TotalMemory
 from dlemu.judge.header import place_of
 from dlemu.judge.metrics import Metrics, passes
@@ -284,15 +284,11 @@ def _unlike_in_full(workload: Workload) -> str:
     keys = differing(workload, row) if row is not None else {}
     if row is None or not keys:
         return ""
-    each = (
-        f"{key.removesuffix('.mean')}={_plain(new)} ({_plain(was)})"
-        for key, (new, was) in keys.items()
-    )
+    each = []
+    for key, (new, was) in keys.items():
+        own, published = (word(key.removesuffix(".mean"), value) for value in (new, was))
+        each.append(f"{own} ({published.partition('=')[2]})")
     return f"unlike {row.name}: {', '.join(each)}"
-
-
-def _plain(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _short(key: str) -> str:

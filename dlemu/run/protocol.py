@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dlemu.config.compose import leaves
 from dlemu.config.model import Workload, load_workload
-from dlemu.config.published import differing
+from dlemu.config.published import differing, word
 from dlemu.dataset.rule import (
     MEMORY_MULTIPLE,
     STEPS_PER_EPOCH,
@@ -85,8 +85,8 @@ def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
     allowed = ["workflow.checkpoint"] if unet3d else []
     allowed += ["reader.odirect"] if unet3d and edition != "v1.0" else []
     for key, (value, wanted) in differing(workload, published, allowed).items():
-        why = f"(published: {wanted}){_rule(workload, '3.6.2')}"
-        yield f"{key}={value} is not allowed {why}, leave it out"
+        why = f"(published: {word(key, wanted).partition('=')[2]}){_rule(workload, '3.6.2')}"
+        yield f"{word(key, value)} is not allowed {why}, leave it out"
 
 
 def _refused_values(workload: Workload) -> Iterator[str]:

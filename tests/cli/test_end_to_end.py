@@ -158,7 +158,7 @@ def on_ranks(*words: str, cwd: Path) -> tuple[int, list[str]]:
             "run reader.batch_size=15",
             "56 samples are too few for 2 steps: a step of 2 accelerators",
         ),
-        ("run division=closed", "division=closed: dataset.record_length_bytes=20000.0 is not all"),
+        ("run division=closed", "division=closed: dataset.record_length_bytes=20000 is not all"),
         ("try .", "this command measures from one process, and 2 ranks were started: start it"),
     ],
 )

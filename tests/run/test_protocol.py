@@ -69,16 +69,16 @@ def test_unet3d_writes_its_checkpoint_as_the_edition_does() -> None:
     assert check(v3(without)).workflow.checkpoint is False
     assert check(v3({"workflow.checkpoint": True})).workflow.checkpoint is True
     other = refusal(workload({"workflow.checkpoint": True}, "resnet50_h100"))
-    assert "workflow.checkpoint=True is not allowed (published: False)" in other
+    assert "workflow.checkpoint=true is not allowed (published: false)" in other
     sooner = refusal(workload({"checkpoint.checkpoint_after_epoch": 1}))
     assert "checkpoint.checkpoint_after_epoch=1 is not allowed (published: 5)" in sooner
 
 
 def test_direct_reads_are_unet3ds_alone_and_v2s() -> None:
     keys = {"reader.odirect": True, "dataset.num_files_train": "auto"}
-    assert "reader.odirect=True is not allowed" in refusal(workload(keys, "resnet50_h100"))
+    assert "reader.odirect=true is not allowed" in refusal(workload(keys, "resnet50_h100"))
     keys |= {"metric.edition": "v2.0", "warmup": 1}
-    assert "reader.odirect=True is not allowed" in refusal(workload(keys, "resnet50_h100"))
+    assert "reader.odirect=true is not allowed" in refusal(workload(keys, "resnet50_h100"))
     assert check(workload(keys)).reader.odirect is True
 
 
