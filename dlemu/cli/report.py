@@ -43,7 +43,7 @@ def main(words: Words) -> Iterator[Found]:
         try:
             with _sound(folder):
                 each = read_result(folder, keys)
-                found = section(each)
+                found = section(each, on_page=html is not None)
             if trace is not None:
                 _write_trace(trace, each)
         except DlemuError as error:
@@ -79,7 +79,7 @@ def show_across(jobs: Mapping[Path, str]) -> None:
         verdict = f"failed: {failure}"
         if not failure:
             try:
-                sections.append(section(read_result(folder)))
+                sections.append(section(read_result(folder), on_page=False))
                 continue
             except RunError:
                 verdict = "no result"

@@ -126,8 +126,11 @@ def page_of(sections: Sequence[Section]) -> str:
     return render_page(f"dlemu: {', '.join([title, *about])}", sections)
 
 
-def section(stored: Stored) -> Section:
-    """Return the section of a page about what one folder holds."""
+def section(stored: Stored, *, on_page: bool = True) -> Section:
+    """Return the section of a page about what one folder holds.
+
+    What only a page shows is left out elsewhere: the hosts' files of a long run are large.
+    """
     document = stored.document
     rows: list[dict[str, str]] = []
     blocks, title = present(document), str(document.get("workload"))
@@ -141,7 +144,7 @@ def section(stored: Stored) -> Section:
     elif stored.kind == "checkpoint":
         rows.append(checkpoint.row_of(document))
     else:
-        blocks += _of_each_run(stored)
+        blocks += _of_each_run(stored) if on_page else ()
         rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})
     return Section(title, str(stored.folder), blocks, rows)
 
