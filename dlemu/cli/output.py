@@ -1,6 +1,5 @@
 """What becomes of a command's answer: text, one JSON document, rows of a table, exit status."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -135,6 +134,8 @@ def _printed(document: Document) -> Any:
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
     """Return JSON in ASCII without control characters; what is not finite becomes null."""
+    import json
+
     from dlemu.judge.records import plain
 
     return json.dumps(plain(value), indent=indent).replace("\x7f", "\\u007f")

@@ -3,10 +3,9 @@
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import PydanticUndefined
 
 from dlemu.errors import did_you_mean
@@ -38,13 +37,14 @@ _SPANS = {
     "min_length": "not empty",
     "max_length": "of at most {}",
 }
-_KINDS: Mapping[object, str] = {
-    int: "whole number",
-    float: "number",
-    str: "text",
-    SecretStr: "text, never shown",
-    Path: "path",
+_KINDS = {
+    "int": "whole number",
+    "float": "number",
+    "str": "text",
+    "SecretStr": "text, never shown",
+    "Path": "path",
 }
+"""By the name of a type: pydantic takes a hundredth of a second to bring one of its own."""
 
 
 def allowed(hint: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -85,8 +85,8 @@ def _allowed(hint: object, bounds: Mapping[str, float]) -> Iterator[tuple[bool, 
         yield from ((True, "true"), (True, "false"))
     elif isinstance(hint, type) and issubclass(hint, BaseModel):
         yield False, "a group of keys"
-    elif hint in _KINDS:
-        yield False, f"{_KINDS[hint]}{_span(bounds)}"
+    elif kind := _KINDS.get(getattr(hint, "__name__", "")):
+        yield False, f"{kind}{_span(bounds)}"
 
 
 def _span(bounds: Mapping[str, float]) -> str:
