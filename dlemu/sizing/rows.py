@@ -3,6 +3,8 @@
 Arithmetic only: sizes and times beside the datasheets of workloads/drive/ (docs/workloads.md).
 """
 
+from collections.abc import Sequence
+
 from dlemu.config.compose import datasheet, known_workloads
 from dlemu.config.model import Drive, Workload, load_workload
 from dlemu.config.published import is_measured
@@ -18,9 +20,10 @@ _ACCELERATORS = 8
 """Of a host: a drive that feeds these is not felt either."""
 
 
-def rows() -> list[dict[str, object]]:
-    """Return what an accelerator reads of each published workload, by name."""
-    return [row_of(load_workload(name)) for name in known_workloads()]
+def rows(begins: Sequence[str] = ("",)) -> list[dict[str, object]]:
+    """Return what an accelerator reads of each published workload whose name begins so."""
+    names = (name for name in known_workloads() if name.startswith(tuple(begins)))
+    return [row_of(load_workload(name)) for name in names]
 
 
 def row_of(workload: Workload) -> dict[str, object]:
