@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dlemu.config.model import Workload
-from dlemu.host.counters import total
+from dlemu.host.devices import total
 from dlemu.judge.metrics import Metrics
 from dlemu.judge.summary import CacheMeasured
 

@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 
 from dlemu.config.model import Workload
-from dlemu.host.counters import total
-from dlemu.host.intervals import IntervalSummary, whole_of
+from dlemu.host.devices import total
+from dlemu.host.intervals import IntervalSummary, PlaceCounts, whole_of
 from dlemu.host.network import NetworkUse, network_use
-from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import Written, combine_hosts
 from dlemu.judge.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.judge.metrics import Losses, find_losses
