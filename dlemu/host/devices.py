@@ -27,6 +27,7 @@ _MOUNT = re.compile(
 SECTOR = 512  # bytes; /sys counts these, whatever the drive's own sector size is
 IN_MEMORY = ("tmpfs", "ramfs")
 """File systems that never read a drive."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -292,9 +293,6 @@ def read_text(path: Path) -> str:
         return path.read_bytes().decode(errors="surrogateescape")
     except OSError:
         return ""
-
-
-T = TypeVar("T")
 
 
 def growth(now: T, earlier: T) -> T:

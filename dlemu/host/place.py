@@ -35,6 +35,7 @@ from dlemu.units import counted
 
 _OF_A_CONTAINER = ("lowerdir", "upperdir", "workdir")
 """Options of an overlay that are long, and new in each container."""
+_PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class DriveFields(TypedDict):
@@ -180,9 +181,6 @@ def _first(folder: Path, *names: str) -> str:
     """Return the first of these attributes that has a value, blanks joined; "" if none has."""
     texts = (" ".join(read_text(folder / name).split()) for name in names)
     return next((text for text in texts if text), "")
-
-
-_PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 @dataclass(frozen=True)
