@@ -269,7 +269,7 @@ def _folder(folder: Path) -> Iterator[Check]:
 
 def _direct(folder: Path) -> Check:
     """Try O_DIRECT on a file of our own."""
-    from dlemu.tools.paths.target import smallest_direct
+    from dlemu.tools.paths.cells import smallest_direct
 
     try:
         aligned = smallest_direct(folder)

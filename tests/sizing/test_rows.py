@@ -3,7 +3,7 @@
 import pytest
 
 from dlemu.config.model import load_workload
-from dlemu.sizing.rows import limited
+from dlemu.sizing.formula import limited
 
 
 @pytest.mark.parametrize(
