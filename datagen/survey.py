@@ -25,7 +25,7 @@ from dlemu.formats import Places, format_of
 from dlemu.ranks.world import World
 from dlemu.storage.pagecache import OnFile
 from dlemu.storage.regular import open_regular
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.units import ceil_div
 
 _NO_SHAPE = {

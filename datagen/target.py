@@ -34,7 +34,7 @@ from dlemu.host.processes import memory_bytes
 from dlemu.ranks.world import World
 from dlemu.storage.atomic import PARTIAL, Write, create, replacing, sync_folder, writing
 from dlemu.storage.regular import direct_if_possible, open_regular, read_regular
-from dlemu.storage.s3.location import Access, ObjectPath
+from dlemu.storage.s3 import Access, ObjectPath
 from dlemu.storage.s3.store import MissingError, Store, store_of
 from dlemu.units import format_bytes, round_up
 

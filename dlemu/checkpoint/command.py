@@ -43,7 +43,7 @@ from dlemu.ranks.ending import last_act
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.terminal import silent
 from dlemu.units import format_rate, format_seconds
 

@@ -20,7 +20,7 @@ from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
 from dlemu.run.live import Live
-from dlemu.storage.s3.location import Access, in_bucket, object_path
+from dlemu.storage.s3 import Access, in_bucket, object_path
 from dlemu.terminal import detail, say, silent, terminal_width
 
 

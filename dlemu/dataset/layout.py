@@ -21,7 +21,7 @@ from dlemu.config.sections import MOST_AXES, ColumnSection, DatasetSection, File
 from dlemu.errors import WorkloadError
 from dlemu.formats import FileSamples, format_of
 from dlemu.formats.parquet import Amount, Parquet
-from dlemu.storage.s3.location import Access
+from dlemu.storage.s3 import Access
 
 Samples = NDArray[np.int64]
 

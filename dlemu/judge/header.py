@@ -9,7 +9,7 @@ from dlemu.host.place import HostFields, find_host
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
-from dlemu.storage.s3.location import Access
+from dlemu.storage.s3 import Access
 from dlemu.units import counted, each_once, format_bytes, format_drive_bytes
 
 

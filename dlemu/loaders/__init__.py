@@ -26,7 +26,7 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
 from dlemu.loaders.descriptors import make_room
 from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import sys
 from dlemu.config.model import Workload
 from dlemu.errors import WorkloadError
 from dlemu.loaders.cache.host import has_tier
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.units import counted
 
 OTHERS = 128

@@ -31,8 +31,8 @@ from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Activity, StepCollector, Window, WorkersLoader
 from dlemu.loaders.worker import SampleReader, make_batch
-from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.counted import GetCounts
+from dlemu.storage.regular import aligned_buffer
 
 
 @dataclass(slots=True, eq=False)

@@ -64,8 +64,7 @@ from dlemu.loaders.cache.host import (
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
 from dlemu.run.cold import ColdStart
-from dlemu.run.live import Live, StepsSoFar
-from dlemu.run.monitor import Reports, RunMonitor, watched_places
+from dlemu.run.live import Live, Reports, RunMonitor, StepsSoFar, watched_places
 from dlemu.run.replay import (
     check_blocks,
     draw_computation_times,

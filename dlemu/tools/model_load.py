@@ -17,7 +17,7 @@ from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.storage.atomic import PARTIAL
 from dlemu.storage.extents import settle_direct
-from dlemu.storage.gpu.availability import availability, lists_gpu
+from dlemu.storage.gpu.cufile import availability, lists_gpu
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate

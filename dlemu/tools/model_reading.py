@@ -26,10 +26,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from dlemu.errors import RunError
-from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
-from dlemu.storage.regular import open_sized
+from dlemu.storage.regular import aligned_buffer, open_sized
 from dlemu.units import round_up
 
 Way = Literal["mmap", "pread", "odirect", "cufile"]

@@ -27,7 +27,7 @@ from dlemu.judge.records import JsonLines, check_writable
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
-from dlemu.storage.gpu.availability import lists_gpu
+from dlemu.storage.gpu.cufile import lists_gpu
 from dlemu.storage.owned import held
 from dlemu.tools.paths.blocks import TO_GPU, Asked, DataPath, Pattern, Work
 from dlemu.tools.paths.cells import SUM, Cell, Place, measure, memory_rate, sum_of

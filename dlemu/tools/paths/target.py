@@ -16,11 +16,10 @@ import numpy as np
 
 from dlemu.errors import RunError
 from dlemu.storage.atomic import create
-from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.gpu import cuda
-from dlemu.storage.gpu.availability import availability
+from dlemu.storage.gpu.cufile import availability
 from dlemu.storage.owned import disk_bytes, room, scratch
-from dlemu.storage.regular import NO_DIRECT, open_sized
+from dlemu.storage.regular import NO_DIRECT, aligned_buffer, open_sized
 from dlemu.tools.paths import uring
 from dlemu.tools.paths.blocks import Asked, DataPath, Work
 from dlemu.tools.paths.cells import Place

@@ -18,7 +18,7 @@ from dlemu.host.wear import WearFields
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
 from dlemu.ranks.world import Alone
-from dlemu.storage.gpu.availability import lists_gpu
+from dlemu.storage.gpu.cufile import lists_gpu
 from dlemu.storage.owned import held
 from dlemu.tools.paths import cells as cells_module
 from dlemu.tools.paths import sweep, target, uring

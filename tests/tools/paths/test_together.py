@@ -23,7 +23,7 @@ from dlemu.host.place import Attachment
 from dlemu.ranks.world import World
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
-from dlemu.storage.gpu.availability import Availability, CufileError
+from dlemu.storage.gpu.cufile import Availability, CufileError
 from dlemu.tools.paths import blocks, cells, sweep, target
 from dlemu.tools.paths.blocks import Done, Latencies, Work
 from dlemu.tools.paths.sweep import Sweep, run_paths
