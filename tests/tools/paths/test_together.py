@@ -278,7 +278,10 @@ def device(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["losetup", "-d", made.stdout.strip()], check=True)
 
 
-def test_a_device_is_read_in_parts_and_never_written(device: Path, tmp_path: Path) -> None:
+def test_a_device_is_read_in_parts_and_never_written(
+    device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "lists_gpu", lambda: False)
     before = (tmp_path / "image").read_bytes()
     words: dict[str, Any] = {"output": tmp_path / "output", "paths": None, "file_size": None}
     notes: list[str] = []
