@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
 from dlemu.errors import RunError, WorkloadError
-from dlemu.judge.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.judge.records import Steps
+from dlemu.judge.summary import CheckpointCost, checkpoint_cost
 from dlemu.judge.sums import (
     Edition,
     EpochSums,
