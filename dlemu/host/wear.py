@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from dlemu.host.counters import total
-from dlemu.host.devices import PROC, SYS, BlockDevice, devices_under, existing, mount_under
+from dlemu.host.devices import PROC, SYS, BlockDevice, devices_under, existing, mount_under, total
 from dlemu.host.drive_counters import (
     LEAST_BYTES,
     OF_DRIVE,

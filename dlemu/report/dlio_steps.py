@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
 from dlemu.errors import RunError
-from dlemu.host.counters import total
+from dlemu.host.devices import total
 from dlemu.judge.records import STEP, Steps, read_object
 from dlemu.judge.sums import step_seconds
 

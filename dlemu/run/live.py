@@ -14,7 +14,7 @@ import numpy as np
 from dlemu.config.model import Workload
 from dlemu.config.sections import MetricSection
 from dlemu.judge.records import Steps
-from dlemu.judge.sums import credited_seconds, left_out, step_seconds
+from dlemu.judge.sums import au_of_each, credited_seconds, left_out, step_seconds
 from dlemu.run.monitor import RunMonitor
 
 _RECENT_SECONDS = 5.0
@@ -213,7 +213,7 @@ class StepsSoFar:
         """
         if not self.counted:
             return None
-        return float((100 * self._credited / self._inside).mean())
+        return float(au_of_each(self._credited, self._inside).mean())
 
     @property
     def step_seconds(self) -> float | None:

@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.host.counters import growth
-from dlemu.host.devices import mount_under
-from dlemu.host.intervals import HostObserver, summarize_interval
+from dlemu.host.devices import growth, mount_under
+from dlemu.host.intervals import HostObserver, PlaceCounts, WatchedPlaces, summarize_interval
 from dlemu.host.network import machine_name, network_name
 from dlemu.host.processes import process_age
-from dlemu.host.watched import PlaceCounts, WatchedPlaces
 from dlemu.host.wear import WearWatch
 from dlemu.judge.evidence import HostReport, stored_bytes
 from dlemu.judge.records import host_file, named

@@ -27,9 +27,8 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.header import introduction
-from dlemu.judge.judgement import cached_too_much, judge_run
 from dlemu.judge.metrics import passes
-from dlemu.judge.outcome import Outcome
+from dlemu.judge.outcome import Outcome, cached_too_much, judge_run
 from dlemu.judge.records import conditions_of
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import file_sizes, has_tier

@@ -188,7 +188,7 @@ class _Links(Links):
         self._shake_hands(tree.parent, tree.below)
 
     def _shake_hands(self, parent: int | None, below: Sequence[int]) -> None:
-        """Prove who we are, as `admission` does: 40 bytes up and 32 down."""
+        """Prove who we are, as `links` does: 40 bytes up and 32 down."""
         comm = cast(_Comm, self._comm)
         if parent is not None:
             comm.put(parent, None, 40)

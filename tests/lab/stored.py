@@ -31,10 +31,9 @@ from dlemu.cli.paths import document_of as paths_document
 from dlemu.cli.scripts import RUN, SIZE, rows_of
 from dlemu.config.model import load_model, load_workload
 from dlemu.host.devices import DeviceCounters
-from dlemu.host.intervals import IntervalSummary, Observation
+from dlemu.host.intervals import IntervalSummary, Observation, PlaceCounts
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
-from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import combine_hosts
 from dlemu.judge.evidence import HostReport, combine
 from dlemu.judge.metrics import measure_sums

@@ -15,8 +15,8 @@ import numpy as np
 
 from dlemu.config.model import Drive
 from dlemu.errors import RunError
+from dlemu.host.place import Attachment
 from dlemu.host.processes import read_cpu_times
-from dlemu.host.topology import Attachment
 from dlemu.ranks.world import World
 from dlemu.tools.paths.blocks import Asked, Done, Work, perform
 

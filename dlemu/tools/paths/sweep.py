@@ -20,8 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_
 from dlemu.config.model import NamedDrive
 from dlemu.config.sections import Arguments, Listed, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
-from dlemu.host.place import find_connection
-from dlemu.host.topology import cpus_of_node, find_attachment
+from dlemu.host.place import cpus_of_node, find_attachment, find_connection
 from dlemu.host.wear import WearFields, WearWatch, combine_hosts, has_writes
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines, check_writable

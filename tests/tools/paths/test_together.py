@@ -19,7 +19,7 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.errors import RunError, WorkloadError
-from dlemu.host.topology import Attachment
+from dlemu.host.place import Attachment
 from dlemu.ranks.world import World
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
