@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
@@ -21,6 +21,7 @@ _SHORTER = 0.7
 _OTHERS = ("M", "T", "B")
 """Arms beside R and E."""
 _IN_LOOP = "step in the loop / alone"
+_COMPUTATION = "train.computation_time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +148,33 @@ def tables(runs: Sequence[Run]) -> str:
         f"{sum(judged)} of {len(judged)} cells at 0.3 to {_HELD:g} of the demand that are not "
         "launch-bound meet the goal."
     )
-    parts = [lined(rows), count, lined(_parts(cells)), lined(_meters(cells))]
+    parts = [
+        lined(rows),
+        count,
+        lined(_repeats(cells)),
+        lined(_parts(cells)),
+        lined(_meters(cells)),
+    ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _repeats(cells: Mapping[Cell, Arms]) -> list[dict[str, str]]:
+    """Return each repeat of the cells whose step the Meter timed: whole AU, and the steps."""
+    rows = []
+    for cell, arms in cells.items():
+        if not any(run.metered for run in arms.get("M", {}).values()):
+            continue
+
+        def each(arm: str, value: Callable[[Run], float], arms: Arms = arms) -> str:
+            return ", ".join(f"{value(run):.1f}" for _, run in sorted(arms.get(arm, {}).items()))
+
+        whole = {arm: each(arm, lambda run: run.whole_au) for arm in "RMTE"}
+        steps = {
+            "R's step in the loop, ms": each("R", lambda run: 1e3 * run.busy),
+            "the Meter's, ms": each("M", lambda run: 1e3 * run.metered[_COMPUTATION]["mean"]),
+        }
+        rows.append({**cell.words, **whole, **steps})
+    return rows
 
 
 def _parts(cells: Mapping[Cell, Arms]) -> list[dict[str, str]]:
@@ -224,15 +250,17 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6.2, 6))
     axes.plot([0, 105], [0, 105], color="0.6", linewidth=1, label="the same AU")
     arms = {(run.cell, run.repeat, run.arm): run.whole_au for run in runs}
-    colours = cycle(f"C{number}" for number in range(10))
+    colours = cycle([*(f"C{number}" for number in range(10)), "black"])
     for net in dict.fromkeys(run.cell.net for run in runs):
-        pairs = [
-            (arms[cell, repeat, "R"], au)
-            for (cell, repeat, arm), au in arms.items()
-            if (arm, cell.net) == ("E", net) and (cell, repeat, "R") in arms
-        ]
-        x, y = zip(*pairs, strict=True)
-        axes.scatter(x, y, s=24, color=next(colours), alpha=0.6, label=net)
+        for by, label in (("E", net), ("M", f"{net}, with the Meter's step")):
+            pairs = [
+                (arms[cell, repeat, "R"], au)
+                for (cell, repeat, arm), au in arms.items()
+                if (arm, cell.net) == (by, net) and (cell, repeat, "R") in arms
+            ]
+            if pairs:
+                x, y = zip(*pairs, strict=True)
+                axes.scatter(x, y, s=24, color=next(colours), alpha=0.6, label=label)
     axes.set(xlim=(0, 105), ylim=(0, 105), aspect="equal")
     axes.set_xlabel("AU of the real job, %")
     axes.set_ylabel("AU of the emulation, %")

@@ -11,7 +11,6 @@ import errno
 import io
 import os
 import re
-import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +32,7 @@ from dlemu.formats import format_of
 from dlemu.host.processes import memory_bytes
 from dlemu.ranks.world import World
 from dlemu.storage.atomic import PARTIAL, Write, create, replacing, sync_folder, writing
+from dlemu.storage.owned import OwnedFolder
 from dlemu.storage.regular import direct_if_possible, open_regular, read_regular
 from dlemu.storage.s3 import Access, ObjectPath
 from dlemu.storage.s3.store import MissingError, Store, store_of
@@ -127,6 +127,7 @@ def _run(worker: Worker, left: Iterator[np.int64]) -> None:
 
 WORK = ".dlemu"
 """Subfolder for the plan and the journals of an unfinished dataset."""
+PLAN = f"{WORK}/recipe.json"
 _NUMBER = re.compile(r".*_(\d{1,19})_of_\d+\.", re.ASCII | re.DOTALL)
 _LEFT_BEHIND = {"lost+found", "Thumbs.db", "desktop.ini"}
 
@@ -308,7 +309,8 @@ class Folder:
 
     def forget(self) -> None:
         """Remove the plan and the journals."""
-        shutil.rmtree(self.path / WORK, ignore_errors=True)
+        mark = Path(PLAN).name
+        OwnedFolder(self.path / WORK, mark, lambda name: name.endswith(".journal"), WORK).clean()
 
     @contextmanager
     def repairing(self, name: str) -> Iterator[None]:

@@ -29,7 +29,6 @@ from dlemu.datagen.assemble import Content
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
-    PLAN,
     Manifest,
     Plan,
     differing,
@@ -41,6 +40,7 @@ from dlemu.datagen.manifest import (
     write_manifest,
 )
 from dlemu.datagen.target import (
+    PLAN,
     WORK,
     FileMaker,
     FileProgress,

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
+from dlemu.plugins import named_by
 from dlemu.terminal import Answer, answer, complain, say
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ class Output:
 
 def _columns_of(command: str) -> Sequence[str]:
     """Return the columns of a command's table."""
-    module, _, name = _COLUMNS[command].partition(":")
-    columns: Sequence[str] = getattr(import_module(f"dlemu.cli.{module}"), name)
+    columns: Sequence[str] = named_by(f"dlemu.cli.{_COLUMNS[command]}")
     return columns
 
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,16 +39,17 @@ COLUMNS = (
 """Of --csv; new ones come last."""
 
 
-def main(words: Words, world: World) -> Found | None:
+def main(words: Words, world: World) -> Found | Iterator[Found] | None:
     """Return what `dlemu paths` finds, on rank 0. All ranks call it."""
     plan = world.on_first(lambda: plan_of(words))
-    doing, dry = Doing(), DRY_RUN in words.options
-    shown = plan.progress == "on" and world.rank == 0 and not dry
-    with show_progress("paths", lambda: str(doing), on=shown):
-        cells = run_paths(
-            plan, say, doing.begin, lambda wear: detail(wear_line(wear)), world=world, dry=dry
-        )
-    if world.rank != 0 or dry:
+    if DRY_RUN in words.options:
+        from dlemu.cli.dry import dry_run
+
+        return dry_run("paths", plan, world)
+    doing = Doing()
+    with show_progress("paths", lambda: str(doing), on=plan.progress == "on" and world.rank == 0):
+        cells = run_paths(plan, say, doing.begin, lambda wear: detail(wear_line(wear)), world=world)
+    if world.rank != 0:
         return None
     document = document_of(cells, plan.output)
     _write(document, plan.output)

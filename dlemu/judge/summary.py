@@ -12,13 +12,12 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlemu.errors import DlemuError
 from dlemu.host.place import HostFields
 from dlemu.host.wear import WearFields
 from dlemu.judge.header import DatasetFields
-from dlemu.judge.sums import EpochSums
+from dlemu.judge.sums import EpochSums, au_of, au_of_each
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
 
@@ -95,7 +94,7 @@ def checkpoint_cost(epochs: Sequence[EpochSums]) -> CheckpointCost | None:
     all_seconds = [epoch.steps["seconds"] / len(epoch.accelerators) for epoch in epochs]
     all_asked = [epoch.steps["asked"] / len(epoch.accelerators) for epoch in epochs]
     with_stalls = [
-        100 * asked.sum() / (seconds.sum() + stall.sum())
+        au_of_each(asked.sum(), seconds.sum() + stall.sum())
         for asked, seconds, stall in zip(all_asked, all_seconds, stalls, strict=True)
     ]
     seconds = np.concatenate([each[1:] for each in all_seconds])
@@ -110,14 +109,10 @@ def checkpoint_cost(epochs: Sequence[EpochSums]) -> CheckpointCost | None:
         total_stall_seconds=float(sum(stall.sum() for stall in stalls)),
         au_with_stalls_percentage=float(np.mean(with_stalls)),
         steps_while_writing=int(during.sum()),
-        au_while_writing_percentage=_percentage(asked[during], seconds[during]),
-        au_otherwise_percentage=_percentage(asked[~during], seconds[~during]),
+        au_while_writing_percentage=au_of(asked[during], seconds[during]),
+        au_otherwise_percentage=au_of(asked[~during], seconds[~during]),
         lost_share=float(min(1.0, max(0.0, more / max(lost.sum(), 1e-9)))),
     )
-
-
-def _percentage(part: NDArray[np.float64], whole: NDArray[np.float64]) -> float | None:
-    return float(100 * part.sum() / whole.sum()) if whole.sum() > 0 else None
 
 
 def dlio_names(fields: CheckpointFields | None) -> CheckpointMetric:

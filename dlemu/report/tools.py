@@ -253,7 +253,8 @@ def _remarks(document: Document, own: Document) -> Iterator[str]:
     if bound:
         yield (
             f"batch {', '.join(bound)}: launch-bound, the GPU waits for the host; in a loop such a "
-            "step takes longer (docs/fidelity.md); steptime.graph=true has no such limit"
+            "step takes longer: take dlemu.Meter's times (docs/training_loops.md); "
+            "steptime.graph=true has no such limit"
         )
     if document["skipped_batches"]:
         skipped = ", ".join(map(str, document["skipped_batches"]))
@@ -346,7 +347,7 @@ def _life(drive: Document) -> Iterator[tuple[str, str]]:
 
 
 def present_workloads(rows: Sequence[Document]) -> list[Block]:
-    """Return what each published workload reads; the rows of `sizing.rows`."""
+    """Return what each published workload reads; the rows of `sizing.formula`."""
 
     def of_format(row: Document) -> str:
         return str(row["format"]) + (", random" if row["access"] == "random" else "")

@@ -28,7 +28,7 @@ from dlemu.host.processes import process_age
 from dlemu.host.wear import WearWatch
 from dlemu.judge.evidence import HostReport, stored_bytes
 from dlemu.judge.records import Steps, host_file, named
-from dlemu.judge.sums import credited_seconds, left_out, step_seconds
+from dlemu.judge.sums import au_of_each, credited_seconds, left_out, step_seconds
 from dlemu.loaders import Loader
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
@@ -460,7 +460,7 @@ class StepsSoFar:
         """
         if not self.counted:
             return None
-        return float((100 * self._credited / self._inside).mean())
+        return float(au_of_each(self._credited, self._inside).mean())
 
     @property
     def step_seconds(self) -> float | None:

@@ -11,9 +11,10 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,10 +66,10 @@ def calibrate_host(
     world: World,
     say: Say = say,
     live: Live | None = None,
-    *,
-    on_found: Callable[[Calibration], None] = lambda found: None,
-) -> None:
-    """Make the three runs on all ranks, and write the calibration; rank 0 calls `on_found` first.
+) -> Iterator[dict[str, Any]]:
+    """Make the three runs on all ranks; yield the document on rank 0, then write the calibration.
+
+    So it is shown before it is written: the disk may have become full.
 
     Raises:
         RunError: a run failed, or the file cannot be written.
@@ -93,8 +94,9 @@ def calibrate_host(
             memory, target
         )
         if calibration is not None:
-            on_found(calibration)
-            write_json(path, calibration.model_dump(mode="json"))
+            document = calibration.model_dump(mode="json")
+            yield {"demand_bytes_per_second": workload.demand, **document}
+            write_json(path, document)
             more: dict[str, object] = {"predict.calibration": path}
             if calibration.drive_read_bytes_per_second is None:
                 more["drive"] = "d7_ps1010"  # an example

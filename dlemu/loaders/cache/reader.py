@@ -1,4 +1,4 @@
-"""How a worker opens files through a cache: it executes what `tier.hits` has planned.
+"""How a worker opens files through a cache: it executes what `cache.hits` has planned.
 
 A hit opens the copy in the cache. A miss that is admitted reads the file whole from the origin into
 memory; training gets it from there, and it is written to the cache. Other misses open the origin's

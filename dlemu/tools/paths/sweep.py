@@ -190,10 +190,10 @@ def run_paths(
         known = world.on_first(lambda: _known(sweep))
         left = [cells for cells in rounds if not known.keys() >= {*cells}]
         asked = [each for each in wanted if each.target != SUM]
+        each, takes = format_seconds(sweep.seconds), format_seconds(len(left) * sweep.seconds)
         on_event(
             f"{counted(len(asked), 'cell')}, {sum(each in known for each in asked)} of them "
-            f"measured before; {len(left)} x {format_seconds(sweep.seconds)} = "
-            f"{format_seconds(len(left) * sweep.seconds)}"
+            f"measured before{f'; {len(left)} x {each} = {takes}' if left else ''}"
         )
         if dry:
             return []
