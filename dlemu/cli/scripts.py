@@ -26,8 +26,7 @@ from dlemu.judge.summary import time_of_day
 from dlemu.plugins import own_version
 from dlemu.report.blocks import Document
 from dlemu.report.sizing import shown_runs
-from dlemu.storage.atomic import append_whole
-from dlemu.storage.regular import check_regular
+from dlemu.storage.files import append_whole, check_regular
 from dlemu.units import each_once
 
 Row = Mapping[str, Any]

@@ -31,7 +31,7 @@ from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Activity, StepCollector, Window, WorkersLoader
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.storage.counted import GetCounts
-from dlemu.storage.regular import aligned_buffer
+from dlemu.storage.files import aligned_buffer
 
 
 @dataclass(slots=True, eq=False)

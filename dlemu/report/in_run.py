@@ -8,7 +8,7 @@ from typing import Any
 
 from dlemu.host.wear import WearFields, has_writes
 from dlemu.judge.bottleneck import latencies
-from dlemu.judge.header import place_of
+from dlemu.judge.summary import place_of
 from dlemu.report.blocks import (
     Axis,
     Block,

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from dlemu.judge.header import place_of
 from dlemu.judge.records import CONFIG
 from dlemu.judge.series import HostSeries, Interval, series_of
-from dlemu.judge.summary import limit_name
+from dlemu.judge.summary import limit_name, place_of
 from dlemu.report import checkpoint, sizing
 from dlemu.report.blocks import (
     Axis,

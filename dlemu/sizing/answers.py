@@ -30,7 +30,7 @@ from dlemu.judge.records import SIZING, check_writable, conditions_of, damaged, 
 from dlemu.ranks.world import World
 from dlemu.run.job import Say
 from dlemu.sizing.search import Point, Range, Sizing
-from dlemu.storage.regular import read_regular
+from dlemu.storage.files import read_regular
 
 _NOT_HERE = {
     "num_accelerators": "it is what is searched for; size.start says where to begin",

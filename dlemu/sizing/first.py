@@ -39,7 +39,7 @@ from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import devices_under, lies_in_memory
 from dlemu.host.place import find_host
 from dlemu.judge.folders import hold
-from dlemu.judge.header import header
+from dlemu.judge.summary import header
 from dlemu.loaders import most_accelerators
 from dlemu.ranks.world import Alone
 from dlemu.run.job import Say, check_job

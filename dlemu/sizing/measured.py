@@ -26,10 +26,10 @@ from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.header import introduction
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome, cached_too_much, judge_run
 from dlemu.judge.records import conditions_of
+from dlemu.judge.summary import introduction
 from dlemu.loaders import descriptors_needed, most_accelerators
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import file_sizes, has_tier

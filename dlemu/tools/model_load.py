@@ -33,14 +33,13 @@ from dlemu.config.model import Drive, NamedDrive
 from dlemu.config.sections import Arguments, Listed, Names, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
-from dlemu.storage.atomic import PARTIAL
 from dlemu.storage.extents import settle_direct
+from dlemu.storage.files import PARTIAL, aligned_buffer, open_sized
 from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver, availability, lists_gpu
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate
-from dlemu.storage.regular import aligned_buffer, open_sized
 from dlemu.tools.paths.cells import write_random_files
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 

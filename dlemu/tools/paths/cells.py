@@ -25,11 +25,10 @@ from dlemu.errors import RunError
 from dlemu.host.place import Attachment
 from dlemu.host.processes import read_cpu_times
 from dlemu.ranks.world import World
-from dlemu.storage.atomic import create
+from dlemu.storage.files import NO_DIRECT, aligned_buffer, create, open_sized
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import availability
 from dlemu.storage.owned import disk_bytes, room, scratch
-from dlemu.storage.regular import NO_DIRECT, aligned_buffer, open_sized
 from dlemu.tools.paths import uring
 from dlemu.tools.paths.blocks import Asked, DataPath, Done, Work, perform
 from dlemu.units import PAGE_BYTES, counted, format_bytes
