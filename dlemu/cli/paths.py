@@ -11,7 +11,7 @@ from typing import Any
 
 from dlemu.cli.output import Found
 from dlemu.cli.progress import Doing, show_progress
-from dlemu.cli.scripts import drive_models, short_hash
+from dlemu.cli.scripts import Row, drive_models, short_hash
 from dlemu.cli.words import DRY_RUN, Words
 from dlemu.host.place import find_host
 from dlemu.judge.records import write_text
@@ -20,7 +20,6 @@ from dlemu.plugins import own_version
 from dlemu.ranks.world import World
 from dlemu.report.in_run import wear_line
 from dlemu.report.paths import plots_of, present_paths
-from dlemu.report.table import Row
 from dlemu.report.text import render_text
 from dlemu.terminal import detail, say
 from dlemu.tools.paths.blocks import Asked

@@ -29,9 +29,9 @@ from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.folders import hold
-from dlemu.judge.header import introduction
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, check_writable, read_steps, write_json
+from dlemu.judge.summary import introduction
 from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say, check_job, run_job

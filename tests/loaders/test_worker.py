@@ -21,7 +21,7 @@ from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Activity
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage import extents
 from dlemu.storage.counted import CountedFile, quantile_of
-from dlemu.storage.regular import aligned_buffer
+from dlemu.storage.files import aligned_buffer
 from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 12, 3
