@@ -103,12 +103,6 @@ def test_the_jobs_value_is_a_mean_of_accelerators_then_of_epochs() -> None:
     assert metrics.read_bytes_per_second == pytest.approx(12_000 / (5 + 10))
 
 
-def test_drawn_times_are_credited_as_drawn() -> None:
-    rows = steps(0, 1, 0, 1)
-    rows["computation_time"] = rows["compute"] = [9, 1, 2, 3]
-    assert measure(rows).au_percentage == pytest.approx(100 * 6 / 8)
-
-
 @pytest.mark.parametrize(
     ("edition", "num_steps"), [("v1.0", 1), ("v2.0", 0), ("v2.0", 1), ("v2.0", 2), ("v1.0", 0)]
 )
