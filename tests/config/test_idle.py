@@ -85,20 +85,6 @@ def test_each_command_has_keys_of_its_own() -> None:
     assert idle({**memory, "size.quick": True}, command="size") == ["host_memory"]
 
 
-def test_a_file_of_ones_own_is_looked_at_too(tmp_path: Path) -> None:
-    own = tmp_path / "mine.yaml"
-    own.write_text(
-        "dataset: {format: npz, num_files_train: 4}\n"
-        "reader: {transfer_size: 1048576, io_depth: 4, shuffle_size: 2}\n"
-    )
-    assert idle_keys(Job(load_workload(own))) == ("reader.transfer_size",), "not the defaults"
-
-
-@pytest.mark.parametrize("name", ["unet3d_h100", "resnet50_h100"])
-def test_the_published_workloads_have_none(name: str) -> None:
-    assert idle({"name": "mine"}, name) == []
-
-
 def test_every_condition_can_be_asked() -> None:
     job = Job(load_workload("unet3d_h100"))
     conditions = {key: use_of(key).when for key in all_keys()}
