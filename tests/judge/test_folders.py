@@ -4,11 +4,10 @@ import fcntl
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,6 @@ from dlemu.judge import folders
 from dlemu.judge.folders import hold, hold_for_runs, make
 from dlemu.judge.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
 from dlemu.report.present import EXIT_STATUS
-from tests.lab import warm
 from tests.lab.commands import QUICK
 from tests.lab.mpirun import mpirun
 from tests.lab.stored import store_run, store_runs
@@ -164,23 +162,6 @@ def test_a_damaged_summary_is_never_moved(tmp_path: Path) -> None:
 # --- commands -------------------------------------------------------------------------------------
 
 
-@contextmanager
-def long_run(data: str, folder: Path, until: str) -> Iterator[subprocess.Popen[str]]:
-    """Start an endless run in folder/run; yield it once it has printed this."""
-    command = [*warm.COMMAND, "run", *QUICK, data, "train.epochs=100000", "output.folder=run"]
-    process: subprocess.Popen[str] = warm.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
-    )
-    try:
-        assert process.stdout is not None
-        while until not in process.stdout.readline():
-            assert process.poll() is None
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def keys_of(data: str, **more: object) -> dict[str, object]:
     words = dict(word.split("=", 1) for word in [*QUICK[1:], data])
     return {key: yaml.safe_load(value) for key, value in words.items()} | {
@@ -217,24 +198,6 @@ def test_hosts_that_share_no_folder_have_one_report(data: str, tmp_path: Path) -
 
 
 # --- what an interrupted run has measured ---------------------------------------------------------
-
-
-def test_an_interrupted_runs_whole_epochs_are_reported(data: str, tmp_path: Path) -> None:
-    with long_run(data, tmp_path, "epoch 3 of") as process:
-        process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (130, "dlemu: interrupted\n")
-    num = len(np.unique(read_steps(tmp_path / "run")["epoch"]))
-    verdict = (
-        f"NO VERDICT: interrupted after {num} of 100,000 epochs; what limited it, and how much "
-        "came from memory, is not known"
-    )
-    assert num >= 3 and f"{num} epochs of 8 steps" in out
-    (told,) = [line for line in out.splitlines() if line.startswith("NO VERDICT")]
-    assert told.startswith(verdict)
-    assert "results: run" in out.splitlines()
-    again = "interrupted; its records are in run; this runs it again: dlemu run "
-    assert out.splitlines()[-1].startswith(again)
 
 
 def cut_short(folder: Path, *epochs: int, status: str = "incomplete", **keys: str) -> Path:

@@ -81,21 +81,6 @@ def test_a_fail_that_flatters_says_how_much() -> None:
     assert judgement["read_ahead"] in text_of(workload(), metrics, {}).splitlines()
 
 
-@pytest.mark.parametrize(
-    ("start", "verdict", "said"),
-    [(0.0, "PASS", False), (4.0, "PASS", True), (30.0, "NO VERDICT", False)],
-)
-def test_between_one_line_has_the_share(start: float, verdict: str, said: bool) -> None:
-    """100 steps, of which 4 % may be read ahead; then a first step that takes ever longer."""
-    steps = replay(1.0, num_steps=101, window=1, start=start)
-    steps["wait"][:, 1:] = 0.05
-    judgement, metrics = judged(steps, reader__prefetch_size=1, metric__au=0.92)
-    assert metrics.au_percentage == pytest.approx(100 / 1.05)
-    assert judgement["verdict"] == verdict and bool(judgement["read_ahead"]) == said
-    if said:
-        assert judgement["read_ahead"].startswith("read-ahead: up to 4.0% of the data")
-
-
 def test_a_slow_first_step_says_how_many_files_dwarf_it() -> None:
     steps = replay(1.0, num_steps=101, window=1, start=30.0)
     steps["wait"][:, 1:] = 0.05
