@@ -77,17 +77,6 @@ def test_the_keys_of_a_job_are_a_document(capsys: pytest.CaptureFixture[str]) ->
     assert (told["train"]["epochs"], told["host_memory"]) == (3, 64 << 30)
 
 
-def test_paths_are_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table, out = tmp_path / "cells.csv", tmp_path / "out"
-    words = ["paths", str(tmp_path), "seconds=0.1", "io_sizes=64KiB", "workers=1"]
-    words += ["patterns=seq_read", "paths=host_buffered", "file_size=1MiB", f"output={out}"]
-    told = document_of([*words, "--csv", str(table), "--label=x"], capsys)
-    assert told == json.loads((out / "paths.json").read_text())
-    (row,) = rows_of(table)
-    assert (row["label"], row["path"], row["target"]) == ("x", "host_buffered", str(tmp_path))
-    assert float(row["gib_per_second"]) == told[0]["gib_per_second"]
-
-
 def test_files_of_a_model_are_a_row_for_each_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
