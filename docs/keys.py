@@ -36,8 +36,10 @@ def render() -> str:
         (name, [key for key in own_keys(name, f"{name}.") if not _is_of_job(name, key)])
         for name in COMMANDS
     )
-    groups = [*by_group(), *((name, keys) for name, keys in of_commands if keys)]
-    return "\n".join([HEAD, *(_section(group, keys) for group, keys in groups)])
+    sections: dict[str, list[Key]] = {}
+    for group, keys in [*by_group(), *of_commands]:
+        sections.setdefault(group.partition(".")[0], []).extend(keys)
+    return "\n".join([HEAD, *(_section(name, keys) for name, keys in sections.items() if keys)])
 
 
 def _is_of_job(command: str, key: Key) -> bool:

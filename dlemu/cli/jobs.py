@@ -20,7 +20,7 @@ from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
 from dlemu.run.live import Live
-from dlemu.storage.s3.location import Access, in_bucket, object_path
+from dlemu.storage.s3 import Access, in_bucket, object_path
 from dlemu.terminal import detail, say, silent, terminal_width
 
 
@@ -54,7 +54,7 @@ def _generate(workload: Workload, world: World) -> Found | None:
     """Write the dataset."""
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
-    from dlemu.judge.header import introduction
+    from dlemu.judge.summary import introduction
 
     workload = resolve_auto(workload, world)
     folder, done = workload.data_folder, [0]

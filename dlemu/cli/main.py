@@ -353,7 +353,7 @@ class _Job:
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
         if "://" not in word:
             return Path(word)
-        from dlemu.storage.s3.location import object_path
+        from dlemu.storage.s3 import object_path
 
         return object_path(word, *keys)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlemu.cli.output import Found
 from dlemu.cli.progress import Doing, show_progress
-from dlemu.cli.scripts import drive_models, short_hash
+from dlemu.cli.scripts import Row, drive_models, short_hash
 from dlemu.cli.words import DRY_RUN, Words
 from dlemu.host.place import find_host
 from dlemu.judge.records import read_summary, write_text
@@ -18,7 +18,6 @@ from dlemu.plugins import own_version
 from dlemu.ranks.world import World
 from dlemu.report.in_run import wear_line
 from dlemu.report.paths import plots_of
-from dlemu.report.table import Row
 from dlemu.terminal import detail, say
 from dlemu.tools.paths.blocks import Asked
 from dlemu.tools.paths.cells import Cell

@@ -29,16 +29,16 @@ from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.folders import first_fields, hold, recorded
-from dlemu.judge.header import introduction
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, check_writable, read_steps, write_json
+from dlemu.judge.summary import introduction
 from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.formula import Calibration, step_overhead
 from dlemu.storage.owned import OwnedFolder, held
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.terminal import complain, say, silent
 from dlemu.units import ceil_div, counted, format_bytes
 

@@ -20,7 +20,7 @@ from dlemu.config.sections import StorageSection
 from dlemu.datagen.assemble import Content
 from dlemu.datagen.target import Stopped
 from dlemu.errors import RunError
-from dlemu.storage.s3.location import object_path
+from dlemu.storage.s3 import object_path
 from dlemu.storage.s3.store import Store
 from tests.checkpoint.test_in_run import job, place
 from tests.lab import warm

@@ -18,8 +18,7 @@ from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.records import dump_workload
 from dlemu.library import size
-from dlemu.loaders import check_loader
-from dlemu.loaders.descriptors import OTHERS, make_room, most_accelerators, needed
+from dlemu.loaders import OTHERS, check_loader, descriptors_needed, make_room, most_accelerators
 from dlemu.ranks.world import Alone
 from tests.lab import warm
 from tests.lab.waiting import until
@@ -47,7 +46,7 @@ def most_open(case: Case) -> int:
         if keep:
             check_epoch(case, loader, 1)
         if forked:
-            allowed = needed(workload, case.num_accelerators)
+            allowed = descriptors_needed(workload, case.num_accelerators)
             assert all(open_files(pid) <= allowed for pid in loader.pids())
     del loader
     most_left = before + (0 if forked else 2)  # servers
@@ -74,7 +73,7 @@ def test_forked_workers_cost_a_descriptor_each_and_one(
     keys["reader.hand_over"] = hand_over
     for number in (1, 3):
         case = make_case(tmp_path, dataset, keys, num_accelerators=number)
-        counted, formula = most_open(case), needed(case.workload, number) - OTHERS
+        counted, formula = most_open(case), descriptors_needed(case.workload, number) - OTHERS
         if workers:
             assert counted == formula == number * (1 + workers)
         else:
@@ -97,7 +96,7 @@ def test_others_cost_what_the_formula_says(keys: dict[str, object], tmp_path: Pa
         resource_tracker.ensure_running()
     if keys.get("reader.multiprocessing_context") == "forkserver":
         forkserver.ensure_running()
-    counted, formula = most_open(case), needed(case.workload, 2) - OTHERS
+    counted, formula = most_open(case), descriptors_needed(case.workload, 2) - OTHERS
     assert counted == formula if keys["reader.data_loader"] == "pytorch" else counted <= formula
 
 

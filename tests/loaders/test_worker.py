@@ -20,8 +20,8 @@ from dlemu.loaders.source import Cost, Slots, Source, Task
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Activity
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage import extents
-from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.counted import CountedFile, quantile_of
+from dlemu.storage.files import aligned_buffer
 from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 12, 3

@@ -9,10 +9,9 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.judge.series import COLUMNS, HostSeries, Interval
-from dlemu.report.blocks import Table, date_of
+from dlemu.report.blocks import Axis, Plot, Series, Table, date_of
 from dlemu.report.html import render_html
 from dlemu.report.page import host_plots, stairs
-from dlemu.report.plot import Axis, Plot, Series
 from dlemu.report.stored import read_result
 from tests.lab.stored import STORED, observation, write_host
 

@@ -173,21 +173,6 @@ def concluded(
     )
 
 
-@pytest.mark.parametrize("limit", ["storage", "loader"])
-def test_the_file_says_what_bound_each_figure(limit: str, job: Workload, tmp_path: Path) -> None:
-    said: list[str] = []
-    found = concluded(job, tmp_path, full="storage", read=limit, said=said)
-
-    assert (found.overhead_limit, found.host_limit, found.drive_limit) == ("none", "memory", limit)
-    assert found.drive_read_bytes_per_second == pytest.approx(6.5536e6)
-    demand = {"demand_bytes_per_second": job.demand}
-    text = render_text(present_calibration({**demand, **found.model_dump()}))
-    assert ("at least" in text) is (limit != "storage")
-    assert len(said) == (limit != "storage")
-    if said:
-        assert said[0].endswith("was loader, so the storage may give more: the loader was slow")
-
-
 @pytest.mark.parametrize(("cached", "rate"), [(0.25, 0.75 * 6.5536e6 / 4), (0.969, None)])
 def test_what_memory_served_is_not_the_drives(
     cached: float, rate: float | None, job: Workload, tmp_path: Path
@@ -199,6 +184,18 @@ def test_what_memory_served_is_not_the_drives(
     assert found.drive_read_bytes_per_second == pytest.approx(rate)
     assert found.page_cache_share == (cached if rate else 0.0)
     assert found.host_read_bytes_per_second == pytest.approx(65536 / 0.002)
+    assert (found.overhead_limit, found.host_limit) == ("none", "host cpu")
+
+
+def test_what_the_loader_bound_is_the_least_that_the_drive_gives(
+    job: Workload, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    found = concluded(job, tmp_path, full="storage", read="loader", said=said)
+    assert (found.host_limit, found.drive_limit) == ("memory", "loader")
+    text = render_text(present_calibration({"demand_bytes_per_second": 1e6, **found.model_dump()}))
+    assert "at least" in text
+    assert said[0].endswith("was loader, so the storage may give more: the loader was slow")
 
 
 def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:

@@ -14,17 +14,18 @@ from dlemu.report.text import render_text
 from dlemu.report.tools import present_load
 from dlemu.storage.pagecache import Pages, drop, look
 from dlemu.tools import model_load as module
-from dlemu.tools import model_reading as reading
 from dlemu.tools.model_load import (
+    WAYS,
     Load,
     Model,
+    Way,
     document_of,
     find_model,
     known_models,
     load_files,
     measure,
+    read_once,
 )
-from dlemu.tools.model_reading import WAYS, Way, read_once
 
 SIZES = (9_000_000, 4096, 5_000_001)
 DRIVE: Any = "d3_s4520"
@@ -54,8 +55,8 @@ def load(tmp_path: Path) -> Load:
 def test_every_byte_is_read_once(
     way: Way, readers: int, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_PIECE", 1 << 20)
-    monkeypatch.setattr(reading, "_CALL", 1 << 18)
+    monkeypatch.setattr(module, "_PIECE", 1 << 20)
+    monkeypatch.setattr(module, "_CALL", 1 << 18)
     seen: list[int] = []
     num_bytes, seconds, _ = read_once(files, way=way, num_readers=readers, at=seen.append)
     assert num_bytes == sum(seen) == sum(SIZES) and seconds > 0

@@ -28,14 +28,19 @@ from dlemu.judge.records import JsonLines
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
-from dlemu.storage.gpu.availability import lists_gpu
+from dlemu.storage.gpu.cufile import lists_gpu
 from dlemu.storage.owned import held
 from dlemu.tools.paths.blocks import TO_GPU, Asked, DataPath, Pattern, Work
-from dlemu.tools.paths.cells import SUM, Cell, Place, measure, memory_rate, sum_of
-from dlemu.tools.paths.target import (
+from dlemu.tools.paths.cells import (
     SECTOR,
+    SUM,
+    Cell,
     OnEvent,
+    Place,
     least_block,
+    measure,
+    memory_rate,
+    sum_of,
     works_of,
 )
 from dlemu.units import (

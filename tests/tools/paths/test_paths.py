@@ -19,13 +19,13 @@ from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
 from dlemu.ranks.world import Alone
 from dlemu.report.stored import read_result
-from dlemu.storage.gpu.availability import lists_gpu
+from dlemu.storage.gpu.cufile import lists_gpu
 from dlemu.storage.owned import held
 from dlemu.tools.paths import cells as cells_module
-from dlemu.tools.paths import sweep, target, uring
+from dlemu.tools.paths import sweep, uring
 from dlemu.tools.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
+from dlemu.tools.paths.cells import write_random_file
 from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
-from dlemu.tools.paths.target import write_random_file
 
 MIB = 1 << 20
 
@@ -71,7 +71,7 @@ def test_every_pattern_runs_in_its_time_and_counts_what_it_did(
 @pytest.mark.parametrize("path", ["host_direct", "host_io_uring"])
 def test_the_blocks_in_flight_are_all_blocks_of_the_file(tmp_path: Path, path: DataPath) -> None:
     """With as many blocks in flight as a file has, each of them is written."""
-    if isinstance(problem := target.least_block(path, tmp_path), str):
+    if isinstance(problem := cells_module.least_block(path, tmp_path), str):
         pytest.skip(problem)
     job = work(tmp_path, path=path, pattern="random_write", io_size=65536, queue_depth=16)
     job = replace(job, files=job.files[:1])
@@ -287,7 +287,7 @@ def test_a_command_that_is_refused_leaves_nothing(
 def test_what_a_path_does_not_take_is_left_out_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlemu.tools.paths.target.smallest_direct", lambda _: 4096)
+    monkeypatch.setattr("dlemu.tools.paths.cells.smallest_direct", lambda _: 4096)
     monkeypatch.setattr(uring, "problem", lambda: "io_uring cannot be used (by the test)")
     monkeypatch.setattr(cells_module, "perform", lambda works, _: pytest.fail(f"{works} measured"))
     monkeypatch.setattr(sweep, "find_connection", lambda _: None)
@@ -305,16 +305,16 @@ def test_what_a_path_does_not_take_is_left_out_in_a_line(
 
 
 def test_the_smallest_direct_block_is_found_by_trying(tmp_path: Path) -> None:
-    assert target.smallest_direct(tmp_path) in (None, 512, 1024, 2048, 4096)
+    assert cells_module.smallest_direct(tmp_path) in (None, 512, 1024, 2048, 4096)
     assert not any(tmp_path.iterdir())
     with pytest.raises(RunError, match=r"target /proc cannot be written \(.*\); name another"):
-        target.smallest_direct(Path("/proc"))
+        cells_module.smallest_direct(Path("/proc"))
 
 
 def test_a_file_has_all_blocks_that_are_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "_LARGEST_FILE", 65536)
+    monkeypatch.setattr(cells_module, "_LARGEST_FILE", 65536)
     deep = plan(tmp_path, file_size=None, workers=(1,), io_sizes=(4096, 65536), queue_depths=(3,))
 
     cells = run_paths(deep.model_copy(update={"seconds": 0.02}), lambda _: None)

@@ -23,8 +23,8 @@ from dlemu.host.place import Attachment
 from dlemu.ranks.world import World
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
-from dlemu.storage.gpu.availability import Availability, CufileError
-from dlemu.tools.paths import blocks, cells, sweep, target
+from dlemu.storage.gpu.cufile import Availability, CufileError
+from dlemu.tools.paths import blocks, cells, sweep
 from dlemu.tools.paths.blocks import Done, Latencies, Work
 from dlemu.tools.paths.sweep import Sweep, run_paths
 from tests.lab.bench import MARK, Run, followed
@@ -410,7 +410,7 @@ def test_pairs_take_the_direct_path_each_into_its_gpu(
     monkeypatch.setattr(cufile, "find_library", lambda: "libcufile.so.0")
     monkeypatch.setattr(cufile, "library_version", lambda path: 1200)
     monkeypatch.setattr(cufile, "_load", load)
-    monkeypatch.setattr(target, "availability", lambda folder: usable)
+    monkeypatch.setattr(cells, "availability", lambda folder: usable)
     monkeypatch.setattr(blocks, "_end_with_parent", lambda pipe: None)
     monkeypatch.setattr(blocks, "Gpu", gpu)
     monkeypatch.setattr(cells, "perform", in_process)
