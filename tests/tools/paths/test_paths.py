@@ -18,6 +18,7 @@ from dlemu.host.wear import WearFields
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
 from dlemu.ranks.world import Alone
+from dlemu.report.stored import read_result
 from dlemu.storage.owned import held
 from dlemu.tools.paths import cells as cells_module
 from dlemu.tools.paths import sweep, uring
@@ -191,11 +192,40 @@ def test_what_cannot_be_written_is_said_before_a_cell_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cells_module, "perform", lambda *_: pytest.fail("it was measured"))
-    (tmp_path / "output" / "paths.json").mkdir(parents=True)
-    with pytest.raises(RunError, match=r"paths.json cannot be written \(Is a directory\)"):
+    (tmp_path / "output" / "summary.json").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"summary.json is a folder, not a file"):
         run_paths(plan(tmp_path), lambda _: None)
     with hold(tmp_path / "output", ""), pytest.raises(WorkloadError, match=r"output .* is in use"):
         run_paths(plan(tmp_path), lambda _: None)
+
+
+def test_what_is_killed_or_interrupted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies there while cells are measured is what a kill leaves."""
+
+    def interrupted(*_: object) -> None:
+        with pytest.raises(RunError, match=r"no result \(incomplete\): the command did not end"):
+            read_result(tmp_path / "output")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells_module, "perform", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_paths(plan(tmp_path), lambda _: None)
+    with pytest.raises(RunError, match=r"no result \(incomplete\): interrupted"):
+        read_result(tmp_path / "output")
+    cells = run_paths(plan(tmp_path), lambda _: None)
+    assert len(read_result(tmp_path / "output").document["cells"]) == len(cells) == 4
+
+
+def test_the_result_of_another_command_stays(tmp_path: Path) -> None:
+    summary = tmp_path / "output/summary.json"
+    summary.parent.mkdir()
+    summary.write_text('{"kind": "run"}')
+    with pytest.raises(WorkloadError, match=r"/output holds a run already; name another"):
+        run_paths(plan(tmp_path), lambda _: None)
+    assert summary.read_text() == '{"kind": "run"}'
 
 
 def test_a_cell_is_shown_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +309,7 @@ def test_the_command_writes_its_reports_and_ends_with_0(
 
     assert "page cache" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names >= {"cells.jsonl", "paths.csv", "paths.json", "paths.txt"}
+    assert names >= {"cells.jsonl", "paths.csv", "summary.json"}
     assert (tmp_path / "out/paths.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "out/paths.svg").read_text()
 

@@ -213,7 +213,7 @@ def test_two_ranks_measure_a_target_each_and_one_shows_both(folders: tuple[Path,
         mpirun(2, *words), cwd=folder, env=with_checkout(), capture_output=True, timeout=LONG
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = json.loads(done.stdout)["cells"]
     assert [row["target"] for row in told] == [*map(str, folders), "sum"]
     assert told[2]["num_ios"] == told[0]["num_ios"] + told[1]["num_ios"]
 
