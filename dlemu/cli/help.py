@@ -7,7 +7,6 @@ import json
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
 
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.words import OPTIONS, Words, parse
@@ -16,6 +15,7 @@ from dlemu.config.keys import Key, about, all_keys, keys_of_model
 from dlemu.config.model import read_by
 from dlemu.config.published import value_of
 from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.plugins import named_by
 from dlemu.terminal import Answer, say
 
 _WIDTH = 96
@@ -32,10 +32,8 @@ def reading(key: str) -> list[str]:
 
 def own_keys(name: str, above: str = "") -> list[Key]:
     """Return the keys of a command without a workload; their names begin with `above`."""
-    if not COMMANDS[name].arguments:
-        return []
-    module, _, model = COMMANDS[name].arguments.partition(":")
-    return [*keys_of_model(getattr(import_module(module), model), above)]
+    arguments = COMMANDS[name].arguments
+    return [*keys_of_model(named_by(arguments), above)] if arguments else []
 
 
 def keys_of(name: str) -> list[Key]:
@@ -185,7 +183,7 @@ def workloads(words: Sequence[str]) -> Answer:
     """Return what the published workloads ask of storage; words are the begins of their names."""
     from dlemu.report.text import answer_of
     from dlemu.report.tools import present_workloads
-    from dlemu.sizing.rows import rows
+    from dlemu.sizing.formula import workload_rows
 
     asked, names = parse(words, ["--json"]), [*known_workloads()]
     if asked.overrides:
@@ -194,7 +192,7 @@ def workloads(words: Sequence[str]) -> Answer:
         if not any(name.startswith(begin) for name in names):
             hint = did_you_mean(begin, names) or "; dlemu help workloads lists all"
             raise WorkloadError(f"no workload begins with {begin}{hint}")
-    documents = rows(asked.others or [""])
+    documents = workload_rows(asked.others or [""])
     if "--json" in asked.options:
         return Answer(json.dumps(documents, indent=1))
     return answer_of(present_workloads(documents))
