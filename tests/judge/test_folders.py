@@ -178,8 +178,9 @@ def test_hosts_that_share_no_folder_have_one_report(data: str, tmp_path: Path) -
     # Long enough for a plot.
     times = {"train__computation_time": 0.2, "train__epochs": 3}
     keys = keys_of(data, output__folder="run", num_accelerators=4, **times)
-    command = [sys.executable, "-m", "tests.lab.apart", str(tmp_path), "a,a,b,b", json.dumps(keys)]
-    done = subprocess.run(mpirun(4, *command), capture_output=True, text=True, cwd=ROOT)
+    words = ["tests.lab.ranks", str(tmp_path), "a,a,b,b", "run", json.dumps(keys)]
+    command = mpirun(4, sys.executable, "-m", *words)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {path.name for path in here.iterdir()} == {
         "config.yaml",
