@@ -12,10 +12,11 @@ from dlemu.host.network import NetworkUse
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.evidence import Evidence, HostReport
 from dlemu.judge.metrics import find_losses
-from dlemu.judge.records import STEP, Steps
+from dlemu.judge.records import Steps
 from dlemu.judge.summary import CheckpointCost
 from dlemu.judge.sums import Rule
 from dlemu.storage.probe import Probe
+from tests.lab.shared import rows
 from tests.lab.summed import sums_of
 
 GB = 1e9
@@ -29,18 +30,11 @@ def steps_of(*waits: Any, **fields: Any) -> Steps:
     Values are one for all, one for each accelerator, or one for each of its steps. Unless told
     else, workers are in reads for 4 s a batch, and accelerators meet as soon as the last is there.
     """
-    rows = np.zeros((len(waits), NUM_STEPS), STEP)
-    rows["accelerator"] = np.arange(len(waits))[:, None]
-    rows["step"] = np.arange(NUM_STEPS)
-    rows["num_samples"] = 7
-    asked = {"compute": 1.0, "computation_time": 1.0, "read": 4.0} | fields
-    for name, value in ({"wait": waits} | asked).items():
-        column = np.asarray(value, float)
-        rows[name] = column[:, None] if column.ndim == 1 else column
-    ready = rows["wait"] + rows["compute"]
-    if "barrier" not in fields:
-        rows["barrier"] = ready.max(axis=0) - ready
-    return rows.ravel()
+    asked = {"num_samples": 7, "compute": 1.0, "computation_time": 1.0, "read": 4.0} | fields
+    columns = {name: np.asarray(each, float) for name, each in ({"wait": waits} | asked).items()}
+    for name, column in columns.items():
+        columns[name] = column[:, None] if column.ndim == 1 else column
+    return rows(len(waits), NUM_STEPS, **columns).ravel()
 
 
 def host(**changes: Any) -> HostReport:
