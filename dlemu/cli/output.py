@@ -121,8 +121,6 @@ def show(document: Document, *, apart: bool = True, is_last: bool = True) -> Non
 def _printed(document: Document) -> Any:
     """Return what --json prints of a document."""
     match document["kind"]:
-        case "paths":
-            return document["cells"]
         case "comparisons":
             each = document["comparisons"]
             return each[0] if len(each) == 1 else each
