@@ -19,7 +19,7 @@ from dlemu.config.sections import StorageSection
 from dlemu.datagen.assemble import Content
 from dlemu.datagen.target import Stopped
 from dlemu.errors import RunError
-from dlemu.storage.s3.location import object_path
+from dlemu.storage.s3 import object_path
 from dlemu.storage.s3.store import Store
 from tests.lab import warm
 from tests.lab.object_server import Moto, moto_server

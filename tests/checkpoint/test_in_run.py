@@ -24,7 +24,7 @@ from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, check_workload
 from dlemu.errors import WorkloadError
-from dlemu.judge.checkpoints import checkpoint_cost, dlio_names
+from dlemu.judge.summary import checkpoint_cost, dlio_names
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 from dlemu.report.in_run import checkpoint_lines

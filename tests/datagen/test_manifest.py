@@ -21,7 +21,7 @@ from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
 from dlemu.loaders.source import Source, sample_bytes
 from dlemu.ranks.world import Alone
-from dlemu.storage.regular import read_regular
+from dlemu.storage.files import read_regular
 from tests.lab.dataset import flip, generated, tree, workload_of, write_tfrecord
 from tests.lab.many_hosts import ManyHosts
 

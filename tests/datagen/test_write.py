@@ -261,6 +261,7 @@ def test_only_partial_files_of_its_own_are_removed(tmp_path: Path) -> None:
     workload = workload_of(tmp_path, format="tfrecord")
     own = ["train/img_2_of_6.tfrecord.partial", "index/train/img_0_of_6.idx.partial"]
     other = ["valid/x.partial", "mine.partial", "train/.x.partial", ".dlemu.partial"]
+    other += [".dlemu/mine"]
     for path in (*own, *other):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.host.counters import growth, total
-from dlemu.host.devices import Mount
-from dlemu.host.watched import PlaceCounts, WatchedPlaces, find_daemon
+from dlemu.host.devices import Mount, growth, total
+from dlemu.host.intervals import PlaceCounts, WatchedPlaces, find_daemon
 from tests.host.test_devices import Host
 
 FUSE = Mount("5", "1", "0:40", "/", "/mnt/cached", "rw", "fuse.rclone", "remote:", "rw")

@@ -10,19 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlemu.host import drive_counters as nvme
+from dlemu.host import wear as nvme
 from dlemu.host.devices import BlockDevice
-from dlemu.host.drive_counters import (
+from dlemu.host.wear import (
     HEALTH,
     OCP,
     VENDOR,
     DriveWear,
     VendorWrites,
+    WearWatch,
+    Written,
+    combine_hosts,
     lifetime,
     look,
     media_bytes,
 )
-from dlemu.host.wear import WearWatch, Written, combine_hosts
 from tests.host.log_pages import Drives, add_nvme, health_page, ocp_page, vendor_page
 
 GB = 10**9

@@ -15,7 +15,7 @@ from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import read_steps
 from dlemu.judge.summary import Summary
-from dlemu.loaders.cache.forecast import forecast_tier
+from dlemu.loaders.cache.host import forecast_tier
 from dlemu.loaders.threads import ThreadsLoader
 from dlemu.sizing.predict import supply_of
 from dlemu.storage.counted import NUM_BINS, bin_of

@@ -19,8 +19,7 @@ from dlemu.loaders import Batch
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 from dlemu.run.job import run_job
-from dlemu.run.live import Live, RunProgress, StepsSoFar
-from dlemu.run.monitor import RunMonitor
+from dlemu.run.live import Live, RunMonitor, RunProgress, StepsSoFar
 from dlemu.run.replay import new_steps, replay_epoch
 from tests.lab.commands import small_job
 from tests.lab.stored import observation

@@ -9,17 +9,20 @@ import pytest
 
 from dlemu.errors import RunError
 from dlemu.host.devices import lies_in_memory
+from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load
 from dlemu.storage.pagecache import Pages, drop, look
 from dlemu.tools import model_load as module
 from dlemu.tools.model_load import (
+    WAYS,
     Load,
     Model,
     document_of,
+    load_files,
     measure,
+    read_once,
 )
-from dlemu.tools.model_reading import WAYS, read_once
 
 SIZES = (9_000_000, 4096, 5_000_001)
 DRIVE: Any = "d3_s4520"
@@ -90,6 +93,28 @@ def test_a_model_is_written_read_cold_and_removed(
     share = sum(SIZES) / answer["cells"][0]["seconds"] / 550e6
     assert told["cells"][0]["share_of_drive"] == pytest.approx(share)
     assert told["by_datasheet"][0]["seconds"] == sum(SIZES) / 550e6
+
+
+def test_what_was_read_is_kept_and_a_kill_is_named(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies there while files are read is what a kill leaves."""
+    folder = tmp_path / "out"
+    load = load.model_copy(update={"output": folder, "ways": ("pread",)})
+
+    def interrupted(*_: object, **__: object) -> None:
+        with pytest.raises(RunError, match=r"no result \(incomplete\): the command did not end"):
+            read_result(folder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_once", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load_files(load, lambda _: None)
+    with pytest.raises(RunError, match=r"no result \(incomplete\): interrupted"):
+        read_result(folder)
+    told = load_files(load, lambda _: None)
+    assert read_result(folder).shown == told and len(told["cells"]) == 2
 
 
 def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load) -> None:

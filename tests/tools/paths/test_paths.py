@@ -17,12 +17,13 @@ from dlemu.errors import RunError, WorkloadError
 from dlemu.host.wear import WearFields
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
+from dlemu.report.stored import read_result
 from dlemu.storage.owned import held
 from dlemu.tools.paths import cells as cells_module
-from dlemu.tools.paths import sweep, target, uring
+from dlemu.tools.paths import sweep, uring
 from dlemu.tools.paths.blocks import PATTERNS, DataPath, Latencies, Pattern, Work, perform
+from dlemu.tools.paths.cells import write_random_file
 from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
-from dlemu.tools.paths.target import write_random_file
 
 MIB = 1 << 20
 
@@ -76,7 +77,7 @@ def test_every_pattern_counts_what_it_did(tmp_path: Path, pattern: Pattern) -> N
 @pytest.mark.parametrize("path", ["host_direct", "host_io_uring"])
 def test_the_blocks_in_flight_are_all_blocks_of_the_file(tmp_path: Path, path: DataPath) -> None:
     """With as many blocks in flight as a file has, each of them is written."""
-    if isinstance(problem := target.least_block(path, tmp_path), str):
+    if isinstance(problem := cells_module.least_block(path, tmp_path), str):
         pytest.skip(problem)
     job = work(tmp_path, path=path, pattern="random_write", io_size=65536, queue_depth=16)
     job = replace(job, files=job.files[:1])
@@ -207,11 +208,40 @@ def test_what_cannot_be_written_is_said_before_a_cell_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cells_module, "perform", lambda *_: pytest.fail("it was measured"))
-    (tmp_path / "output" / "paths.json").mkdir(parents=True)
-    with pytest.raises(RunError, match=r"paths.json cannot be written \(Is a directory\)"):
+    (tmp_path / "output" / "summary.json").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"summary.json is a folder, not a file"):
         run_paths(plan(tmp_path), lambda _: None)
     with hold(tmp_path / "output", ""), pytest.raises(WorkloadError, match=r"output .* is in use"):
         run_paths(plan(tmp_path), lambda _: None)
+
+
+def test_what_is_killed_or_interrupted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies there while cells are measured is what a kill leaves."""
+
+    def interrupted(*_: object) -> None:
+        with pytest.raises(RunError, match=r"no result \(incomplete\): the command did not end"):
+            read_result(tmp_path / "output")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells_module, "perform", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_paths(plan(tmp_path), lambda _: None)
+    with pytest.raises(RunError, match=r"no result \(incomplete\): interrupted"):
+        read_result(tmp_path / "output")
+    cells = run_paths(plan(tmp_path), lambda _: None)
+    assert len(read_result(tmp_path / "output").document["cells"]) == len(cells) == 4
+
+
+def test_the_result_of_another_command_stays(tmp_path: Path) -> None:
+    summary = tmp_path / "output/summary.json"
+    summary.parent.mkdir()
+    summary.write_text('{"kind": "run"}')
+    with pytest.raises(WorkloadError, match=r"/output holds a run already; name another"):
+        run_paths(plan(tmp_path), lambda _: None)
+    assert summary.read_text() == '{"kind": "run"}'
 
 
 def test_a_cell_is_shown_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +261,7 @@ def test_a_cell_is_shown_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.M
 def test_what_a_path_does_not_take_is_left_out_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlemu.tools.paths.target.smallest_direct", lambda _: 4096)
+    monkeypatch.setattr("dlemu.tools.paths.cells.smallest_direct", lambda _: 4096)
     monkeypatch.setattr(uring, "problem", lambda: "io_uring cannot be used (by the test)")
     monkeypatch.setattr(cells_module, "perform", lambda works, _: pytest.fail(f"{works} measured"))
     monkeypatch.setattr(sweep, "find_connection", lambda _: None)
@@ -286,7 +316,7 @@ def test_the_command_writes_its_reports_and_ends_with_0(
 
     assert "page cache" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names >= {"cells.jsonl", "paths.csv", "paths.json", "paths.txt"}
+    assert names >= {"cells.jsonl", "paths.csv", "summary.json"}
     assert (tmp_path / "out/paths.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "out/paths.svg").read_text()
 
