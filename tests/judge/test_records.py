@@ -87,25 +87,12 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
 
 
 def test_a_summary_comes_back(tmp_path: Path) -> None:
-    write_summary(
-        tmp_path,
-        {
-            "au": np.float64(92.5),
-            "per_accelerator": np.array([1, 2]),
-            "nothing": float("nan"),
-            "much": float("inf"),
-            "folder": Path("/data"),
-            "list": (True, None, "µ"),
-        },
-    )
-    assert read_summary(tmp_path) == {
-        "au": 92.5,
-        "per_accelerator": [1, 2],
-        "nothing": None,
-        "much": None,
-        "folder": "/data",
-        "list": [True, None, "µ"],
-    }
+    values = {"au": np.float64(92.5), "per_accelerator": np.array([1, 2]), "folder": Path("/data")}
+    values |= {"nothing": float("nan"), "much": float("inf"), "list": (True, None, "µ")}
+    write_summary(tmp_path, values)
+    plain = {"au": 92.5, "per_accelerator": [1, 2], "folder": "/data"}
+    plain |= {"nothing": None, "much": None, "list": [True, None, "µ"]}
+    assert read_summary(tmp_path) == plain
     text = (tmp_path / "summary.json").read_text()
     assert json.loads(text) and text.endswith("}\n") and text.startswith('{\n  "au"')
 

@@ -52,26 +52,25 @@ def kind(value: object) -> object:
     return (list, type(value[0])) if isinstance(value, list) else type(value)
 
 
-@pytest.mark.parametrize(
-    ("differs", "line"),
-    [
-        (
-            {"drives": [{"name": "vda", "model": "", "size_bytes": 275e9}], "is_root": True},
-            "storage:  xfs at /mnt/d1, vda (275 GB), the root disk",
-        ),
-        (
-            {"file_system": "nfs4", "source": "server:/x", "drives": []},
-            "storage:  nfs4 at /mnt/d1, from server:/x",
-        ),
-        (
-            {"file_system": "tmpfs", "in_memory": True},
-            "storage:  tmpfs at /mnt/d1, in memory: no drive is read",
-        ),
-        (
-            {"cpus": 1.0, "memory_bytes": 0},
-            "host:     node1, and 2 other hosts, 1 CPU",
-        ),
-    ],
-)
-def test_other_storage_and_hosts(differs: dict[str, object], line: str) -> None:
-    assert line in header({"workload": "x", "num_hosts": 3, "system": [SYSTEM | differs]})
+OTHERS: dict[str, dict[str, object]] = {
+    "storage:  xfs at /mnt/d1, vda (275 GB), the root disk": {
+        "drives": [{"name": "vda", "model": "", "size_bytes": 275e9}],
+        "is_root": True,
+    },
+    "storage:  nfs4 at /mnt/d1, from server:/x": {
+        "file_system": "nfs4",
+        "source": "server:/x",
+        "drives": [],
+    },
+    "storage:  tmpfs at /mnt/d1, in memory: no drive is read": {
+        "file_system": "tmpfs",
+        "in_memory": True,
+    },
+    "host:     node1, and 2 other hosts, 1 CPU": {"cpus": 1.0, "memory_bytes": 0},
+}
+
+
+@pytest.mark.parametrize("line", OTHERS)
+def test_other_storage_and_hosts(line: str) -> None:
+    differs = SYSTEM | OTHERS[line]
+    assert line in header({"workload": "x", "num_hosts": 3, "system": [differs]})

@@ -252,8 +252,12 @@ def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
 
 EACH_RANK = """
 import sys, dlemu
+from dlemu.sizing import calibrate
+calibrate._SECONDS = 0.5
 with dlemu.make_world() as world:
-    answer = dlemu.size(dlemu.load_workload(sys.argv[1]), world=world, say=lambda text: None)
+    workload = dlemu.load_workload(sys.argv[1])
+    answer = dlemu.size(workload, world=world, say=lambda text: None)
+    calibrate.calibrate_host(workload, world, lambda text: None)
     found = world.gather((answer.num_accelerators, len(answer.confirmations)))
     if world.rank == 0:
         print(found)
@@ -264,6 +268,7 @@ with dlemu.make_world() as world:
 def test_ranks_share_the_accelerators_evenly_and_all_get_the_answer(
     job: Workload, tmp_path: Path
 ) -> None:
+    """And they calibrate together."""
     config = tmp_path / "own.yaml"
     config.write_text(dump_workload(job.with_keys({"size.start": 1})))
     done = subprocess.run(
@@ -272,6 +277,7 @@ def test_ranks_share_the_accelerators_evenly_and_all_get_the_answer(
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[(3, 2), (3, 2)]\n"
+    assert (results_of(job) / "calibration.cosmoflow_h100.json").is_file()
     seen = set()
     for folder in (results_of(job) / "runs").iterdir():
         by_rank = tuple(

@@ -7,7 +7,6 @@ import pytest
 import dlemu
 from dlemu.config.compose import datasheet
 from dlemu.config.model import Drive, load_workload
-from dlemu.errors import WorkloadError
 from dlemu.sizing.formula import Calibration
 from dlemu.sizing.rows import drives_for_one, limited
 
@@ -68,13 +67,6 @@ def test_a_calibration_knows_the_drive_and_the_host(
     assert found.limit == limit
     assert found.at_least is (limit == "loader")
     assert found.calibrated
-
-
-def test_advice_is_not_what_is_set_already(tmp_path: Path) -> None:
-    keys = calibrated(tmp_path, keys={}, drive_read_bytes_per_second=None)
-    with pytest.raises(WorkloadError, match=r"calibration\.json read none; name a dat") as refused:
-        predicted("unet3d_h100", keys)
-    assert "predict.calibration=FILE" not in str(refused.value)
 
 
 def test_one_function_says_what_a_drive_feeds() -> None:
