@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from dlemu.cli.output import Found
 from dlemu.cli.progress import Doing, show_progress
-from dlemu.cli.scripts import drive_models, short_hash
+from dlemu.cli.scripts import Row, drive_models, short_hash
 from dlemu.cli.words import DRY_RUN, Words
 from dlemu.host.place import find_host
 from dlemu.judge.records import write_text
@@ -20,7 +20,6 @@ from dlemu.plugins import own_version
 from dlemu.ranks.world import World
 from dlemu.report.in_run import wear_line
 from dlemu.report.paths import plots_of, present_paths
-from dlemu.report.table import Row
 from dlemu.report.text import render_text
 from dlemu.terminal import detail, say
 from dlemu.tools.paths.blocks import Asked
@@ -40,16 +39,17 @@ COLUMNS = (
 """Of --csv; new ones come last."""
 
 
-def main(words: Words, world: World) -> Found | None:
+def main(words: Words, world: World) -> Found | Iterator[Found] | None:
     """Return what `dlemu paths` finds, on rank 0. All ranks call it."""
     plan = world.on_first(lambda: plan_of(words))
-    doing, dry = Doing(), DRY_RUN in words.options
-    shown = plan.progress == "on" and world.rank == 0 and not dry
-    with show_progress("paths", lambda: str(doing), on=shown):
-        cells = run_paths(
-            plan, say, doing.begin, lambda wear: detail(wear_line(wear)), world=world, dry=dry
-        )
-    if world.rank != 0 or dry:
+    if DRY_RUN in words.options:
+        from dlemu.cli.dry import dry_run
+
+        return dry_run("paths", plan, world)
+    doing = Doing()
+    with show_progress("paths", lambda: str(doing), on=plan.progress == "on" and world.rank == 0):
+        cells = run_paths(plan, say, doing.begin, lambda wear: detail(wear_line(wear)), world=world)
+    if world.rank != 0:
         return None
     document = document_of(cells, plan.output)
     _write(document, plan.output)

@@ -28,6 +28,7 @@ from dlemu.judge.records import (
     write_summary,
 )
 from dlemu.judge.summary import how_it_ended, time_of_day
+from dlemu.plugins import own_version
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.owned import held, made
@@ -190,8 +191,9 @@ _ROOM_FOR_AN_ERROR = 2048
 
 def versions() -> dict[str, str]:
     """Return the versions of dlemu, Python, the kernel and the libraries that read."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in ("dlemu", "numpy", "h5py", "torch", "mpi4py", "obstore", "nvidia-dali-cuda130"):
+    found = {"dlemu": own_version(), "python": platform.python_version()}
+    found["kernel"] = platform.release()
+    for name in ("numpy", "h5py", "torch", "mpi4py", "obstore", "nvidia-dali-cuda130"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -4,22 +4,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from dlemu.judge.header import place_of
 from dlemu.judge.records import CONFIG
 from dlemu.judge.series import HostSeries, Interval, series_of
-from dlemu.judge.summary import limit_name
+from dlemu.judge.summary import limit_name, place_of
 from dlemu.report import checkpoint, sizing
 from dlemu.report.blocks import (
+    Axis,
+    Bands,
     Block,
     Document,
     Fold,
     Listing,
+    Look,
+    Plot,
     Section,
+    Series,
     Table,
+    axis_from_zero,
     where_cells,
 )
 from dlemu.report.html import render_page
-from dlemu.report.plot import Axis, Bands, Look, Plot, Series, axis_from_zero
 from dlemu.report.present import present
 from dlemu.report.stored import Stored
 from dlemu.units import each_once, rate_unit

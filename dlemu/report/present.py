@@ -2,9 +2,9 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 
+from dlemu.plugins import named_by
 from dlemu.report.blocks import Block, Command, Document, Lines
 
 _PRESENT = {
@@ -39,8 +39,7 @@ _NAME_FOLDER = ("checkpoint", "foreign", "run", "runs", "steptime")
 def present(document: Document) -> list[Block]:
     """Return the blocks of a document; `folder`, where it has one, is that of its files."""
     kind = str(document["kind"])
-    module, _, name = _PRESENT[kind].partition(":")
-    blocks: list[Block] = list(getattr(import_module(f"dlemu.report.{module}"), name)(document))
+    blocks: list[Block] = list(named_by(f"dlemu.report.{_PRESENT[kind]}")(document))
     if "tool" in document:
         from dlemu.report.foreign import present_told
 

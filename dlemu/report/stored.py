@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from dlemu.errors import RunError
-from dlemu.judge.judgement import describe_end
 from dlemu.judge.metrics import measure_sums
-from dlemu.judge.outcome import counting_rows, judge_runs, row_of, with_metrics
+from dlemu.judge.outcome import counting_rows, describe_end, judge_runs, row_of, with_metrics
 from dlemu.judge.records import (
     CONFIG,
     SIZING,

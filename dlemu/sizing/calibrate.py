@@ -11,9 +11,10 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,16 +29,16 @@ from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.folders import hold
-from dlemu.judge.header import introduction
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, check_writable, read_steps, write_json
+from dlemu.judge.summary import introduction
 from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.formula import Calibration, step_overhead
 from dlemu.storage.owned import OwnedFolder, held
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.terminal import complain, say, silent
 from dlemu.units import ceil_div, counted, format_bytes
 
@@ -65,10 +66,10 @@ def calibrate_host(
     world: World,
     say: Say = say,
     live: Live | None = None,
-    *,
-    on_found: Callable[[Calibration], None] = lambda found: None,
-) -> None:
-    """Make the three runs on all ranks, and write the calibration; rank 0 calls `on_found` first.
+) -> Iterator[dict[str, Any]]:
+    """Make the three runs on all ranks; yield the document on rank 0, then write the calibration.
+
+    So it is shown before it is written: the disk may have become full.
 
     Raises:
         RunError: a run failed, or the file cannot be written.
@@ -93,8 +94,9 @@ def calibrate_host(
             memory, target
         )
         if calibration is not None:
-            on_found(calibration)
-            write_json(path, calibration.model_dump(mode="json"))
+            document = calibration.model_dump(mode="json")
+            yield {"demand_bytes_per_second": workload.demand, **document}
+            write_json(path, document)
             more: dict[str, object] = {"predict.calibration": path}
             if calibration.drive_read_bytes_per_second is None:
                 more["drive"] = "d7_ps1010"  # an example

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from dlemu import Meter
+from dlemu import meter as own_loop
 from dlemu.config.model import load_workload
 from dlemu.errors import WorkloadError
 from dlemu.host.intervals import IntervalSummary
-from dlemu.judge import watched_folder
 from dlemu.judge.records import STEP
-from dlemu.judge.watched_folder import own_workload_yaml
 from dlemu.loaders import Batch
+from dlemu.meter import own_workload_yaml
 from dlemu.ranks.world import Alone
 from tests.api.test_real_loops import Stream
 from tests.lab.virtual import VirtualClock
@@ -194,8 +194,8 @@ def test_the_folder_of_ones_own_loop_is_watched(
     """A drive gave 9,000 of 12,000 bytes in the two epochs, by simulated counters."""
     counts = (1.5, {"sim0": 0.5}, 4500, None, 4500, None, None, None, 2.0, *(None,) * 4)
     seen = IntervalSummary(*counts, device_reads={"sim0": 4500})
-    monkeypatch.setattr(watched_folder, "summarize_interval", lambda observations: seen)
-    monkeypatch.setattr(watched_folder, "mount_under", lambda folder: None)
+    monkeypatch.setattr(own_loop, "summarize_interval", lambda observations: seen)
+    monkeypatch.setattr(own_loop, "mount_under", lambda folder: None)
     lines: dict[float | None, list[str]] = {}
     for sample_bytes in (2000 / 3, None):
         clock = VirtualClock()

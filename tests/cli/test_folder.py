@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.storage.atomic import create
+from dlemu.storage.files import create
 from tests.cli.test_main import refusal
 from tests.lab.commands import QUICK, SMALL, generate
 

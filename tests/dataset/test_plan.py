@@ -47,6 +47,16 @@ streams = st.builds(
 )
 
 
+PLAIN = PlanOptions(
+    batch_size=4,
+    num_accelerators=2,
+    epoch=0,
+    seed=1,
+    shuffle_files=False,
+    shuffle_samples=False,
+)
+
+
 def enough(num_files: int, asked: dict[str, Any]) -> int:
     """Return a number of samples, of whole files, that gives two steps at least."""
     per_file: int = asked["samples_per_file"]
@@ -139,10 +149,7 @@ def test_all_streams_read_each_batch_of_tf_data(num_files: int, asked: dict[str,
 
 
 def test_streams_of_tf_data_give_a_sample_each_in_turn() -> None:
-    options = PlanOptions(
-        batch_size=4, num_accelerators=2, num_streams=3, epoch=0, seed=1,
-        samples_per_file=6, shuffle_files=False, shuffle_samples=False, shuffle_size=9,
-    )  # fmt: skip
+    options = replace(PLAIN, num_streams=3, samples_per_file=6, shuffle_size=9)
     plan = plan_interleaved(24, options)
     assert plan.samples.tolist() == [
         [[0, 4, 8, 1], [12, 16, 20, 13]],
@@ -151,39 +158,11 @@ def test_streams_of_tf_data_give_a_sample_each_in_turn() -> None:
     ]
 
 
-def test_without_a_shuffle_the_order_is_the_files() -> None:
-    options = PlanOptions(
-        batch_size=2, num_accelerators=3, epoch=4, seed=5, samples_per_file=13,
-        shuffle_files=False, shuffle_samples=False,
-    )  # fmt: skip
-    dealt = plan_epoch(26, options)
-    assert dealt.samples.tolist() == [
-        [[0, 1], [2, 3], [4, 5]],
-        [[6, 7], [8, 9], [10, 11]],
-        [[12, 13], [14, 15], [16, 17]],
-        [[18, 19], [20, 21], [22, 23]],
-    ]
-    read = plan_streams(26, replace(options, num_accelerators=2, num_streams=2, shuffle_size=9))
-    assert read.samples.tolist() == [
-        [[0, 1], [12, 13]],
-        [[6, 7], [18, 19]],
-        [[2, 3], [14, 15]],
-        [[8, 9], [20, 21]],
-        [[4, 5], [16, 17]],
-        [[10, 11], [22, 23]],
-    ], "each of two workers of two accelerators has its own stretch"
-
-
 def test_a_shuffle_buffer_is_uniform_over_what_it_holds() -> None:
     """Each of 4 held items is as likely to leave first; the fifth can leave second."""
-    asked: dict[str, Any] = {"batch_size": 1, "num_accelerators": 1, "num_streams": 1, "epoch": 0}
-    asked |= {"samples_per_file": 8, "shuffle_files": False, "shuffle_samples": True}
-    orders = np.array(
-        [
-            plan_streams(8, PlanOptions(shuffle_size=4, seed=seed, **asked)).samples.ravel()
-            for seed in range(4000)
-        ]
-    )
+    options = replace(PLAIN, batch_size=1, num_accelerators=1, shuffle_samples=True, shuffle_size=4)
+    plans = (plan_streams(8, replace(options, seed=seed)) for seed in range(4000))
+    orders = np.array([plan.samples.ravel() for plan in plans])
     first = np.bincount(orders[:, 0], minlength=8) / 4000
     assert first[:4] == pytest.approx([0.25] * 4, abs=0.03)
     assert first[4:].tolist() == [0] * 4
@@ -238,13 +217,8 @@ def test_the_workloads_keys_decide() -> None:
         assert (np.diff(order) == 1).all()
         shuffled = unet.with_keys({key: "seed"})
         orders = {
-            make_plan(
-                shuffled.with_keys({"train.seed": seed}),
-                layout_of(unet),
-                num_accelerators=2,
-                epoch=epoch,
-            ).samples.tobytes()
-            for seed in (1, 2)
+            make_plan(each, layout_of(unet), num_accelerators=2, epoch=epoch).samples.tobytes()
+            for each in (shuffled, shuffled.with_keys({"train.seed": 1}))
             for epoch in (0, 1)
         }
         assert len(orders) == 4
@@ -252,33 +226,20 @@ def test_the_workloads_keys_decide() -> None:
 
 def test_rows_that_stay_together_are_planned_as_one() -> None:
     """The plan of 12,288 rows a batch is that of single rows, in a fraction of the memory."""
-    keys: dict[str, object]
-    keys = {"dataset.num_files_train": 5, "dataset.num_samples_per_file": 96}
+    keys: dict[str, object] = {"dataset.num_files_train": 5, "dataset.num_samples_per_file": 96}
     keys |= {"dataset.parquet.columns": [], "reader.batch_size": 36, "reader.read_threads": 3}
     workload = load_workload("dlrm_b200", keys)
     layout = layout_of(workload)
     plan = make_plan(workload, layout, num_accelerators=2, epoch=1)
-    single = plan_streams(
-        layout.num_samples,
-        PlanOptions(
-            batch_size=36,
-            num_accelerators=2,
-            epoch=1,
-            seed=workload.train.seed,
-            samples_per_file=96,
-            shuffle_samples=False,
-            num_streams=3,
-        ),
-    )
-    assert plan.unit == 12 and plan.samples.size * 12 == single.samples.size
+    # From an emulated origin each sample is planned alone.
+    alone = workload.with_keys({"origin.latency": 1.0})
+    single = make_plan(alone, layout, num_accelerators=2, epoch=1)
+    assert (plan.unit, single.unit) == (12, 1)
+    assert plan.samples.size * 12 == single.samples.size
     for step in range(plan.num_steps):
         for accelerator in range(2):
-            assert (
-                plan.batch(step, accelerator).tolist() == single.samples[step, accelerator].tolist()
-            )
-            assert (
-                plan.fetch(step, accelerator).tolist() == single.fetch(step, accelerator).tolist()
-            )
+            for of in (EpochPlan.batch, EpochPlan.fetch):
+                assert np.array_equal(of(plan, step, accelerator), of(single, step, accelerator))
 
 
 def test_a_plan_that_no_memory_holds_is_refused() -> None:
@@ -344,16 +305,7 @@ def test_of_a_large_plan_each_rank_makes_its_own_part(
 
 
 def test_accelerators_of_a_large_plan_have_buffers_of_their_own() -> None:
-    options = PlanOptions(
-        batch_size=50,
-        num_accelerators=2,
-        epoch=0,
-        seed=1,
-        samples_per_file=1,
-        shuffle_files=False,
-        shuffle_samples=True,
-        shuffle_size=50,
-    )
+    options = replace(PLAIN, batch_size=50, shuffle_samples=True, shuffle_size=50)
     with patch.multiple(plan_module, _WHOLE=1):
         first, second = plan_streams(200, options).samples[0]
     assert not np.array_equal(first - first.min(), second - second.min())

@@ -54,6 +54,7 @@ def test_memory_is_added_up_over_hosts_and_counted_once_a_host() -> None:
     ranks = (0, 64 * GIB), (0, 64 * GIB), (1, 32 * GIB)
     memory = measure_memory(job(), Hosts(*ranks))
     assert (memory.num_bytes, memory.text) == (96 * GIB, "96.0 GiB (of 2 hosts)")
+    assert num_accelerators(job(accelerators_per_rank=4), Hosts(*ranks)) == 12
 
 
 def test_one_host_stands_for_as_many_as_are_named() -> None:
@@ -73,12 +74,6 @@ def test_memory_that_is_given_is_that_of_each_host(named: int, hosts: int) -> No
     assert memory.text == f"{hosts} x 8.0 GiB (host_memory, as given)"
 
 
-def test_accelerators_are_those_of_all_ranks_unless_told() -> None:
-    ranks = Hosts((0, 64 * GIB), (0, 64 * GIB), (1, 64 * GIB))
-    assert num_accelerators(job(accelerators_per_rank=4), ranks) == 12
-    assert num_accelerators(job(num_accelerators=5), ranks) == 5
-
-
 @given(st.integers(1, 40), st.integers(0, 100))
 def test_ranks_share_accelerators_evenly_and_rank_0_has_some(num_ranks: int, total: int) -> None:
     shares = [accelerators_of(rank, num_ranks, total) for rank in range(num_ranks)]
@@ -86,17 +81,6 @@ def test_ranks_share_accelerators_evenly_and_rank_0_has_some(num_ranks: int, tot
     lengths = [len(share) for share in shares]
     assert max(lengths) - min(lengths) <= 1
     assert lengths[0] == max(lengths)
-
-
-def test_auto_is_what_the_rule_asks_for() -> None:
-    alone = Hosts((0, 64 * GIB))
-    auto = job(**{"dataset.num_files_train": "auto"})
-    size = required_size(auto, alone)
-    assert size.memory.num_bytes == 64 * GIB
-    wanted = max(500 * 7, -(-5 * 64 * GIB // 146_600_628))
-    assert resolve_auto(auto, alone).num_files == size.num_files == wanted
-    given_files = job(**{"dataset.num_files_train": 9})
-    assert resolve_auto(given_files, alone).num_files == 9
 
 
 def test_more_files_than_there_may_be_are_explained() -> None:
@@ -120,10 +104,6 @@ def test_what_is_not_given_is_the_workloads_or_this_hosts() -> None:
     assert (size.num_accelerators, size.memory.num_bytes) == (4, 2 * 64 * GIB)
     size = dataset_size(job(num_accelerators=3, host_memory=GIB))
     assert (size.num_accelerators, size.memory.num_bytes) == (3, GIB)
-    with pytest.raises(WorkloadError, match="num_accelerators"):
-        dataset_size(job(), num_accelerators=0)
-    with pytest.raises(WorkloadError, match="host_memory=64 is 64 bytes; write 64GiB"):
-        dataset_size(job(), host_memory=64)
 
 
 @given(
@@ -175,18 +155,14 @@ def test_a_dataset_is_asked_for_with_more_accelerators_in_view(expected: float, 
     assert asked_for(quick, 4, expected=expected) == 10 * 5 * 7 * ahead
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_a_dataset_in_a_bucket_is_not_extended_but_written_anew(quick: bool) -> None:
-    small = enough(10, size__quick=quick, dataset__data_folder="s3://bucket/d")
+def test_a_dataset_in_a_bucket_is_not_extended_but_written_anew() -> None:
+    small = enough(10, dataset__data_folder="s3://bucket/d")
     with pytest.raises(DatasetError) as refused:
         small.check(4, expected=1.0)
     for said in (str(refused.value), small.describe_bound(1.0)):
         assert "extend" not in said
-        assert re.search(
-            r"in a bucket, write another one: dlemu datagen .*"
-            r"dataset.data_folder=s3://bucket/d_(\d+) dataset.num_files_train=\1",
-            said,
-        )
+        line = r"write another one: dlemu datagen .*s3://bucket/d_(\d+) dataset.num_files_train=\1"
+        assert re.search(line, said)
 
 
 def test_the_smallest_dataset_that_is_enough_is_taken() -> None:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from dlemu.config.model import load_workload
-from dlemu.host.watched import PlaceCounts
-from dlemu.judge.cache import _preload, can_save, pays_from
-from dlemu.judge.evidence import stored_behind, watched_fields
+from dlemu.host.intervals import PlaceCounts
+from dlemu.judge.evidence import _preload, can_save, pays_from, stored_behind, watched_fields
 from dlemu.judge.metrics import Metrics, measure
 from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import STEP

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
-from dlemu.host.drive_counters import DriveWear
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
-from dlemu.host.wear import Written
+from dlemu.host.wear import DriveWear, Written
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.evidence import Evidence, HostReport, combine, stored_bytes
 from dlemu.judge.metrics import measure

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.judge.checkpoints import checkpoint_cost
 from dlemu.judge.metrics import Losses, find_losses, measure, measure_sums, name_losses
 from dlemu.judge.records import STEP, Steps
+from dlemu.judge.summary import checkpoint_cost
 from dlemu.judge.sums import Edition, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.run.replay import new_steps
 from tests.lab.shared import rows

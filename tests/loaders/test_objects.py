@@ -10,7 +10,7 @@ import pytest
 from dlemu.errors import DatasetError, RunError
 from dlemu.loaders import Batch
 from dlemu.storage.counted import GetCounts
-from dlemu.storage.s3.location import Access
+from dlemu.storage.s3 import Access
 from dlemu.storage.s3.objects import ObjectFile, ObjectReader
 from dlemu.storage.s3.store import Store, store_of
 from dlemu.units import ceil_div
@@ -160,14 +160,6 @@ def test_an_object_of_another_size_is_named(folder: Path, store: Store) -> None:
             with pytest.raises(DatasetError, match=f"s3://bucket/short: it holds 100 .* {told} "):
                 reader.read(reader.open("s3://bucket/short"), 0, [told])
         reader.close()
-
-
-def test_a_server_that_goes_on_refusing_gets_one_line(store: Store, server: RangeServer) -> None:
-    server.faults.refuse = 10**6
-    line = rf"s3://bucket/x cannot be read: {server.url} answers 503, in each of 2 tries"
-    with pytest.raises(RunError, match=line):
-        store.get("x", 0, None)
-    assert server.seen.methods == {"GET": 2}
 
 
 def test_a_time_out_is_tried_again_and_told(server: RangeServer) -> None:

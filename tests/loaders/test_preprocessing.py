@@ -9,8 +9,8 @@ import pytest
 
 import dlemu
 from dlemu.judge.sums import Rule
-from dlemu.loaders import preprocessing
-from dlemu.loaders.preprocessing import Work, block_seconds
+from dlemu.loaders import source
+from dlemu.loaders.source import Work, block_seconds
 from tests.lab.dataset import generated
 
 
@@ -32,7 +32,7 @@ def test_what_a_block_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += next(taken)
 
     monkeypatch.setattr(zlib, "decompress", decompress)
-    monkeypatch.setattr(preprocessing, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(source, "perf_counter", lambda: now[0])
     assert Work(2.0).spend(6.0) == 10.0, "what it took, not what was asked for"
 
 
@@ -53,8 +53,8 @@ def test_blocks_are_timed_by_as_many_processes_as_there_are_workers(
 
         wait = kill
 
-    monkeypatch.setattr("dlemu.loaders.preprocessing.subprocess.Popen", Process)
-    monkeypatch.setattr("dlemu.loaders.preprocessing.usable_cpus", lambda: 6.5)
+    monkeypatch.setattr("dlemu.loaders.source.subprocess.Popen", Process)
+    monkeypatch.setattr("dlemu.loaders.source.usable_cpus", lambda: 6.5)
     for workers, processes in ((1, 1), (5, 5), (12, 7)):
         started.clear()
         assert block_seconds.__wrapped__(workers) == 0.002

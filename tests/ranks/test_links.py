@@ -12,9 +12,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dlemu.ranks import admission, links
-from dlemu.ranks.admission import admit, introduce, own_addresses, reach
-from dlemu.ranks.links import MAX_BYTES, Links, Stream, Tree, Word, decode, encode
+from dlemu.ranks import links
+from dlemu.ranks.links import (
+    MAX_BYTES,
+    Links,
+    Stream,
+    Tree,
+    Word,
+    admit,
+    decode,
+    encode,
+    introduce,
+    own_addresses,
+    reach,
+)
 
 SECRET = bytes(32)
 LONG = 60.0
@@ -99,18 +110,13 @@ def test_who_stays_silent_or_talks_rubbish_keeps_nobody_waiting(said: bytes) -> 
         admitted[1].close()
 
 
-def test_who_does_not_come_in_time_is_not_admitted() -> None:
-    with host_server() as (server, name), call(name):
-        assert admit(server, {1}, SECRET, 0.05) == {}
-
-
 def test_another_user_is_refused_even_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever connects, and whoever listens."""
     own = os.geteuid()
     with host_server() as (server, name), call(name) as peer, call(name) as again:
         monkeypatch.setattr(os, "geteuid", lambda: own + 1)
         assert not introduce(peer, 1, SECRET)
-        again.send(admission._PROOF.pack(1, admission._prove(SECRET, admission._UP, 1)))
+        again.send(links._PROOF.pack(1, links._prove(SECRET, links._UP, 1)))
         assert admit(server, {1}, SECRET, 0.05) == {}
         monkeypatch.undo()
         right, welcome = introduced(call(name), 1, SECRET)

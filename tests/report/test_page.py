@@ -9,10 +9,9 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.judge.series import COLUMNS, HostSeries, Interval
-from dlemu.report.blocks import Table
+from dlemu.report.blocks import Axis, Plot, Series, Table
 from dlemu.report.html import render_html
 from dlemu.report.page import host_plots, stairs
-from dlemu.report.plot import Axis, Plot, Series
 from tests.lab.stored import STORED, observation, write_host
 
 ODD = "a <b>" + "x" * 80 + ' & "c"'

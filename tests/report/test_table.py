@@ -9,8 +9,8 @@ from typing import NoReturn
 
 import pytest
 
+from dlemu.cli.scripts import append_rows, check_table
 from dlemu.errors import RunError, WorkloadError
-from dlemu.report.table import append_rows, check_table
 
 COLUMNS = ("time", "label", "value", "flag")
 

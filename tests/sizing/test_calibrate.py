@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -216,14 +217,14 @@ def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> 
     few = "dataset of dlemu's; write some files: dlemu datagen .*dataset.num_files_train=131072$"
     for folder, why in ((tmp_path / "empty", few), (tmp_path, above)):
         with pytest.raises(DatasetError, match=why):
-            calibrate_host(job.with_keys({"dataset.data_folder": str(folder)}), Alone())
+            next(calibrate_host(job.with_keys({"dataset.data_folder": str(folder)}), Alone()))
     with pytest.raises(RunError, match="calibrate needs 1000 there, 4 batches; free memory"):
         huge = {"dataset.record_length_bytes": 1e11, "reader.batch_size": 250}
-        calibrate_host(job.with_keys({**huge, "dataset.data_folder": None}), Alone())
+        next(calibrate_host(job.with_keys({**huge, "dataset.data_folder": None}), Alone()))
     with pytest.raises(WorkloadError, match="measures one host, not 3"):
         several = Alone()
         several.num_hosts = 3
-        calibrate_host(job, several)
+        next(calibrate_host(job, several))
 
 
 def test_a_folder_above_the_dataset_is_enough(
@@ -231,9 +232,12 @@ def test_a_folder_above_the_dataset_is_enough(
 ) -> None:
     """As in `dlemu try`; the workload is the dataset's."""
     read: list[Path] = []
-    monkeypatch.setattr(
-        calibrate, "calibrate_host", lambda workload, *_, **__: read.append(workload.data_folder)
-    )
+
+    def calibrated(workload: Workload, *_: object) -> Iterator[object]:
+        read.append(workload.data_folder)
+        yield from ()
+
+    monkeypatch.setattr(calibrate, "calibrate_host", calibrated)
     assert run(["calibrate", str(tmp_path)]) == 0
     assert run(["calibrate", str(tmp_path), "workload=cosmoflow_h100"]) == 0
     assert read == 2 * [job.data_folder]
@@ -244,7 +248,6 @@ def test_what_was_measured_is_shown_before_it_is_written(
 ) -> None:
     """The disk may have become full meanwhile."""
     said: list[str] = []
-    shown: list[Calibration] = []
     found = concluded(job, tmp_path)
     monkeypatch.setattr(_Calibrator, "calibrate", lambda *_: found)
 
@@ -252,8 +255,9 @@ def test_what_was_measured_is_shown_before_it_is_written(
         raise RunError("the disk is full")
 
     monkeypatch.setattr(calibrate, "write_json", full)
+    documents = calibrate_host(job, Alone(), said.append)
+    assert next(documents).items() >= found.model_dump().items(), "before it is written"
     with pytest.raises(RunError, match="the disk is full"):
-        calibrate_host(job, Alone(), said.append, on_found=shown.append)
-    assert shown == [found], "before it is written"
+        next(documents)
     assert [line.partition(":")[0] for line in said] == ["workload"]
     assert not Path(str(job.output.folder)).exists() and not scratch()

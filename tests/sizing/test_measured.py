@@ -27,13 +27,12 @@ from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.judge.folders import hold
-from dlemu.judge.judgement import judge_run
 from dlemu.judge.metrics import measure
-from dlemu.judge.outcome import Outcome
+from dlemu.judge.outcome import Outcome, judge_run
 from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps
 from dlemu.judge.summary import Summary
 from dlemu.ranks.world import Alone, World
-from dlemu.sizing.log import SizingRecord
+from dlemu.sizing.answers import SizingRecord
 from dlemu.sizing.measured import describe_plan, point_of
 from tests.lab import warm
 from tests.lab.commands import execute

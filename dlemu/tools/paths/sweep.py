@@ -20,22 +20,26 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_
 from dlemu.config.model import NamedDrive
 from dlemu.config.sections import Arguments, Listed, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
-from dlemu.host.place import find_connection
-from dlemu.host.topology import cpus_of_node, find_attachment
+from dlemu.host.place import cpus_of_node, find_attachment, find_connection
 from dlemu.host.wear import WearFields, WearWatch, combine_hosts, has_writes
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines, check_writable
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
-from dlemu.storage.gpu.availability import lists_gpu
+from dlemu.storage.gpu.cufile import lists_gpu
 from dlemu.storage.owned import held
 from dlemu.tools.paths.blocks import TO_GPU, Asked, DataPath, Pattern, Work
-from dlemu.tools.paths.cells import SUM, Cell, Place, measure, memory_rate, sum_of
-from dlemu.tools.paths.target import (
+from dlemu.tools.paths.cells import (
     SECTOR,
+    SUM,
+    Cell,
     OnEvent,
+    Place,
     least_block,
+    measure,
+    memory_rate,
+    sum_of,
     works_of,
 )
 from dlemu.units import (
@@ -186,10 +190,10 @@ def run_paths(
         known = world.on_first(lambda: _known(sweep))
         left = [cells for cells in rounds if not known.keys() >= {*cells}]
         asked = [each for each in wanted if each.target != SUM]
+        each, takes = format_seconds(sweep.seconds), format_seconds(len(left) * sweep.seconds)
         on_event(
             f"{counted(len(asked), 'cell')}, {sum(each in known for each in asked)} of them "
-            f"measured before; {len(left)} x {format_seconds(sweep.seconds)} = "
-            f"{format_seconds(len(left) * sweep.seconds)}"
+            f"measured before{f'; {len(left)} x {each} = {takes}' if left else ''}"
         )
         if dry:
             return []
