@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,9 @@ from dlemu.judge.outcome import Outcome, judge_run
 from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps
 from dlemu.judge.summary import Summary
 from dlemu.ranks.world import Alone, World
-from dlemu.sizing.answers import SizingRecord
+from dlemu.sizing.answers import SizingRecord, settings_of
 from dlemu.sizing.measured import describe_plan, point_of
+from dlemu.sizing.search import Point
 from tests.lab import warm
 from tests.lab.commands import execute
 from tests.lab.mpirun import mpirun
@@ -434,3 +436,52 @@ def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
     done = execute([sys.executable, *command], cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("at least 2; limit: ")
+
+
+# --- the log of a search --------------------------------------------------------------------------
+
+
+SETTINGS = {"num_ranks": 1, "reader.read_threads": 4}
+POINT = Point(3, 91.0, 9.0, 1e6)
+
+
+def test_a_search_goes_on_after_its_last_run(tmp_path: Path) -> None:
+    record = SizingRecord(tmp_path)
+    assert record.open("a", SETTINGS) == [] and not list(tmp_path.iterdir()), "nothing is left"
+    runs = [replace(POINT, num_accelerators=number) for number in range(3)]
+    for number, run in enumerate(runs):
+        record.add("a", run)
+        again = SizingRecord(tmp_path)
+        assert again.open("a", SETTINGS) == runs[: number + 1]
+        assert again.open("b", SETTINGS) == []
+    with pytest.raises(WorkloadError, match=r"holds runs with reader\.read_threads=4, now it is 5"):
+        SizingRecord(tmp_path).open("a", SETTINGS | {"reader.read_threads": 5})
+    content = (tmp_path / "sizing.json").read_text()
+    for damage in (
+        content.rstrip()[:-1],
+        content.replace("91.0", '"x"'),
+        content.replace("91.0", "NaN"),
+    ):
+        (tmp_path / "sizing.json").write_text(damage)
+        with pytest.raises(RunError, match=r"sizing\.json is damaged: .*; remove it, and the"):
+            SizingRecord(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("origin.read_bandwidth", 40 * 10**6),
+        ("cache.policy", "keep"),
+        ("reader.odirect", True),
+        ("host_memory", 1 << 30),
+        ("output.drop_caches", False),
+    ],
+)
+def test_what_changes_a_run_is_a_setting_of_its_search(key: str, value: object) -> None:
+    """Else a search in a named folder would answer with the runs of another storage."""
+    keys: dict[str, object] = {"dataset.data_folder": "/mnt/d1"}
+    before = settings_of(load_workload("unet3d_h100", keys), Alone())
+    after = settings_of(load_workload("unet3d_h100", keys | {key: value}), Alone())
+    assert [name for name in after if before.get(name) != after[name]] == [key]
+    more = {"dataset.num_files_train": 9, "metric.au": 0.5, "size.confirm": 1}
+    assert settings_of(load_workload("unet3d_h100", keys | more), Alone()) == before
