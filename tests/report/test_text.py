@@ -64,13 +64,6 @@ def test_two_series_are_compared_as_welch_does() -> None:
     assert found["noise"] == pytest.approx(4.303) and found["share"] is None
 
 
-def test_what_has_no_spread_has_no_noise() -> None:
-    for new in ([1.0], [1.0, 2.0]):
-        found = difference(figure_of(new), figure_of([1.0]))
-        assert (found["noise"], found["within_noise"]) == (None, None)
-    assert difference(figure(2.0, 0.0), figure(2.0, 0.0))["within_noise"] is True
-
-
 def test_parts_of_one_run_tell_no_interval_of_a_difference() -> None:
     one = {**figure_of([1.0, 2.0, 3.0]), "of_one_run": True}
     found = difference(one, figure_of([1.0, 2.0, 3.0]))

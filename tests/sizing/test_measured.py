@@ -23,9 +23,7 @@ from dlemu.cli.output import show
 from dlemu.cli.words import Words
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
-from dlemu.dataset.layout import layout_of
-from dlemu.dataset.rule import SizeCheck, measure_memory
-from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.judge.folders import hold
 from dlemu.judge.metrics import measure
@@ -34,7 +32,7 @@ from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps
 from dlemu.judge.summary import Summary
 from dlemu.ranks.world import Alone, World
 from dlemu.sizing.answers import SizingRecord, settings_of
-from dlemu.sizing.measured import describe_plan, point_of
+from dlemu.sizing.measured import point_of
 from dlemu.sizing.search import Point
 from tests.lab import warm
 from tests.lab.commands import execute
@@ -329,20 +327,6 @@ def test_a_table_of_two_targets_and_two_workloads(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job: Workload) -> None:
-    whole = job.with_keys({"size.quick": False, "host_memory": "1MiB"})
-    with pytest.raises(DatasetError, match="1,280 files are needed for 1 accelerator ") as refused:
-        size_storage(whole, Alone())
-
-    command = str(refused.value).partition("dlemu datagen ")[2].partition(",")[0]
-    assert "dataset.record_length_bytes=4096" in command
-    assert run_command(["datagen", *command.split()]) == 0
-    keys = {"dataset.num_files_train": "auto", "train.total_training_steps": 60}
-    size_storage(whole.with_keys({**keys, "size.max_accelerators": 1}), Alone())
-    assert sizing_of(job)["read_ahead_share"] is None
-
-
-@pytest.mark.usefixtures("no_pictures")
 def test_a_dataset_that_ends_the_search_gives_an_answer(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -364,22 +348,6 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
     size_storage(larger, Alone())
     again = sizing_of(job)
     assert (again["num_accelerators"], again["bound"]) == (9, "")
-
-
-def test_before_the_first_run_it_says_what_the_files_are_enough_for(job: Workload) -> None:
-    """1,280 files are 500 steps for 2; a step of 10 s makes any storage feed more than that."""
-    slow = {"train.computation_time": 10.0, "dataset.num_files_train": 1280}
-    few = job.with_keys({**slow, "size.quick": False, "host_memory": "1MiB"})
-    enough = SizeCheck(few, layout_of(few), measure_memory(few, Alone()))
-
-    first, runs = describe_plan(enough, 2, 484.7).splitlines()
-
-    assert first.startswith(
-        "this storage may feed 484: 1,280 files are enough for 2; 301,720 more are enough for 606; "
-        "extend it: dlemu datagen workload=cosmoflow_h100 "
-    )
-    assert "dataset.num_files_train=303000" in first
-    assert runs == "about 4 runs of 16:40:03 each: 60 steps x 1 epoch"
 
 
 @pytest.mark.usefixtures("no_pictures")
