@@ -42,7 +42,8 @@ from dlemu.judge.records import STEP, write_config, write_steps, write_summary
 from dlemu.judge.summary import RunRow
 from dlemu.judge.sums import Rule, sum_all
 from dlemu.ranks.world import Alone
-from dlemu.report.checkpoint import present_plan
+from dlemu.report.blocks import Facts
+from dlemu.report.checkpoint import facts_of_plan
 from dlemu.report.paths import present_paths
 from dlemu.report.predict import present_calibration
 from dlemu.report.sizing import present_sizing, write_table
@@ -444,7 +445,7 @@ RENDERED: dict[str, Callable[[Path], str]] = {
     "size": _size,
     "try": lambda folder: _try(),
     "calibrate": lambda folder: _calibrate(),
-    "checkpoint": lambda folder: render_text(present_plan(_checkpoint())),
+    "checkpoint": lambda folder: render_text([Facts(facts_of_plan(_checkpoint()))]),
     "steptime": lambda folder: _steptime(),
     "load": lambda folder: _load(),
     "paths": lambda folder: _paths(),

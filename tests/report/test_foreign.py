@@ -218,7 +218,7 @@ def test_mlpstorages_runs_are_read_and_a_damaged_one_is_named(leaf: Path, tmp_pa
             "0_output.json",
             '"compute":',
             '"x":',
-            "{leaf}: a <rank>_output.json is damaged: KeyError",
+            "{leaf}/<rank>_output.json is damaged: KeyError",
         ),
         (".hydra/config.yaml", "workload:", "workload: {", "{leaf}/.hydra/config.yaml is not YAML"),
     ],

@@ -30,6 +30,7 @@ from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import lists_gpu
 from dlemu.storage.owned import held
+from dlemu.terminal import silent
 from dlemu.tools.paths.blocks import TO_GPU, Asked, DataPath, Pattern, Work
 from dlemu.tools.paths.cells import (
     SECTOR,
@@ -179,7 +180,7 @@ def run_paths(
     """
     world = Alone() if world is None else world
     if world.rank != 0:
-        on_event = on_begin = _silent
+        on_event = on_begin = silent
     with ExitStack() as stack:
         places = _places(sweep, world, stack, dry=dry)
         for note in (note for place in places for note in place.notes):
@@ -188,7 +189,8 @@ def run_paths(
         wanted = [each for cells in rounds for each in cells]
         if world.rank == 0 and not dry:
             stack.enter_context(hold(sweep.output, "paths", key="output"))
-        known = world.on_first(lambda: _known(sweep))
+        store = sweep.output / CELLS
+        known = world.on_first(lambda: {cell.asked: cell for cell in cells_of(JsonLines(store))})
         left = [cells for cells in rounds if not known.keys() >= {*cells}]
         asked = [each for each in wanted if each.target != SUM]
         each, takes = format_seconds(sweep.seconds), format_seconds(len(left) * sweep.seconds)
@@ -219,10 +221,6 @@ def document_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
     last = datetime.fromtimestamp(kept.stat().st_mtime, UTC) if kept.exists() else datetime.now(UTC)
     rows = [asdict(cell) for cell in cells]
     return {"kind": "paths", "day": last.date().isoformat(), "cells": rows}
-
-
-def _silent(text: str) -> None:
-    """Say nothing: rank 0 speaks."""
 
 
 def _places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
@@ -378,11 +376,6 @@ def _rounds(sweep: Sweep, places: Sequence[Place], world: World) -> Iterator[lis
             names = tuple(cell.target for cell in cells)
             at_once = [replace(cell, together=names) for cell in cells]
             yield [*at_once, sum_of(at_once[0])]
-
-
-def _known(sweep: Sweep) -> dict[Asked, Cell]:
-    """Return the cells that the output folder has."""
-    return {cell.asked: cell for cell in cells_of(JsonLines(sweep.output / CELLS))}
 
 
 def _measure_all(
