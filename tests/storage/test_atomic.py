@@ -10,14 +10,6 @@ from dlemu.storage import atomic
 from dlemu.storage.atomic import create, replacing, write_atomically, writing
 
 
-def test_a_file_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    for data in (b"some", b"other", memoryview(b"third")):
-        write_atomically(path, data)
-        assert path.read_bytes() == data
-    assert os.listdir(tmp_path) == ["file"]
-
-
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
 def test_a_block_that_fails_changes_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "file"

@@ -117,22 +117,6 @@ def test_counts_what_the_kernel_handed_over(
     assert after - before - cost == NUM_BYTES
 
 
-def test_a_stream_is_read_in_whole_pieces_and_each_byte_once(
-    opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offsets, preadv = list[int](), os.preadv
-
-    def spy(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
-        offsets.append(offset)
-        return preadv(descriptor, into, offset, flags)
-
-    monkeypatch.setattr(os, "preadv", spy)
-    reader, file = opened(file_path, direct=True, piece_bytes=8192)
-    for start in range(0, 50_000, 1000):
-        reader.read(file, start, [1000], ahead=True)
-    assert offsets == list(range(0, 50_000, 8192))
-
-
 def test_a_short_file_is_named(opened: Opened, file_path: Path) -> None:
     reader, file = opened(file_path)
     with pytest.raises(DatasetError, match=rf"{file_path} holds 50003 bytes, at least 50004"):

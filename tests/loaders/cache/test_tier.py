@@ -236,16 +236,14 @@ def test_a_cache_that_cannot_be_written_ends_the_run(
         workload = made(tmp_path, {"cache.fill": fill, "output.folder": str(tmp_path / fill)})
         with pytest.raises(DlemuError, match="No space left on device"):
             run(workload)
-        run_again = CacheFolder(workload, layout_of(workload), file_sizes(Dataset.of(workload)))
-        run_again.close()
+        claim(workload).close()
 
 
 @pytest.fixture
 def claimed(tmp_path: Path) -> Iterator[tuple[Workload, Path]]:
     """A workload whose cache holds two files."""
     workload = made(tmp_path, {"cache.capacity": 1.0, "dataset.num_files_train": 4})
-    folder = CacheFolder(workload, layout_of(workload), file_sizes(Dataset.of(workload)))
-    folder.close()
+    claim(workload).close()
     for file in (0, 1):
         data = (workload.data_folder / layout_of(workload).path(file)).read_bytes()
         (tmp_path / "cache" / f"{file:08}.{file}").write_bytes(data)
