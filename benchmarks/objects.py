@@ -34,7 +34,7 @@ from dlemu.dataset.plan import make_plan
 from dlemu.formats import format_of
 from dlemu.loaders import open_loader
 from dlemu.ranks.world import Alone
-from dlemu.storage.s3.location import ObjectPath
+from dlemu.storage.s3 import ObjectPath
 from dlemu.storage.s3.objects import RANGE_BYTES, WHOLE_BYTES
 from dlemu.storage.s3.store import store_of
 from tests.lab.object_server import RangeServer

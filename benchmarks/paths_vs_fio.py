@@ -28,7 +28,7 @@ from benchmarks.harness import (
     tell,
 )
 from dlemu.tools.paths.blocks import DataPath, Pattern, Work, perform
-from dlemu.tools.paths.target import write_random_file
+from dlemu.tools.paths.cells import write_random_file
 
 FILE_BYTES = 256 << 20
 PAUSE = 0.5

@@ -119,11 +119,11 @@ Change = Callable[[Storage], Storage]
 CASES: dict[str, Change] = {
     "AU 90": lambda storage: storage,
     "AU 70, ceiling 88": lambda storage: replace(storage, threshold=70.0, ceiling=88.0),
-    "first run 1 point low": lambda storage: replace(storage, first_low=1.0),
+    "first run 1 point low": lambda storage: replace(storage, low={0: 1.0}),
     "2 % read in the step left out": lambda storage: replace(storage, prefetched=0.02),
     "knee rounded by 3 points": lambda storage: replace(storage, knee=3.0),
     "the last three at once": lambda storage: replace(
-        storage, first_low=1.0, prefetched=0.02, knee=3.0
+        storage, low={0: 1.0}, prefetched=0.02, knee=3.0
     ),
     "N* within 0.05 of a whole number": lambda storage: replace(
         storage, feeds=round(storage.feeds) + storage.generator.uniform(-0.05, 0.05)

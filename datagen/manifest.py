@@ -27,19 +27,18 @@ from pydantic_core import from_json
 from dlemu.config.model import Workload
 from dlemu.config.published import word
 from dlemu.config.sections import Strict
-from dlemu.datagen.target import WORK, Folder, target_of
+from dlemu.datagen.target import PLAN, Folder, target_of
 from dlemu.dataset.layout import MOST_SAMPLES, Count, Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS
-from dlemu.storage.regular import check_regular
-from dlemu.storage.s3.location import Access, in_bucket
+from dlemu.storage.files import check_regular
+from dlemu.storage.s3 import Access, in_bucket
 from dlemu.units import counted, format_bytes
 
 VERSION = 3
 """Of the manifest: it changes with the bytes of any file. Others are not read."""
 MANIFEST = "dlemu.json"
 FILES = "dlemu.files.npy"
-PLAN = f"{WORK}/recipe.json"
 FILE_TYPE = np.dtype([("bytes", "<i8"), ("crc32c", "<u4")])
 _ENTRY = np.dtype([("file", "<i8"), ("crc32c", "<u4"), ("check", "<u4")])
 _READ_AT_ONCE = _ENTRY.itemsize << 16

@@ -11,7 +11,6 @@ import errno
 import io
 import os
 import re
-import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,9 +31,19 @@ from dlemu.errors import RunError
 from dlemu.formats import format_of
 from dlemu.host.processes import memory_bytes
 from dlemu.ranks.world import World
-from dlemu.storage.atomic import PARTIAL, Write, create, replacing, sync_folder, writing
-from dlemu.storage.regular import direct_if_possible, open_regular, read_regular
-from dlemu.storage.s3.location import Access, ObjectPath
+from dlemu.storage.files import (
+    PARTIAL,
+    Write,
+    create,
+    direct_if_possible,
+    open_regular,
+    read_regular,
+    replacing,
+    sync_folder,
+    writing,
+)
+from dlemu.storage.owned import OwnedFolder
+from dlemu.storage.s3 import Access, ObjectPath
 from dlemu.storage.s3.store import MissingError, Store, store_of
 from dlemu.units import format_bytes, round_up
 
@@ -127,6 +136,7 @@ def _run(worker: Worker, left: Iterator[np.int64]) -> None:
 
 WORK = ".dlemu"
 """Subfolder for the plan and the journals of an unfinished dataset."""
+PLAN = f"{WORK}/recipe.json"
 _NUMBER = re.compile(r".*_(\d{1,19})_of_\d+\.", re.ASCII | re.DOTALL)
 _LEFT_BEHIND = {"lost+found", "Thumbs.db", "desktop.ini"}
 
@@ -237,7 +247,7 @@ class Folder:
     def writing(
         self, name: str, *, direct: bool, sync: bool = True
     ) -> AbstractContextManager[Write]:
-        """Yield what writes a file, as `atomic.writing` does."""
+        """Yield what writes a file, as `files.writing` does."""
         return writing(self.path / name, direct=direct, sync=sync)
 
     @contextmanager
@@ -308,7 +318,8 @@ class Folder:
 
     def forget(self) -> None:
         """Remove the plan and the journals."""
-        shutil.rmtree(self.path / WORK, ignore_errors=True)
+        mark = Path(PLAN).name
+        OwnedFolder(self.path / WORK, mark, lambda name: name.endswith(".journal"), WORK).clean()
 
     @contextmanager
     def repairing(self, name: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError
 from dlemu.ranks.world import Alone, World
-from dlemu.storage.s3.location import Access, in_bucket
+from dlemu.storage.s3 import Access, in_bucket
 
 _STRAY = "does not belong to the dataset; move it elsewhere"
 _IGNORED = "does not belong to the dataset; nothing reads it"

@@ -29,7 +29,6 @@ from dlemu.datagen.assemble import Content
 from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
-    PLAN,
     Manifest,
     Plan,
     differing,
@@ -41,6 +40,7 @@ from dlemu.datagen.manifest import (
     write_manifest,
 )
 from dlemu.datagen.target import (
+    PLAN,
     WORK,
     FileMaker,
     FileProgress,
@@ -57,7 +57,7 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.ranks.world import Alone, World
 from dlemu.storage import probe
 from dlemu.storage.owned import disk_bytes, held, room
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
 
 _DONE = f"{WORK}/done.journal"

@@ -11,7 +11,6 @@ with dlemu.make_loader(workload) as loader:
 print(meter.report())
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a public one
@@ -68,13 +67,13 @@ __all__ = sorted(_MODULES)
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: `dlemu --help` needs none of them."""
-    if name == "__version__":
-        from dlemu.plugins import own_version
+    from dlemu.plugins import named_by, own_version
 
+    if name == "__version__":
         return own_version()
     if name not in _MODULES:
         raise AttributeError(f"module 'dlemu' has no attribute {name!r}")
-    value = getattr(import_module(f"dlemu.{_MODULES[name]}"), name)
+    value = named_by(f"dlemu.{_MODULES[name]}:{name}")
     globals()[name] = value
     return value
 

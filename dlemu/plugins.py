@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from dlemu.errors import in_short
@@ -24,6 +25,12 @@ def own_version() -> str:
         return version("dlemu")
     except PackageNotFoundError:
         return "(a checkout that is not installed)"
+
+
+def named_by(place: str) -> Any:
+    """Return what MODULE:NAME names; NAME may have dots. The module is imported now."""
+    module, _, name = place.partition(":")
+    return attrgetter(name)(import_module(module))
 
 
 class Registry(Mapping[str, _Part]):
@@ -85,14 +92,11 @@ class Registry(Mapping[str, _Part]):
         return {each.name: each.value for each in entry_points(group=self._group)}
 
     def _load(self, name: str, place: str) -> _Part:
-        module, _, attribute = place.partition(":")
         here = os.getcwd()
         if name not in self._house and here not in sys.path:
             sys.path.insert(0, here)
         try:
-            found: Any = import_module(module)
-            for each in (attribute or self._attribute).split("."):
-                found = getattr(found, each)
+            found = named_by(place if ":" in place else f"{place}:{self._attribute}")
             if not isinstance(found, self._kind):
                 raise TypeError(f"{found!r:.80} is no {self._kind.__name__}")
         except Exception as error:  # whatever a user's module raises

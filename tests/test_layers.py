@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "contract": "config datagen dataset formats loaders ranks storage",
     "api": "config datagen dataset loaders ranks storage",
     "run": "checkpoint config datagen dataset host judge loaders ranks storage",
-    "meter": "config judge ranks run",
+    "meter": "config host judge ranks run storage",
     "sizing": "checkpoint config datagen dataset host judge loaders ranks run storage",
     "report": "checkpoint config host judge meter storage tools",
     "library": "config ranks report run sizing",

@@ -12,7 +12,7 @@ from dlemu.datagen.target import Stopped
 from dlemu.host.devices import PROC, devices_under, read_text
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.units import format_bytes, format_rate
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
-from dlemu.judge.checkpoints import CheckpointFields
 from dlemu.judge.records import Steps
+from dlemu.judge.summary import CheckpointFields
 from dlemu.judge.sums import step_seconds
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World

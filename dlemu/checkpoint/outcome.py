@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
-from dlemu.judge.checkpoints import dlio_clock
+from dlemu.judge.summary import dlio_clock
 from dlemu.units import format_seconds
 
 Kind = Literal["save", "load"]

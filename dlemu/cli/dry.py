@@ -22,15 +22,15 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DlemuError
-from dlemu.judge.header import host_of, introduction
-from dlemu.loaders.cache.forecast import forecast_tier
-from dlemu.loaders.cache.host import check_tier, has_tier
+from dlemu.judge.summary import host_of, introduction
+from dlemu.loaders.cache.host import check_tier, forecast_tier, has_tier
 from dlemu.ranks.world import Alone, World
 from dlemu.report.checkpoint import facts_in, facts_of_plan
 from dlemu.run.forecast import check_run, forecast_run
 from dlemu.sizing.answers import find_jobs
 from dlemu.sizing.measured import describe_plan, first_number, seconds_of_search, settle
 from dlemu.terminal import say, silent
+from dlemu.tools.paths.sweep import run_paths
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 Fact = tuple[str, str]
@@ -39,13 +39,16 @@ Fact = tuple[str, str]
 
 def dry_run(command: str, workload: Any, world: World) -> Iterator[Found]:
     """Yield what `dlemu <command>` would do; what it would refuse is raised. All ranks call it."""
-    plans = {"datagen": _datagen, "run": _run, "size": _size, "checkpoint": _checkpoint}
+    plans = {
+        **{"datagen": _datagen, "run": _run, "size": _size, "checkpoint": _checkpoint},
+        "paths": _paths,
+    }
     for facts in plans[command](workload, world):
         yield Found({"kind": "plan", "command": command, "facts": facts}, apart=False)
     if world.rank == 0:
-        key = workload.checkpoint.checkpoint_folder
-        more = " with checkpoint.checkpoint_folder=/path/on/the/storage"
-        missing = more if command == "checkpoint" and not key else ""
+        missing = ""
+        if command == "checkpoint" and not workload.checkpoint.checkpoint_folder:
+            missing = " with checkpoint.checkpoint_folder=/path/on/the/storage"
         say(f"dlemu {command} would be accepted{missing}; nothing was written")
 
 
@@ -211,6 +214,12 @@ def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
         source += "" if folder else ", or checkpoint.checkpoint_folder"
     seconds = _about(plan.num_bytes / rate if rate else math.inf)
     yield [*facts_of_plan(fields), ("time", f"{seconds} a checkpoint ({source})")]
+
+
+def _paths(sweep: Any, world: World) -> Iterator[list[Fact]]:
+    lines: list[str] = []
+    run_paths(sweep, lines.append, world=world, dry=True)
+    yield [("target" if each != lines[-1] else "cells", each) for each in lines]
 
 
 def _introduction(workload: Any, world: World, num_files: int | None = None) -> list[Fact]:

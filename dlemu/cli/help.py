@@ -7,7 +7,6 @@ import json
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
 
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.words import OPTIONS, Words, parse
@@ -16,6 +15,7 @@ from dlemu.config.keys import Key, about, all_keys, keys_of_model
 from dlemu.config.model import read_by
 from dlemu.config.published import value_of
 from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.plugins import named_by
 from dlemu.terminal import Answer, say
 
 _WIDTH = 96
@@ -32,10 +32,8 @@ def reading(key: str) -> list[str]:
 
 def own_keys(name: str, above: str = "") -> list[Key]:
     """Return the keys of a command without a workload; their names begin with `above`."""
-    if not COMMANDS[name].arguments:
-        return []
-    module, _, model = COMMANDS[name].arguments.partition(":")
-    return [*keys_of_model(getattr(import_module(module), model), above)]
+    arguments = COMMANDS[name].arguments
+    return [*keys_of_model(named_by(arguments), above)] if arguments else []
 
 
 def keys_of(name: str) -> list[Key]:
@@ -185,9 +183,9 @@ def workloads(words: Sequence[str]) -> Answer:
     """Return what the published workloads ask of storage; words are the begins of their names."""
     from dlemu.report.text import answer_of
     from dlemu.report.tools import present_workloads
-    from dlemu.sizing.rows import rows
+    from dlemu.sizing.formula import workload_rows
 
-    asked, found = parse(words, ["--json"]), rows()
+    asked, found = parse(words, ["--json"]), workload_rows()
     if asked.overrides:
         raise WorkloadError(f"dlemu help workloads takes no keys, got {asked.overrides[0]}")
     names = [str(row["workload"]) for row in found]

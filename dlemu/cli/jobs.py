@@ -20,7 +20,7 @@ from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
 from dlemu.run.live import Live
-from dlemu.storage.s3.location import Access, in_bucket, object_path
+from dlemu.storage.s3 import Access, in_bucket, object_path
 from dlemu.terminal import detail, say, silent, terminal_width
 
 
@@ -54,7 +54,7 @@ def _generate(workload: Workload, world: World) -> Found | None:
     """Write the dataset."""
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
-    from dlemu.judge.header import introduction
+    from dlemu.judge.summary import introduction
 
     workload = resolve_auto(workload, world)
     folder, done = workload.data_folder, [0]
@@ -249,17 +249,13 @@ def _asks_for_checkpoints(workload: Workload) -> bool:
     return alone or "model" in workload.given or workload.made_from in named("model")
 
 
-def calibrate(workload: Workload, world: World, words: Words) -> None:
+def calibrate(workload: Workload, world: World, words: Words) -> Iterator[Found]:
     """measure what this host can move and how fast the storage is, for dlemu predict"""
     from dlemu.sizing.calibrate import calibrate_host
 
-    def tell(found: Any) -> None:  # before it is written: the disk may have become full
-        demand = {"kind": "calibration", "demand_bytes_per_second": workload.demand}
-        show({**demand, **found.model_dump()})
-
     live = Live()
     with show_progress("calibrate", live.now, on=shows(workload, world)):
-        calibrate_host(workload, world, say, live, on_found=tell)
+        yield from map(Found, calibrate_host(workload, world, say, live))
 
 
 def checkpoint(workload: Workload, world: World, words: Words) -> Found | None:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from dlemu.config.compose import (
     without_secrets,
 )
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
+from dlemu.plugins import named_by, own_version
 from dlemu.ranks.ending import Interrupts
 from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import Alone, PeerError, World
@@ -131,8 +131,6 @@ def _answer(arguments: Sequence[str]) -> Answer | None:
     if name in ("--help", "-h", "help"):
         return _help_on(words)
     if name in ("--version", "-V"):
-        from dlemu.plugins import own_version
-
         return Answer(f"dlemu {own_version()}")
     if name in COMMANDS and {"--help", "-h", "--help-all"} & {*words}:
         return _help_on([name, *words])
@@ -188,9 +186,9 @@ def call(name: str, words: Sequence[str], world: World) -> int:
             return _Job(name, command).call(words, world)
         parsed = world.on_first(lambda: parse(words, command.options))
         output = world.on_first(lambda: Output.of(name, parsed))
-        module, _, function = command.function.partition(":")
-        found = getattr(import_module(module), function)
-        return output.take(found(parsed, world) if command.by_ranks else found(parsed), world)
+        function = named_by(command.function)
+        found = function(parsed, world) if command.by_ranks else function(parsed)
+        return output.take(found, world)
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,7 @@ class _Job:
             from dlemu.cli.dry import dry_run
 
             return output.take(dry_run(self.name, workload, world), world)
-        function = getattr(import_module("dlemu.cli.jobs"), self.name)
+        function = named_by(f"dlemu.cli.jobs:{self.name}")
         return output.take(function(workload, world, words), world)
 
     def _show(self, workload: Any, *, as_json: bool) -> None:
@@ -355,7 +353,7 @@ class _Job:
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
         if "://" not in word:
             return Path(word)
-        from dlemu.storage.s3.location import object_path
+        from dlemu.storage.s3 import object_path
 
         return object_path(word, *keys)
 

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlemu.cli.words import Words
 from dlemu.errors import WorkloadError
+from dlemu.plugins import named_by
 from dlemu.terminal import Answer, answer, complain, say
 
 if TYPE_CHECKING:
+    from dlemu.cli.scripts import Row
     from dlemu.config.model import Workload
     from dlemu.ranks.world import World
-    from dlemu.report.table import Row
 
 Document = Mapping[str, Any]
 _COLUMNS = {
@@ -61,7 +61,7 @@ class Output:
         if table is None and "--label" in words.options:
             raise WorkloadError("--label is a column of --csv FILE; name the file as well")
         if table is not None:
-            from dlemu.report.table import check_table
+            from dlemu.cli.scripts import check_table
 
             check_table(table, _columns_of(command))
         return cls(command, "--json" in words.options, table, label)
@@ -89,8 +89,7 @@ class Output:
         if not (self.as_json and self.command in ("report", "compare")):
             show(document, apart=found.apart)
         if self.table is not None:
-            from dlemu.cli.scripts import rows_of
-            from dlemu.report.table import append_rows
+            from dlemu.cli.scripts import append_rows, rows_of
 
             columns, rows = _columns_of(self.command), found.rows
             if rows is None:
@@ -103,8 +102,7 @@ class Output:
 
 def _columns_of(command: str) -> Sequence[str]:
     """Return the columns of a command's table."""
-    module, _, name = _COLUMNS[command].partition(":")
-    columns: Sequence[str] = getattr(import_module(f"dlemu.cli.{module}"), name)
+    columns: Sequence[str] = named_by(f"dlemu.cli.{_COLUMNS[command]}")
     return columns
 
 
@@ -123,8 +121,6 @@ def show(document: Document, *, apart: bool = True, is_last: bool = True) -> Non
 def _printed(document: Document) -> Any:
     """Return what --json prints of a document."""
     match document["kind"]:
-        case "paths":
-            return document["cells"]
         case "comparisons":
             each = document["comparisons"]
             return each[0] if len(each) == 1 else each

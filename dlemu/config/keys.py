@@ -23,7 +23,7 @@ from dlemu.config.model import Workload, check_workload, use_of
 from dlemu.config.published import published_row
 from dlemu.config.refusal import NO_KEYS, allowed, group_of, in_words, written
 from dlemu.config.sections import Use
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 
 
 @dataclass(frozen=True)

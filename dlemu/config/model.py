@@ -66,7 +66,7 @@ from dlemu.config.sections import (
 )
 from dlemu.config.sections import FormatName as FormatName
 from dlemu.errors import WorkloadError
-from dlemu.storage.s3.location import SCHEME, Access, in_bucket, object_path
+from dlemu.storage.s3 import SCHEME, Access, in_bucket, object_path
 from dlemu.units import parse_bytes, unmistakable, with_unit
 
 _AWS = "https://s3.{region}.amazonaws.com"

@@ -21,7 +21,7 @@ from dlemu.config.sections import MOST_AXES, ColumnSection, DatasetSection, File
 from dlemu.errors import WorkloadError
 from dlemu.formats import FileSamples, format_of
 from dlemu.formats.parquet import Amount, Parquet
-from dlemu.storage.s3.location import Access
+from dlemu.storage.s3 import Access
 
 Samples = NDArray[np.int64]
 
@@ -391,7 +391,7 @@ class Dataset:
     """How the bucket is reached, where the data folder is one; rank 0's, for all ranks."""
     cache_state: str = ""
     """File that the readers of this host share if they read through a cache: see
-    `tier.shared_memory`."""
+    `loaders.cache.reader`."""
 
     @property
     def folder(self) -> Path:

@@ -17,7 +17,7 @@ from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.processes import host_memory_bytes
 from dlemu.ranks.world import Alone, World
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.units import PAGE_BYTES, ceil_div, counted, format_bytes
 
 STEPS_PER_EPOCH = 500

@@ -3,12 +3,19 @@
 The kernel documents them in Documentation/filesystems/proc.rst (mountinfo, mountstats) and
 Documentation/ABI/stable/sysfs-block (stat, slaves). `proc` and `sys` are arguments, so that a copy
 of another host's files can be read.
+
+`growth` and `total` are of counters of any kind: numbers, records of counters, and tables of them
+by name. What one of them does not know, or a table lacks, is unknown: None, or left out of the
+table.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields, is_dataclass, replace
+from itertools import chain
+from math import inf
 from pathlib import Path
+from typing import Any, TypeVar
 
 PROC = Path("/proc")
 SYS = Path("/sys")
@@ -20,6 +27,7 @@ _MOUNT = re.compile(
 SECTOR = 512  # bytes; /sys counts these, whatever the drive's own sector size is
 IN_MEMORY = ("tmpfs", "ramfs")
 """File systems that never read a drive."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -285,3 +293,40 @@ def read_text(path: Path) -> str:
         return path.read_bytes().decode(errors="surrogateescape")
     except OSError:
         return ""
+
+
+def growth(now: T, earlier: T) -> T:
+    """Return how much counters grew; None where one has begun anew meanwhile.
+
+    A file system that is mounted again, or a cgroup that has gone, starts a counter at 0.
+    """
+    grown: T = _each(lambda end, begin=inf: end - begin if end >= begin else None, (now, earlier))
+    return grown
+
+
+def total(counts: Sequence[T]) -> T:
+    """Return the sum of at least one."""
+    summed: T = _each(lambda *values: sum(values), counts)
+    return summed
+
+
+def _each(work: Callable[..., Any], counts: Sequence[Any]) -> Any:
+    """Return what `work` makes of each number."""
+    first = counts[0]
+    if any(each is None for each in counts):
+        return None
+    if isinstance(first, dict):
+        names = dict.fromkeys(chain(*counts))
+        made = {n: _each(work, [each[n] for each in counts if n in each]) for n in names}
+        return {name: value for name, value in made.items() if None not in _numbers(value)}
+    if not is_dataclass(first):
+        return work(*counts)
+    parts = {
+        field.name: _each(work, [getattr(each, field.name) for each in counts])
+        for field in fields(first)
+    }
+    return replace(first, **parts)  # type: ignore[type-var]
+
+
+def _numbers(value: Any) -> tuple[Any, ...]:
+    return astuple(value) if is_dataclass(value) and not isinstance(value, type) else (value,)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from dlemu.host.counters import total
+from dlemu.host.devices import total
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
 from dlemu.judge.evidence import Evidence, HostReport

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
 from dlemu.errors import RunError, WorkloadError
-from dlemu.judge.checkpoints import CheckpointCost, checkpoint_cost
 from dlemu.judge.records import Steps
+from dlemu.judge.summary import CheckpointCost, checkpoint_cost
 from dlemu.judge.sums import (
     Edition,
     EpochSums,
     RankSums,
     Rule,
     Sums,
+    au_of_each,
     is_long_enough,
     making_seconds,
     sum_all,
@@ -393,7 +394,7 @@ def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
         num_counted=num_counted,
         au_percentage=float(rows["au"].mean()),
         samples_per_second=float(rows["samples_per_second"].sum()),
-        whole_epoch_au_percentage=float((100 * rows["asked"] / seconds).mean()),
+        whole_epoch_au_percentage=float(au_of_each(rows["asked"], seconds).mean()),
         true_samples_per_second=float((num_samples / (seconds + stall)).sum()),
         first_step_seconds=float(rows["first_step"].mean()),
         seconds=float(seconds.max()) + stall,
@@ -416,7 +417,7 @@ def _au_parts(sums: EpochSums) -> list[float]:
     """Return the AU of parts of an epoch's counted steps, each of two steps or more."""
     inside = sums.steps[sums.window]
     parts = np.array_split(inside, max(1, min(_PARTS, len(inside) // 2)))
-    return [float(100 * part["credited"].sum() / part["seconds"].sum()) for part in parts]
+    return [float(au_of_each(part["credited"].sum(), part["seconds"].sum())) for part in parts]
 
 
 def _too_short(sums: EpochSums, edition: Edition) -> WorkloadError:

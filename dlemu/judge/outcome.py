@@ -1,8 +1,12 @@
-"""The outcome of a run and of several: the fields of summary.json that follow from the metrics."""
+"""Judges a run and several: PASS, FAIL or NO VERDICT, why, and the other fields that follow.
+
+A judgement follows from the steps, the workload and what was measured beside them. So a stored run
+is judged as it was when it ended.
+"""
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -13,10 +17,12 @@ from typing import Any, cast
 import numpy as np
 
 from dlemu.config.model import Workload
-from dlemu.judge.checkpoints import CheckpointFields, dlio_names
-from dlemu.judge.judgement import hidden_share, judge_run
+from dlemu.config.published import differing, published_row, word
+from dlemu.dataset.rule import DatasetSize, TotalMemory
 from dlemu.judge.metrics import EpochMetrics, Metrics, passes, t95
+from dlemu.judge.records import UNFINISHED
 from dlemu.judge.summary import (
+    CheckpointFields,
     EpochRow,
     Measured,
     Metric,
@@ -25,8 +31,340 @@ from dlemu.judge.summary import (
     Spread,
     Summary,
     Verdict,
+    dlio_names,
     limit_name,
+    place_of,
 )
+from dlemu.units import counted, format_bytes, format_rate
+
+_MOST_HIDDEN = 0.05
+"""Share of the reading that the steps left out may hide. Repeated runs may differ by as much
+(MLPerf Storage rules, "repeatability")."""
+_WORTH_SAYING = 0.01
+_MOST_CACHED = 0.2
+"""Share of the bytes that may come from memory unless metric.max_cached_share says otherwise: the
+most that a dataset of the rule's size, five times the memory, can have there."""
+_MOST_LETTERS = 70
+"""Of the names of keys in the verdict's line."""
+_OTHER_RATE = 0.1
+"""Two rates may differ by this share: that of the AU and that of the whole epoch, as a start takes
+time; nominal and real bytes, as headers and whole blocks are read as well."""
+UNKNOWN = Summary()
+"""Of steps that no run has measured: a training loop of one's own."""
+_OF_A_FOLDER = {"system", "measured", "notes"}
+"""What is known of a training loop of one's own whose folder was watched."""
+
+
+def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> Summary:
+    """Return `verdict`, `reasons`, `remarks`, `read_ahead` and `unlike` of a run's summary.
+
+    `summary` is what is known beside the steps. A FAIL remains a FAIL whatever the left-out steps
+    hide, which only raises the AU.
+    """
+    remarks = list(_remarks(workload, metrics, summary))
+    reasons = list(_reasons(workload, metrics, summary))
+    met = passes(metrics.au_percentage, 100 * workload.metric.au)
+    share, ahead = hidden_share(workload, metrics), ""
+    if not reasons:
+        remarks = [*_near(workload, metrics), *remarks_of(workload, metrics, summary)]
+        apart = metrics.au_percentage - metrics.whole_epoch_au_percentage > 100 * _WORTH_SAYING
+        flatters = share > _MOST_HIDDEN
+        if met:
+            flatters = not _is_proven(workload, metrics) and (share > _WORTH_SAYING or apart)
+        if flatters:
+            ahead = (
+                f"read-ahead: up to {100 * share:.1f}% of the data may be read during "
+                f"{_left_out(metrics)}; {_with_all(metrics)}"
+            )
+    return Summary(
+        verdict="NO VERDICT" if reasons else "PASS" if met else "FAIL",
+        reasons=reasons,
+        remarks=remarks,
+        read_ahead=ahead,
+        unlike=_unlike_in_full(workload) if _is_a_job(summary) else "",
+    )
+
+
+def _reasons(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+    """Yield why there is no verdict."""
+    if summary.get("status") in UNFINISHED:
+        yield from _unfinished(workload, metrics, summary)
+        return
+    if cached := cached_too_much(workload, summary):
+        yield cached
+    if not passes(metrics.au_percentage, 100 * workload.metric.au):
+        return
+    if not _is_proven(workload, metrics):
+        yield from _unproven(workload, metrics)
+    if _read_share(workload, metrics) < 1 - _OTHER_RATE:
+        yield (
+            f"{_read_mean(metrics):,.0f} bytes were read for a sample, which is counted as "
+            f"{workload.dataset.mean_bytes:,.0f}; set dataset.record_length_bytes to what it has"
+        )
+
+
+def _is_proven(workload: Workload, metrics: Metrics) -> bool:
+    """Return whether the AU passes with nothing left out, not even a stall for a checkpoint.
+
+    No reading can hide there.
+    """
+    return passes(metrics.delivered_au_percentage, 100 * workload.metric.au)
+
+
+def _near(workload: Workload, metrics: Metrics) -> Iterator[str]:
+    """Yield that the threshold lies within the AU's interval; of several runs, all decide."""
+    interval, wanted = metrics.au_interval, 100 * workload.metric.au
+    if interval is not None and interval[0] < wanted < interval[1] and workload.runs == 1:
+        low, high = interval
+        yield (
+            f"within the run's own noise of the threshold ({low:.2f}% to {high:.2f}%); runs=5 "
+            "decides"
+        )
+
+
+def _unfinished(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+    """Yield how far a run came that did not end, and what is not known of it."""
+    num, of = len(metrics.epochs), workload.train.epochs
+    if num == of and "error" in summary:  # it failed after its last epoch
+        yield summary["error"]
+    else:
+        yield describe_end(summary, f"after {num} of {counted(of, 'epoch')}")
+    if "page_cache_share" not in summary.get("measured", {}):
+        yield "what limited it, and how much came from memory, is not known"
+
+
+def describe_end(summary: Summary | RunsSummary, after: str) -> str:
+    """Return how unfinished runs ended, "interrupted after 2 of 5 epochs"."""
+    error = summary.get("error", "not ended")
+    return f"failed {after}: {error}" if summary["status"] == "failed" else f"{error} {after}"
+
+
+def hidden_share(workload: Workload, metrics: Metrics) -> float:
+    """Return the largest share (0-1) of an epoch that can be read in what is left out."""
+    ahead = _batches_ahead(workload)
+    # While a checkpoint is written, and in the step after it, workers may read as far ahead again.
+    return min(1.0, max(ahead * epoch.num_blocks / epoch.num_counted for epoch in metrics.epochs))
+
+
+def cached_too_much(workload: Workload, summary: Summary) -> str:
+    """Return why `metric.max_cached_share` is exceeded or cannot be checked, else "".
+
+    Where any share may, or the key is not set, a share that is not known is no reason.
+    """
+    bound, measured = workload.metric.max_cached_share, summary.get("measured", Measured())
+    if "page_cache_share" not in measured:
+        return ""
+    share = measured["page_cache_share"]
+    if share is None:
+        if bound is None or bound == 1:
+            return ""
+        in_bucket = "objects" in measured
+        why = "the servers' memory is not seen here" if in_bucket else "a note below says why"
+        return (
+            "metric.max_cached_share: how many bytes came from memory is not known here, so "
+            f"whether at most {bound:g} did cannot be checked ({why})"
+        )
+    bound = _MOST_CACHED if bound is None else bound
+    if share <= bound:
+        return ""
+    return (
+        f"{100 * share:.1f}% of the bytes came from memory, at most {100 * bound:g}% may "
+        f"(metric.max_cached_share); take {_past_memory(workload, summary)}"
+    )
+
+
+def _past_memory(workload: Workload, summary: Summary) -> str:
+    """Return what makes a run read its storage and not memory."""
+    if place_of(summary).get("in_memory"):
+        return "a data folder on a drive: this one lies in memory"
+    if not _is_a_job(summary):
+        return "a dataset of five times the memory, or drop the page cache before the loop"
+    ways = [] if workload.reader.odirect is True else ["reader.odirect=true"]
+    ways.append("a dataset of five times the memory")
+    if not workload.output.drop_caches:
+        ways.append("a cold epoch (output.drop_caches=true)")
+    elif workload.train.epochs > 1 and not workload.drops_each_epoch:
+        ways.append("cold epochs (output.drop_each_epoch=true)")
+    return " or ".join(ways)
+
+
+def _batches_ahead(workload: Workload) -> int:
+    """Return the batches of an accelerator, beyond its own, that workers may read in a step."""
+    return workload.batches_in_flight - 1
+
+
+def _unproven(workload: Workload, metrics: Metrics) -> Iterator[str]:
+    """Yield why an AU proves nothing that passes only without the first step."""
+    au, whole = metrics.au_percentage, metrics.whole_epoch_au_percentage
+    share = hidden_share(workload, metrics)
+    if share > _MOST_HIDDEN:
+        most = math.ceil(_batches_ahead(workload) / _MOST_HIDDEN - 1e-9)
+        steps = most + metrics.left_out
+        reason = (
+            f"up to {100 * share:.0f}% of the data may be read during {_left_out(metrics)}, at "
+            f"most {100 * _MOST_HIDDEN:.0f}% is allowed"
+        )
+    elif whole < (1 - _OTHER_RATE) * au:
+        steps = _steps_that_dwarf_the_first(metrics)
+        reason = "the first step was so slow that the AU without it is not that of the epoch"
+    else:
+        return
+    fewest = min(epoch.num_steps // epoch.num_blocks for epoch in metrics.epochs)
+    if steps > fewest and max(epoch.num_blocks for epoch in metrics.epochs) > 1:
+        remedy = f"checkpoint.steps_between_checkpoints={steps} gives a verdict"
+    elif steps <= fewest and metrics.edition != "v1.0":
+        remedy = (
+            "compute took longer than asked, which edition v2.0 credits; metric.edition=v1.0 does "
+            "not"
+        )
+    else:
+        remedy = f"{_keys_for(workload, metrics, max(steps, fewest + 1))} gives a verdict"
+    yield f"{reason}; {_with_all(metrics)}; {remedy}"
+
+
+def _left_out(metrics: Metrics) -> str:
+    """Return what the rule leaves out, in words."""
+    stalls = "" if metrics.checkpoints is None else " and the stalls for checkpoints"
+    return f"the excluded first step{stalls}"
+
+
+def _with_all(metrics: Metrics) -> str:
+    """Return the AU of the whole time, in words."""
+    which = "that step" if metrics.checkpoints is None else "both"
+    return f"AU including {which} {metrics.delivered_au_percentage:.2f}%"
+
+
+def _steps_that_dwarf_the_first(metrics: Metrics) -> int:
+    """Return the steps of an epoch that makes up for this first step, at the pace of the others."""
+    needed = 0
+    for epoch in metrics.epochs:
+        others = (epoch.seconds - epoch.first_step_seconds) / max(1, epoch.num_steps - 1)
+        extra = epoch.first_step_seconds / max(others, 1e-9) - 1
+        needed = max(needed, math.ceil((1 - _OTHER_RATE) / _OTHER_RATE * extra))
+    return needed
+
+
+def _keys_for(workload: Workload, metrics: Metrics, steps: int) -> str:
+    """Return the overrides for an epoch of so many steps."""
+    samples = steps * workload.reader.batch_size * metrics.num_accelerators
+    files = math.ceil(samples / workload.dataset.num_samples_per_file)
+    most = workload.train.total_training_steps
+    keys = [f"train.total_training_steps={steps}"] if 0 <= most < steps else []
+    have = workload.dataset.num_files_train
+    if have == "auto" or have < files or not keys:
+        keys.append(f"dataset.num_files_train={files}")
+    return " ".join(keys)
+
+
+def remarks_of(workload: Workload, metrics: Metrics, summary: Summary) -> tuple[str, ...]:
+    """Return what makes a run another test than the published one, for the line of its verdict.
+
+    Each is short and begins with BUT where the storage itself was not measured.
+    """
+    found = _remarks(workload, metrics, summary)
+    return (*found, *(_of_dataset(workload, metrics, summary) if _is_a_job(summary) else ()))
+
+
+def _is_a_job(summary: Summary) -> bool:
+    """Return whether a job of dlemu's was run: a loop of one's own is like no published row."""
+    return not summary.keys() <= _OF_A_FOLDER
+
+
+def _of_place(summary: Summary) -> Iterator[str]:
+    """Yield what makes a drive none, or a dataset smaller than it looks."""
+    if memory := place_of(summary).get("memory"):
+        yield f"BUT the drive is memory ({memory})"
+    if links := summary.get("dataset", {}).get("num_links"):
+        yield f"BUT {counted(links, 'file')} of those looked at have several names (links)"
+
+
+def _of_dataset(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+    """Yield how the job differs from the published row, and whether its dataset is too small."""
+    if (row := published_row(workload)) is None:
+        return
+    keys = ", ".join(_some(list(dict.fromkeys(map(_short, differing(workload, row))))))
+    if abs(workload.demand / row.demand - 1) > _WORTH_SAYING:
+        rates = f"demand {_rate(workload)}, not {_rate(row)}"
+        yield f"unlike {row.name}: {rates} ({keys})"
+    elif keys:
+        yield f"unlike {row.name}: {keys}"
+    files = summary.get("dataset", {}).get("num_files")
+    if files is None:
+        return
+    memory = workload.host_memory or place_of(summary).get("memory_bytes", 0)
+    total = TotalMemory(memory * summary.get("num_hosts", 1), "")
+    needed = DatasetSize(workload, metrics.num_accelerators, total).num_files
+    if files < needed:
+        yield f"dataset under the rule: {files:,} of {counted(needed, 'file')}"
+
+
+def _unlike_in_full(workload: Workload) -> str:
+    """Return the line with the keys that differ from the published row; "" if none does."""
+    row = published_row(workload)
+    keys = differing(workload, row) if row is not None else {}
+    if row is None or not keys:
+        return ""
+    each = []
+    for key, (new, was) in keys.items():
+        own, published = (word(key.removesuffix(".mean"), value) for value in (new, was))
+        each.append(f"{own} ({published.partition('=')[2]})")
+    return f"unlike {row.name}: {', '.join(each)}"
+
+
+def _short(key: str) -> str:
+    """Return a key by its last name; the value of a distribution by that of its key."""
+    *above, leaf = key.split(".")
+    return f"{above[-1]}" if leaf in ("mean", "stdev", "type") and above else leaf
+
+
+def _some(names: list[str]) -> list[str]:
+    """Return the first names, and how many more there are where the line would be too long.
+
+    Of names that begin with another one, as record_length_bytes_stdev, that one is enough.
+    """
+    names = [name for name in names if not any(name.startswith(f"{each}_") for each in names)]
+    fit = sum(len(", ".join(names[:end])) <= _MOST_LETTERS for end in range(1, len(names) + 1))
+    return names[:fit] + ([f"{len(names) - fit} more"] if fit < len(names) else [])
+
+
+def _rate(workload: Workload) -> str:
+    return "without bound" if workload.demand == math.inf else format_rate(workload.demand)
+
+
+def _remarks(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+    measured, bound = summary.get("measured", Measured()), workload.metric.max_cached_share
+    share = measured.get("page_cache_share")
+    own = f"max_cached_share={bound:g}" if bound is not None and bound > _MOST_CACHED else ""
+    if share is not None and share > 0.05 and not cached_too_much(workload, summary):
+        allowed = f", {own} as set" if own else ""
+        yield f"BUT {100 * share:.0f}% of the bytes came from memory, not from storage{allowed}"
+    elif own:
+        yield f"{own} as set"
+    yield from _of_place(summary)
+    times = _read_share(workload, metrics)
+    if abs(times - 1) > _OTHER_RATE:
+        nominal = workload.dataset.mean_bytes
+        yield (
+            f"BUT {_read_mean(metrics):,.0f} bytes were read for a sample, nominal are "
+            f"{nominal:,.0f}"
+        )
+    if workload.host_memory is not None:  # a small value allows a small dataset
+        yield f"host_memory={format_bytes(workload.host_memory)} as given, not measured"
+    cached: Mapping[str, Any] = measured.get("cache") or {}
+    if slow := cached.get("emulated_origin"):
+        yield f"origin emulated {slow}"
+
+
+def _read_mean(metrics: Metrics) -> float:
+    """Return the bytes that were really read for a sample."""
+    return metrics.read_bytes / max(1, sum(epoch.num_samples for epoch in metrics.epochs))
+
+
+def _read_share(workload: Workload, metrics: Metrics) -> float:
+    """Return bytes really read / nominal bytes of a sample; 1 where nobody counted."""
+    read = _read_mean(metrics)
+    return read / workload.dataset.mean_bytes if read else 1.0
+
 
 _MEET_EXPECTATION = {"PASS": "success", "FAIL": "fail", "NO VERDICT": "no verdict"}
 """DLIO's words, and one that it lacks."""

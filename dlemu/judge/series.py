@@ -19,8 +19,8 @@ from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
 from dlemu.host.network import NetworkCounters
 from dlemu.judge.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
-from dlemu.judge.sums import epoch_spans
-from dlemu.storage.atomic import create, replacing
+from dlemu.judge.sums import au_of, epoch_spans
+from dlemu.storage.files import create, replacing
 
 SERIES = "series.csv"
 _FORMS = {
@@ -236,7 +236,7 @@ def _au_percentages(times: NDArray[np.float64], steps: Steps | None) -> list[flo
             end = done + own["barrier"]
             elapsed += _grown(times, own["start"], end, end - own["start"])
     shares = zip(np.diff(credited), np.diff(elapsed), strict=True)
-    return [float(100 * part / whole) if whole > 1e-9 else None for part, whole in shares]
+    return [au_of(part, whole) for part, whole in shares]
 
 
 def _grown(

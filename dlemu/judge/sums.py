@@ -202,6 +202,17 @@ def credited_seconds(steps: Steps, edition: Edition) -> _Values:
     return seconds
 
 
+def au_of_each(credited: _Values, seconds: _Values) -> _Values:
+    """Return the AU in percent of each accelerator; the benchmark's AU of a job is their mean."""
+    return 100 * credited / seconds
+
+
+def au_of(credited: _Values | np.float64, seconds: _Values | np.float64) -> float | None:
+    """Return the AU in percent of a part of a run, over all its accelerators; None without time."""
+    whole = seconds.sum()
+    return float(au_of_each(credited.sum(), whole)) if whole > 1e-9 else None
+
+
 def making_seconds(steps: Steps, preprocess_seconds: float) -> _Values:
     """Return how long each batch was made or waited for, whichever is longer."""
     known = steps["read"] + steps["decode"] + steps["hand_over"]
@@ -340,7 +351,7 @@ def _by_rule(
         num_samples = steps["num_samples"][:, _UNCOUNTED_STEPS:].sum(axis=1)
         samples_per_second = num_samples / inside
     credited = credited_seconds(steps, edition)[:, window].sum(axis=1)
-    return 100 * credited / inside, samples_per_second
+    return au_of_each(credited, inside), samples_per_second
 
 
 def _of_steps(steps: Steps, edition: Edition) -> NDArray[np.void]:

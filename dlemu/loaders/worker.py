@@ -1,7 +1,9 @@
 """One worker: it makes the batches of its stream, in order.
 
 All loaders use it. They differ in where workers run, and in how batches reach the training loop.
-Samples are read in place, from files of one sample or in runs from larger files; or by a library.
+Samples are read in place, from files of one sample or in runs from larger files; or by a library:
+np.load, h5py and a TFRecord parser with CRC, which is what frameworks pay for decoding. Libraries
+read through an ordinary Python file, as in a training job; it counts its bytes.
 """
 
 import time
@@ -17,12 +19,10 @@ from dlemu.dataset.layout import Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError
 from dlemu.formats import Places, format_of
-from dlemu.formats.format import Checksum
+from dlemu.formats.format import Checksum, Parsed
 from dlemu.loaders import Batch
 from dlemu.loaders.cache.reader import TierReader
 from dlemu.loaders.columns import ColumnReader
-from dlemu.loaders.library import LibraryReader
-from dlemu.loaders.preprocessing import Work
 from dlemu.loaders.source import (
     Cost,
     Memory,
@@ -32,11 +32,13 @@ from dlemu.loaders.source import (
     Source,
     Task,
     TaskReader,
+    Work,
 )
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING
-from dlemu.storage.counted import GetCounts
+from dlemu.storage.counted import CountedFile, GetCounts, ReadCounts
 from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
-from dlemu.storage.s3.location import ObjectPath
+from dlemu.storage.files import open_regular
+from dlemu.storage.s3 import ObjectPath
 from dlemu.storage.s3.objects import ObjectFile, ObjectReader
 from dlemu.storage.s3.store import store_of
 
@@ -504,3 +506,59 @@ def make_batch(
         data=None if slots is None else slots.data[slot],
         lengths=None if slots is None else slots.lengths[slot],
     )
+
+
+class LibraryReader(TaskReader):
+    """Reads samples through the format's library, file by file."""
+
+    def __init__(
+        self, source: Source, rows: Rows, note: Note, tier: TierReader | None = None
+    ) -> None:
+        super().__init__(source, rows, note, ReadCounts(), tier)
+        self._visit, self._taken = -1, 0
+        self._parse = format_of(source.layout).parse
+        self._opened: tuple[CountedFile, Parsed] | None = None
+        self._read_before = 0  # bytes, when the file was opened
+
+    def read(self, task: Task) -> Iterator[int]:
+        visits = repeat(-1) if task.visits is None else task.visits.tolist()
+        for sample, visit in zip(task.fetch.tolist(), visits, strict=False):
+            self._read_sample(sample, visit)
+            yield 1
+
+    def _read_sample(self, sample: int, visit: int) -> None:
+        number, place = divmod(sample, self._layout.samples_per_file)
+        path = self._source.path(number)
+        self._note(READING, number)
+        with self._decoding():
+            if self._opened is None or self._opened[0].path != path or self._visit != visit:
+                self.close()
+                self._visit, self._taken, self._read_before = visit, 0, self._counts.bytes_read
+                opener = partial(self._open, number, visit)
+                file = CountedFile(path, counts=self._counts, opener=opener)
+                self._opened = file, self._parse(file, self._layout.samples_per_file)
+            file, parsed = self._opened
+            data = parsed.sample(place)
+        self._taken += 1
+        if self._rows.slots is not None:
+            self._rows.copy(path, sample, data)
+        # Through a cache a file is closed when its visit ends: others may wait to remove it.
+        ends = self._tier is not None and self._taken == self._tier.num_samples(visit)
+        if ends or self._layout.samples_per_file == 1:
+            self.close()
+
+    def _open(self, number: int, visit: int, path: str) -> int:
+        if self._tier is None:
+            return open_regular(path)
+        return self._tier.open(visit, number, path)[0]
+
+    def close(self) -> None:
+        if self._opened is not None:
+            file, parsed = self._opened
+            if self._tier is not None:
+                num_bytes = self._counts.bytes_read - self._read_before
+                self._tier.close(self._visit, file.fileno(), self._taken, num_bytes)
+            parsed.close()
+            self._opened = None
+
+    start_epoch = close

@@ -2,9 +2,9 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 
+from dlemu.plugins import named_by
 from dlemu.report.blocks import Block, Command, Document, Lines
 
 _PRESENT = {
@@ -32,15 +32,14 @@ _PRESENT = {
 """By kind of document, the module of this folder and the function that makes blocks of it. It is
 imported when it is needed."""
 EXIT_STATUS = {"PASS": 0, "NO VERDICT": 1, "FAIL": 2}
-_NAME_FOLDER = ("checkpoint", "foreign", "run", "runs", "steptime")
+_NAME_FOLDER = ("checkpoint", "foreign", "load", "paths", "run", "runs", "steptime")
 """Kinds that end with the folder of their files."""
 
 
 def present(document: Document) -> list[Block]:
     """Return the blocks of a document; `folder`, where it has one, is that of its files."""
     kind = str(document["kind"])
-    module, _, name = _PRESENT[kind].partition(":")
-    blocks: list[Block] = list(getattr(import_module(f"dlemu.report.{module}"), name)(document))
+    blocks: list[Block] = list(named_by(f"dlemu.report.{_PRESENT[kind]}")(document))
     if "tool" in document:
         from dlemu.report.foreign import present_told
 

@@ -13,7 +13,7 @@ from dlemu.host.devices import mount_under
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.units import ceil_div, format_seconds
 
 _SAMPLED = 4096

@@ -10,15 +10,14 @@ from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import count_steps
 from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, required_size
 from dlemu.judge.folders import check_free
-from dlemu.loaders.cache.forecast import TierForecast, forecast_tier
-from dlemu.loaders.cache.host import has_tier
+from dlemu.loaders.cache.host import TierForecast, forecast_tier, has_tier
 from dlemu.loaders.source import readers_memory
 from dlemu.ranks.world import World
 from dlemu.run.job import check_job
 from dlemu.run.protocol import check_closed
 from dlemu.run.replay import check_blocks
 from dlemu.storage.probe import probe_rate
-from dlemu.storage.s3.location import ObjectPath
+from dlemu.storage.s3 import ObjectPath
 from dlemu.storage.s3.objects import probe_objects
 
 _PROBE_SECONDS = 1.0

@@ -11,9 +11,10 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,17 +28,17 @@ from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.folders import hold
-from dlemu.judge.header import introduction
+from dlemu.judge.folders import first_fields, hold, recorded
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, check_writable, read_steps, write_json
+from dlemu.judge.summary import introduction
 from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.formula import Calibration, step_overhead
 from dlemu.storage.owned import OwnedFolder, held
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.terminal import complain, say, silent
 from dlemu.units import ceil_div, counted, format_bytes
 
@@ -65,10 +66,10 @@ def calibrate_host(
     world: World,
     say: Say = say,
     live: Live | None = None,
-    *,
-    on_found: Callable[[Calibration], None] = lambda found: None,
-) -> None:
-    """Make the three runs on all ranks, and write the calibration; rank 0 calls `on_found` first.
+) -> Iterator[dict[str, Any]]:
+    """Make the three runs on all ranks; yield the document on rank 0, then write the calibration.
+
+    So it is shown before it is written: the disk may have become full.
 
     Raises:
         RunError: a run failed, or the file cannot be written.
@@ -76,25 +77,29 @@ def calibrate_host(
     if world.rank != 0:
         say = silent
     check_job(workload, world)
-    path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
     with ExitStack() as stack:  # on rank 0, which is the last to need the scratch folder
 
-        def prepare() -> tuple[Workload, Layout | None, Path]:
-            stack.enter_context(hold(path.parent, ""))
+        def prepare() -> tuple[Workload, Layout | None, Path, Path]:
+            folder = stack.enter_context(hold(workload.output.folder, "calibrate"))
+            path = folder / f"calibration.{workload.name}.json"
             check_writable(path)
             scratch = stack.enter_context(_scratch_folder())
-            return _for_memory(workload, world, scratch), _find_target(workload), scratch
+            return _for_memory(workload, world, scratch), _find_target(workload), scratch, path
 
-        memory, target, scratch = world.on_first(prepare)
+        memory, target, scratch, path = world.on_first(prepare)
         if world.rank == 0:
+            summary = first_fields("calibration", workload, world)
+            record = stack.enter_context(recorded(path.parent, summary, world))
             num_files = target.num_files if target else None
             say(introduction(workload, host=world.host, num_files=num_files))
         calibration = _Calibrator(workload, world, say, scratch, live or Live()).calibrate(
             memory, target
         )
         if calibration is not None:
-            on_found(calibration)
-            write_json(path, calibration.model_dump(mode="json"))
+            stored = calibration.model_dump(mode="json")
+            yield (document := {"demand_bytes_per_second": workload.demand, **stored})
+            write_json(path, stored)
+            record.complete(document)
             more: dict[str, object] = {"predict.calibration": path}
             if calibration.drive_read_bytes_per_second is None:
                 more["drive"] = "d7_ps1010"  # an example

@@ -20,12 +20,10 @@ from dlemu.config.model import NamedDrive
 from dlemu.config.sections import Arguments, Section, Share, Use
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, mount_under, read_text
-from dlemu.host.drive_counters import lifetime
 from dlemu.host.place import describe_drive
 from dlemu.host.processes import host_memory_bytes, usable_cpus
-from dlemu.host.wear import sustained
-from dlemu.storage.gpu import availability as gds
-from dlemu.storage.gpu import cuda
+from dlemu.host.wear import lifetime, sustained
+from dlemu.storage.gpu import cuda, cufile
 from dlemu.units import format_bytes, format_seconds
 
 
@@ -105,7 +103,7 @@ def examine(folder: Path, *, for_gpu: bool = False) -> Iterator[Check]:
 
     Where no GPU is and none is asked for, one line says so, and cuFile is not looked at.
     """
-    wanted = for_gpu or gds.lists_gpu()
+    wanted = for_gpu or cufile.lists_gpu()
     yield from _host()
     yield from _packages()
     yield from _gpu() if wanted else [Check("GPU", "ok", "none; not needed")]
@@ -227,16 +225,16 @@ def _gpu() -> Iterator[Check]:
 
 
 def _cufile(folder: Path) -> Iterator[Check]:
-    if gds.has_nvidia_fs():
+    if cufile.has_nvidia_fs():
         yield Check("nvidia-fs", "ok", "loaded")
     else:
         yield Check("nvidia-fs", "note", "not loaded", "not needed with P2PDMA; else modprobe it")
 
-    library = gds.find_library()
+    library = cufile.find_library()
     if library is not None:
-        number = gds.library_version(library)
+        number = cufile.library_version(library)
         yield Check("libcufile", "ok", f"{number // 1000}.{number % 1000 // 10}, {library}")
-    found = gds.availability(folder)
+    found = cufile.availability(folder)
     if not found.usable:
         for reason in found.reasons:
             yield Check("cuFile", "missing", reason.problem, reason.remedy)
@@ -270,7 +268,7 @@ def _folder(folder: Path) -> Iterator[Check]:
 
 def _direct(folder: Path) -> Check:
     """Try O_DIRECT on a file of our own."""
-    from dlemu.tools.paths.target import smallest_direct
+    from dlemu.tools.paths.cells import smallest_direct
 
     try:
         aligned = smallest_direct(folder)

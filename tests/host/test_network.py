@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.host.counters import growth, total
+from dlemu.host.devices import growth, total
 from dlemu.host.network import (
     NetworkCounters,
     NicCounters,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.host.topology import Attachment, cpus_of_node, find_attachment
+from dlemu.host.place import Attachment, cpus_of_node, find_attachment
 
 NEAR, SAME_NODE, FAR = "0000:82:00.0", "0000:c1:00.0", "0000:3b:00.0"
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from dlemu.config.model import load_workload
-from dlemu.host.watched import PlaceCounts
-from dlemu.judge.cache import _preload, can_save, pays_from
-from dlemu.judge.evidence import stored_behind, watched_fields
+from dlemu.host.intervals import PlaceCounts
+from dlemu.judge.evidence import _preload, can_save, pays_from, stored_behind, watched_fields
 from dlemu.judge.metrics import Metrics, measure
 from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import STEP
@@ -109,11 +108,6 @@ def test_the_loaders_start_is_no_gain_of_a_cache() -> None:
     found = cached([10, 10], [0.0, 1.0])
     (line, *_) = told(found, first_steps=[20.0, 0.0])
     assert line == "cold AU 10%, warm AU 10%, the cache saves no time"
-
-
-def test_an_emulated_origin_alone_is_no_cache() -> None:
-    found = cached([10, 10], [0.0, 0.0], capacity_bytes=0, cache_write_bytes_per_epoch=[0, 0])
-    assert told(found) == []
 
 
 def test_the_wear_of_a_cache_is_that_of_its_last_epoch() -> None:

@@ -10,10 +10,10 @@ from dlemu.config.model import load_workload
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
 from dlemu.judge.bottleneck import find_run_limit
-from dlemu.judge.checkpoints import CheckpointCost
 from dlemu.judge.evidence import Evidence, HostReport
 from dlemu.judge.metrics import find_losses
 from dlemu.judge.records import STEP, Steps
+from dlemu.judge.summary import CheckpointCost
 from dlemu.judge.sums import Rule
 from dlemu.storage.probe import Probe
 from tests.lab.summed import sums_of

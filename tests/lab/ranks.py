@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dlemu.ranks.admission
+import dlemu.ranks.links
 from dlemu.errors import RunError
 from dlemu.ranks.links import Tree
 from dlemu.ranks.mpi import Mpi
@@ -103,7 +103,7 @@ def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
     result: dict[str, Any] = {}
     if "!" in hosts[-1]:
-        dlemu.ranks.admission.own_addresses = list
+        dlemu.ranks.links.own_addresses = list
     if ">" in hosts[-1]:
         Tree.FAN_OUT = 1
     world = Mpi(host=hosts[rank].rstrip("!>"))

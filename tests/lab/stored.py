@@ -1,8 +1,8 @@
 """Results of every kind on a host that never was: the same bytes on every machine.
 
-Each is made by the product's own functions from steps and counters that are made up: what they
-print follows from the code alone. `STORED` writes them, `RENDERED` has the text of what a command
-shows and keeps in no file.
+Each is made by the product's own functions from steps and counters that are made up (most of them
+in stored.yaml): what they print follows from the code alone. `STORED` writes them, `RENDERED` has
+the text of what a command shows and keeps in no file.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.checkpoint.outcome import (
@@ -27,27 +28,24 @@ from dlemu.checkpoint.outcome import (
 )
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.cli.paths import cells_csv
-from dlemu.cli.paths import document_of as paths_document
-from dlemu.cli.scripts import RUN, SIZE, rows_of
+from dlemu.cli.scripts import RUN, SIZE, append_rows, rows_of
 from dlemu.config.model import load_model, load_workload
 from dlemu.host.devices import DeviceCounters
-from dlemu.host.intervals import IntervalSummary, Observation
+from dlemu.host.intervals import IntervalSummary, Observation, PlaceCounts
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
-from dlemu.host.watched import PlaceCounts
 from dlemu.host.wear import combine_hosts
 from dlemu.judge.evidence import HostReport, combine
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import Outcome, judge_runs, row_of, with_metrics
 from dlemu.judge.records import STEP, write_config, write_steps, write_summary
-from dlemu.judge.summary import RunRow, RunsSummary, Summary
+from dlemu.judge.summary import RunRow
 from dlemu.judge.sums import Rule, sum_all
 from dlemu.ranks.world import Alone
 from dlemu.report.checkpoint import present_plan
 from dlemu.report.paths import present_paths
 from dlemu.report.predict import present_calibration
 from dlemu.report.sizing import present_sizing, write_table
-from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load, present_steptime
 from dlemu.run.job import complete_summary
@@ -58,9 +56,9 @@ from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
 from dlemu.storage.probe import Probe
 from dlemu.tools.model_load import Load, find_model
 from dlemu.tools.model_load import document_of as load_document
-from dlemu.tools.model_reading import Way
 from dlemu.tools.paths.blocks import DataPath
 from dlemu.tools.paths.cells import Cell
+from dlemu.tools.paths.sweep import document_of as paths_document
 from dlemu.tools.steptime.job import StepTimes
 from dlemu.tools.steptime.measure import Timed
 from dlemu.tools.steptime.steps import Preprocessing
@@ -68,33 +66,8 @@ from tests.lab.limits import limit_lines
 
 GIB = 1 << 30
 DATA = "/mnt/d1/unet3d"
-SYSTEM: Any = {
-    "host": "node1",
-    "kernel": "6.8.0",
-    "cpu": "A CPU of 16 cores",
-    "governor": "performance",
-    "cpus": 16.0,
-    "memory_bytes": 256 * GIB,
-    "file_system": "xfs",
-    "mount": "/mnt/d1",
-    "source": "/dev/nvme1n1",
-    "mount_options": "rw,noatime",
-    "is_root": False,
-    "in_memory": False,
-    "memory": "",
-    "drives": [
-        {
-            "name": "nvme1n1",
-            "model": "SSD <7450>",
-            "firmware": "E2MU200",
-            "size_bytes": 3_840_755_982_336,
-            "scheduler": "none",
-            "read_ahead_kib": "128",
-        }
-    ],
-}
-"""A name with what HTML must escape."""
-VERSIONS = {"python": "3.11.0", "kernel": "6.8.0", "dlemu": "1.2.3", "numpy": "2.0.0"}
+_MADE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+SYSTEM, VERSIONS = _MADE["system"], _MADE["versions"]
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -118,20 +91,8 @@ def _steps(wait: float, epochs: int = 2, accelerators: int = 4, steps: int = 12)
 
 def counted_interval(seconds: float, read: int, **changes: Any) -> IntervalSummary:
     """Return what a host with CPUs to spare counted while so many bytes were read."""
-    values: dict[str, Any] = {
-        "device_read_bytes": read,
-        "network_read_bytes": None,
-        "process_read_bytes": read,
-        "process_rchar": 0,
-        "host_cpu_share": 0.2,
-        "host_steal_share": 0.0,
-        "usable_cpus": 16.0,
-        "process_cpu_seconds": 4.0,
-        "runqueue_seconds": 0.1,
-        "throttled_seconds": 0.0,
-        "max_pss_bytes": None,
-    }
-    return IntervalSummary(seconds=seconds, **(values | changes))
+    read_bytes = {"device_read_bytes": read, "process_read_bytes": read}
+    return IntervalSummary(seconds=seconds, **(read_bytes | _MADE["interval"] | changes))
 
 
 def store_run(
@@ -173,27 +134,15 @@ def store_run(
         file_system="xfs",
         watched=list(watched),
     )
-    begun = Summary(
-        status="incomplete",
-        workload=workload.name,
-        data_loader=workload.reader.data_loader,
-        decode=workload.reader.decode,
-        loop=workload.train.loop,
-        hand_over="batch",
-        num_accelerators=4,
-        num_ranks=1,
-        num_hosts=1,
-        hostname="node1",
-        start=_time(start),
-        metric={},
-        measured={},
-        limit=None,
-        ignored=[],
-        notes=[],
-        versions=VERSIONS,
-        system=[SYSTEM],
-        dataset={"folder": DATA, "format": "npz", "num_files": 3500, "num_bytes": 5.1e11},
-    )
+    begun: Any = _MADE["run"] | {
+        "workload": workload.name,
+        "data_loader": workload.reader.data_loader,
+        "decode": workload.reader.decode,
+        "loop": workload.train.loop,
+        "start": _time(start),
+        "versions": VERSIONS,
+        "system": [SYSTEM],
+    }
     folder.mkdir(parents=True)
     write_config(folder, workload)
     write_steps(folder, 0, steps)
@@ -228,20 +177,9 @@ def store_runs(folder: Path) -> None:
         row = row_of(name, each.summary)
         rows.append(RunRow({**row, "gap_seconds": 30.0 if number else None}))
         counting += [each.summary] if number else []
-    first = counting[0]
-    begun = RunsSummary(
-        status="incomplete",
-        label="MLPerf-Storage-style, not an MLPerf result",
-        division="open",
-        workload="unet3d_h100",
-        system=first["system"],
-        num_hosts=1,
-        num_accelerators=first["num_accelerators"],
-        dataset=first["dataset"],
-        start=_time(0),
-        runs=rows,
-        notes=[],
-    )
+    names = ("system", "num_accelerators", "dataset")
+    begun: Any = _MADE["several"] | {name: counting[0][name] for name in names}
+    begun |= {"start": _time(0), "runs": rows}
     write_summary(folder, {**judge_runs(begun, counting), "end": _time(330)})
 
 
@@ -317,15 +255,8 @@ def _checkpoint() -> dict[str, Any]:
         "cached_share": 0.0,
     }
     told |= {"saves": saves, "loads": loads, "host_memory_bytes": 256 * GIB}
-    return {
-        "kind": "checkpoint",
-        "workload": workload.name,
-        "num_ranks": 1,
-        "num_hosts": 1,
-        "hostname": "node1",
+    return _MADE["checkpoint"] | {
         "start": _time(0),
-        "ignored": [],
-        "notes": [],
         "versions": VERSIONS,
         "system": [SYSTEM],
         **plan,
@@ -357,22 +288,9 @@ def sized(**changes: Any) -> Sized:
         Point(n, au, n * 25.0, 2.4e10, "storage", 900.0, "nvme1n1 was busy all the time", 0.01)
         for n, au in ((12, 62.8), (9, 83.7), (8, 94.31), (8, 93.96))
     )
-    values: dict[str, Any] = {
-        "target": Target("d1", DATA, 1),
-        "workload": workload,
-        "folder": Path("/results/size"),
-        "dataset_bytes": 3.2e12,
-        "read_ahead_share": 0.02,
-        "num_accelerators": 8,
-        "real_accelerators": 8.37,
-        "at_least": False,
-        "fewest_failed": 9,
-        "threshold": 90.0,
-        "points": points,
-        "confirmations": points[2:],
-        "interval": (8.28, 8.46),
-        "limit": "storage",
-    }
+    values = _MADE["sized"] | {"target": Target("d1", DATA, 1), "workload": workload}
+    values |= {"folder": Path("/results/size"), "interval": (8.28, 8.46)}
+    values |= {"points": points, "confirmations": points[2:]}
     return Sized(**(values | changes))
 
 
@@ -402,14 +320,7 @@ def _size(folder: Path) -> str:
 
 
 def _first(**changes: Any) -> First:
-    values: Any = {"low": 7, "high": 8, "evidence": "nvme1n1 was busy 99% of the time"}
-    took = "read by threads, which take less CPU time than pytorch: that is not installed"
-    values |= {"remark": took, "written": True}
-    values |= {
-        "commands": ("dlemu datagen ...", "dlemu size ..."),
-        "full": "measures for about 10:00",
-    }
-    return First(**(values | changes))
+    return First(**(_MADE["first"] | changes))
 
 
 def _try() -> str:
@@ -425,32 +336,17 @@ def _try() -> str:
 # --- what others measured -------------------------------------------------------------------------
 
 
-def _calibration() -> Calibration:
-    return Calibration(
-        host="node1",
-        workload="unet3d_h100",
-        loader="pytorch",
-        odirect=False,
-        sample_bytes=146600628.0,
-        read_threads=4,
-        overhead=0.002,
-        jitter=0.0004,
-        host_read_bytes_per_second=2.4e10,
-        drive_read_bytes_per_second=6.4e9,
-        overhead_limit="none",
-        host_limit="host cpu",
-        drive_limit="storage",
-    )
-
-
 def store_calibration(path: Path) -> None:
     """Write the file that `dlemu calibrate` writes."""
-    path.write_text(json.dumps(_calibration().model_dump(mode="json")))
+    calibration = Calibration(**_MADE["calibration"])
+    path.write_text(json.dumps(calibration.model_dump(mode="json")))
 
 
 def _calibrate() -> str:
     demand = {"demand_bytes_per_second": load_workload("unet3d_h100").demand}
-    return render_text(present_calibration({**demand, **_calibration().model_dump()}))
+    return render_text(
+        present_calibration({**demand, **Calibration(**_MADE["calibration"]).model_dump()})
+    )
 
 
 def _steptime() -> str:
@@ -467,12 +363,9 @@ def _steptime() -> str:
         for batch in (1, 3, 7)
     ]
     answer = StepTimes(
+        **_MADE["steptime"],
         workload=load_workload("unet3d_h100"),
-        model="unet3d",
-        name="unet3d_gpu",
-        environment={"device": "a GPU", "torch": "2.0.0", "date": "2026-01-02"},
         timed=timed,
-        skipped=(14,),
         preprocessing=Preprocessing(
             function="own:sample",
             workers=4,
@@ -486,32 +379,9 @@ def _steptime() -> str:
 
 
 def _load() -> str:
-    model = find_model("llama2_70b")
-    reads: list[tuple[Way, int, float]] = [("pread", 1, 60.0), ("odirect", 16, 21.0)]
-    cells = [
-        {
-            "way": way,
-            "readers": readers,
-            "num_bytes": model.num_bytes,
-            "seconds": seconds,
-            "cpu_seconds": 20.0,
-            "pages_before": 0,
-            "bytes_per_second": model.num_bytes / seconds,
-            "share_of_drive": model.num_bytes / seconds / 7e9,
-            "whole_model_seconds": model.num_bytes / (model.num_bytes / seconds),
-        }
-        for way, readers, seconds in reads
-    ]
-    measured = {
-        "scale": 1.0,
-        "num_files": len(model.files),
-        "num_bytes": model.num_bytes,
-        "num_pages": model.num_bytes >> 12,
-        "cells": cells,
-        "drive_bytes_per_second": 7e9,
-        "drive_source": "probed with 64 readers",
-    }
-    document = load_document(Load(model=model, target=Path("/tmp")), measured)
+    document = load_document(
+        Load(model=find_model("llama2_70b"), target=Path("/tmp")), _MADE["load"]
+    )
     return f"{render_text(present_load(document))}\n\n{flat(document)}"
 
 
@@ -519,34 +389,12 @@ def _paths() -> str:
     rates: list[tuple[DataPath, float]] = [("host_buffered", 2.5), ("host_direct", 6.5)]
     cells = [
         Cell(
-            target="/mnt/d1",
+            **_MADE["paths"],
             path=path,
-            pattern="seq_read",
             io_size=io_size,
-            workers=8,
-            seconds=45.0,
-            queue_depth=1,
-            elapsed=45.01,
-            num_ios=1000,
             gib_per_second=rate,
             iops=rate * GIB / io_size,
-            latency_mean=0.001,
-            latency_p50=0.001,
-            latency_p99=0.0025,
-            latency_p999=0.004,
-            cpu_user_percentage=0.14,
-            cpu_system_percentage=0.5,
-            host_user_percentage=0.2,
-            host_system_percentage=0.7,
-            cpu_seconds_per_gb=0.05,
-            cpu_watts=None,
-            gpu_watts=None,
-            mode="host",
-            p2pdma_bytes=0,
-            nvidia_fs_bytes=0,
-            compat_bytes=0,
             host_bytes=1000 * io_size,
-            file_bytes=GIB,
         )
         for path, rate in rates
         for io_size in (4096, 1 << 20)

@@ -23,7 +23,7 @@ from dlemu.loaders.dali.loader import DaliLoader
 from dlemu.loaders.dali.pipelines import read_numpy
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda
-from dlemu.storage.gpu.availability import availability
+from dlemu.storage.gpu.cufile import availability
 from tests.lab.waiting import until
 from tests.loaders.contract import (
     BY_DALI,

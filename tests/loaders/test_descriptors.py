@@ -18,8 +18,7 @@ from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.records import dump_workload
 from dlemu.library import size
-from dlemu.loaders import check_loader
-from dlemu.loaders.descriptors import OTHERS, make_room, most_accelerators, needed
+from dlemu.loaders import OTHERS, check_loader, descriptors_needed, make_room, most_accelerators
 from dlemu.ranks.world import Alone
 from tests.lab import warm
 from tests.lab.waiting import until
@@ -47,7 +46,7 @@ def most_open(case: Case) -> int:
         if keep:
             check_epoch(case, loader, 1)
         if forked:
-            allowed = needed(workload, case.num_accelerators)
+            allowed = descriptors_needed(workload, case.num_accelerators)
             assert all(open_files(pid) <= allowed for pid in loader.pids())
     del loader
     most_left = before + (0 if forked else 2)  # servers
@@ -88,7 +87,7 @@ def test_readers_cost_what_the_formula_says(keys: dict[str, object], tmp_path: P
         forkserver.ensure_running()
     dataset = "hdf5 of 5" if keys["reader.read_threads"] == 5 else "npz"
     case = make_case(tmp_path, dataset, keys, num_accelerators=3)
-    counted, formula = most_open(case), needed(case.workload, 3) - OTHERS
+    counted, formula = most_open(case), descriptors_needed(case.workload, 3) - OTHERS
     assert counted == formula if has_workers else counted <= formula
     if dataset != "npz":
         assert formula == 3 * (1 + 5), "a descriptor each, and one"

@@ -10,7 +10,7 @@ import pytest
 from dlemu.errors import DatasetError, RunError
 from dlemu.loaders import Batch
 from dlemu.storage.counted import GetCounts
-from dlemu.storage.s3.location import Access
+from dlemu.storage.s3 import Access
 from dlemu.storage.s3.objects import ObjectFile, ObjectReader
 from dlemu.storage.s3.store import Store, store_of
 from dlemu.units import ceil_div

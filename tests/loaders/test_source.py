@@ -9,7 +9,7 @@ from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.errors import WorkloadError
 from dlemu.loaders.source import Slots, Source, row_bytes_of, sample_bytes
-from dlemu.storage.buffers import aligned_buffer
+from dlemu.storage.files import aligned_buffer
 from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 6, 3

@@ -17,16 +17,14 @@ from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.formats import FORMATS
 from dlemu.judge.sums import Rule
-from dlemu.loaders import preprocessing
 from dlemu.loaders import source as loaders_source
 from dlemu.loaders import worker as loaders_worker
-from dlemu.loaders.preprocessing import Work, block_seconds
-from dlemu.loaders.source import Cost, Slots, Source, Task
+from dlemu.loaders.source import Cost, Slots, Source, Task, Work, block_seconds
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Activity
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage import extents
-from dlemu.storage.buffers import aligned_buffer
 from dlemu.storage.counted import CountedFile, quantile_of
+from dlemu.storage.files import aligned_buffer
 from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 12, 3
@@ -334,7 +332,7 @@ def test_what_a_block_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += next(taken)
 
     monkeypatch.setattr(zlib, "decompress", decompress)
-    monkeypatch.setattr(preprocessing, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(loaders_source, "perf_counter", lambda: now[0])
     assert Work(2.0).spend(6.0) == 10.0, "what it took, not what was asked for"
 
 
@@ -355,8 +353,8 @@ def test_blocks_are_timed_by_as_many_processes_as_there_are_workers(
 
         wait = kill
 
-    monkeypatch.setattr("dlemu.loaders.preprocessing.subprocess.Popen", Process)
-    monkeypatch.setattr("dlemu.loaders.preprocessing.usable_cpus", lambda: 6.5)
+    monkeypatch.setattr("dlemu.loaders.source.subprocess.Popen", Process)
+    monkeypatch.setattr("dlemu.loaders.source.usable_cpus", lambda: 6.5)
     for workers, processes in ((1, 1), (5, 5), (12, 7)):
         started.clear()
         assert block_seconds.__wrapped__(workers) == 0.002

@@ -12,9 +12,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dlemu.ranks import admission, links
-from dlemu.ranks.admission import admit, introduce, own_addresses, reach
-from dlemu.ranks.links import MAX_BYTES, Links, Stream, Tree, Word, decode, encode
+from dlemu.ranks import links
+from dlemu.ranks.links import (
+    MAX_BYTES,
+    Links,
+    Stream,
+    Tree,
+    Word,
+    admit,
+    decode,
+    encode,
+    introduce,
+    own_addresses,
+    reach,
+)
 
 SECRET = bytes(32)
 LONG = 60.0
@@ -65,7 +76,7 @@ def introduced(
 
 def proof(rank: int, secret: bytes) -> bytes:
     """Return what a rank says first."""
-    return admission._PROOF.pack(rank, admission._prove(secret, admission._UP, rank))
+    return links._PROOF.pack(rank, links._prove(secret, links._UP, rank))
 
 
 STRANGERS = {

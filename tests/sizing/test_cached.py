@@ -20,23 +20,6 @@ from dlemu.sizing.predict import predict_cached
 from dlemu.terminal import silent
 
 
-@pytest.mark.parametrize(
-    ("drive", "warm", "rate", "limit"),
-    [
-        ("d7_ps1010", False, 7.0e9, "origin"),
-        ("d5_p5336", False, 3.0e9, "cache writes"),
-        ("d7_ps1010", True, 14.5e9, "cache"),
-    ],
-)
-def test_the_slowest_of_origin_cache_and_its_writes_decides(
-    drive: str, warm: bool, rate: float, limit: str
-) -> None:
-    keys = {"drive": drive, "origin.read_bandwidth": 7.0e9, "cache.capacity": 1.0}
-    found = predict_cached(load_workload("unet3d_h100", keys))
-    assert (found.warm if warm else found.cold).drive.read_bandwidth == rate
-    assert (found.supply.warm_limit if warm else found.supply.cold_limit) == limit
-
-
 def test_a_cache_that_keeps_what_it_has_writes_only_until_it_is_full() -> None:
     """A tenth of the cold epoch goes at 2 MB/s, the rest at the origin's 20."""
     keys = {

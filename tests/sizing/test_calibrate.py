@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,9 @@ def test_a_prediction_takes_what_was_measured(
     assert found.host_limit != "storage", "none was read from memory"
     assert run_as_printed(out) == 0
     assert not scratch(), "memory is given back"
+    capsys.readouterr()
+    assert run(["report", str(path.parent)]) == 0
+    assert capsys.readouterr().out.strip() in out, "dlemu report shows it again"
 
     assert run(["predict", *words(job), f"predict.calibration={path}"]) == 0
     assert "host and drive calibrated" in capsys.readouterr().out
@@ -169,21 +173,6 @@ def concluded(
     )
 
 
-@pytest.mark.parametrize("limit", ["storage", "loader"])
-def test_the_file_says_what_bound_each_figure(limit: str, job: Workload, tmp_path: Path) -> None:
-    said: list[str] = []
-    found = concluded(job, tmp_path, full="storage", read=limit, said=said)
-
-    assert (found.overhead_limit, found.host_limit, found.drive_limit) == ("none", "memory", limit)
-    assert found.drive_read_bytes_per_second == pytest.approx(6.5536e6)
-    demand = {"demand_bytes_per_second": job.demand}
-    text = render_text(present_calibration({**demand, **found.model_dump()}))
-    assert ("at least" in text) is (limit != "storage")
-    assert len(said) == (limit != "storage")
-    if said:
-        assert said[0].endswith("was loader, so the storage may give more: the loader was slow")
-
-
 @pytest.mark.parametrize(("cached", "rate"), [(0.25, 0.75 * 6.5536e6 / 4), (0.969, None)])
 def test_what_memory_served_is_not_the_drives(
     cached: float, rate: float | None, job: Workload, tmp_path: Path
@@ -195,6 +184,18 @@ def test_what_memory_served_is_not_the_drives(
     assert found.drive_read_bytes_per_second == pytest.approx(rate)
     assert found.page_cache_share == (cached if rate else 0.0)
     assert found.host_read_bytes_per_second == pytest.approx(65536 / 0.002)
+    assert (found.overhead_limit, found.host_limit) == ("none", "host cpu")
+
+
+def test_what_the_loader_bound_is_the_least_that_the_drive_gives(
+    job: Workload, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    found = concluded(job, tmp_path, full="storage", read="loader", said=said)
+    assert (found.host_limit, found.drive_limit) == ("memory", "loader")
+    text = render_text(present_calibration({"demand_bytes_per_second": 1e6, **found.model_dump()}))
+    assert "at least" in text
+    assert said[0].endswith("was loader, so the storage may give more: the loader was slow")
 
 
 def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:
@@ -234,14 +235,14 @@ def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> 
     few = "dataset of dlemu's; write some files: dlemu datagen .*dataset.num_files_train=131072$"
     for folder, why in ((tmp_path / "empty", few), (tmp_path, above)):
         with pytest.raises(DatasetError, match=why):
-            calibrate_host(job.with_keys({"dataset.data_folder": str(folder)}), Alone())
+            next(calibrate_host(job.with_keys({"dataset.data_folder": str(folder)}), Alone()))
     with pytest.raises(RunError, match="calibrate needs 1000 there, 4 batches; free memory"):
         huge = {"dataset.record_length_bytes": 1e11, "reader.batch_size": 250}
-        calibrate_host(job.with_keys({**huge, "dataset.data_folder": None}), Alone())
+        next(calibrate_host(job.with_keys({**huge, "dataset.data_folder": None}), Alone()))
     with pytest.raises(WorkloadError, match="measures one host, not 3"):
         several = Alone()
         several.num_hosts = 3
-        calibrate_host(job, several)
+        next(calibrate_host(job, several))
 
 
 def test_a_folder_above_the_dataset_is_enough(
@@ -249,9 +250,12 @@ def test_a_folder_above_the_dataset_is_enough(
 ) -> None:
     """As in `dlemu try`; the workload is the dataset's."""
     read: list[Path] = []
-    monkeypatch.setattr(
-        calibrate, "calibrate_host", lambda workload, *_, **__: read.append(workload.data_folder)
-    )
+
+    def calibrated(workload: Workload, *_: object) -> Iterator[object]:
+        read.append(workload.data_folder)
+        yield from ()
+
+    monkeypatch.setattr(calibrate, "calibrate_host", calibrated)
     assert run(["calibrate", str(tmp_path)]) == 0
     assert run(["calibrate", str(tmp_path), "workload=cosmoflow_h100"]) == 0
     assert read == 2 * [job.data_folder]
@@ -262,7 +266,6 @@ def test_what_was_measured_is_shown_before_it_is_written(
 ) -> None:
     """The disk may have become full meanwhile."""
     said: list[str] = []
-    shown: list[Calibration] = []
     found = concluded(job, tmp_path)
     monkeypatch.setattr(_Calibrator, "calibrate", lambda *_: found)
 
@@ -270,8 +273,9 @@ def test_what_was_measured_is_shown_before_it_is_written(
         raise RunError("the disk is full")
 
     monkeypatch.setattr(calibrate, "write_json", full)
+    documents = calibrate_host(job, Alone(), said.append)
+    assert next(documents).items() >= found.model_dump().items(), "before it is written"
     with pytest.raises(RunError, match="the disk is full"):
-        calibrate_host(job, Alone(), said.append, on_found=shown.append)
-    assert shown == [found], "before it is written"
+        next(documents)
     assert [line.partition(":")[0] for line in said] == ["workload"]
     assert not Path(str(job.output.folder)).exists() and not scratch()

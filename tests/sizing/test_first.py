@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,16 +16,13 @@ import pytest
 
 from dlemu.cli.main import run as run_command
 from dlemu.config.model import Workload, load_workload
-from dlemu.datagen import generate
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.ranks import ending
-from dlemu.ranks.world import Alone
 from dlemu.report.sizing import _next as next_of
 from dlemu.report.sizing import present_sizing
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import Sized, document_of
-from dlemu.sizing.first import Trial, try_storage
-from dlemu.sizing.first_files import plan_files, scratch_folder
+from dlemu.sizing.first import Trial, plan_files, scratch_folder, try_storage
 from tests.lab import warm
 from tests.lab.drives import drive_folder
 from tests.lab.waiting import until
@@ -169,26 +165,6 @@ def test_the_printed_commands_run_as_they_stand(drive: Path, tmp_path: Path) -> 
     assert now.full.startswith("measures for about ")
 
 
-def test_a_dataset_that_is_there_is_read_and_stays(drive: Path, tmp_path: Path) -> None:
-    own = tiny(
-        dataset__data_folder=str(drive / "data"),
-        dataset__num_files_train=20,
-        dataset__seed=7,
-        dataset__file_prefix="own",
-    )
-    generate(own, world=Alone())
-    before = sorted(path.name for path in (drive / "data").rglob("*"))
-    said: list[str] = []
-
-    found = try_storage(trial(drive, tmp_path), said.append)
-
-    assert found[0].dataset_bytes == pytest.approx(20 * 4096, rel=0.2)
-    assert not written(found)
-    assert "data: 20 files, 80.0 KiB, there already; " in "\n".join(said)
-    assert sorted(path.name for path in (drive / "data").rglob("*")) == before
-    assert left(drive) == {"data"}
-
-
 def test_kept_files_are_read_by_the_next(drive: Path, tmp_path: Path) -> None:
     first = try_storage(trial(drive, tmp_path, keep=True), lambda text: None)
     assert written(first)
@@ -202,21 +178,6 @@ def test_kept_files_are_read_by_the_next(drive: Path, tmp_path: Path) -> None:
     assert not written(second)
     assert (drive / "dlemu-try" / "foreign").read_text() == "not ours"
     assert not list((drive / "dlemu-try").rglob("img_*"))
-
-
-def test_an_interruption_at_any_line_leaves_nothing(drive: Path, tmp_path: Path) -> None:
-    for lines in range(4):
-        said: list[str] = []
-
-        def interrupt(text: str, said: list[str] = said, lines: int = lines) -> None:
-            said.append(text)
-            if len(said) > lines:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            try_storage(trial(drive, tmp_path), interrupt)
-        assert left(drive) == set()
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -243,22 +204,6 @@ def test_a_signal_during_a_run_leaves_nothing_or_what_the_next_removes(
         )
     else:
         assert status == 130
-    assert left(drive) == set()
-
-
-def test_a_removal_that_is_interrupted_is_done_again_by_the_last_act(drive: Path) -> None:
-    acts = []
-
-    def interrupted(_: object) -> None:
-        acts.extend(ending._last_acts)
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("dlemu.storage.owned.OwnedFolder.clean", interrupted)
-        with scratch_folder(drive, keep=False) as own:
-            (own / "img_0_of_1.npz").touch()
-    assert left(drive) == {"dlemu-try"}
-    acts[-1](KeyboardInterrupt())
     assert left(drive) == set()
 
 

@@ -89,6 +89,7 @@ def test_a_published_run_lies_between_the_ends_of_host_and_drives() -> None:
     many = published(workload, replace(UNET3D, num_drives=1000, num_hosts=2), 64)
     assert many and (many.low, many.high) == (int(2 * host[0] / one), int(2 * host[1] / one))
     assert many.num_accelerators == int(2 * math.sqrt(host[0] * host[1]) / one)
+    assert many.figure == "host"
     four = replace(UNET3D, num_drives=1, drive_read_bytes_per_second=4 * one)
     few = published(workload, four, 640)
     assert few and (few.low, few.high, few.figure) == (3, 5, "drive")

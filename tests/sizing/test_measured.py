@@ -5,7 +5,6 @@ Most tests ask for so little AU that every number passes: what they check is not
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -27,14 +26,13 @@ from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.devices import devices_under
-from dlemu.judge.folders import Record, hold
-from dlemu.judge.judgement import judge_run
+from dlemu.judge.folders import hold
 from dlemu.judge.metrics import measure
-from dlemu.judge.outcome import Outcome
+from dlemu.judge.outcome import Outcome, judge_run
 from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps
 from dlemu.judge.summary import Summary
 from dlemu.ranks.world import Alone, World
-from dlemu.sizing.log import SizingRecord
+from dlemu.sizing.answers import SizingRecord
 from dlemu.sizing.measured import describe_plan, point_of
 from tests.lab import warm
 from tests.lab.commands import execute
@@ -251,35 +249,6 @@ def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
     assert points() == ended, "nothing was left to be measured"
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_a_kill_before_any_write_of_the_document_loses_no_run(
-    job: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is kept is what was written before; the next search begins there."""
-    write, left = SizingRecord._write, 0
-    endless = job.with_keys({"size.confirm": 50})
-
-    class Killed(BaseException):
-        pass
-
-    def killed(record: SizingRecord, status: str) -> None:
-        nonlocal left
-        if left == 0:
-            raise Killed
-        left -= 1
-        write(record, status)
-
-    for allowed in range(4):
-        left = allowed
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(SizingRecord, "_write", killed)
-            patch.setattr(Record, "fail", lambda *_: None)
-            size_storage(endless, Alone())
-        found = read_sizing(results_of(job))
-        made = found["unfinished"]["data.cosmoflow_h100"]["points"] if found else []
-        assert len(made) == sum(range(allowed)), "the first write begins, others add a run"
-
-
 EACH_RANK = """
 import sys, dlemu
 with dlemu.make_world() as world:
@@ -451,28 +420,6 @@ def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
     size_storage(unnamed, Alone())
     assert "going on" not in capsys.readouterr().out
     assert len(list(folder.parent.iterdir())) == 3
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_what_a_full_disk_does_not_take_is_said_first(
-    job: Workload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run whose line cannot be kept has been shown; what was kept before stays."""
-    write, room = SizingRecord._write, 3
-
-    def full(record: SizingRecord, status: str) -> None:
-        nonlocal room
-        room -= 1
-        if room < 0:
-            raise RunError("the disk is full")
-        write(record, status)
-
-    monkeypatch.setattr(SizingRecord, "_write", full)
-    with pytest.raises(RunError, match="the disk is full"):
-        size_storage(job.with_keys({"size.confirm": 5}), Alone())
-    assert len(re.findall(r" accelerators?: AU ", capsys.readouterr().out)) == 3
-    found = read_sizing(results_of(job))
-    assert (found["status"], found["error"]) == ("failed", "the disk is full")
 
 
 def test_the_example_sizes_a_folder(tmp_path: Path) -> None:

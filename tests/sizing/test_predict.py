@@ -8,8 +8,7 @@ import dlemu
 from dlemu.config.compose import datasheet
 from dlemu.config.model import Drive, load_workload
 from dlemu.errors import WorkloadError
-from dlemu.sizing.formula import Calibration
-from dlemu.sizing.rows import drives_for_one
+from dlemu.sizing.formula import Calibration, drives_for_one, limited
 
 PS1010 = {"drive": "d7_ps1010"}
 HOST = Calibration(
@@ -77,24 +76,6 @@ def test_advice_is_not_what_is_set_already(tmp_path: Path) -> None:
     assert "predict.calibration=FILE" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("drives", "cpus", "figure"),
-    # 58 GB/s of drives against 96 cores of npz: 22 to 80 GB/s.
-    [(4, 96, "either"), (8, 48, "host"), (1, 128, "drive")],
-)
-def test_what_a_published_run_shows_is_another_question(
-    drives: int, cpus: int, figure: str, tmp_path: Path
-) -> None:
-    job: dict[str, object] = {**PS1010, "drives": drives}
-    found = predicted("unet3d_h100", job | {"predict.host_cpus": cpus})
-    assert found.published is not None and found.published.figure == figure
-    assert found.published.low <= found.published.num_accelerators <= found.published.high
-    alone = predicted("unet3d_h100", job)
-    assert alone.published is None and alone.document == found.document | {"published": None}
-    known = calibrated(tmp_path, keys=job, host_cpus=cpus)
-    assert predicted("unet3d_h100", known).published == found.published
-
-
 def test_one_function_says_what_a_drive_feeds() -> None:
     """`dlemu help workloads` counts at AU 100 %, a prediction at the threshold."""
     drive = Drive.model_validate(datasheet("d7_ps1010"))
@@ -102,6 +83,8 @@ def test_one_function_says_what_a_drive_feeds() -> None:
         workload = load_workload(name, PS1010)
         one = dlemu.predict(workload).real_accelerators * workload.metric.au
         assert 1 / drives_for_one(workload, drive) == pytest.approx(one, rel=1e-6), name
+    many = load_workload("unet3d_h100", {"train.computation_time": 0.01})
+    assert limited(many) == "yes: one needs 7.1 D7-PS1010"
 
 
 def test_minutes_are_the_pass_at_the_rate_of_eight() -> None:

@@ -12,17 +12,20 @@ import pytest
 from dlemu.datagen import read_manifest
 from dlemu.errors import DatasetError, RunError
 from dlemu.judge.records import read_steps, read_summary
-from dlemu.storage import atomic
-from dlemu.storage.atomic import create, replacing, write_atomically, writing
+from dlemu.storage import files
 from dlemu.storage.extents import settle_direct
-from dlemu.storage.pagecache import cached_share, drop
-from dlemu.storage.regular import (
+from dlemu.storage.files import (
     check_regular,
     count_linked,
+    create,
     open_regular,
     open_sized,
     read_regular,
+    replacing,
+    write_atomically,
+    writing,
 )
+from dlemu.storage.pagecache import cached_share, drop
 
 
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
@@ -56,7 +59,7 @@ def test_what_is_written_past_the_page_cache_is_not_left_there(
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return create(path)
 
-    monkeypatch.setattr(atomic, "create", opens)
+    monkeypatch.setattr(files, "create", opens)
     monkeypatch.setattr(os, "fsync", lambda number: done.append("synced"))
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: done.append("dropped"))
     with writing(tmp_path / "file", direct=True, sync=sync) as write:

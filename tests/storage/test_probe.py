@@ -14,8 +14,8 @@ from dlemu.config.model import load_workload
 from dlemu.dataset.layout import Dataset
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
-from dlemu.run import monitor
-from dlemu.run.monitor import RunMonitor
+from dlemu.run import live
+from dlemu.run.live import RunMonitor
 from dlemu.storage import probe
 from dlemu.storage.probe import Probe, probe_rate, probe_readers
 
@@ -195,9 +195,7 @@ def test_storage_is_probed_with_the_readers_of_the_host_and_with_more(
 ) -> None:
     """Two accelerators, and files of which every second one is taken."""
     asked: list[tuple[int, dict[str, Any]]] = []
-    monkeypatch.setattr(
-        monitor, "probe_readers", lambda paths, **how: asked.append((len(paths), how))
-    )
+    monkeypatch.setattr(live, "probe_readers", lambda paths, **how: asked.append((len(paths), how)))
     keys = {
         "dataset.data_folder": str(tmp_path),
         "dataset.num_files_train": 1024,

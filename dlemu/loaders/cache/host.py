@@ -1,6 +1,7 @@
 """The cache of a run on this rank's host: made before the epochs, planned and counted in each.
 
-All ranks call it. The first rank of each host holds the folder, plans, and counts.
+All ranks call it. The first rank of each host holds the folder, plans, and counts. A forecast is
+the plan of the first epochs, before a run begins; it writes nothing.
 """
 
 import os
@@ -14,22 +15,30 @@ import numpy as np
 
 from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset, Samples
-from dlemu.dataset.plan import EpochPlan
+from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.place import find_host
-from dlemu.loaders.cache import shared_memory as columns
 from dlemu.loaders.cache.folder import CacheFolder, entry_path, write_entry
 from dlemu.loaders.cache.hits import EpochHits, PlannedCache, Visits, find_visits, policy_of
-from dlemu.loaders.cache.reader import Origin
-from dlemu.loaders.cache.shared_memory import State
+from dlemu.loaders.cache.reader import (
+    ASKED_BYTES,
+    CACHE_BYTES,
+    HIT_BYTES,
+    ORIGIN_BYTES,
+    WRITTEN_BYTES,
+    Origin,
+    State,
+)
 from dlemu.ranks.world import World
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
-from dlemu.storage.s3.location import in_bucket
+from dlemu.storage.s3 import in_bucket
 from dlemu.units import counted, format_bytes, format_rate, format_seconds, round_up
 
 _MOST_COPYING = 64
+_MOST_EPOCHS = 3
+"""From the third epoch on, all are alike."""
 
 
 @dataclass(frozen=True)
@@ -321,12 +330,12 @@ class HostTier:
         counts = (self._state.counters.sum(axis=0) - self._begun).tolist()
         self.epochs.append(
             EpochCounts(
-                asked=counts[columns.ASKED_BYTES],
-                hit=counts[columns.HIT_BYTES],
+                asked=counts[ASKED_BYTES],
+                hit=counts[HIT_BYTES],
                 planned_hit=self._planned.hit,
-                origin=counts[columns.ORIGIN_BYTES],
-                cache_read=counts[columns.CACHE_BYTES],
-                cache_written=counts[columns.WRITTEN_BYTES],
+                origin=counts[ORIGIN_BYTES],
+                cache_read=counts[CACHE_BYTES],
+                cache_written=counts[WRITTEN_BYTES],
                 settle_seconds=settled,
             )
         )
@@ -442,3 +451,46 @@ def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> t
     if errors:
         raise errors[0]
     return seconds[0], seconds[1]
+
+
+@dataclass(frozen=True)
+class TierForecast:
+    """The cache of rank 0's host, and what it will do."""
+
+    introduction: str
+    num_epochs: int
+    """Of a run."""
+    epochs: list[EpochForecast]
+    """The first ones; those behind the last are taken to be like it."""
+    notes: list[str]
+
+    def origin_bytes(self, epoch: int) -> int:
+        """Return what an epoch reads from the origin."""
+        return self.epochs[min(epoch, len(self.epochs) - 1)].origin
+
+
+def forecast_tier(dataset: Dataset, world: World, own: range, total: int) -> TierForecast:
+    """Return what the cache of rank 0's host will do; all ranks call it.
+
+    `own`: the accelerators of this rank, of `total`.
+
+    Raises:
+        WorkloadError: cache.folder or cache.capacity is refused.
+        DatasetError: a file of the dataset is missing.
+    """
+    everyone = world.all_gather((world.host_index, own))
+    here = [number for host, owned in everyone if host == 0 for number in owned]
+    return world.on_first(lambda: _forecast(dataset, here, total))
+
+
+def _forecast(dataset: Dataset, accelerators: list[int], total: int) -> TierForecast:
+    workload, layout, sizes = dataset.workload, dataset.layout, file_sizes(dataset)
+    folder = None
+    if workload.cache.folder is not None:
+        folder = CacheFolder(workload, layout, sizes, claim=False)
+    cache, epochs = HostCache(dataset, sizes, folder), []
+    introduction = cache.describe()
+    for epoch in range(min(workload.train.epochs, _MOST_EPOCHS)):
+        plan = make_plan(workload, layout, num_accelerators=total, epoch=epoch)
+        epochs.append(cache.epoch(visits_of(dataset, plan, accelerators))[1])
+    return TierForecast(introduction, workload.train.epochs, epochs, cache.one_drive())

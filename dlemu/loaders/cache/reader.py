@@ -1,10 +1,15 @@
-"""How a worker opens files through a cache: it executes what `tier.hits` has planned.
+"""How a worker opens files through a cache: it executes what `cache.hits` has planned.
 
 A hit opens the copy in the cache. A miss that is admitted reads the file whole from the origin into
 memory; training gets it from there, and it is written to the cache. Other misses open the origin's
 file itself.
+
+`State` is memory that all readers of a host share meanwhile: the host's first rank makes it
+(memfd_create) and writes the plan of each epoch into it. Readers are threads and processes of all
+ranks of the host. The memory ends with the first rank.
 """
 
+import fcntl
 import mmap
 import os
 import threading
@@ -13,19 +18,160 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Full, Queue
 from time import perf_counter
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
-from dlemu.dataset.layout import Dataset
-from dlemu.loaders.cache import shared_memory as columns
+from dlemu.dataset.layout import Dataset, Samples
+from dlemu.errors import RunError
 from dlemu.loaders.cache.folder import entry_path, write_entry
-from dlemu.loaders.cache.shared_memory import FILLED, READ, State
+from dlemu.loaders.cache.hits import EpochHits
 from dlemu.storage.extents import ExtentReader, extent_reader
-from dlemu.storage.regular import cannot_open, open_sized
+from dlemu.storage.files import cannot_open, open_sized
+from dlemu.storage.pagecache import OnFile
 from dlemu.units import round_up
 
+READ, FILLED = 1, 2
+"""How far a visit is: its file has been read; it is in the cache as well."""
+ORIGIN_BYTES, CACHE_BYTES, WRITTEN_BYTES, HIT_BYTES, ASKED_BYTES, HITS, VISITS, FILLS = range(8)
+"""Columns of `State.counters`. Each has one writer, so none needs a lock."""
+_HEAD_BYTES = 4096
+_NUM_ROWS_AT, _TEXT_AT, _TEXT_BYTES = 32, 1024, 1024
+_POLL_SECONDS = 0.0005
 _MOST_WAITING = 2
 """Files in memory that wait to be written; then the reader waits for the cache's drive."""
 _LOOK_SECONDS = 0.2
+
+
+class State:
+    """The shared memory: how far each visit is, the plan of the epoch, and what was counted."""
+
+    _NUM_COUNTERS: ClassVar = 8
+    _made = -1
+    """The descriptor that keeps the memory, in the process that made it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._lock = threading.Lock()
+        self._map()
+
+    @classmethod
+    def make(cls, num_rows: int) -> "State":
+        """Make the memory; other processes of the user open it by `path` while this one lives.
+
+        `num_rows`: workers of all accelerators of the job; each has a row of counters.
+        """
+        made = os.memfd_create("dlemu-cache")
+        os.ftruncate(made, _HEAD_BYTES + 8 * cls._NUM_COUNTERS * num_rows)
+        os.pwrite(made, num_rows.to_bytes(8, "little"), _NUM_ROWS_AT)
+        state = cls(f"/proc/{os.getpid()}/fd/{made}")
+        state._made = made
+        return state
+
+    def _map(self) -> None:
+        """Map what is there: the memory grows with the plans."""
+        self._memory = mmap.mmap(self._descriptor, 0)
+        view = memoryview(self._memory)
+        self._free_at = np.frombuffer(view, np.float64, 1)
+        self._sizes = np.frombuffer(view, np.int64, 3, 8).data
+        num_rows = int(np.frombuffer(view, np.int64, 1, _NUM_ROWS_AT)[0])
+        end = _HEAD_BYTES + 8 * self._NUM_COUNTERS * num_rows
+        table = np.frombuffer(view[_HEAD_BYTES:end], np.int64)
+        self.counters: NDArray[np.int64] = table.reshape(num_rows, self._NUM_COUNTERS)
+        """(rows, columns), totals since the memory was made."""
+        num, num_gone = self._sizes[0], self._sizes[1]
+        parts = np.frombuffer(view[end : end + 8 * (5 * num + 1 + 3 * num_gone)], np.int64)
+        ends = np.cumsum([num, num, num, num, num + 1, 3 * num_gone])
+        self._num_samples, held, after, admitted, first, gone = np.split(parts, ends[:-1])
+        self.hits = EpochHits(held, after, admitted, first, gone.reshape(-1, 3))
+        """Plan of the epoch; its reads are the visits."""
+        self.held, self.after, self.admitted = held.data, after.data, admitted.data
+        """As in `hits`: items of memory are read in half the time of an array's."""
+        self._done = np.frombuffer(view, np.uint8, num, end + parts.nbytes).data
+
+    def begin(self, hits: EpochHits, num_samples: Samples) -> None:
+        """Write the plan of an epoch. No reader may be at work."""
+        num, num_gone = len(hits.held), len(hits.gone)
+        tables = [num_samples, hits.held, hits.after, hits.admitted, hits.first_gone, hits.gone]
+        data = np.concatenate([each.ravel() for each in tables]).tobytes()
+        start = _HEAD_BYTES + self.counters.nbytes
+        size = start + len(data) + num
+        if size > os.fstat(self._descriptor).st_size:
+            os.ftruncate(self._descriptor, size)
+        os.pwrite(self._descriptor, data + bytes(num), start)
+        self._sizes[0], self._sizes[1] = num, num_gone
+        self._map()
+
+    def start_epoch(self) -> None:
+        """Take up the plan that the first rank has written."""
+        self._map()
+
+    def num_samples(self, visit: int) -> int:
+        """Return how many samples are read in a visit."""
+        return int(self._num_samples[visit])
+
+    def mark(self, visit: int, how_far: int) -> None:
+        """Note that a visit's file was read, or that it is in the cache as well."""
+        with self._lock:
+            if self._done[visit] < how_far:
+                self._done[visit] = how_far
+
+    def wait(self, visit: int, how_far: int) -> None:
+        """Wait until a visit of any reader is that far.
+
+        Raises:
+            RunError: a file could not be written to the cache.
+        """
+        while self._done[visit] < how_far:
+            self.check()
+            time.sleep(_POLL_SECONDS)
+
+    def wait_for_fills(self, at: OnFile) -> None:
+        """Wait until each file that this epoch admits is in the cache. Raises as `wait`.
+
+        `at` is called each time another one is.
+        """
+        for visit in np.flatnonzero(self.hits.admitted >= 0).tolist():
+            self.wait(visit, FILLED)
+            at("")
+
+    def fail(self, text: str) -> None:
+        """Tell all readers that the cache cannot be written."""
+        self._memory[_TEXT_AT : _TEXT_AT + _TEXT_BYTES] = text.encode()[:_TEXT_BYTES].ljust(
+            _TEXT_BYTES, b"\0"
+        )
+        self._sizes[2] = 1
+
+    def check(self) -> None:
+        """Raise RunError if a file could not be written to the cache."""
+        if self._sizes[2]:
+            text = bytes(self._memory[_TEXT_AT : _TEXT_AT + _TEXT_BYTES]).rstrip(b"\0")
+            raise RunError(text.decode(errors="replace"))
+
+    def reserve(self, seconds: float) -> float:
+        """Take so many seconds of an emulated origin, which serves one after the other.
+
+        Return when they end (time.monotonic): all processes of a host have that clock.
+        """
+        with self._lock:
+            # The lock is of the open file: it holds between processes. The other one holds
+            # between the threads that share this file.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            try:
+                end = max(time.monotonic(), float(self._free_at[0])) + seconds
+                self._free_at[0] = end
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return end
+
+    def close(self) -> None:
+        """Close the file; the mapping ends with its last user."""
+        os.close(self._descriptor)
+        if self._made >= 0:
+            os.close(self._made)
 
 
 @dataclass(slots=True)
@@ -100,7 +246,7 @@ class TierReader:
         self._origin = Origin(workload, self._state, direct=direct)
         self._queue: Queue[tuple[int, int, Fetched] | None] = Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
-        self._kind, self._size = columns.ORIGIN_BYTES, 0  # of the file that is open
+        self._kind, self._size = ORIGIN_BYTES, 0  # of the file that is open
         self.seconds = 0.0
         """Spent in `open`: reading the origin, waiting, and writing where fills are awaited."""
 
@@ -134,11 +280,11 @@ class TierReader:
         """
         counts = self._counts
         asked = self._size * num_samples // self._samples_per_file
-        counts[columns.VISITS] += 1
-        counts[columns.ASKED_BYTES] += asked
-        if self._kind == columns.CACHE_BYTES:
-            counts[columns.HITS] += 1
-            counts[columns.HIT_BYTES] += asked
+        counts[VISITS] += 1
+        counts[ASKED_BYTES] += asked
+        if self._kind == CACHE_BYTES:
+            counts[HITS] += 1
+            counts[HIT_BYTES] += asked
         if self._kind >= 0:
             counts[self._kind] += num_bytes
             forget(descriptor, direct=self._direct)
@@ -168,7 +314,7 @@ class TierReader:
             return None
         except OSError as error:
             raise cannot_open(path, error) from None
-        self._kind = columns.CACHE_BYTES
+        self._kind = CACHE_BYTES
         return found
 
     def _open_origin(self, visit: int, path: str) -> tuple[int, int]:
@@ -178,13 +324,13 @@ class TierReader:
             raise cannot_open(path, error) from None
         share = self._state.num_samples(visit) / self._samples_per_file
         self._origin.pretend(round(num_bytes * share))
-        self._kind = columns.ORIGIN_BYTES
+        self._kind = ORIGIN_BYTES
         return descriptor, num_bytes
 
     def _admit(self, visit: int, number: int, path: str) -> tuple[int, int]:
         """Read a file whole; return it in memory, and have it written."""
         fetched = self._origin.fetch(path)
-        self._counts[columns.ORIGIN_BYTES] += fetched.num_bytes
+        self._counts[ORIGIN_BYTES] += fetched.num_bytes
         self._kind = -1  # training reads memory
         again = os.open(f"/proc/self/fd/{fetched.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         num_bytes = fetched.num_bytes
@@ -222,8 +368,8 @@ class TierReader:
                     os.unlink(entry_path(self._folder, file, generation))
             path = entry_path(self._folder, number, int(hits.admitted[visit]))
             write_entry(path, fetched.memory, fetched.num_bytes)
-            self._counts[columns.WRITTEN_BYTES] += fetched.num_bytes
-            self._counts[columns.FILLS] += 1
+            self._counts[WRITTEN_BYTES] += fetched.num_bytes
+            self._counts[FILLS] += 1
             state.mark(visit, FILLED)
         except Exception as error:  # whatever it is: others wait for this file
             state.fail(str(error))

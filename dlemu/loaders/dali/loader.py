@@ -37,8 +37,7 @@ from dlemu.loaders.steps import Takers, describe
 from dlemu.loaders.threads import ThreadsLoader
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda
-from dlemu.storage.gpu.availability import availability
-from dlemu.storage.gpu.cufile import Driver
+from dlemu.storage.gpu.cufile import Driver, availability
 
 Way = Literal["numpy", "numpy through cuFile", "tfrecord", "host memory", "GPU memory"]
 """Who reads: DALI's readers, or ours into host memory, or ours into the GPU's through cuFile."""

@@ -25,7 +25,7 @@ from dlemu.errors import DatasetError, DlemuError
 from dlemu.storage.counted import GetCounts
 from dlemu.storage.extents import HEAD_BYTES, Check, ExtentReader, File, Leftover, Part, Parts
 from dlemu.storage.probe import rate_of
-from dlemu.storage.s3.location import SCHEME, Access, ObjectPath
+from dlemu.storage.s3 import SCHEME, Access, ObjectPath
 from dlemu.storage.s3.store import Got, Helpers, Store, store_of
 from dlemu.units import round_up
 

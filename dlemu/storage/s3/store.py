@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlemu.errors import DatasetError, RunError, WorkloadError
-from dlemu.storage.s3.location import SCHEME, Access
+from dlemu.storage.s3 import SCHEME, Access
 from dlemu.units import ceil_div
 
 if TYPE_CHECKING:

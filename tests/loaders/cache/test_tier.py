@@ -20,9 +20,8 @@ from dlemu.host.devices import lies_in_memory
 from dlemu.host.place import find_host
 from dlemu.loaders.cache import reader
 from dlemu.loaders.cache.folder import MARK, CacheFolder
-from dlemu.loaders.cache.forecast import forecast_tier
-from dlemu.loaders.cache.host import HostTier, emulates, file_sizes
-from dlemu.storage.atomic import PARTIAL
+from dlemu.loaders.cache.host import HostTier, emulates, file_sizes, forecast_tier
+from dlemu.storage.files import PARTIAL
 from dlemu.storage.owned import OwnedFolder
 from dlemu.storage.pagecache import look
 from dlemu.units import round_up

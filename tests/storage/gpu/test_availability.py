@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.storage.gpu import availability as gds
-from dlemu.storage.gpu.availability import availability, expected_mode
+from dlemu.storage.gpu import cufile
+from dlemu.storage.gpu.cufile import availability, expected_mode
 
 
 def write(path: Path, text: str) -> None:
@@ -29,7 +29,7 @@ def test_a_gpu_is_listed_without_its_driver(
 ) -> None:
     write(tmp_path / "pci" / "0000:01:00.0" / "vendor", f"{vendor}\n")
     write(tmp_path / "pci" / "0000:01:00.0" / "class", f"{kind}\n")
-    assert gds.lists_gpu(tmp_path / "pci", tmp_path) is found
+    assert cufile.lists_gpu(tmp_path / "pci", tmp_path) is found
 
 
 def host(
@@ -134,11 +134,11 @@ def test_the_expected_path_follows_the_kernel_the_driver_and_the_drive(
 
 def test_only_prefer_allows_compatibility_mode(tmp_path: Path) -> None:
     for mode, allows in (("require", False), ("prefer", True)):
-        assert gds.config(mode, tmp_path)["properties"]["allow_compat_mode"] is allows  # type: ignore[arg-type]
+        assert cufile.config(mode, tmp_path)["properties"]["allow_compat_mode"] is allows  # type: ignore[arg-type]
 
 
 def library() -> str:
-    path = gds.find_library()
+    path = cufile.find_library()
     if path is None:
         pytest.skip("libcufile.so.0 is not installed (pip install nvidia-cufile)")
     return path
@@ -148,8 +148,8 @@ def test_the_library_is_found_by_its_path_and_tells_its_version() -> None:
     path = library()
 
     assert os.path.isabs(path), "another process has to find it too"
-    assert gds.find_library() == path
-    assert gds.library_version(path) >= 1000
+    assert cufile.find_library() == path
+    assert cufile.library_version(path) >= 1000
 
 
 def test_a_driver_that_does_not_open_gives_its_reason_and_leaves_no_log(
@@ -158,7 +158,7 @@ def test_a_driver_that_does_not_open_gives_its_reason_and_leaves_no_log(
     """Whether it hangs, refuses or opens depends on the host; it never takes this process along."""
     monkeypatch.chdir(tmp_path)
 
-    problem = gds.probe(library(), "require", timeout=5.0)
+    problem = cufile.probe(library(), "require", timeout=5.0)
 
     assert problem is None or problem.startswith("cuFile's driver did not open")
     assert list(tmp_path.iterdir()) == []
@@ -169,14 +169,14 @@ def test_a_driver_that_opens_has_no_problem(
     code: int, begin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = subprocess.CompletedProcess([], 0, f"opened {code} 0\n")
-    monkeypatch.setattr("dlemu.storage.gpu.availability.subprocess.run", lambda *_, **__: done)
-    problem = gds.probe(f"a library of {code}", "require")
+    monkeypatch.setattr("dlemu.storage.gpu.cufile.subprocess.run", lambda *_, **__: done)
+    problem = cufile.probe(f"a library of {code}", "require")
     assert (problem is None) is (code == 0) and (problem or "").startswith(begin)
 
 
 def test_what_is_no_cufile_is_reported(tmp_path: Path) -> None:
     (tmp_path / "libcufile.so.0").write_bytes(b"not a library")
 
-    assert gds.probe(str(tmp_path / "libcufile.so.0"), "prefer") == (
+    assert cufile.probe(str(tmp_path / "libcufile.so.0"), "prefer") == (
         "cuFile's driver crashed on opening (exit status 1)"
     )

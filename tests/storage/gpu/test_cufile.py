@@ -13,13 +13,15 @@ import pytest
 from dlemu.errors import RunError
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
-from dlemu.storage.gpu.availability import Availability, CufileError, availability
 from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
 from dlemu.storage.gpu.cufile import (
     STATS_BYTES,
+    Availability,
+    CufileError,
     DeviceBuffer,
     DeviceFile,
     Driver,
+    availability,
     decode_stats,
 )
 
