@@ -63,7 +63,7 @@ from dlemu.ranks.world import Alone
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.pagecache import drop
 from dlemu.tools.paths.blocks import DataPath, Pattern, Work, perform
-from dlemu.tools.paths.target import write_random_file
+from dlemu.tools.paths.cells import write_random_file
 from tests.lab.peer import is_there, run_dlio
 
 Rows = Iterator[list[str]]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.formats import Crc, FileSamples, Sink, crc32c
-from dlemu.storage.regular import aligned_buffer
+from dlemu.storage.files import aligned_buffer
 from dlemu.units import PAGE_BYTES, ceil_div
 
 _BLOCK_BYTES = 4096

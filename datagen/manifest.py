@@ -31,7 +31,7 @@ from dlemu.datagen.target import PLAN, Folder, target_of
 from dlemu.dataset.layout import MOST_SAMPLES, Count, Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS
-from dlemu.storage.regular import check_regular
+from dlemu.storage.files import check_regular
 from dlemu.storage.s3 import Access, in_bucket
 from dlemu.units import counted, format_bytes
 

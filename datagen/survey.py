@@ -23,8 +23,8 @@ from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import Places, format_of
 from dlemu.ranks.world import World
+from dlemu.storage.files import open_regular
 from dlemu.storage.pagecache import OnFile
-from dlemu.storage.regular import open_regular
 from dlemu.storage.s3 import in_bucket
 from dlemu.units import ceil_div
 

@@ -31,9 +31,18 @@ from dlemu.errors import RunError
 from dlemu.formats import format_of
 from dlemu.host.processes import memory_bytes
 from dlemu.ranks.world import World
-from dlemu.storage.atomic import PARTIAL, Write, create, replacing, sync_folder, writing
+from dlemu.storage.files import (
+    PARTIAL,
+    Write,
+    create,
+    direct_if_possible,
+    open_regular,
+    read_regular,
+    replacing,
+    sync_folder,
+    writing,
+)
 from dlemu.storage.owned import OwnedFolder
-from dlemu.storage.regular import direct_if_possible, open_regular, read_regular
 from dlemu.storage.s3 import Access, ObjectPath
 from dlemu.storage.s3.store import MissingError, Store, store_of
 from dlemu.units import format_bytes, round_up
@@ -238,7 +247,7 @@ class Folder:
     def writing(
         self, name: str, *, direct: bool, sync: bool = True
     ) -> AbstractContextManager[Write]:
-        """Yield what writes a file, as `atomic.writing` does."""
+        """Yield what writes a file, as `files.writing` does."""
         return writing(self.path / name, direct=direct, sync=sync)
 
     @contextmanager

@@ -160,12 +160,13 @@ def _outcome(key: str, value: str, base: Mapping[str, object] = _BASE) -> tuple[
 
 
 def table() -> str:
-    """Return the table of the page: of a group, what has the same outcome is one row."""
+    """Return the table of the page: what has the same outcome for one reason is one row."""
     found = list(tried())
     several = Counter(key for key, *_ in found)
     rows: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for key, value, outcome, what in found:
-        row = rows.setdefault((key.rpartition(".")[0] and key.partition(".")[0], outcome, what), {})
+        group = "" if what else key.partition(".")[0]
+        row = rows.setdefault((group, outcome, what), {})
         row.setdefault(key, []).extend([value] if several[key] > 1 else [])
     lines = ["| keys of DLIO | here | |", "|---|---|---|"]
     for (_, outcome, what), keys in rows.items():

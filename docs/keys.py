@@ -12,6 +12,8 @@ from dlemu.cli.help import by_group, own_keys, reading
 from dlemu.config.keys import Key, about, all_keys
 
 PAGE = Path(__file__).with_name("keys.md")
+FEW = 5
+"""A command with more keys of its own has a section of its own."""
 
 HEAD = """\
 # All keys
@@ -32,14 +34,15 @@ those of jobs.
 
 def render() -> str:
     """Return the page."""
-    of_commands = (
-        (name, [key for key in own_keys(name, f"{name}.") if not _is_of_job(name, key)])
-        for name in COMMANDS
-    )
     sections: dict[str, list[Key]] = {}
-    for group, keys in [*by_group(), *of_commands]:
+    for group, keys in by_group():
         sections.setdefault(group.partition(".")[0], []).extend(keys)
-    return "\n".join([HEAD, *(_section(name, keys) for name, keys in sections.items() if keys)])
+    for name in COMMANDS:
+        keys = [key for key in own_keys(name, f"{name}.") if not _is_of_job(name, key)]
+        if keys:
+            section = name if len(keys) > FEW else "Keys of other commands"
+            sections.setdefault(section, []).extend(keys)
+    return "\n".join([HEAD, *(_section(name, keys) for name, keys in sections.items())])
 
 
 def _is_of_job(command: str, key: Key) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dlemu.report.text import render_markdown
 from dlemu.report.tools import present_workloads
-from dlemu.sizing.rows import rows
+from dlemu.sizing.formula import workload_rows
 from dlemu.terminal import say
 from docs.house import page_with
 
@@ -25,7 +25,7 @@ def main() -> None:
 
 def table() -> str:
     """Return all published workloads as a table of Markdown."""
-    return render_markdown(present_workloads(rows()))
+    return render_markdown(present_workloads(workload_rows()))
 
 
 if __name__ == "__main__":

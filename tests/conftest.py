@@ -27,6 +27,10 @@ _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sy
 """Audit events of a process that begins."""
 _MOST_ROWS = 2
 """So many rows of one test are quick, at equal distances; `make test` has all."""
+_SETTINGS = "_hypothesis_internal_use_settings"
+"""Where Hypothesis keeps what a property is decorated with."""
+_MOST_EXAMPLES = 20
+"""So many examples a property gets in quick tests, whatever number it names."""
 _left: list[str] = []
 """What the current test was about to start, where quick tests alone are wanted."""
 
@@ -40,13 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # On a busy host an example takes longer than usual; that is no mistake.
     quick = config.option.markexpr == "quick"
-    settings.register_profile("suite", deadline=None, max_examples=20 if quick else 100)
+    most = _MOST_EXAMPLES if quick else 100
+    settings.register_profile("suite", deadline=None, max_examples=most)
     settings.load_profile("suite")
     apply(QUICK)
     warm.settings = QUICK
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as quick what may be: some rows of each test that is not bound to root, MPI or a GPU.
 
     A test that has the mark itself is quick with all its rows.
@@ -55,6 +60,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         may = [row for row in rows if not any(row.get_closest_marker(each) for each in _NOT_QUICK)]
         for row in may[:: ceil_div(len(may), _MOST_ROWS) or 1]:
             row.add_marker("quick")
+            own = getattr(row.obj, _SETTINGS, None)  # type: ignore[attr-defined]
+            if own is not None and config.option.markexpr == "quick":
+                few = min(own.max_examples, _MOST_EXAMPLES)
+                setattr(row.obj, _SETTINGS, settings(own, max_examples=few))  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(tryfirst=True)

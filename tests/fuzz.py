@@ -53,7 +53,7 @@ from dlemu.formats.parquet import Parquet
 from dlemu.judge.records import JsonLines, dump_workload, read_config
 from dlemu.ranks.world import Alone
 from dlemu.report import stored as storing
-from dlemu.sizing.log import SizingRecord, settings_of
+from dlemu.sizing.answers import SizingRecord, settings_of
 from dlemu.sizing.predict import predict
 from dlemu.storage.counted import CountedFile
 from dlemu.terminal import shown

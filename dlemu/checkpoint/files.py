@@ -25,9 +25,8 @@ from dlemu.datagen.assemble import Content
 from dlemu.datagen.target import Stopped
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.processes import host_memory_bytes
-from dlemu.storage.atomic import create, replacing, sync_folder
 from dlemu.storage.extents import ExtentReader, File
-from dlemu.storage.regular import aligned_buffer
+from dlemu.storage.files import aligned_buffer, create, replacing, sync_folder
 from dlemu.storage.s3 import object_path
 from dlemu.storage.s3.store import Store
 from dlemu.units import PAGE_BYTES, format_bytes, round_up

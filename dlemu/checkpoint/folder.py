@@ -32,8 +32,8 @@ from dlemu.datagen.target import Bucket
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
-from dlemu.storage.atomic import sync_folder
 from dlemu.storage.extents import extent_reader
+from dlemu.storage.files import sync_folder
 from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, room
 from dlemu.storage.probe import probe_writing
 from dlemu.storage.s3 import Access, ObjectPath, in_bucket, object_path

@@ -22,7 +22,7 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DlemuError
-from dlemu.judge.header import host_of, introduction
+from dlemu.judge.summary import host_of, introduction
 from dlemu.loaders.cache.host import check_tier, forecast_tier, has_tier
 from dlemu.ranks.world import Alone, World
 from dlemu.report.checkpoint import facts_in, facts_of_plan

@@ -183,9 +183,9 @@ def workloads(words: Sequence[str]) -> Answer:
     """Return what the published workloads ask of storage; words are the begins of their names."""
     from dlemu.report.text import answer_of
     from dlemu.report.tools import present_workloads
-    from dlemu.sizing.rows import rows
+    from dlemu.sizing.formula import workload_rows
 
-    asked, found = parse(words, ["--json"]), rows()
+    asked, found = parse(words, ["--json"]), workload_rows()
     if asked.overrides:
         raise WorkloadError(f"dlemu help workloads takes no keys, got {asked.overrides[0]}")
     names = [str(row["workload"]) for row in found]

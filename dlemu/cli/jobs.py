@@ -54,7 +54,7 @@ def _generate(workload: Workload, world: World) -> Found | None:
     """Write the dataset."""
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
-    from dlemu.judge.header import introduction
+    from dlemu.judge.summary import introduction
 
     workload = resolve_auto(workload, world)
     folder, done = workload.data_folder, [0]

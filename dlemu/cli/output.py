@@ -11,9 +11,9 @@ from dlemu.plugins import named_by
 from dlemu.terminal import Answer, answer, complain, say
 
 if TYPE_CHECKING:
+    from dlemu.cli.scripts import Row
     from dlemu.config.model import Workload
     from dlemu.ranks.world import World
-    from dlemu.report.table import Row
 
 Document = Mapping[str, Any]
 _COLUMNS = {
@@ -61,7 +61,7 @@ class Output:
         if table is None and "--label" in words.options:
             raise WorkloadError("--label is a column of --csv FILE; name the file as well")
         if table is not None:
-            from dlemu.report.table import check_table
+            from dlemu.cli.scripts import check_table
 
             check_table(table, _columns_of(command))
         return cls(command, "--json" in words.options, table, label)
@@ -89,8 +89,7 @@ class Output:
         if not (self.as_json and self.command in ("report", "compare")):
             show(document, apart=found.apart)
         if self.table is not None:
-            from dlemu.cli.scripts import rows_of
-            from dlemu.report.table import append_rows
+            from dlemu.cli.scripts import append_rows, rows_of
 
             columns, rows = _columns_of(self.command), found.rows
             if rows is None:
@@ -122,8 +121,6 @@ def show(document: Document, *, apart: bool = True, is_last: bool = True) -> Non
 def _printed(document: Document) -> Any:
     """Return what --json prints of a document."""
     match document["kind"]:
-        case "paths":
-            return document["cells"]
         case "comparisons":
             each = document["comparisons"]
             return each[0] if len(each) == 1 else each

@@ -391,7 +391,7 @@ class Dataset:
     """How the bucket is reached, where the data folder is one; rank 0's, for all ranks."""
     cache_state: str = ""
     """File that the readers of this host share if they read through a cache: see
-    `tier.shared_memory`."""
+    `loaders.cache.reader`."""
 
     @property
     def folder(self) -> Path:

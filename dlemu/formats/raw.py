@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DatasetError
 from dlemu.formats.format import FileSamples, Format, Places, Read, Sink, Way
-from dlemu.storage.regular import read_regular
+from dlemu.storage.files import read_regular
 
 _U64 = np.dtype("<u8")
 

@@ -32,7 +32,6 @@ from dlemu.host.devices import (
     read_text,
     total,
 )
-from dlemu.host.drive_counters import flush
 from dlemu.host.network import NetworkCounters, find_links, read_network
 from dlemu.host.processes import (
     HostCpu,
@@ -44,6 +43,7 @@ from dlemu.host.processes import (
     throttled_seconds,
     usable_cpus,
 )
+from dlemu.host.wear import flush
 
 
 @dataclass(frozen=True, slots=True)

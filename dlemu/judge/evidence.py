@@ -412,7 +412,7 @@ def _fill(origin: int | None, written: int | None, read: int) -> float | None:
 def cache_fields(
     workload: Workload, emulated: str, hosts: Sequence[Any], metrics: Metrics
 ) -> CacheMeasured:
-    """Return the fields of all hosts, from what `tier.host` counted on each."""
+    """Return the fields of all hosts, from what `loaders.cache.host` counted on each."""
 
     endurance = workload.drive.endurance if workload.drive is not None else None
     of_hosts = list(zip(*(host.epochs for host in hosts), strict=True))

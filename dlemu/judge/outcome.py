@@ -19,7 +19,6 @@ import numpy as np
 from dlemu.config.model import Workload
 from dlemu.config.published import differing, published_row, word
 from dlemu.dataset.rule import DatasetSize, TotalMemory
-from dlemu.judge.header import place_of
 from dlemu.judge.metrics import EpochMetrics, Metrics, passes, t95
 from dlemu.judge.records import UNFINISHED
 from dlemu.judge.summary import (
@@ -34,6 +33,7 @@ from dlemu.judge.summary import (
     Verdict,
     dlio_names,
     limit_name,
+    place_of,
 )
 from dlemu.units import counted, format_bytes, format_rate
 

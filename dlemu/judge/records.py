@@ -27,8 +27,15 @@ from numpy.typing import NDArray
 from dlemu.config.compose import read_yaml, set_key
 from dlemu.config.model import Workload, check_workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
-from dlemu.storage.atomic import append_whole, create, partial_path, replacing, write_atomically
-from dlemu.storage.regular import check_regular, read_regular
+from dlemu.storage.files import (
+    append_whole,
+    check_regular,
+    create,
+    partial_path,
+    read_regular,
+    replacing,
+    write_atomically,
+)
 
 SUMMARY = "summary.json"
 SIZING = "sizing.json"

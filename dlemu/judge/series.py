@@ -20,7 +20,7 @@ from dlemu.host.intervals import Observation, apart, read_observations, summariz
 from dlemu.host.network import NetworkCounters
 from dlemu.judge.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
 from dlemu.judge.sums import au_of, epoch_spans
-from dlemu.storage.atomic import create, replacing
+from dlemu.storage.files import create, replacing
 
 SERIES = "series.csv"
 _FORMS = {

@@ -32,7 +32,7 @@ from multiprocessing.context import BaseContext, ForkProcess
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, TypeVar
 
-from dlemu.loaders.descriptors import MOST_MESSAGES
+from dlemu.loaders import MOST_MESSAGES
 
 Method = Literal["fork", "forkserver", "spawn"]
 T = TypeVar("T")

@@ -27,8 +27,7 @@ from torch.utils.data import Dataset as TorchDataset
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DlemuError, RunError
-from dlemu.loaders import Batch
-from dlemu.loaders.descriptors import make_room
+from dlemu.loaders import Batch, make_room
 from dlemu.loaders.pipes import (
     Requests,
     SharedMemory,

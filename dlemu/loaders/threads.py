@@ -26,13 +26,12 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.host.processes import usable_cpus
-from dlemu.loaders import Batch
-from dlemu.loaders.descriptors import FILES_KEPT, OTHERS, make_room
+from dlemu.loaders import FILES_KEPT, OTHERS, Batch, make_room
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Activity, StepCollector, Window, WorkersLoader
 from dlemu.loaders.worker import SampleReader, make_batch
 from dlemu.storage.counted import GetCounts
-from dlemu.storage.regular import aligned_buffer
+from dlemu.storage.files import aligned_buffer
 
 
 @dataclass(slots=True, eq=False)

@@ -37,7 +37,7 @@ from dlemu.loaders.source import (
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING
 from dlemu.storage.counted import CountedFile, GetCounts, ReadCounts
 from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
-from dlemu.storage.regular import open_regular
+from dlemu.storage.files import open_regular
 from dlemu.storage.s3 import ObjectPath
 from dlemu.storage.s3.objects import ObjectFile, ObjectReader
 from dlemu.storage.s3.store import store_of

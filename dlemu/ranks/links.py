@@ -399,13 +399,13 @@ class Links:
                 address = own_addresses(), server.getsockname()[1]
             known = group.allgather(address)
 
-            def admit() -> None:
+            def admit_below() -> None:
                 # At the same time as our own connection: a firewall above us delays nobody below.
                 below, seconds = set(tree.below), NETWORK_SECONDS
                 admitted.update(admit(server, below, secret, seconds))
 
             if tree.below:
-                thread = threading.Thread(target=admit)
+                thread = threading.Thread(target=admit_below)
                 thread.start()
                 stack.callback(thread.join)
             if tree.parent is not None:

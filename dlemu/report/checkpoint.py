@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, pstdev
 
 from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
-from dlemu.judge.header import header, place_of
-from dlemu.judge.summary import limit_name
+from dlemu.judge.summary import header, limit_name, place_of
 from dlemu.report.blocks import (
     Block,
     Document,

@@ -8,17 +8,19 @@ import html
 from collections.abc import Iterable, Sequence
 
 from dlemu.report.blocks import (
+    Axis,
     Block,
     Command,
     Facts,
     Fold,
     Lines,
     Listing,
+    Plot,
     Section,
+    Series,
     Table,
     Verdict,
 )
-from dlemu.report.plot import Axis, Plot, Series
 from dlemu.terminal import shown
 
 _STYLE = """\

@@ -8,9 +8,21 @@ from typing import Any
 
 from dlemu.host.wear import WearFields, has_writes
 from dlemu.judge.bottleneck import latencies
-from dlemu.judge.header import place_of
-from dlemu.report.blocks import Block, Column, Document, Lines, Table, table_of
-from dlemu.report.plot import Axis, Look, Plot, axis_from_zero, axis_of_numbers, dotted
+from dlemu.judge.summary import place_of
+from dlemu.report.blocks import (
+    Axis,
+    Block,
+    Column,
+    Document,
+    Lines,
+    Look,
+    Plot,
+    Table,
+    axis_from_zero,
+    axis_of_numbers,
+    dotted,
+    table_of,
+)
 from dlemu.terminal import is_verbose
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 

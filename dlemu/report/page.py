@@ -4,22 +4,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from dlemu.judge.header import place_of
 from dlemu.judge.records import CONFIG
 from dlemu.judge.series import HostSeries, Interval, series_of
-from dlemu.judge.summary import limit_name
+from dlemu.judge.summary import limit_name, place_of
 from dlemu.report import checkpoint, sizing
 from dlemu.report.blocks import (
+    Axis,
+    Bands,
     Block,
     Document,
     Fold,
     Listing,
+    Look,
+    Plot,
     Section,
+    Series,
     Table,
+    axis_from_zero,
     where_cells,
 )
 from dlemu.report.html import render_page
-from dlemu.report.plot import Axis, Bands, Look, Plot, Series, axis_from_zero
 from dlemu.report.present import present
 from dlemu.report.stored import Stored
 from dlemu.units import each_once, rate_unit
@@ -133,7 +137,7 @@ def section(stored: Stored, *, on_page: bool = True) -> Section:
     """
     document = stored.document
     rows: list[dict[str, str]] = []
-    blocks, title = present(document), str(document.get("workload"))
+    blocks, title = present(document), str(document.get("workload") or stored.kind)
     if stored.kind == "sizing":
         answers, unfinished = document["answers"], document["unfinished"]
         names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
@@ -143,6 +147,8 @@ def section(stored: Stored, *, on_page: bool = True) -> Section:
             rows.append({"verdict": "no answer yet", "runs": str(len(search["points"]))})
     elif stored.kind == "checkpoint":
         rows.append(checkpoint.row_of(document))
+    elif "verdict" not in document:
+        rows.append(where_cells(document, "") | {"workload": title})
     else:
         blocks += _of_each_run(stored) if on_page else ()
         rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})

@@ -5,8 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, groupby
 from typing import Any
 
-from dlemu.report.blocks import Block, Column, Document, Lines, Table, Verdict, table_of
-from dlemu.report.plot import Look, Plot, Series, axis_from_zero, axis_of_names
+from dlemu.report.blocks import (
+    Block,
+    Column,
+    Document,
+    Lines,
+    Look,
+    Plot,
+    Series,
+    Table,
+    Verdict,
+    axis_from_zero,
+    axis_of_names,
+    table_of,
+)
 from dlemu.tools.paths.blocks import PROCESSES_BELOW
 from dlemu.tools.paths.cells import SUM
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
@@ -35,7 +47,7 @@ _LOOKS: Sequence[Look] = ("first", "second", "third", "fourth")
 
 
 def present_paths(document: Document) -> list[Block]:
-    """Return the blocks of a sweep; `document` has `measured`, the day, and `cells`."""
+    """Return the blocks of a sweep; `document` has `cells`."""
     cells = document["cells"]
     name = _namer(cells)
     best = max(cells, key=_rate)

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlemu.report.plot import Look, Plot, Series
+from dlemu.report.blocks import Look, Plot, Series
 
 _LOOKS: dict[Look, tuple[str, str, str]] = {
     "first": ("#1f5fa8", "o", "-"),

@@ -7,20 +7,25 @@ from dlemu.judge.metrics import LOSSES, passes
 from dlemu.judge.outcome import REPEATABILITY, counting_rows
 from dlemu.judge.records import UNFINISHED
 from dlemu.report.blocks import (
+    Axis,
     Block,
     Column,
     Document,
     Fold,
     Lines,
+    Plot,
     Table,
     Tone,
     Verdict,
+    axis_of_au,
+    axis_of_numbers,
+    dotted,
+    level,
     measured,
     over_epochs,
     table_of,
 )
 from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines, present_cache
-from dlemu.report.plot import Axis, Plot, axis_of_au, axis_of_numbers, dotted, level
 from dlemu.units import counted
 
 _LEAST_LOST = 0.0005

@@ -9,32 +9,30 @@ from typing import Any
 from dlemu.judge.metrics import passes
 from dlemu.judge.records import write_text
 from dlemu.report.blocks import (
+    Axis,
+    Bands,
     Block,
     Column,
     Command,
     Document,
     Fold,
     Lines,
-    Table,
-    Tone,
-    Verdict,
-    date_of,
-    drive_name,
-    measured,
-    table_of,
-    where_cells,
-)
-from dlemu.report.plot import (
-    Axis,
-    Bands,
     Look,
     Plot,
     Series,
+    Table,
+    Tone,
+    Verdict,
     axis_from_zero,
     axis_of_au,
     axis_of_names,
+    date_of,
     dotted,
+    drive_name,
     level,
+    measured,
+    table_of,
+    where_cells,
 )
 from dlemu.report.text import render_markdown
 from dlemu.units import counted, format_bytes, format_rate, format_seconds, rate_unit

@@ -40,8 +40,8 @@ class Stored:
 
     folder: Path
     document: Document
-    """Its `kind` is "run", "runs", "sizing", "checkpoint", or "foreign": what another tool has
-    recorded of a run whose steps or keys are missing."""
+    """Its `kind` is that of a command's result, or "foreign": what another tool has recorded of a
+    run whose steps or keys are missing."""
     runs: Mapping[str, Document] = field(default_factory=dict)
     """The document of each run by its folder in this one, "" for the only one."""
 
@@ -78,7 +78,7 @@ def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         return Stored(folder, *foreign)
     document = read_summary(folder)
     match document.get("kind"):
-        case "checkpoint":
+        case "calibration" | "checkpoint" | "load" | "paths":
             if document["status"] in UNFINISHED:
                 error = document.get("error", "the command did not end")
                 raise RunError(f"{folder}: no result ({document['status']}): {error}")

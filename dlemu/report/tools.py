@@ -347,7 +347,7 @@ def _life(drive: Document) -> Iterator[tuple[str, str]]:
 
 
 def present_workloads(rows: Sequence[Document]) -> list[Block]:
-    """Return what each published workload reads; the rows of `sizing.rows`."""
+    """Return what each published workload reads; the rows of `sizing.formula`."""
 
     def of_format(row: Document) -> str:
         return str(row["format"]) + (", random" if row["access"] == "random" else "")

@@ -23,7 +23,7 @@ from dlemu.judge.series import HostSeries, series_of
 from dlemu.judge.sums import epoch_spans, step_seconds
 from dlemu.report.foreign import read_leaf
 from dlemu.report.stored import Stored
-from dlemu.storage.atomic import create, replacing
+from dlemu.storage.files import create, replacing
 
 _CHUNK = 8192
 """Steps that are turned into text at once."""

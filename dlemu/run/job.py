@@ -37,7 +37,6 @@ from dlemu.host.processes import memory_bytes
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.evidence import Evidence, cache_fields, combine
 from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, make
-from dlemu.judge.header import DatasetFields, header, hosts_of
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
 from dlemu.judge.records import (
@@ -50,7 +49,7 @@ from dlemu.judge.records import (
     write_steps,
 )
 from dlemu.judge.series import SERIES, write_series
-from dlemu.judge.summary import Measured, Summary, time_of_day
+from dlemu.judge.summary import DatasetFields, Measured, Summary, header, hosts_of, time_of_day
 from dlemu.judge.sums import Ends, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.loaders.cache.host import (
@@ -72,8 +71,7 @@ from dlemu.run.replay import (
     replay_blocks,
     replay_epoch,
 )
-from dlemu.storage.atomic import write_atomically
-from dlemu.storage.regular import count_linked
+from dlemu.storage.files import count_linked, write_atomically
 from dlemu.terminal import say, silent
 from dlemu.units import PAGE_BYTES, ceil_div, format_rate, round_up
 

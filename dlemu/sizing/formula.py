@@ -17,6 +17,9 @@ For N accelerators whose steps take `computation_time` t_c and `batch_bytes`:
 
 The datasheet gives S; one calibration measures the rest (`Calibration`). Every term has an error,
 so every answer has a range. Source: docs/prediction.md, which also says how well it did.
+
+The same arithmetic says what the published workloads read, and which of them storage limits: sizes
+and times beside the datasheets of workloads/drive/ (docs/workloads.md).
 """
 
 import math
@@ -26,11 +29,13 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from dlemu.config.model import Drive, Workload
+from dlemu.config.compose import datasheet, known_workloads
+from dlemu.config.model import Drive, Workload, load_workload
+from dlemu.config.published import is_measured
 from dlemu.dataset.layout import amount_of, layout_of
 from dlemu.errors import WorkloadError
 from dlemu.judge.metrics import passes
-from dlemu.units import ceil_div
+from dlemu.units import ceil_div, format_rate
 
 ERROR = 0.36
 """Relative error of a rate, by datasheet or calibration: 90 % of the published cells are no further
@@ -38,6 +43,13 @@ off when their drive is left out of the fit (printed by `benchmarks.published`).
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+_SLOWEST, _FASTEST = "d3_s4520", "d7_ps1010"
+_BOUNDS = ("gnn_rgat_h100",)
+"""Rows whose demand is only known to be no larger: the row's file says why."""
+_NOT_FELT = 0.01
+"""Share of the slowest drive that one accelerator may ask for without feeling any drive."""
+_ACCELERATORS = 8
+"""Of a host: a drive that feeds these is not felt either."""
 
 
 class Calibration(BaseModel):
@@ -437,3 +449,49 @@ def _measured_rates(calibration: Calibration, datasheet: _Rate) -> tuple[_Rate, 
     limit = calibration.host_limit
     bound_by = None if limit in ("host cpu", "memory") else limit
     return drive, _Rate(calibration.host_read_bytes_per_second, error, bound_by)
+
+
+def workload_rows() -> list[dict[str, object]]:
+    """Return what an accelerator reads of each published workload, by name."""
+    return [row_of(load_workload(name)) for name in known_workloads()]
+
+
+def row_of(workload: Workload) -> dict[str, object]:
+    """Return what an accelerator reads of a workload; sizes in bytes, times in seconds."""
+    reads, step = Reads.of(workload), workload.train.computation_time.mean
+    return {
+        "workload": workload.name,
+        "sample_bytes": workload.dataset.mean_bytes,
+        "format": workload.dataset.format,
+        "access": workload.reader.access or "stream",
+        "batch_size": workload.reader.batch_size,
+        "step_seconds": step,
+        "step_measured": is_measured(workload.name),
+        "bytes_per_second": reads.num_bytes / step,
+        "useful_bytes_per_second": workload.demand,
+        "reads_per_second": reads.num_calls / step,
+        "threshold": workload.metric.au,
+        "limited_by_storage": limited(workload),
+    }
+
+
+def drives_for_one(workload: Workload, drive: Drive) -> float:
+    """Return how many such drives one accelerator needs at AU 100 %."""
+    reads = Reads.of(workload)
+    return reads.num_bytes / workload.train.computation_time.mean / reads.rate_of(drive)
+
+
+def limited(workload: Workload) -> str:
+    """Return whether storage matters, with the number that says so."""
+    slow, fast = (Drive.model_validate(datasheet(name)) for name in (_SLOWEST, _FASTEST))
+    slow_ones, fast_ones = (drives_for_one(workload, drive) for drive in (slow, fast))
+    if slow_ones < _NOT_FELT:
+        rate = slow_ones * Reads.of(workload).rate_of(slow)
+        return f"no: {format_rate(rate)}; any drive is fast enough"
+    if slow_ones * _ACCELERATORS < 1:
+        return f"no: one {slow.name} feeds {1 / slow_ones:.0f}"
+    if workload.name in _BOUNDS:
+        return f"unknown: at most {fast_ones:.2g} {fast.name} for one"
+    if fast_ones < 1:
+        return f"yes: one {fast.name} feeds {1 / fast_ones:.3g}"
+    return f"yes: one needs {fast_ones:.2g} {fast.name}"

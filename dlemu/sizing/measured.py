@@ -26,20 +26,27 @@ from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.header import introduction
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome, cached_too_much, judge_run
 from dlemu.judge.records import conditions_of
+from dlemu.judge.summary import introduction
+from dlemu.loaders import descriptors_needed, most_accelerators
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import file_sizes, has_tier
-from dlemu.loaders.descriptors import most_accelerators, needed
 from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import Say, check_job, run_job
 from dlemu.run.live import Live
-from dlemu.sizing.answers import FIRST_DATASET, Sized, Target, find_jobs
+from dlemu.sizing.answers import (
+    FIRST_DATASET,
+    Sized,
+    SizingRecord,
+    Target,
+    find_jobs,
+    hold_search,
+    settings_of,
+)
 from dlemu.sizing.formula import PredictionInput, predict
-from dlemu.sizing.log import SizingRecord, hold_search, settings_of
 from dlemu.sizing.predict import known_rates, rate_at, supply_of
 from dlemu.sizing.search import Event, Goal, Point, Sizing, about_runs, search
 from dlemu.storage.probe import probe_rate
@@ -298,7 +305,7 @@ def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
     most = most_accelerators(workload) * world.num_ranks
     if 0 < most < workload.size.max_accelerators:
         workload = workload.with_keys({"size.max_accelerators": most})
-        need = needed(workload, ceil_div(most + 1, world.num_ranks))
+        need = descriptors_needed(workload, ceil_div(most + 1, world.num_ranks))
         bound = (
             f"{most + 1} need {need} open files in a rank, more than a process may have here; use "
             f"more ranks, or raise the limit as root: ulimit -n {need}"

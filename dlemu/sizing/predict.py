@@ -19,7 +19,7 @@ from dlemu.judge.records import write_json
 from dlemu.loaders.cache.hits import PlannedCache
 from dlemu.sizing import formula
 from dlemu.sizing.formula import Calibration, Prediction, PredictionInput, Published, Reads
-from dlemu.storage.regular import read_regular
+from dlemu.storage.files import read_regular
 from dlemu.units import each_once
 
 _OF_A_HOST = 8

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any
 
-from dlemu.storage.regular import cannot_open, open_regular
+from dlemu.storage.files import cannot_open, open_regular
 
 _STEPS = 16
 """Bins of each doubling of the duration: a quantile is right to 4 %."""

@@ -20,7 +20,7 @@ from typing import Literal
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import lies_in_memory, mount_under
 from dlemu.storage.counted import ReadCounts
-from dlemu.storage.regular import NO_DIRECT, aligned_buffer, cannot_open, open_regular, open_sized
+from dlemu.storage.files import NO_DIRECT, aligned_buffer, cannot_open, open_regular, open_sized
 from dlemu.units import PAGE_BYTES, round_up
 
 Part = memoryview | int

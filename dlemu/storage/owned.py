@@ -23,8 +23,7 @@ from typing import Any
 
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.ranks.ending import last_act
-from dlemu.storage.atomic import PARTIAL, create, write_atomically
-from dlemu.storage.regular import NO_DIRECT, read_regular
+from dlemu.storage.files import NO_DIRECT, PARTIAL, create, read_regular, write_atomically
 from dlemu.units import format_bytes
 
 _POLL_SECONDS = 0.05

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from dlemu.errors import RunError
-from dlemu.storage.regular import open_sized
+from dlemu.storage.files import open_sized
 from dlemu.units import ceil_div
 
 _PAGE = mmap.PAGESIZE

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 
 from dlemu.errors import DatasetError
-from dlemu.storage.regular import aligned_buffer, direct_if_possible, open_regular
+from dlemu.storage.files import aligned_buffer, direct_if_possible, open_regular
 
 longest_seconds = math.inf
 """No probe takes longer, whatever its caller asks for. Tests set it: none is about the rate."""

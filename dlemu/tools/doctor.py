@@ -20,10 +20,9 @@ from dlemu.config.model import NamedDrive
 from dlemu.config.sections import Arguments, Section, Share, Use
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, mount_under, read_text
-from dlemu.host.drive_counters import lifetime
 from dlemu.host.place import describe_drive
 from dlemu.host.processes import host_memory_bytes, usable_cpus
-from dlemu.host.wear import sustained
+from dlemu.host.wear import lifetime, sustained
 from dlemu.storage.gpu import cuda, cufile
 from dlemu.units import format_bytes, format_seconds
 
@@ -269,7 +268,7 @@ def _folder(folder: Path) -> Iterator[Check]:
 
 def _direct(folder: Path) -> Check:
     """Try O_DIRECT on a file of our own."""
-    from dlemu.tools.paths.target import smallest_direct
+    from dlemu.tools.paths.cells import smallest_direct
 
     try:
         aligned = smallest_direct(folder)

@@ -1,13 +1,31 @@
-"""A model's files are there or are written, and are read once for each cell of a table."""
+"""A model's files are there or are written, and are read once for each cell of a table.
 
+The ways to read, each from a file's first byte to its last, with several readers:
+
+    mmap     map the file, and copy from it: each page is a fault, and the kernel reads ahead
+    pread    read calls through the page cache
+    odirect  read calls past the page cache
+    cufile   cuFile, into the GPU's memory
+
+Readers are threads. Each takes the next piece of the next file, so k readers read k places at once.
+Bytes go into a buffer of each reader that the next piece overwrites: a model may be larger than the
+host's memory.
+"""
+
+import mmap
 import os
+import resource
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
+import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from dlemu.config.compose import datasheet, named, read_yaml
@@ -15,20 +33,33 @@ from dlemu.config.model import Drive, NamedDrive
 from dlemu.config.sections import Arguments, Listed, Names, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
-from dlemu.storage.atomic import PARTIAL
+from dlemu.judge.folders import first_fields, hold, recorded
+from dlemu.judge.records import read_summary
+from dlemu.ranks.world import Alone
 from dlemu.storage.extents import settle_direct
-from dlemu.storage.gpu.cufile import availability, lists_gpu
+from dlemu.storage.files import PARTIAL, aligned_buffer, open_sized
+from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
+from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver, availability, lists_gpu
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate
-from dlemu.tools.model_reading import WAYS, Way, read_once
-from dlemu.tools.paths.target import write_random_files
+from dlemu.tools.paths.cells import write_random_files
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
 _MORE_THAN_ASKED = 1.1
 """A small file is read as a page: the share of the model may be this much above `scale`."""
 OnEvent = Callable[[str], object]
+Way = Literal["mmap", "pread", "odirect", "cufile"]
+WAYS: tuple[Way, ...] = get_args(Way)
+
+_PIECE = 64 << 20
+"""Bytes of a file that a reader takes at once."""
+_CALL = 4 << 20
+"""Bytes of a read call."""
+
+_Read = Callable[[int, int], int]
+"""Reads so many bytes at an offset of a file; returns how many came."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +150,8 @@ class Load(Arguments):
     """Datasheet of the drive to compare with; None: the files are probed."""
     drives: Annotated[int, Field(ge=1)] = 1
     """Number of such drives."""
+    output: Path | None = None
+    """Folder for summary.json; None: outputs/load/<date>-<time>. By arithmetic none is written."""
     progress: Switch = "on"
     """Show on stderr what is being read."""
 
@@ -157,6 +190,26 @@ def document_of(load: Load, measured: Mapping[str, Any] | None = None) -> dict[s
         ],
         **measured,
     }
+
+
+def load_files(
+    load: Load,
+    on_event: OnEvent,
+    on_begin: OnEvent = lambda text: None,
+    at: Callable[[int], object] = lambda num_bytes: None,
+) -> dict[str, Any]:
+    """Read the files as `measure` does, and record it; return the document with its folder.
+
+    Raises:
+        DlemuError: as `measure` does, or the folder of the results cannot be used.
+    """
+    world = Alone()
+    with (
+        hold(load.output, "load", key="output") as folder,
+        recorded(folder, first_fields("load", None, world), world, key="output") as record,
+    ):
+        record.complete(document_of(load, measure(load, on_event, on_begin, at)))
+        return {"folder": str(folder), **read_summary(folder)}
 
 
 def measure(
@@ -310,3 +363,113 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
     finally:
         with suppress(OSError):  # files stay there
             folder.rmdir()
+
+
+def read_once(
+    files: Sequence[Path],
+    *,
+    way: Way,
+    num_readers: int,
+    at: Callable[[int], object] = lambda num_bytes: None,
+) -> tuple[int, float, float]:
+    """Read all files once; return their bytes, the seconds, and the CPU seconds that it took.
+
+    `at` is called with the bytes of each call.
+
+    Raises:
+        RunError: a file is not there, ends early, or cannot be read this way.
+    """
+    sizes = {path: path.stat().st_size for path in files}
+    pieces = deque(
+        (path, start, min(_PIECE, size - start))
+        for path, size in sizes.items()
+        for start in range(0, size, _PIECE)
+    )
+    with ExitStack() as stack:
+        gpu = stack.enter_context(Gpu()) if way == "cufile" else None
+        driver = stack.enter_context(Driver(files[0].parent)) if way == "cufile" else None
+
+        def work() -> None:
+            with ExitStack() as own:
+                own.callback(pieces.clear)  # none is left, or no reader need go on
+                _read_pieces(pieces, _opener(way, gpu, driver, own), at)
+
+        threads = stack.enter_context(ThreadPoolExecutor(num_readers))
+        stack.callback(pieces.clear)  # an interrupt must not wait for all files
+        before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        try:
+            for reader in [threads.submit(work) for _ in range(num_readers)]:
+                reader.result()
+        except OSError as error:
+            raise RunError(f"{way}: {error}") from error
+        seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return sum(sizes.values()), seconds, cpu
+
+
+def _read_pieces(
+    pieces: deque[tuple[Path, int, int]],
+    open_file: Callable[[Path, ExitStack], _Read],
+    at: Callable[[int], object],
+) -> None:
+    with ExitStack() as opened:
+        current, read = Path(), None
+        while True:
+            try:
+                path, start, length = pieces.popleft()
+            except IndexError:  # another reader has taken the last one
+                return
+            if read is None or path != current:
+                opened.close()
+                current, read = path, open_file(path, opened)
+            for offset in range(start, start + length, _CALL):
+                wanted = min(_CALL, start + length - offset)
+                if read(wanted, offset) != wanted:
+                    raise RunError(f"{path} ended early, at byte {offset}")
+                at(wanted)
+
+
+def _opener(
+    way: Way, gpu: Gpu | None, driver: Driver | None, stack: ExitStack
+) -> Callable[[Path, ExitStack], _Read]:
+    """Return what opens a file for one reader; `stack` holds what all its files share."""
+    if way == "cufile":
+        assert gpu is not None and driver is not None
+        return _by_cufile(gpu, driver, stack)
+    buffer = aligned_buffer(_CALL)
+    target = np.frombuffer(buffer, np.uint8)
+
+    def by_call(path: Path, opened: ExitStack) -> _Read:
+        file, _ = open_sized(path, direct=way == "odirect", error=RunError)
+        opened.callback(os.close, file)
+
+        def read(num_bytes: int, offset: int) -> int:
+            # O_DIRECT takes whole pages only, also of a file's end.
+            return os.preadv(file, [buffer[: round_up(num_bytes)]], offset)
+
+        return read
+
+    def by_mapping(path: Path, opened: ExitStack) -> _Read:
+        file, _ = open_sized(path, error=RunError)
+        opened.callback(os.close, file)
+        source = np.frombuffer(mmap.mmap(file, 0, prot=mmap.PROT_READ), np.uint8)
+
+        def read(num_bytes: int, offset: int) -> int:
+            np.copyto(target[:num_bytes], source[offset : offset + num_bytes])
+            return num_bytes
+
+        return read
+
+    return by_mapping if way == "mmap" else by_call
+
+
+def _by_cufile(gpu: Gpu, driver: Driver, stack: ExitStack) -> Callable[[Path, ExitStack], _Read]:
+    gpu.use()
+    memory = stack.enter_context(DeviceMemory(_CALL))
+    buffer = stack.enter_context(DeviceBuffer(driver, memory.address, _CALL))
+
+    def by_cufile(path: Path, opened: ExitStack) -> _Read:
+        file = opened.enter_context(DeviceFile(driver, path))
+        return lambda num_bytes, offset: file.read(buffer, round_up(num_bytes), offset)
+
+    return by_cufile

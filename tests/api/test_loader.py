@@ -13,8 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 import dlemu
-from dlemu.datagen import Content
-from dlemu.dataset.layout import layout_of
 from dlemu.judge.records import dump_workload
 
 ROOT = Path(__file__).parents[2]
@@ -63,23 +61,17 @@ def test_the_readmes_loop_runs_as_it_stands(folder: Path) -> None:
     assert lines[1] == "unet3d_h100: 1 emulated accelerator, 2 epochs of 6 steps, batches of 7"
 
 
-def test_ranks_get_disjoint_samples_and_their_bytes(folder: Path) -> None:
-    """The loaders' contract holds the bytes of each loader; here they are cut or padded."""
-    workload = load(folder, reader__batch_size=5)
-    content, layout = Content(0), layout_of(workload)
+def test_ranks_share_each_epoch_and_every_pass_is_another(folder: Path) -> None:
     seen: list[int] = []
     for rank in range(2):
-        with dlemu.make_loader(workload, rank=rank, num_ranks=2) as loading:
-            assert len(loading) == 4
-            for batch in loading:
-                assert batch.arrays is not None and len(batch.arrays) == 5
-                for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True):
-                    size = int(layout.sizes(np.array([sample]))[0])
-                    wanted = np.zeros(30_000, np.uint8)
-                    content.fill(wanted[: min(size, 30_000)], sample)
-                    assert np.array_equal(array, wanted)
-                seen += batch.samples.tolist()
-    assert len(seen) == len(set(seen)) == 40
+        with dlemu.make_loader(load(folder), rank=rank, num_ranks=2) as loading:
+            passes = [[b.samples.tolist() for b in loading] for _ in range(2)]
+            assert passes[0] != passes[1]
+            loading.set_epoch(0)
+            assert [b.samples.tolist() for b in loading] == passes[0]
+        loading.close()
+        seen += chain(*passes[0])
+    assert sorted(seen) == list(range(42))
 
 
 @pytest.mark.parametrize("loader", ["threads", "pytorch", "tensorflow"])
@@ -125,16 +117,6 @@ def test_pinned_batches_are_pinned(loader: str, folder: Path) -> None:
             copied = on_host.to("cuda", non_blocking=True)
             torch.cuda.synchronize()
             assert torch.equal(copied.cpu(), on_host)
-
-
-def test_every_pass_is_another_epoch_and_set_epoch_chooses_it(folder: Path) -> None:
-    with dlemu.make_loader(load(folder)) as loading:
-        passes = [[b.samples.tolist() for b in loading] for _ in range(2)]
-        assert passes[0] != passes[1]
-        assert [sorted(chain(*one)) for one in passes] == [list(range(42))] * 2
-        loading.set_epoch(0)
-        assert [b.samples.tolist() for b in loading] == passes[0]
-    loading.close()
 
 
 def pass_in_a_thread(loading: dlemu.TrainingLoader) -> list[int]:

@@ -13,7 +13,6 @@ import pytest
 from dlemu.checkpoint import folder
 from dlemu.checkpoint.files import BucketWriter
 from dlemu.checkpoint.folder import RECORD
-from dlemu.checkpoint.in_run import combine_checkpoints, open_checkpoints
 from dlemu.cli.main import run
 from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
@@ -22,7 +21,6 @@ from dlemu.datagen.target import Stopped
 from dlemu.errors import RunError
 from dlemu.storage.s3 import object_path
 from dlemu.storage.s3.store import Store
-from tests.checkpoint.test_in_run import job, place
 from tests.lab import warm
 from tests.lab.object_server import Moto, moto_server
 from tests.lab.waiting import until
@@ -155,14 +153,3 @@ def test_after_a_kill_the_same_command_replaces_what_was_left(moto: Moto) -> Non
     assert there() <= names(*range(1, 1000))
     assert run([*WORDS, "checkpoint.num_checkpoints_read=0"]) == 0
     assert there() == names(1, 2)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_run_writes_objects(moto: Moto, asynchronous: bool) -> None:
-    workload = job(None, checkpoint_folder="s3://training/ck", asynchronous=asynchronous, keep=1)
-    with open_checkpoints(workload, place(), [4], lambda _: None) as checkpoints:
-        for step in (2, 4):
-            checkpoints.take(0, step)
-        report = checkpoints.finish()
-    assert combine_checkpoints(workload, 1, [report])["written_bytes"] == 2_000_002
-    assert there() == {f"ck/{RECORD}", "ck/global_epoch1_step4/model_states-0.pt"}

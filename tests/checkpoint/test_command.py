@@ -19,8 +19,6 @@ import pytest
 from dlemu.checkpoint.folder import place_of
 from dlemu.cli.main import run
 from dlemu.config.checkpoint_sections import CheckpointSection
-from dlemu.config.compose import compose_words
-from dlemu.config.model import check_workload
 from tests.lab import warm
 from tests.lab.mpirun import mpirun
 from tests.lab.waiting import until
@@ -82,29 +80,6 @@ def test_files_are_written_read_and_reported(capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out) == {"folder": "out"} | told
 
 
-def test_only_the_newest_are_kept_and_read_in_turn() -> None:
-    words = ("checkpoint.num_checkpoints_write=3", "checkpoint.num_checkpoints_read=3")
-    assert checkpoint(*words, "checkpoint.keep=2", "output.folder=out", "--verify") == 0
-    assert files_of() == {f"global_epoch1_step{step}": FILES for step in (2, 3)}
-    assert [entry["step"] for entry in summary()["checkpoint"]["loads"]] == [2, 3, 2]
-
-
-def test_the_same_command_replaces_its_own_and_reads_may_come_later(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert checkpoint() == 0
-    first = place_of(Path("ck"), None, CheckpointSection()).record()
-    assert checkpoint("checkpoint.num_checkpoints_read=0") == 0
-    assert "removed: 2 checkpoints of an earlier command" in capsys.readouterr().out
-    again = place_of(Path("ck"), None, CheckpointSection()).record()
-    assert first is not None and again is not None and first.seed != again.seed
-    reads = ("checkpoint.num_checkpoints_write=0", "checkpoint.num_checkpoints_read=3", "--verify")
-    assert checkpoint(*reads, "output.folder=out") == 0
-    assert summary()["checkpoint"]["saves"] == []
-    assert "a checkpoint of unet3d is read in " in capsys.readouterr().out
-    assert place_of(Path("ck"), None, CheckpointSection()).record() == again
-
-
 def test_a_refusal_keeps_the_checkpoints_of_before_and_an_empty_folder() -> None:
     words = ("checkpoint.num_checkpoints_read=0", "model.model_size_bytes=900TB")
     Path("ck").mkdir()
@@ -154,18 +129,6 @@ def test_a_bound_passes_or_fails(
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{verdict}: ")
     assert run(["report", "out"]) == status
-
-
-def test_a_model_joins_a_workload() -> None:
-    words = ["workload=unet3d_h100", "model=llama3_8b", "model.num_layers=4"]
-    workload = check_workload(compose_words(words))
-    assert (workload.name, workload.model.name, workload.model.num_layers) == (
-        "unet3d_h100",
-        "llama3_8b",
-        4,
-    )
-    assert workload.checkpoint.time_between_checkpoints == 0  # of the workload, not of the row
-    assert check_workload(compose_words(["model=llama3_8b"])).made_from == "llama3_8b"
 
 
 def test_torch_writes_the_same_bytes() -> None:

@@ -15,7 +15,6 @@ from dlemu.checkpoint.outcome import (
     from_memory,
     limit_of,
     verdict_of,
-    young_interval,
 )
 from tests.lab.stored import counted_interval
 
@@ -62,22 +61,6 @@ def starved(entry: Entry, seconds: float) -> Entry:
     return changed(entry, host_cpu_share=1.0, runqueue_seconds=ready)
 
 
-def test_the_duration_is_the_maximum_over_all() -> None:
-    entry = saved(1.0, 2.0, 3.0, 8.0, sizes=(GIB, GIB, GIB, 3 * GIB))
-    assert (entry["step"], entry["num_bytes"]) == (3, 6 * GIB)
-    assert (entry["seconds"], entry["mean_seconds"], entry["least_seconds"]) == (8.0, 3.5, 1.0)
-    assert (entry["rank0_seconds"], entry["between_barriers_seconds"]) == (2.0, 8.5)
-    assert entry["slowest"] == {
-        "accelerator": 3,
-        "rank": 1,
-        "host": "b",
-        "num_bytes": 3 * GIB,
-        "bytes_to_mean": 2.0,
-    }
-    assert entry["hosts"] == {"a": 2.0, "b": 8.0}
-    assert entry["parts"]["fsync"] == pytest.approx(0.4 * 3.5)
-
-
 def test_dlio_s_names_hold_gib_and_rank_0_stands_beside() -> None:
     saves = [saved(1.0, 4.0), saved(1.0, 2.0)]
     metric = dlio_metric(saves, [loaded(0.5)], rank_sync=False)
@@ -99,19 +82,16 @@ CASES: list[tuple[str, str, list[Entry], Conditions]] = [
     ("generation", "save", [saved(5.0, 5.0, waited=0.051)], ON_DRIVE),
     ("storage", "save", [saved(5.0, 5.0, waited=0.049)], ON_DRIVE),
     ("one rank", "save", [saved(4.0, 4.0, 4.0, 5.0)], ON_DRIVE),
-    ("storage", "save", [saved(4.0, 4.0, 4.0, 4.4)], ON_DRIVE),
     ("storage", "save", [saved(4.0, 4.0, 4.0, 5.0, hosts="aa")], ON_DRIVE),
     ("host cpu", "save", [changed(saved(5.0, 5.0), host_cpu_share=0.91)], ON_DRIVE),
     ("host cpu", "save", [starved(saved(4.0, 4.0, 4.0, 5.0), 2.5)], ON_DRIVE),
     ("one rank", "save", [starved(saved(4.0, 4.0, 4.0, 5.0), 2.4)], ON_DRIVE),
     ("storage", "save", [changed(saved(5.0, 5.0), host_cpu_share=0.89)], ON_DRIVE),
-    ("storage", "save", [changed(saved(5.0), host_cpu_share=None, devices={})], ON_DRIVE),
     ("page cache", "save", [saved(5.0)], Conditions("ext4", False, False, None)),
     ("storage", "save", [saved(5.0)], Conditions("ext4", True, False, None)),
     ("page cache", "save", [saved(5.0, waited=1.0)], Conditions("tmpfs", False, True, None)),
     ("page cache", "load", [loaded(1.0)], Conditions("ext4", False, True, 0.02)),
     ("storage", "load", [loaded(1.0)], Conditions("ext4", False, True, 0.01)),
-    ("page cache", "load", [loaded(1.0, stored=GIB // 2)], ON_DRIVE),
     ("storage", "load", [loaded(1.0, stored=None)], ON_DRIVE),
     ("storage", "load", [loaded(1.0, stored=0)], Conditions("ext4", True, True, 0.5)),
 ]
@@ -122,16 +102,10 @@ def test_the_limit(name: str, kind: Any, entries: list[Entry], conditions: Condi
     assert limit_of(kind, entries, conditions)["name"] == name
 
 
-def test_a_limit_has_its_figures() -> None:
-    uneven = limit_of("save", [saved(2.0, 2.0, 8.0, sizes=(GIB, GIB, 4 * GIB))], ON_DRIVE)
-    assert uneven["evidence"] == (
+def test_one_rank_is_named_with_what_it_had_more() -> None:
+    uneven = [saved(2.0, 2.0, 8.0, sizes=(GIB, GIB, 4 * GIB))]
+    assert limit_of("save", uneven, ON_DRIVE)["evidence"] == (
         "accelerator 2 on host b took 8 s, with 2.00 times the mean bytes, the mean of all 4 s"
-    )
-    alike = limit_of("save", [saved(2.0, 2.0, 8.0)], ON_DRIVE)["evidence"]
-    assert alike == "accelerator 2 on host b took 8 s, the mean of all 4 s"
-    assert limit_of("save", [saved(5.0)], ON_DRIVE)["evidence"] == (
-        "the accelerators were 60% in write and 40% in fsync calls; the drive was busy 80% of the "
-        "time"
     )
 
 
@@ -158,7 +132,3 @@ def test_writes_that_ended_in_memory_pass_no_bound(bound: float | None, verdict:
         assert verdict_of(saves, [], bound, limit) == verdict
     assert verdict_of(saves, [], 3.0, limit_of("save", saves, ON_DRIVE)) == "PASS"
     assert verdict_of([], [], bound) == ""
-
-
-def test_young_s_interval() -> None:
-    assert young_interval(12.5, 10_000) == 500.0

@@ -12,7 +12,6 @@ import pytest
 
 from dlemu.checkpoint.files import Reader, Writer
 from dlemu.datagen.assemble import Content
-from dlemu.datagen.target import Stopped
 from dlemu.errors import RunError
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.owned import direct as takes_direct
@@ -53,9 +52,7 @@ def test_files_hold_their_bytes_and_are_read_back(
         assert (tmp_path / name).read_bytes() == expected(content, sample, size)
     parts = (times.open, times.write, times.fsync, times.close, times.generation)
     assert min(parts) > 0 and times.waited >= 0
-    with Reader(
-        extent_reader(direct=direct, piece_bytes=PIECE, io_depth=io_depth), content
-    ) as reader:
+    with reading(content, io_depth, direct=direct) as reader:
         for name, size, sample in files:
             read = reader.read(tmp_path / name, size, sample=sample)
             assert (read.num_bytes, read.compare > 0) == (size, True)
@@ -109,23 +106,6 @@ def test_a_full_drive_leaves_nothing_of_the_file(
     assert {*threading.enumerate()} <= before
 
 
-def test_a_writer_can_be_stopped_from_another_thread(
-    tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.pwrite
-
-    def pwrite(*arguments: Any) -> int:
-        writer.stop()
-        return real(*arguments)
-
-    with Writer(content, piece_bytes=PIECE) as writer:
-        monkeypatch.setattr(os, "pwrite", pwrite)
-        with pytest.raises(Stopped):
-            writer.write(tmp_path / "a", 1000 * PIECE, sample=0)
-        assert writer.bytes_done == PIECE
-    assert os.listdir(tmp_path) == []
-
-
 def test_files_that_were_prepared_need_not_be_written(content: Content) -> None:
     writer = Writer(content, piece_bytes=PIECE)
     writer.__enter__()
@@ -173,12 +153,7 @@ def test_damage_is_named(
         os.mkfifo(path)
     elif damage != "missing":
         path.write_bytes(data[:-1] if damage == "short" else data)
-    with (
-        Reader(
-            extent_reader(direct=False, piece_bytes=PIECE, io_depth=io_depth), content
-        ) as reader,
-        pytest.raises(RunError) as refused,
-    ):
+    with reading(content, io_depth) as reader, pytest.raises(RunError) as refused:
         reader.read(path, 200_000, sample=5)
     assert str(refused.value) == f"{tmp_path}/{line}"
 

@@ -111,8 +111,7 @@ def sizing(folder: Path, number: int, real: float | None, **more: Any) -> Path:
     }
     folder.mkdir()
     one = tree | more
-    both = [one, one | {"target": "d2", "num_accelerators": number + 1}]
-    document = {"kind": "sizing", "answers": both if "several" in more else [one], "unfinished": {}}
+    document = {"kind": "sizing", "answers": [one], "unfinished": {}}
     (folder / "sizing.json").write_text(json.dumps(document))
     return folder
 
@@ -137,19 +136,6 @@ def test_sizings_are_compared_by_their_accelerators(
     assert "page_cache_share" not in told["results"][0]["figures"]
 
 
-def test_a_sizing_of_several_targets_is_compared_target_by_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sizing(tmp_path / "a", 10, 10.4, several=True)
-    after = sizing(tmp_path / "b", 9, 9.8, several=True)
-    assert run(["compare", str(before), str(after), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [each["results"][0]["target"] for each in told] == ["d1", "d2"]
-    alone = sizing(tmp_path / "c", 9, 9.8)
-    assert run(["compare", str(before), str(alone)]) == 1
-    assert "c has no sizing of unet3d_h100 on d2" in capsys.readouterr().err
-
-
 def test_a_damaged_result_and_one_of_another_kind_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,16 +155,6 @@ def test_a_damaged_result_and_one_of_another_kind_are_named(
         assert run(["compare", first, second]) == 1
         said = capsys.readouterr()
         assert said.out == "" and said.err.count("\n") == 1 and line in said.err
-
-
-def test_a_run_of_dlio_is_compared_as_any_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dlio = str(Path(__file__).parents[1] / "data" / "dlio_2.0.0")
-    told = compared(capsys, dlio, changed(tmp_path / "one"))
-    assert told["results"][0]["figures"].keys() == {"au_percentage", "samples_per_second"}
-    assert told["differences"][0]["au_percentage"]["against"] == pytest.approx(94.3, abs=0.1)
-    assert told["differing_keys"] == {}, "its keys are not stored as dlemu's are"
 
 
 def test_saves_are_not_compared_with_loads(

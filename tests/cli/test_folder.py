@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.storage.atomic import create
+from dlemu.storage.files import create
 from tests.cli.test_main import refusal
 from tests.lab.commands import QUICK, SMALL, generate
 
@@ -34,19 +34,6 @@ def forget(data: Path) -> None:
     tree = json.loads((data / "dlemu.json").read_text())
     del tree["workload"]
     (data / "dlemu.json").write_text(json.dumps(tree))
-
-
-def test_datagen_and_verify_take_a_folder_too(
-    data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (data / "train" / "img_03_of_56.npz").unlink()
-    assert run(["verify", str(data)]) == 1
-    assert run(["datagen", str(data)]) == 0
-    assert "1 written now" in capsys.readouterr().out
-    assert run(["datagen", str(data), "dataset.num_files_train=60"]) == 0, "it may be extended"
-    assert "4 written now" in capsys.readouterr().out
-    assert run(["verify", str(data), "--full"]) == 0
-    assert run(["verify", str(data), "reader.batch_size=2"]) == 0, "keys may stand beside it"
 
 
 @pytest.mark.parametrize("command", ["run", "datagen", "calibrate"])

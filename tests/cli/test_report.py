@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.judge.metrics import measure
-from dlemu.judge.records import read_config, read_steps
+from dlemu.judge.records import read_config
 from tests.lab.commands import QUICK, generate
 
 
@@ -30,16 +29,6 @@ def stored(original: Path, tmp_path: Path) -> Path:
     """A copy of it, to be damaged."""
     shutil.copytree(original, tmp_path / "run")
     return tmp_path / "run"
-
-
-def test_another_threshold_judges_the_steps_and_not_the_summary(
-    stored: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    steps = np.load(stored / "steps.0.npy")
-    steps["wait"] += 1.0
-    np.save(stored / "steps.0.npy", steps)
-    assert run(["report", str(stored), "metric.au=0.9"]) == 2
-    assert capsys.readouterr().out.startswith("FAIL: AU 0.")
 
 
 def test_a_stored_verdict_is_shown_and_not_judged_again(
@@ -60,15 +49,6 @@ def test_a_path_in_the_config_is_not_interpolated(stored: Path) -> None:
     config.write_text(re.sub("(?m)^  data_folder: .*", path, config.read_text()))
     assert run(["report", str(stored)]) == 0
     assert read_config(stored, {}).dataset.data_folder == "/mnt/${USER}/x"
-
-
-def test_a_bad_folder_is_named_and_the_others_are_shown(
-    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["report", str(tmp_path), str(original)]) == 1
-    said = capsys.readouterr()
-    assert said.err == f"dlemu: {tmp_path} holds no summary.json; is it a run's folder?\n"
-    assert said.out.endswith(f"results: {original}\n")
 
 
 def cut(path: Path, size: int) -> None:
@@ -147,18 +127,6 @@ def test_without_a_folder_it_is_the_newest_result(
     assert run(["report", "--json"]) == 1
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith(f"newest of 3 results: {sizing.parent}\n")
-
-
-def test_several_results_of_both_tools_end_with_one_table(
-    original: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dlio = Path(__file__).parents[1] / "data" / "dlio_2.0.0"
-    assert run(["report", str(dlio), str(original)]) == 1
-    head, _, *rows, _, _ = capsys.readouterr().out.splitlines()[-6:]
-    heads, *cells = [re.split("  +", line) for line in (head, *rows)]
-    assert heads[4:7] == ["AU (%)", "with first step (%)", "as recorded (%)"]
-    assert cells[0][4:7] == ["94.32", "81.23", "92.60"]
-    assert cells[1][4] == f"{measure(read_steps(original)).au_percentage:.2f}"
 
 
 def test_earlier_attempts_are_named(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,10 +82,10 @@ def test_paths_are_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFix
     words = ["paths", str(tmp_path), "seconds=0.1", "io_sizes=64KiB", "workers=1"]
     words += ["patterns=seq_read", "paths=host_buffered", "file_size=1MiB", f"output={out}"]
     told = document_of([*words, "--csv", str(table), "--label=x"], capsys)
-    assert told == json.loads((out / "paths.json").read_text())
+    assert told == {"folder": str(out), **json.loads((out / "summary.json").read_text())}
     (row,) = rows_of(table)
     assert (row["label"], row["path"], row["target"]) == ("x", "host_buffered", str(tmp_path))
-    assert float(row["gib_per_second"]) == told[0]["gib_per_second"]
+    assert float(row["gib_per_second"]) == told["cells"][0]["gib_per_second"]
 
 
 def test_files_of_a_model_are_a_row_for_each_read(
@@ -97,6 +97,7 @@ def test_files_of_a_model_are_a_row_for_each_read(
         (tmp_path / f"{name}.safetensors").write_bytes(bytes(1 << 20))
     table, files = tmp_path / "t.csv", f"files={tmp_path}/*.safetensors"
     words = ["load", files, "ways=pread,odirect", "load.readers=2", f"--csv={table}"]
+    words += [f"output={tmp_path}/out"]
     told = document_of(words, capsys)
     assert (told["num_files"], told["num_bytes"], told["model"]) == (2, 2 << 20, None)
     assert "probed" in told["drive_source"]

@@ -1,4 +1,4 @@
-"""The library and the command line read one file as one workload."""
+"""What files and words of the command line mean, alone and together."""
 
 import subprocess
 import sys
@@ -9,10 +9,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from dlemu.config import compose
 from dlemu.config.compose import compose_words
-from dlemu.config.model import Workload, check_workload, load_workload
-from dlemu.errors import WorkloadError
+from dlemu.config.model import load_workload
 
-DATA = Path(__file__).parents[1] / "data"
 BASED = """
 defaults: [unet3d_h100, _self_]
 name: ours
@@ -27,50 +25,6 @@ dataset: {format: npz, num_files_train: 4}
 reader: {preprocess_time: &time {mean: 0.1, stdev: 0.01}}
 train: {computation_time: *time}
 """
-NUMBERS = "dataset: {format: npz, num_files_train: 1e2}\nmetric: {au: 9e-1}\n"
-
-
-def by_library(name: str, keys: dict[str, object]) -> Workload | str:
-    try:
-        return load_workload(name, keys)
-    except WorkloadError as error:
-        return str(error)
-
-
-def by_words(name: str, keys: dict[str, object]) -> Workload | str:
-    texts = (f"{key}={str(value).replace(chr(39), '')}" for key, value in keys.items())
-    try:
-        return check_workload(compose_words([f"workload={name}", *texts]))
-    except WorkloadError as error:
-        return str(error)
-
-
-KEYS: list[dict[str, object]] = [
-    {"reader.batch_size": 3, "train.epochs": 2},
-    {"name": "other", "dataset.data_folder": "/a b"},
-    {"dataset.data_folder": "/mnt/${train.seed}"},
-    {"reader": {"batch_size": 3}},
-    {"reader.preprocess_time": {"mean": 0.2}},
-    {"reader.preprocess_time.stdev": 0.2},
-    {"drive": "d7_ps1010", "reader.read_threads": 2},
-    {"reader.batchsize": 3},
-    {"reader.batch_size": -1},
-]
-
-
-def test_a_file_means_the_same_to_both(tmp_path: Path) -> None:
-    texts = {"based": BASED, "own": OWN, "numbers": NUMBERS, "no_base": "defaults: [nosuch]\n"}
-    texts["shared"] = SHARED
-    texts |= {"no_key": 'name: "${nosuch}"\n', "dated": "name: 2001-01-01\n", "none": "a: {1: 2}"}
-    for name, text in texts.items():
-        (tmp_path / f"{name}.yaml").write_text(text)
-    files = [*tmp_path.glob("*.yaml"), *DATA.glob("*.yaml"), tmp_path / "missing.yaml"]
-    for name in ("unet3d_h100", "nosuch", *map(str, files)):
-        assert by_library(name, {}) == by_words(name, {}), name
-    own = str(tmp_path / "own.yaml")
-    for keys in KEYS:
-        for file in (own, str(tmp_path / "shared.yaml")):
-            assert by_library(file, keys) == by_words(file, keys), (file, keys)
 
 
 def test_rows_of_ones_own_are_found_below_the_config_dir(tmp_path: Path) -> None:
@@ -140,13 +94,3 @@ def test_a_published_workload_needs_no_hydra() -> None:
     code += "print({'hydra', 'omegaconf'} & set(sys.modules))"
     root = Path(__file__).parents[2]
     assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "set()\n"
-
-
-@pytest.mark.parametrize("name", [*compose.named("model"), "d7_ps1010"])
-def test_a_model_or_a_drive_is_no_workload(name: str) -> None:
-    """mlpstorage calls its workload unet3d, which is a model here: a default job would be run."""
-    group = "model" if name in compose.named("model") else "drive"
-    with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):
-        compose_words([f"workload={name}"])
-    with pytest.raises(WorkloadError, match=rf"no workload {name}.* \({group}={name} is a "):
-        load_workload(name)

@@ -1,13 +1,9 @@
 """Keys that have no effect on a job are named, and no others."""
 
-from pathlib import Path
-
 import pytest
 
-from dlemu.cli.main import run
 from dlemu.config.keys import Job, all_keys, idle_keys
 from dlemu.config.model import load_workload, use_of
-from tests.lab.commands import QUICK, generate
 
 MANY = {"dataset.num_samples_per_file": 4, "dataset.record_length_bytes_stdev": 0}
 STREAM = {**MANY, "dataset.format": "tfrecord"}
@@ -85,37 +81,7 @@ def test_each_command_has_keys_of_its_own() -> None:
     assert idle({**memory, "size.quick": True}, command="size") == ["host_memory"]
 
 
-def test_a_file_of_ones_own_is_looked_at_too(tmp_path: Path) -> None:
-    own = tmp_path / "mine.yaml"
-    own.write_text(
-        "dataset: {format: npz, num_files_train: 4}\n"
-        "reader: {transfer_size: 1048576, io_depth: 4, shuffle_size: 2}\n"
-    )
-    assert idle_keys(Job(load_workload(own))) == ("reader.transfer_size",), "not the defaults"
-
-
-@pytest.mark.parametrize("name", ["unet3d_h100", "resnet50_h100"])
-def test_the_published_workloads_have_none(name: str) -> None:
-    assert idle({"name": "mine"}, name) == []
-
-
 def test_every_condition_can_be_asked() -> None:
     job = Job(load_workload("unet3d_h100"))
     conditions = {key: use_of(key).when for key in all_keys()}
     assert all(when is None or when(job) in (True, False) for when in conditions.values())
-
-
-def test_they_are_said_once_and_stand_in_the_summary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [*QUICK, generate(tmp_path), f"output.folder={tmp_path / 'run'}"]
-    capsys.readouterr()
-    words += ["reader.transfer_size=1MiB", "reader.read_type=on_demand", "train.epochs=1"]
-    assert run(["run", *words]) == 0
-    said = capsys.readouterr()
-    line = "ignored: reader.read_type, reader.transfer_size"
-    assert said.out.splitlines()[0] == line and said.out.count("ignored") == 1
-    told = (tmp_path / "run" / "summary.json").read_text()
-    assert '"reader.transfer_size"' in told
-    assert run(["datagen", *words]) == 0
-    assert "transfer_size" not in capsys.readouterr().out, "it reads nothing"

@@ -20,7 +20,6 @@ from dlemu.config.model import Workload, check_workload, load_workload
 from dlemu.config.sections import Distribution, Section
 from dlemu.dataset.layout import layout_of
 from dlemu.errors import WorkloadError
-from dlemu.formats.csv import TEXT_BYTES
 from dlemu.judge.records import dump_workload, read_config, write_config
 
 DATA = Path(__file__).parents[1] / "data"
@@ -137,30 +136,6 @@ def test_a_changed_copy_keeps_the_rest() -> None:
     assert changed.with_keys({"reader.batch_size": workload.reader.batch_size}) == workload
 
 
-def test_the_peers_names_mean_what_they_mean_there() -> None:
-    volumes = load_workload(DATA / "dlio_hdf5.yaml")
-    assert volumes.dataset.mean_bytes == 128 * 64 * 2 * 4, "the shape decides"
-    assert volumes.reader.preprocess_time == Distribution(mean=0.001, stdev=0.0002)
-    assert volumes.metric.exclude_start_steps == 2
-    assert volumes.data_folder == Path("/mnt/lustre/data/volumes")
-    ignored = (
-        "dataset.chunk_size dataset.compression_level dataset.generation_buffer_size "
-        "dataset.keep_files dataset.num_files_eval dataset.num_subfolders_eval "
-        "evaluation.eval_time evaluation.epochs_between_evals framework output.log_file "
-        "profiling.profiler profiling.iostat_devices reader.batch_size_eval "
-        "reader.computation_threads reader.dont_use_mmap reader.pin_memory workflow.evaluation "
-        "workflow.profiling"
-    )
-    assert list(volumes.ignored) == ignored.split()
-
-
-@pytest.mark.parametrize("model", ["bert", {"name": "bert", "type": "transformer"}])
-def test_a_model_names_a_workload_that_has_no_file(model: object) -> None:
-    assert check_workload({**LEAST, "model": model}).name == "bert"
-    sized = check_workload({**LEAST, "model": {"name": "bert"}, "checkpoint": {"model_size": 7e6}})
-    assert sized.model.model_size_bytes == 7e6, "as MLPerf Storage v1.0 has it"
-
-
 TIMES: dict[str, tuple[Any, float, float]] = {
     "plain": (0.3, 0.3, 0.0),
     "normal": ({"mean": 0.3, "stdev": 0.03}, 0.3, 0.03),
@@ -224,14 +199,6 @@ def test_object_storage_is_configured_as_mlcommons_does() -> None:
     assert (direct.storage.storage_type, direct.reader.odirect) == ("local_fs", True)
 
 
-def test_a_csv_line_has_the_bytes_that_pandas_writes() -> None:
-    for keys in ({"record_length_bytes": 20_000}, {"record_dims": [200, 100]}):
-        dataset = check_workload(
-            {"dataset": {"format": "csv", "num_files_train": 2} | keys}
-        ).dataset
-        assert dataset.mean_bytes == pytest.approx(20_000 * TEXT_BYTES, rel=1e-4)
-
-
 def test_the_older_pair_of_keys_is_a_normal_time() -> None:
     tree = {**LEAST, "train": {"computation_time": 0.3, "computation_time_stdev": 0.03}}
     assert check_workload(tree).train.computation_time == Distribution(mean=0.3, stdev=0.03)
@@ -242,11 +209,6 @@ def test_an_unknown_key_is_taken_for_one_that_the_command_reads() -> None:
         meant = "reader" if command == "run" else command
         with pytest.raises(WorkloadError, match=rf"did you mean {meant}\.odirect\?"):
             check_workload(with_key("odirect", True), command)
-
-
-def test_a_workload_that_is_made_by_hand_is_refused_in_one_line() -> None:
-    with pytest.raises(WorkloadError, match=r"^dataset is not set$"):
-        Workload(name="x")
 
 
 def test_a_changed_group_is_checked_with_the_others() -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import pytest
 from dlemu.datagen import generate, read_manifest, survey, target, verify
 from dlemu.errors import DatasetError
 from dlemu.ranks.world import Alone
-from tests.datagen.test_write import KINDS, ROOT, program
+from tests.datagen.test_write import KINDS
 from tests.lab.dataset import generated, tree, workload_of
-from tests.lab.mpirun import mpirun
 
 
 def stamps(folder: Path) -> dict[int, int]:
@@ -42,27 +40,6 @@ def test_it_is_as_if_written_at_once(tmp_path: Path, kind: dict[str, Any]) -> No
     assert manifest.files_written == 2
     assert manifest.describe().endswith("; 2 written now, the others were there")
     assert verify(tmp_path / "data", full=True, world=Alone()) == []
-
-
-def test_more_files_may_bring_more_subfolders(tmp_path: Path) -> None:
-    kind = {"format": "tfrecord", "num_subfolders_train": 12}
-    generated(tmp_path / "data", **kind, num_files_train=5)
-    generated(tmp_path / "data", **kind, num_files_train=30)
-    generated(tmp_path / "whole", **kind, num_files_train=30)
-    assert tree(tmp_path / "data") == tree(tmp_path / "whole")
-
-
-@pytest.mark.mpi
-def test_ranks_share_the_work(tmp_path: Path) -> None:
-    kind = {"format": "tfrecord", "num_samples_per_file": 3, "num_subfolders_train": 2}
-    generated(tmp_path / "data", **kind, num_files_train=40)
-    before = stamps(tmp_path / "data")
-    larger = workload_of(tmp_path / "data", **kind, num_files_train=110)
-    subprocess.run(mpirun(3, *program(larger)), cwd=ROOT, check=True, timeout=60)
-    generated(tmp_path / "whole", **kind, num_files_train=110)
-
-    assert tree(tmp_path / "data") == tree(tmp_path / "whole")
-    assert before.items() <= stamps(tmp_path / "data").items()
 
 
 class Killed(BaseException):
@@ -128,18 +105,6 @@ def test_killed_anywhere_it_continues(
         assert tree(data) == whole, call
 
     assert used > 5 and unfinished > 15
-
-
-def test_lost_and_damaged_files_are_written_under_their_new_names(tmp_path: Path) -> None:
-    generated(tmp_path / "data", num_files_train=9)
-    (tmp_path / "data" / "train" / "img_3_of_9.npz").unlink()
-    os.truncate(tmp_path / "data" / "train" / "img_4_of_9.npz", 17)
-
-    manifest = generate(workload_of(tmp_path / "data", num_files_train=10), world=Alone())
-
-    assert manifest.files_written == 3
-    generated(tmp_path / "whole", num_files_train=10)
-    assert tree(tmp_path / "data") == tree(tmp_path / "whole")
 
 
 def test_names_that_are_taken_are_not_written_over(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What is observed and summed up is what was really done, by reads and processes of known size."""
 
 import json
-import mmap
 import os
 import subprocess
 import sys
@@ -21,9 +20,8 @@ from dlemu.host.intervals import (
 )
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
-from dlemu.storage.pagecache import drop
 from tests.lab.cgroups import Group, cpu_quota
-from tests.lab.drives import drive_folder, mounted
+from tests.lab.drives import mounted
 from tests.lab.waiting import until
 
 MIB = 1 << 20
@@ -110,20 +108,11 @@ def test_observations_are_kept_as_lines_of_json(tmp_path: Path) -> None:
         observer.mark("epoch 0 end")
         observer.mark("epoch 1 start")
 
-    assert read_observations(path) == observer.observations
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[0]["unix_time"] - lines[0]["time"] == pytest.approx(
-        time.time() - time.perf_counter(), abs=10
-    )
-    times = [line["time"] for line in lines[1:]]
-    assert times == sorted(times)
+    begun = lines[0]["unix_time"] - lines[0]["time"]
+    assert begun == pytest.approx(time.time() - time.perf_counter(), abs=10)
     epoch = observer.between("epoch 0 start", "epoch 0 end")
-    assert epoch[0] == start
-    assert epoch[-1].label == "epoch 0 end"
-    assert len(epoch) > 2
-    with pytest.raises(ValueError, match="epoch 7"):
-        observer.between("epoch 0 start", "epoch 7 end")
-
+    assert epoch[0] == start and epoch[-1].label == "epoch 0 end" and len(epoch) > 2
     with path.open("a") as file:
         file.write('{"time": 12.')  # a rank was killed as it wrote
     assert read_observations(path) == observer.observations
@@ -151,52 +140,6 @@ def test_a_full_disk_is_told_by_the_next_call(tmp_path: Path) -> None:
             until(lambda: quick.failure, "a full disk")
         with full:
             quick.mark("epoch 0 start")
-
-
-def test_a_host_that_tells_nothing_is_observed_all_the_same(tmp_path: Path) -> None:
-    with HostObserver(
-        [tmp_path], lambda: [1], proc=tmp_path, sys=tmp_path, period=0.01
-    ) as observer:
-        observer.mark("start")
-        until(lambda: len(observer.observations) > 2)
-        observer.mark("end")
-
-    summary = summarize_interval(observer.between("start", "end"))
-
-    assert observer.devices == []
-    assert summary.storage_read_bytes is None
-    assert summary.host_cpu_share is None
-    assert summary.process_cpu_seconds is None
-    assert summary.throttled_seconds is None
-    assert summary.max_pss_bytes is None
-    assert summary.usable_cpus >= 1
-
-
-def test_bytes_are_the_drive_s_unless_the_page_cache_has_them() -> None:
-    """Of reads by the observing process itself, as loaders with threads do."""
-    with drive_folder(64 * MIB) as folder:
-        path = folder / "file"
-        path.write_bytes(os.urandom(MIB) * 64)
-        drop([path])
-        with (
-            HostObserver([folder], lambda: [os.getpid()]) as observer,
-            mmap.mmap(-1, MIB) as buffer,
-        ):
-            for flags in (os.O_DIRECT, 0, 0):
-                observer.mark("start")
-                file = os.open(path, os.O_RDONLY | flags)
-                while os.readv(file, [buffer]):
-                    pass
-                os.close(file)
-                observer.mark("end")
-    marks = [seen for seen in observer.observations if seen.label]
-    direct, _, cached = (summarize_interval(marks[at : at + 2]) for at in (0, 2, 4))
-    assert direct.process_read_bytes is not None and direct.device_read_bytes is not None
-    assert 64 * MIB <= direct.process_read_bytes < 1.02 * 64 * MIB
-    assert direct.device_read_bytes >= 64 * MIB and max(direct.devices.values()) > 0
-    assert cached.process_rchar is not None and cached.process_rchar > 64 * MIB
-    assert cached.process_read_bytes is not None
-    assert cached.process_read_bytes < 32 * MIB, "a host may need some of its memory for others"
 
 
 def test_the_time_of_all_cpus_is_that_of_each_kind(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.host.processes import (
+    ProcessCounters,
     ProcessTree,
     cgroup_folders,
     host_memory_bytes,
@@ -20,7 +19,6 @@ from dlemu.host.processes import (
     throttled_seconds,
     usable_cpus,
 )
-from tests.lab.cgroups import cpu_quota, memory_limit
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -160,12 +158,7 @@ def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
     tree = ProcessTree(tmp_path)
     tree.refresh([10, 11])
 
-    counters = tree.counters()
-
-    assert counters.cpu_seconds == 100 / TICKS
-    assert counters.rchar is None
-    assert counters.read_bytes is None
-    assert counters.runqueue_seconds is None
+    assert tree.counters() == ProcessCounters(1, 100 / TICKS, None, None, None)
     assert tree.pss_bytes() is None
 
 
@@ -209,24 +202,14 @@ def first(tmp_path: Path) -> Host:
 
 
 def test_a_group_is_followed_by_those_above_it(first: Host, second: Host) -> None:
-    cgroup = second.folder / "cgroup"
-    assert cgroup_folders("cpu", proc=second.proc) == [cgroup / "job/step", cgroup / "job", cgroup]
-    assert cgroup_folders("cpu", pids=[7, 8, 9], proc=second.proc) == [
-        *(cgroup / "job/step", cgroup / "job", cgroup),
-        cgroup / "x",
-    ]
-    cpu = first.folder / "cpu"
+    cgroup, cpu = second.folder / "cgroup", first.folder / "cpu"
+    step = [cgroup / "job/step", cgroup / "job", cgroup]
+    assert cgroup_folders("cpu", pids=[7, 8, 9], proc=second.proc) == [*step, cgroup / "x"]
     assert cgroup_folders("cpuacct", proc=first.proc) == [cpu / "job", cpu]
-    assert cgroup_folders("memory", proc=first.proc) == [first.folder / "memory"]
     assert cgroup_folders("blkio", proc=first.proc)[0] == first.folder / "blkio" / "a:b"
     assert cgroup_folders("io", proc=first.proc)[0] == first.folder / "unified" / "system"
-
-
-def test_a_group_outside_of_what_is_seen_shows_the_top(tmp_path: Path) -> None:
-    mountinfo = "30 1 0:26 / TOP/cgroup rw - cgroup2 cgroup2 rw\n"
-    host = Host(tmp_path, mountinfo, {"self": "0::/../other\n"})
-
-    assert cgroup_folders("cpu", proc=host.proc) == [tmp_path / "cgroup"]
+    second.write("proc/self/cgroup", "0::/../other\n")  # outside of what is seen
+    assert cgroup_folders("cpu", proc=second.proc) == [cgroup]
 
 
 def test_memory_is_that_of_the_tightest_group(
@@ -264,28 +247,20 @@ def test_cpus_are_bounded_by_affinity_and_by_every_quota(first: Host, second: Ho
     assert usable_cpus(proc=first.proc) == 0.05
 
 
-def test_ranks_in_cgroups_of_their_own_have_all_their_quotas_together(second: Host) -> None:
+def test_ranks_in_cgroups_of_their_own_have_all_their_quotas_together(
+    second: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for group in ("job/step", "x"):
         second.write(f"cgroup/{group}/cpu.max", "10000 100000\n")
     assert usable_cpus([7], proc=second.proc) == 0.1
     assert usable_cpus([7, 8], proc=second.proc) == 0.2
     second.write("cgroup/cpu.max", "15000 100000\n")
     assert usable_cpus([7, 8], proc=second.proc) == 0.15, "no more than what is above both"
-
-
-def test_ranks_bound_to_a_cpu_each_have_them_all_together(
-    second: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for group in ("job/step/", "x/", ""):
+        second.write(f"cgroup/{group}cpu.max", "max 100000\n")
     bound = {7: {0}, 8: {1}}
-
-    def affinity(pid: int) -> set[int]:
-        if pid not in bound:
-            raise ProcessLookupError("it has ended")
-        return bound[pid]
-
-    monkeypatch.setattr(os, "sched_getaffinity", affinity)
-    assert usable_cpus([7], proc=second.proc) == 1
-    assert usable_cpus([7, 8, 9], proc=second.proc) == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: bound[pid])
+    assert usable_cpus([7, 8], proc=second.proc) == 2, "each is bound to a CPU"
 
 
 def test_throttling_adds_up_over_groups(first: Host, second: Host) -> None:
@@ -300,33 +275,3 @@ def test_throttling_adds_up_over_groups(first: Host, second: Host) -> None:
     first.write("cpu/job/cpu.stat", "nr_periods 7\nnr_throttled 2\nthrottled_time 250000000\n")
     assert throttled_seconds(cgroup_folders("cpu", proc=first.proc)) == 0.25
     assert throttled_seconds([first.folder / "memory"]) is None
-
-
-def test_a_host_without_cgroups_has_no_limits(tmp_path: Path) -> None:
-    assert cgroup_folders("cpu", proc=tmp_path) == []
-    assert usable_cpus(proc=tmp_path) == len(os.sched_getaffinity(0))
-    assert throttled_seconds([]) is None
-
-
-@pytest.mark.root
-def test_the_limits_of_real_groups_are_seen() -> None:
-    memory = 3 << 30
-    program = (
-        "from dlemu.host.processes import *; input(); print(usable_cpus(), flush=True); input();"
-        "print(host_memory_bytes()[0])"
-    )
-    with cpu_quota(0.5) as cpu, memory_limit(memory) as ram:
-        child = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert child.stdin is not None and child.stdout is not None
-        cpu.enter(child.pid)
-        assert usable_cpus([child.pid]) == 0.5
-        child.stdin.write("\n")
-        child.stdin.flush()
-        assert child.stdout.readline() == "0.5\n"
-        ram.enter(child.pid)  # of edition 2, a process is in one cgroup alone
-        assert child.communicate("\n")[0] == f"{memory}\n"

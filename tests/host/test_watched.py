@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.host.devices import Mount, counted_devices, devices_under, growth, total
+from dlemu.host.devices import Mount, growth, total
 from dlemu.host.intervals import PlaceCounts, WatchedPlaces, find_daemon
 from tests.host.test_devices import Host
 
@@ -58,20 +58,6 @@ class CachedHost(Host):
 @pytest.fixture
 def host(tmp_path: Path) -> CachedHost:
     return CachedHost(tmp_path)
-
-
-def test_partitions_of_one_drive_are_counted_apart(
-    host: CachedHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = host.root / "sda-2"
-    (device,) = counted_devices(place, proc=host.proc, sys=host.sys)
-    assert device.name == "sda2"
-    (drive,) = devices_under(place, proc=host.proc, sys=host.sys)
-    assert drive.name == "sda"
-    monkeypatch.setattr(Path, "is_block_device", lambda path: path.parent == Path("/dev"))
-    (drive,) = devices_under(Path("/dev/sda2"), proc=host.proc, sys=host.sys)
-    assert drive.name == "sda"
-    assert devices_under(Path("/dev/nosuch"), proc=host.proc, sys=host.sys) == []
 
 
 def test_the_places_tell_where_bytes_came_from(host: CachedHost) -> None:

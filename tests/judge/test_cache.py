@@ -110,11 +110,6 @@ def test_the_loaders_start_is_no_gain_of_a_cache() -> None:
     assert line == "cold AU 10%, warm AU 10%, the cache saves no time"
 
 
-def test_an_emulated_origin_alone_is_no_cache() -> None:
-    found = cached([10, 10], [0.0, 0.0], capacity_bytes=0, cache_write_bytes_per_epoch=[0, 0])
-    assert told(found) == []
-
-
 def test_the_wear_of_a_cache_is_that_of_its_last_epoch() -> None:
     found = cached([10, 10], [0.0, 0.5], emulated_origin="at 1 GB/s")
     (line,) = told(found)[1:]

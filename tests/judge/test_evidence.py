@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
-from dlemu.host.drive_counters import DriveWear
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkCounters, NicCounters
-from dlemu.host.wear import Written
+from dlemu.host.wear import DriveWear, Written
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.evidence import Evidence, HostReport, combine, stored_bytes
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
 from dlemu.judge.summary import Summary
-from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
+from dlemu.storage.counted import PathBytes
 from dlemu.storage.probe import Probe
 from tests.lab.limits import CASES, READER, evidence, host, probe, steps_of
 from tests.lab.shown import verdict_of
@@ -92,15 +91,6 @@ def test_the_read_amplification_is_bytes_of_the_storage_for_bytes_of_samples() -
     assert found.measured["read_amplification"] == pytest.approx(15_400 / (3 * 7 * sample))
     unseen = gather(report(epoch_of()))
     assert unseen.measured["read_amplification"] == pytest.approx(READ / (3 * 7 * sample))
-
-
-def test_the_seconds_of_a_files_read_are_those_of_all_reads_of_an_epoch() -> None:
-    fast, slow = bin_of(0.001), bin_of(0.1)
-    reads = np.zeros((2, NUM_BINS))
-    reads[0, [fast, slow]] = 98, 2
-    measured = gather(report(epoch_of()), reads=reads.tolist()).measured
-    assert measured["file_read_p50_seconds_per_epoch"] == [pytest.approx(0.001, rel=0.05), None]
-    assert measured["file_read_p99_seconds_per_epoch"] == [pytest.approx(0.1, rel=0.05), None]
 
 
 def test_bytes_from_memory_are_added_up_over_hosts() -> None:

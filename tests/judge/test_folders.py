@@ -4,11 +4,10 @@ import fcntl
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +23,7 @@ from dlemu.judge import folders
 from dlemu.judge.folders import hold, hold_for_runs, make
 from dlemu.judge.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
 from dlemu.report.present import EXIT_STATUS
-from tests.lab import warm
-from tests.lab.commands import QUICK, dlemu
+from tests.lab.commands import QUICK
 from tests.lab.mpirun import mpirun
 from tests.lab.stored import store_run, store_runs
 
@@ -106,26 +104,22 @@ def test_a_folder_that_vanishes_meanwhile_is_made_again(
             pass
 
 
-def test_a_run_that_did_not_end_is_kept_beside(tmp_path: Path) -> None:
-    folder = tmp_path / "a run"
-    said: list[str] = []
+def test_a_run_that_did_not_end_is_kept_beside_and_links_lead_to_the_new_one(
+    tmp_path: Path,
+) -> None:
+    folder, said = tmp_path / "disk" / "run", list[str]()
     for number, status in ((1, "failed"), (2, "incomplete")):
         attempt(folder, status)
+        (tmp_path / str(number)).symlink_to(folder)
         before = sorted((path.name, path.read_bytes()) for path in folder.iterdir())
-        with hold_for_runs(job(folder), said.append) as made:
-            assert made == folder and not any(folder.iterdir())
-        kept = tmp_path / f"a run.attempt-{number}"
+        with hold(folder, ""), pytest.raises(WorkloadError, match="in use"):
+            hold_for_runs(job(folder), said.append).__enter__()
+        with hold_for_runs(job(tmp_path / str(number)), said.append) as made:
+            assert not any(made.iterdir()) and made.samefile(folder)
+        kept = tmp_path / "disk" / f"run.attempt-{number}"
         assert sorted((path.name, path.read_bytes()) for path in kept.iterdir()) == before
-        assert said[-1] == f"{folder} holds a run that did not end; it is kept as {kept}"
-
-
-def test_a_link_leads_to_the_new_folder(tmp_path: Path) -> None:
-    attempt(tmp_path / "disk" / "run")
-    (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
-    with hold_for_runs(job(tmp_path / "link"), lambda text: None) as folder:
-        (folder / "new").touch()
-    assert (tmp_path / "disk" / "run" / "new").exists()
-    assert (tmp_path / "disk" / "run.attempt-1" / "summary.json").exists()
+        assert said[-1].endswith(f"holds a run that did not end; it is kept as {kept}")
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize(
@@ -168,38 +162,6 @@ def test_a_damaged_summary_is_never_moved(tmp_path: Path) -> None:
 # --- commands -------------------------------------------------------------------------------------
 
 
-@contextmanager
-def long_run(data: str, folder: Path, until: str) -> Iterator[subprocess.Popen[str]]:
-    """Start an endless run in folder/run; yield it once it has printed this."""
-    command = [*warm.COMMAND, "run", *QUICK, data, "train.epochs=100000", "output.folder=run"]
-    process: subprocess.Popen[str] = warm.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
-    )
-    try:
-        assert process.stdout is not None
-        while until not in process.stdout.readline():
-            assert process.poll() is None
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_a_run_that_goes_on_is_never_moved(data: str, tmp_path: Path) -> None:
-    words = ["run", *QUICK, data, "train.epochs=1", "output.folder=run"]
-    with long_run(data, tmp_path, "epoch 1 of") as process:
-        again = dlemu(*words, cwd=tmp_path)
-        assert (again.returncode, again.stderr) == (
-            1,
-            "dlemu: output.folder run is in use by another dlemu; wait for its end, or name "
-            "another\n",
-        )
-        assert process.poll() is None and not (tmp_path / "run.attempt-1").exists()
-    done = dlemu(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert read_summary(tmp_path / "run.attempt-1")["status"] == "incomplete", "it was killed"
-
-
 def keys_of(data: str, **more: object) -> dict[str, object]:
     words = dict(word.split("=", 1) for word in [*QUICK[1:], data])
     return {key: yaml.safe_load(value) for key, value in words.items()} | {
@@ -235,50 +197,7 @@ def test_hosts_that_share_no_folder_have_one_report(data: str, tmp_path: Path) -
     assert "CPUs over time, host of rank 2" in page.read_text()
 
 
-@pytest.mark.mpi
-def test_a_shared_folder_is_written_once(data: str, tmp_path: Path) -> None:
-    """Two hosts, one folder: rank 0 leaves alone what the others have written."""
-    keys = keys_of(data, output__folder=str(tmp_path / "run"), num_accelerators=2)
-    program = (
-        "import sys, dlemu.run.job as job\n"
-        "from dlemu.ranks.mpi import Mpi\n"
-        "write = job.write_steps\n"
-        "def one(folder, rank, *parts):\n"
-        "    assert rank == MPI.COMM_WORLD.rank, 'of another rank'\n"
-        "    write(folder, rank, *parts)\n"
-        "from mpi4py import MPI\n"
-        "job.write_steps = one\n"
-        "from tests.lab.apart import main\n"
-        "from pathlib import Path\n"
-        f"sys.exit(main(Path({str(tmp_path)!r}), ['a', 'b'], {keys!r}))\n"
-    )
-    done = subprocess.run(
-        mpirun(2, sys.executable, "-c", program), capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(list((tmp_path / "run").glob("steps.*.npy"))) == 2
-    assert len(list((tmp_path / "run").glob("host.*.jsonl"))) == 2
-
-
 # --- what an interrupted run has measured ---------------------------------------------------------
-
-
-def test_an_interrupted_runs_whole_epochs_are_reported(data: str, tmp_path: Path) -> None:
-    with long_run(data, tmp_path, "epoch 3 of") as process:
-        process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (130, "dlemu: interrupted\n")
-    num = len(np.unique(read_steps(tmp_path / "run")["epoch"]))
-    verdict = (
-        f"NO VERDICT: interrupted after {num} of 100,000 epochs; what limited it, and how much "
-        "came from memory, is not known"
-    )
-    assert num >= 3 and f"{num} epochs of 8 steps" in out
-    (told,) = [line for line in out.splitlines() if line.startswith("NO VERDICT")]
-    assert told.startswith(verdict)
-    assert "results: run" in out.splitlines()
-    again = "interrupted; its records are in run; this runs it again: dlemu run "
-    assert out.splitlines()[-1].startswith(again)
 
 
 def cut_short(folder: Path, *epochs: int, status: str = "incomplete", **keys: str) -> Path:

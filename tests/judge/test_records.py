@@ -18,7 +18,6 @@ from dlemu.judge.records import (
     JsonLines,
     Steps,
     append_steps,
-    check_writable,
     read_steps,
     read_summary,
     write_json,
@@ -45,19 +44,6 @@ def test_the_ranks_records_are_read_in_their_order(tmp_path: Path) -> None:
         "steps.10.npy",
         "steps.2.npy",
     ], "no temporary file is left"
-
-
-def test_the_epochs_of_a_run_are_one_array(tmp_path: Path) -> None:
-    epochs = [some_steps(number=number) for number in (3, 9_999, 0, 2)]
-    write_steps(tmp_path, 0, epochs[0])
-    path = tmp_path / "steps.0.npy"
-    for number, epoch in enumerate(epochs[1:], 2):
-        before = path.stat()
-        append_steps(tmp_path, 0, epoch.reshape(-1, 1))
-        assert read_steps(tmp_path).tobytes() == np.concatenate(epochs[:number]).tobytes()
-        assert path.stat().st_ino == before.st_ino, "it is not written anew"
-        assert path.stat().st_size == before.st_size + epoch.nbytes
-    assert len(np.load(path, allow_pickle=False)) == 10_004
 
 
 def test_a_kill_while_records_are_appended_leaves_those_before(
@@ -141,19 +127,6 @@ def test_a_damaged_summary_is_one_line(tmp_path: Path, content: str, end: str) -
     assert end in str(error.value)
 
 
-def test_what_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    path.write_text("kept")
-    check_writable(path)
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["kept"]
-    for bad, reason in ((tmp_path, "Is a directory"), (path / "below", "Not a directory")):
-        with pytest.raises(RunError) as error:
-            check_writable(bad)
-        assert str(error.value) == (
-            f"{bad} cannot be written ({reason}); free space or name another output folder"
-        )
-
-
 @contextmanager
 def little_space(num_bytes: int) -> Iterator[None]:
     """Let files grow to so many bytes only, as if the disk were full."""
@@ -177,15 +150,6 @@ def test_a_full_disk_takes_no_line_that_was_kept(room: int, tmp_path: Path) -> N
     with little_space(len(kept) + room), pytest.raises(RunError, match=refused):
         lines.append({"number": 20, "text": "y" * 200})
     assert len(lines.values) == 20 and path.read_bytes() == kept
-
-
-def test_lines_are_appended_to_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    JsonLines(path).append(1, "µ")
-    inode = path.stat().st_ino
-    JsonLines(path).append([None])
-    assert JsonLines(path).values == [1, "µ", [None]]
-    assert path.stat().st_ino == inode
     path.write_text("1\n{\n2\n")
     with pytest.raises(RunError, match=r"log.jsonl is damaged \(.*\); remove it"):
         JsonLines(path)

@@ -76,18 +76,3 @@ def test_a_host_whose_time_of_day_is_wrong_has_the_runs_seconds(tmp_path: Path) 
     write_series(tmp_path, tmp_path / "s.csv")
     seconds = [row["seconds"] for row in rows_of(tmp_path / "s.csv")]
     assert seconds == ["0.000", "-1.000", "0.000"]
-
-
-def test_the_au_of_an_interval_is_its_own(tmp_path: Path) -> None:
-    """A step that spans two intervals counts in each for the part that lies there."""
-    write_host(tmp_path, 0, [observation(float(t), 0, 0) for t in range(4)], 0.0)
-    (tmp_path / "summary.json").write_text("{}")
-    steps = np.zeros(2, STEP)
-    steps["step"], steps["start"] = [0, 1], [0.0, 1.5]
-    steps["wait"], steps["compute"] = [0.5, 0.25], [1.0, 1.25]
-    steps["computation_time"] = steps["compute"]
-    write_steps(tmp_path, 0, steps)
-    write_series(tmp_path, tmp_path / "s.csv")
-    rows = rows_of(tmp_path / "s.csv")
-    assert [row["au_percent"] for row in rows] == ["50.00", "75.00", "100.00"]
-    assert {row["host"] for row in rows} == {"of rank 0"}, "the summary names no host"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.judge.header import header
+from dlemu.judge.summary import header
 from tests.lab.commands import QUICK, generate
 from tests.lab.stored import SYSTEM, store_run
 

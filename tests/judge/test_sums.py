@@ -16,7 +16,7 @@ from dlemu.judge.records import STEP, Steps
 from dlemu.judge.summary import checkpoint_cost
 from dlemu.judge.sums import Edition, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.run.replay import new_steps
-from tests.lab.shared import Shared, rows
+from tests.lab.shared import rows
 from tests.lab.summed import sums_of
 
 NUM_STEPS = 12
@@ -208,23 +208,6 @@ def test_what_is_lost_is_what_the_rules_au_lacks(
     if num_epochs == 1:
         assert 100 * au == pytest.approx(measure(everything).au_percentage)
     assert sum(rank.saved for rank in losses.ranks) <= losses.parts.total + 1e-9
-
-
-@pytest.mark.parametrize("is_pipelined", [True, False])
-@pytest.mark.parametrize("favour", [1.0, 9.0])
-@pytest.mark.parametrize("num_workers", [1, 4, 8])
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
-def test_on_a_shared_storage_the_wait_is_for_reads(
-    share: float, num_workers: int, favour: float, is_pipelined: bool
-) -> None:
-    shared = Shared(num_workers, num_workers + 1, share, 1.0, is_pipelined, favour)
-    steps = shared.steps(100)
-    parts = losses_of(steps, ["rank 0"]).parts
-    in_reads = float(steps["read"].sum()) / (num_workers * shared.now)
-    # Where streams are not served evenly, most workers wait for those that are behind.
-    assert in_reads < 0.75 if favour > 1 and num_workers > 1 else in_reads > 0.8
-    assert parts.total > 0.1
-    assert parts.read == pytest.approx(parts.total, abs=1e-6)
 
 
 def steps_with(stalls: dict[int, float], waits: list[float], accelerators: int = 1) -> Steps:

@@ -37,9 +37,9 @@ import pytest
 
 from dlemu.cli import main
 from dlemu.datagen import write as datagen_write
-from dlemu.host import devices, drive_counters, place, processes
+from dlemu.host import devices, place, processes, wear
 from dlemu.host.devices import BlockDevice
-from dlemu.host.drive_counters import Lifetime
+from dlemu.host.wear import Lifetime
 from dlemu.judge import folders, summary
 from dlemu.run import forecast
 from dlemu.storage import probe as storage_probe
@@ -257,7 +257,7 @@ def fixed() -> Iterator[None]:
         forecast.probe_dataset: lambda *_, **__: 6e9,
         storage_probe.probe_writing: lambda *_, **__: 2e9,
         datagen_write.write_rate: lambda *_: 2e9,
-        drive_counters.lifetime: lambda device: _LIFETIME,
+        wear.lifetime: lambda device: _LIFETIME,
         devices.devices_under: lambda *_, **__: [],
         devices.lies_in_memory: lambda *_, **__: False,
         own: lambda path: [BlockDevice("nvme1n1", ())] if path == Path() else own(path),

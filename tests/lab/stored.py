@@ -28,8 +28,7 @@ from dlemu.checkpoint.outcome import (
 )
 from dlemu.checkpoint.plan import Plan, planned
 from dlemu.cli.paths import cells_csv
-from dlemu.cli.paths import document_of as paths_document
-from dlemu.cli.scripts import RUN, SIZE, rows_of
+from dlemu.cli.scripts import RUN, SIZE, append_rows, rows_of
 from dlemu.config.model import load_model, load_workload
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import IntervalSummary, Observation, PlaceCounts
@@ -47,7 +46,6 @@ from dlemu.report.checkpoint import present_plan
 from dlemu.report.paths import present_paths
 from dlemu.report.predict import present_calibration
 from dlemu.report.sizing import present_sizing, write_table
-from dlemu.report.table import append_rows
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load, present_steptime
 from dlemu.run.job import complete_summary
@@ -60,6 +58,7 @@ from dlemu.tools.model_load import Load, find_model
 from dlemu.tools.model_load import document_of as load_document
 from dlemu.tools.paths.blocks import DataPath
 from dlemu.tools.paths.cells import Cell
+from dlemu.tools.paths.sweep import document_of as paths_document
 from dlemu.tools.steptime.job import StepTimes
 from dlemu.tools.steptime.measure import Timed
 from dlemu.tools.steptime.steps import Preprocessing

@@ -11,7 +11,7 @@ import pytest
 from dlemu.config.model import Workload
 from dlemu.errors import WorkloadError
 from dlemu.formats import FORMATS
-from dlemu.loaders.descriptors import FILES_KEPT
+from dlemu.loaders import FILES_KEPT
 from dlemu.units import PAGE_BYTES, round_up
 from tests.lab.dataset import generated
 from tests.loaders.contract import Case

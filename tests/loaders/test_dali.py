@@ -81,25 +81,6 @@ def test_without_an_index_our_own_reader_reads(tmp_path: Path) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("dataset", ["npy", "tfrecord of 13"])
-@pytest.mark.parametrize("resize", [None, 5_000, 30_000])
-def test_its_own_readers_serve_several_accelerators_and_are_ended_early(
-    tmp_path: Path, dataset: str, resize: int | None
-) -> None:
-    keys = {"dataset.record_length_bytes_resize": resize, "reader.batch_size": 2}
-    case = case_of(tmp_path, dataset, keys, 3)
-    before = {*threading.enumerate()}
-    loader = open_dali(case)
-    epoch = loader.epoch(0, case.plan(0))
-    next(iter(epoch))
-    epoch.close()  # type: ignore[attr-defined]
-    check_epoch(case, loader, 1)
-    unfinished = loader.epoch(0, case.plan(0))
-    next(iter(unfinished))
-    loader.close()
-    assert {*threading.enumerate()} <= before
-
-
 @pytest.mark.parametrize("loop", ["rule", "pipelined"])
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_its_own_readers_are_asked_when_the_loop_would_ask(

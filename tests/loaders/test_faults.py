@@ -20,7 +20,7 @@ import pytest
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.loaders import pytorch
 from dlemu.storage import extents as storage
-from dlemu.storage.regular import open_sized
+from dlemu.storage.files import open_sized
 from tests.lab import warm
 from tests.lab.dataset import flip
 from tests.lab.waiting import until

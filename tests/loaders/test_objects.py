@@ -162,14 +162,6 @@ def test_an_object_of_another_size_is_named(folder: Path, store: Store) -> None:
         reader.close()
 
 
-def test_a_server_that_goes_on_refusing_gets_one_line(store: Store, server: RangeServer) -> None:
-    server.faults.refuse = 10**6
-    line = rf"s3://bucket/x cannot be read: {server.url} answers 503, in each of 2 tries"
-    with pytest.raises(RunError, match=line):
-        store.get("x", 0, None)
-    assert server.seen.methods == {"GET": 2}
-
-
 def test_a_time_out_is_tried_again_and_told(server: RangeServer) -> None:
     server.faults.hang = threading.Event()
     access = Access((server.url,), "us-east-1", get_seconds=0.2, retries=1)

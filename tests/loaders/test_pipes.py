@@ -1,6 +1,5 @@
 """What torch's DataLoader and its workers talk through, with the torch that is installed."""
 
-import errno
 import multiprocessing
 import os
 import queue
@@ -9,18 +8,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from dlemu.loaders import pipes
-from dlemu.loaders.pipes import Flag, LeanProcess, Pipe, Requests, SharedMemory, lean_context
+from dlemu.loaders.pipes import Flag, LeanProcess, Pipe, Requests, lean_context
 from tests.lab.waiting import until
 
 
@@ -59,21 +55,6 @@ def test_half_a_message_is_none(pipe: Pipe) -> None:
         pipe.get(timeout=0.01)
     os.write(pipe._both, written[7:])
     assert pipe.get(timeout=60) == "whole"
-
-
-@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_what_could_not_be_made_is_collected_without_a_word(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(os, "pipe", refuse)
-    monkeypatch.setattr(os, "memfd_create", refuse)
-    with pytest.raises(OSError, match="Too many open files"):
-        Pipe(multiprocessing.get_context("fork"))
-    with pytest.raises(OSError, match="Too many open files"):
-        SharedMemory(4096, "spawn")
 
 
 def look(flag: Flag, begun: int) -> None:
@@ -132,14 +113,9 @@ def test_a_process_ends_though_a_thread_was_printing_when_it_was_forked(
 
 def test_too_many_messages_take_queues_that_never_are_full() -> None:
     context = lean_context("fork", num_messages=257, requests=Requests(), processes=[])
-    assert type(context.Queue()) is type(multiprocessing.get_context("fork").Queue())
-    assert isinstance(context.Event(), Flag)
-
-
-def test_the_contexts_of_others_stay_as_they_are() -> None:
-    lean_context("fork", num_messages=1, requests=Requests(), processes=[])
     plain = multiprocessing.get_context("fork")
-    assert not isinstance(plain.Queue(), Pipe) and not isinstance(plain.Event(), Flag)
+    assert type(context.Queue()) is type(plain.Queue()) and isinstance(context.Event(), Flag)
+    assert not isinstance(plain.Queue(), Pipe) and not isinstance(plain.Event(), Flag), "its own"
 
 
 @pytest.mark.parametrize("num_messages", [1, 257])
@@ -167,10 +143,6 @@ def test_requests_are_sent_when_they_are_to_be(num_messages: int) -> None:
     assert made.get(timeout=60) == "fifth"
 
 
-WORKERS, PREFETCH = 2, 3
-MISSING = f"torch {torch.__version__}: change dlemu/loaders/pipes.py: "
-
-
 @pytest.fixture(autouse=True)
 def handler_of_others() -> Iterator[None]:
     """Leave no handler of torch's to other tests: workers of the main thread install it."""
@@ -178,49 +150,6 @@ def handler_of_others() -> Iterator[None]:
     yield
     signal.signal(signal.SIGCHLD, before)
     signal_handling._SIGCHLD_handler_set = False
-
-
-def test_a_dataloader_asks_its_context_and_sends_requests_as_we_know() -> None:
-    """One queue to each worker and one back; one more request in the call that returns a batch."""
-    processes: list[BaseProcess] = []
-    made, puts = {"Queue": 0, "Event": 0}, [0]  # a worker counts in its own copy
-    context: Any = lean_context("fork", num_messages=8, requests=Requests(), processes=processes)
-
-    def counted(name: str, make: Any) -> Any:
-        made[name] += 1
-        one = make()
-        put: Any = getattr(one, "put", None)
-
-        def counted_put(*message: object) -> None:
-            puts[0] += 1
-            put(*message)
-
-        if put is not None:
-            one.put = counted_put
-        return one
-
-    for name in made:
-        setattr(context, name, partial(counted, name, getattr(context, name)))
-    iterator: Any = iter(
-        DataLoader(
-            range(100),  # type: ignore[arg-type]
-            batch_size=None,
-            num_workers=WORKERS,
-            prefetch_factor=PREFETCH,
-            multiprocessing_context=context,
-        )
-    )
-    for name in (pipes.SHUT_DOWN, pipes.IS_SHUT_DOWN, pipes.WATCHES):
-        assert hasattr(iterator, name), f"{MISSING}a DataLoader's iterator has no {name}"
-    assert made == {"Queue": WORKERS + 1, "Event": 1}, f"{MISSING}other queues or events"
-    alive = [process for process in processes if process.is_alive()]
-    assert len(alive) == WORKERS, f"{MISSING}its workers are not made by context.Process"
-    assert puts == [WORKERS * PREFETCH], f"{MISSING}it begins with other requests"
-    assert int(next(iterator)) == 0
-    assert puts == [WORKERS * PREFETCH + 1], f"{MISSING}next() sends other messages"
-    assert [int(each) for each in iterator] == list(range(1, 100))
-    for process in processes:
-        process.join(60)
 
 
 @pytest.mark.parametrize("watched", [True, False])

@@ -16,7 +16,6 @@ from dlemu.dataset.plan import make_plan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats.parquet import Ranges
 from dlemu.loaders import check_loader, open_loader
-from dlemu.storage.counted import CountedFile
 from tests.lab.dataset import flip
 from tests.loaders.contract import expected, make_case
 
@@ -90,42 +89,6 @@ def write_foreign(folder: Path, **options: object) -> list[bytes]:
         pq.write_table(pa.table({**parts, "l": column}), path, row_group_size=20, **options)
         rows += [a[i].tobytes() + lists[3 * i : 3 * i + 3].tobytes() for i in range(50)]
     return rows
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_columns_of_another_tools_files(
-    tmp_path: Path, loader: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What PyArrow reads is counted, the footers that it reads once more as well."""
-    by_library = []
-    readinto = CountedFile.readinto
-
-    def spy(file: CountedFile, buffer: memoryview) -> int:
-        by_library.append(readinto(file, buffer))
-        return by_library[-1]
-
-    monkeypatch.setattr(CountedFile, "readinto", spy)
-    rows = write_foreign(tmp_path, compression="none")
-    workload = parquet_workload(tmp_path, data_loader=loader, decode="library")
-    found = survey(tmp_path, workload)
-    assert found.mean_bytes == 16
-    plan = make_plan(workload, found, num_accelerators=1, epoch=0)
-    with closing(
-        open_loader(Dataset(workload, found, False), accelerators=range(1), keep=1)
-    ) as opened:
-        got: dict[int, bytes] = {}
-        read = 0
-        for [batch] in opened.epoch(0, plan):
-            read += batch.num_bytes
-            assert batch.arrays is not None
-            got |= {
-                sample: array.tobytes()
-                for sample, array in zip(batch.samples.tolist(), batch.arrays, strict=True)
-            }
-    assert got == dict(enumerate(rows))
-    paths = sorted((tmp_path / "train").iterdir())
-    footers = sum(pq.ParquetFile(path).metadata.serialized_size + 8 for path in paths)
-    assert loader != "threads" or read == sum(by_library) + footers
 
 
 @pytest.mark.parametrize("gap", [0, 1 << 20])

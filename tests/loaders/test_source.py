@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.errors import WorkloadError
 from dlemu.loaders.source import Slots, Source, row_bytes_of, sample_bytes
-from dlemu.storage.regular import aligned_buffer
+from dlemu.storage.files import aligned_buffer
 from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 6, 3
@@ -67,15 +66,6 @@ def test_a_row_that_is_used_again_is_padded_with_zeros(tmp_path: Path) -> None:
         assert slots.lengths[2, 1] == kept
     slots.row(2, 1, 500, 900)
     assert slots.lengths[2, 1] == 900, "of which 500 are the sample's"
-
-
-def test_the_room_of_a_sample_is_that_of_the_largest(tmp_path: Path) -> None:
-    assert sample_bytes(source_in(tmp_path / "a", record_length_bytes=1000.5)) == 1001
-    drawn = source_in(tmp_path / "b", record_length_bytes_stdev=200.0)
-    sizes = drawn.layout.sizes(np.arange(NUM_FILES))
-    assert sample_bytes(drawn) == sizes.max() > 1000
-    resized = source_in(tmp_path / "a", record_length_bytes=1000.5, record_length_bytes_resize=64)
-    assert sample_bytes(resized) == 64
 
 
 def test_a_foreign_files_samples_may_be_larger_than_their_mean(tmp_path: Path) -> None:

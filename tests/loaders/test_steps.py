@@ -1,6 +1,5 @@
 """How far ahead batches are read, under both training loops; and how batches are brought."""
 
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,37 +11,10 @@ from hypothesis import strategies as st
 from dlemu.loaders import Batch
 from dlemu.loaders.steps import Takers, Window
 from tests.lab.simulated import Loop, Read, true_au
-from tests.lab.waiting import LONG
 
 
 def batch_of(step: int) -> Batch:
     return Batch(0, step, 0, np.array([step]), 1, 0.0, 0.0, 0.0, 0.0)
-
-
-@pytest.mark.parametrize("when_asked", [False, True])
-def test_a_batch_is_brought_early_but_advanced_only_when_its_step_has_begun(
-    when_asked: bool,
-) -> None:
-    """A stream sends its next request when it is advanced: never before the loop has come there."""
-    advanced: list[int] = []
-    changed = threading.Condition()
-
-    def stream() -> Iterator[Batch]:
-        for step in range(3):
-            with changed:
-                advanced.append(step)
-                changed.notify()
-            yield batch_of(step)
-
-    takers = Takers([stream()], when_asked=when_asked)
-    steps = takers.steps(3)
-    brought = 0 if when_asked else 1
-    for step in range(3):
-        with changed:
-            assert changed.wait_for(lambda n=step + brought: len(advanced) >= min(3, n), LONG)  # type: ignore[misc]
-            assert len(advanced) == min(3, step + brought)
-        assert next(steps)[0].step == step
-    takers.end()
 
 
 def test_what_a_stream_raises_is_raised_where_the_step_is_taken() -> None:

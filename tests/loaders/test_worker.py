@@ -2,7 +2,6 @@
 
 import ast
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.formats import FORMATS
 from dlemu.loaders import source as loaders_source
-from dlemu.loaders import worker as loaders_worker
 from dlemu.loaders.source import Cost, Slots, Source, Task
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Activity
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage import extents
 from dlemu.storage.counted import CountedFile, quantile_of
-from dlemu.storage.regular import aligned_buffer
+from dlemu.storage.files import aligned_buffer
 from tests.lab.dataset import generated
 
 NUM_FILES, BATCH = 12, 3
@@ -153,20 +151,6 @@ def test_a_batch_is_told_what_it_took_itself(source: Source, slept: list[float])
     assert [cost.num_bytes for cost in costs] == [BATCH * (4096 + 1000)] * (NUM_FILES // BATCH)
     assert all(cost.read_seconds > 0 for cost in costs)
     assert read_epoch(reader, source, 1) != costs
-    reader.close()
-
-
-@pytest.mark.parametrize("keys", [{}, {"odirect": True}, {"io_depth": 2}], ids=str)
-def test_checksums_are_decoding_and_no_reading(
-    source: Source, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object]
-) -> None:
-    monkeypatch.setattr(loaders_worker, "Checksum", lambda *_: lambda data: time.sleep(0.02))
-    keys = {"reader.check_crc": True, "reader.preprocess_time": 0.0} | {
-        f"reader.{key}": value for key, value in keys.items()
-    }
-    reader = reader_of(Source.open(Dataset.of(source.workload.with_keys(keys)), keep=0))
-    for cost in read_epoch(reader, source, 0):
-        assert cost.decode_seconds >= BATCH * 0.02
     reader.close()
 
 

@@ -77,31 +77,11 @@ def seconds_to_the_end(clock: VirtualClock, dog: Watchdog) -> float:
     return math.inf
 
 
-def test_a_phase_without_progress_ends_when_the_key_says(clock: VirtualClock) -> None:
-    dog = watch(clock)
-    with dog.phase("in epoch 1", idle):
-        clock.time += 9.9
-        dog.look()
-        clock.time += 0.2
-        with pytest.raises(Ended) as ended:
-            dog.look()
-    line, status = ended.value.args
-    assert status == 1
-    assert line == "no progress for 10.1 s (output.stall_seconds) in epoch 1: worker 0 reads b"
-
-
-def test_nothing_is_watched_between_phases(clock: VirtualClock) -> None:
+def test_files_and_steps_are_progress_and_between_phases_nothing_is_watched(
+    clock: VirtualClock,
+) -> None:
     dog = watch(clock)
     assert seconds_to_the_end(clock, dog) == math.inf
-    with dog.phase("in the cold start", idle):
-        pass
-    assert seconds_to_the_end(clock, dog) == math.inf
-    with dog.phase("in epoch 1", idle):  # begins anew
-        assert seconds_to_the_end(clock, dog) == pytest.approx(10.1)
-
-
-def test_files_and_steps_are_progress(clock: VirtualClock) -> None:
-    dog = watch(clock)
     with dog.phase("in the cold start", dog.longest_at):
         for number in range(5):
             clock.time += 9
@@ -112,6 +92,7 @@ def test_files_and_steps_are_progress(clock: VirtualClock) -> None:
             dog.barrier()
             dog.look()
         assert seconds_to_the_end(clock, dog) == pytest.approx(10.1)
+    assert seconds_to_the_end(clock, dog) == math.inf
 
 
 def test_the_file_is_named_that_a_thread_was_at_for_the_longest(clock: VirtualClock) -> None:
@@ -278,17 +259,6 @@ def test_last_acts_kill_workers_record_and_tell_the_others(
     finally:
         worker.kill()
         worker.wait()
-
-
-def test_a_watchdog_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-
-    def end(error: BaseException, status: int, *, leave: object) -> None:
-        ended.set()
-
-    monkeypatch.setattr(watchdog, "end_process", end)
-    with Watchdog(0.05, Alone()) as dog, dog.phase("in the cold start", dog.longest_at):
-        assert ended.wait(60)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,9 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.judge.series import COLUMNS, HostSeries, Interval
-from dlemu.report.blocks import Table, date_of
+from dlemu.report.blocks import Axis, Plot, Series, Table
 from dlemu.report.html import render_html
 from dlemu.report.page import host_plots, stairs
-from dlemu.report.plot import Axis, Plot, Series
-from dlemu.report.stored import read_result
 from tests.lab.stored import STORED, observation, write_host
 
 ODD = "a <b>" + "x" * 80 + ' & "c"'
@@ -50,36 +48,9 @@ def test_results_of_all_kinds_lie_side_by_side_and_lead_to_their_sections(tmp_pa
     assert foreign[1:5] == ["unet3d_h100 (DLIO)", "NO&nbsp;VERDICT", "2", "94.32"]
 
 
-def test_a_run_that_was_cut_short_does_not_count(tmp_path: Path) -> None:
-    STORED["several"](tmp_path / "cut")
-    for path, gone in ((tmp_path / "cut", "verdict"), (tmp_path / "cut" / "run.3", "end")):
-        tree = json.loads((path / "summary.json").read_text())
-        del tree[gone]
-        if "runs" in tree:
-            tree["runs"] = [row for row in tree["runs"] if row["name"] != "run.3"]
-        (path / "summary.json").write_text(json.dumps(tree | {"status": "incomplete"}))
-    stored = read_result(tmp_path / "cut")
-    assert "run.3" in stored.runs, "it is shown"
-    counting = [stored.runs[name]["start"] for name in ("run.1", "run.2")]
-    assert [each["start"] for each in stored.counting] == counting
-
-
 def test_a_long_path_in_a_table_may_break_at_each_folder() -> None:
     table = render_html([Table(heads=["result"], rows=[["outputs/a/1"]], links=["first"])])
     assert '<a href="#first">outputs/<wbr>a/<wbr>1</a>' in table
-
-
-@pytest.mark.parametrize(
-    ("end", "shown"),
-    [
-        ("2026-11-21T23:54:22+00:00", "2026-11-21 23:54 UTC"),
-        ("2026-11-21T23:58:22+00:00", "2026-11-21 23:54 to 23:58 UTC"),
-        ("2026-11-22T00:03:00+00:00", "2026-11-21 23:54 to 2026-11-22 00:03 UTC"),
-        ("", "2026-11-21 23:54 UTC"),
-    ],
-)
-def test_the_time_of_a_run(end: str, shown: str) -> None:
-    assert date_of({"start": "2026-11-21T23:54:11+00:00", "end": end}, long=True) == shown
 
 
 # --- plots ----------------------------------------------------------------------------------------
@@ -110,11 +81,3 @@ def test_what_came_from_a_bucket_is_not_sought_in_read_calls(
     plot, _ = host_plots(HostSeries(0, "a", [], [interval(0)]), in_bucket)
     (series,) = plot.series
     assert series.name.startswith(name) and series.pieces == [[(0.0, most), (1.0, most)]]
-
-
-@pytest.mark.parametrize("most", [1, 9, 15, 10_000])
-def test_an_axis_of_whole_numbers_shows_few_of_them(most: int) -> None:
-    found = Axis(name="N", low=0.5, high=most + 0.5, whole=True).ticks
-    ticks = [value for value, _ in found]
-    assert 1 <= len(ticks) <= 9 and all(tick == int(tick) and 1 <= tick <= most for tick in ticks)
-    assert len(set(ticks)) == len(ticks)

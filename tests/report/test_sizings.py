@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.judge.records import conditions_of
 from dlemu.report.blocks import Verdict
 from dlemu.report.page import page_of, section
 from dlemu.report.present import status_of
-from dlemu.report.sizing import draw, plots_of, present_answer, sentence, write_table
+from dlemu.report.sizing import plots_of, present_answer, sentence, write_table
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import First, Sized, document_of
@@ -37,17 +36,6 @@ def write(folder: Path, *answers: Sized, unfinished: int = 0) -> Path:
         document |= {"status": "incomplete", "unfinished": search}
     (folder / "sizing.json").write_text(json.dumps(document))
     return folder
-
-
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    folder = write(tmp_path / "size", sized())
-    found = read_result(folder)
-    assert status_of(found.document) == 0
-    assert found.document == json.loads((folder / "sizing.json").read_text())
-    none = replace(sized(), num_accelerators=0)
-    assert status_of(read_result(write(tmp_path / "none", none)).document) == 2, (
-        "a storage that feeds none fails"
-    )
 
 
 def test_an_interrupted_search_shows_its_runs(
@@ -178,38 +166,6 @@ def test_plots_join_no_runs_and_predict_between_them_only() -> None:
     assert curve[-1][1] == pytest.approx(90 * 8.37 / 12)
     plots = plots_of(tried, answer_of(real_accelerators=None, interval=None))
     assert not any(each.name.startswith("predicted") for each in plots[0].series)
-
-
-def test_pictures_name_drive_and_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, day in enumerate(("2026-01-02", "2026-01-03", "2026-01-01"), 1):
-        run = tmp_path / "runs" / f"d1.unet3d_h100.0{number}.n8"
-        run.mkdir(parents=True)
-        told = {
-            "status": "complete",
-            "start": f"{day}T10:00:00+00:00",
-            "system": [{"drives": [{"model": "M 7"}]}],
-        }
-        (run / "summary.json").write_text(json.dumps(told))
-    answer = replace(sized(), conditions=conditions_of(tmp_path, "d1.unet3d_h100"))
-    titles: list[str] = []
-    from dlemu.report import png  # which imports matplotlib
-
-    save = png.save_pictures
-
-    def watched(plots: Any, path: Path, *, title: str) -> None:
-        titles.append(f"{path.name}: {title}")
-        save(plots, path, title=title)
-
-    monkeypatch.setattr(png, "save_pictures", watched)
-    draw(tmp_path, document_of([answer, replace(answer, at_least=True)]))
-    assert titles == [
-        "d1.unet3d_h100: unet3d_h100 on M 7 (d1), 2026-01-01\n"
-        "quick: the dataset is smaller than the rule requires",
-        "table: 2026-01-01",
-    ]
-    for name in ("d1.unet3d_h100", "table"):
-        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
-        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
 
 
 def test_a_first_answer_keeps_the_remarks_that_not_every_one_has() -> None:

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 import pytest
 
+from dlemu.cli.scripts import append_rows, check_table
 from dlemu.errors import RunError, WorkloadError
-from dlemu.report.table import append_rows, check_table
 
 COLUMNS = ("time", "label", "value", "flag")
 
@@ -49,18 +49,6 @@ def test_commands_append_at_once(path: Path) -> None:
     assert head == list(COLUMNS)
     assert sorted(int(row[0]) for row in rows) == list(range(80))
     assert {row[1] for row in rows} == {"x" * 5000}
-
-
-@pytest.mark.parametrize(
-    "held",
-    ["time,value\n1,2\n", "time,label\n", "time,label,value,flag,x\n", "\n\nx\n", "time;label\n"],
-)
-def test_another_table_is_left_alone(held: str, path: Path) -> None:
-    path.write_text(held)
-    for refuse in (check_table, lambda p, c: append_rows(p, c, [{"time": 1}])):
-        with pytest.raises(WorkloadError, match="has other columns"):
-            refuse(path, COLUMNS)
-    assert path.read_text() == held
 
 
 def test_rows_go_behind_a_line_that_was_written_by_hand(path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dlemu.checkpoint.plan import predict_checkpoint
 from dlemu.config.model import load_model, load_workload
-from dlemu.host.wear import WearFields, Written, combine_hosts, has_writes, sustained
+from dlemu.host.wear import WearFields, Written, combine_hosts, has_writes
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
 from dlemu.report.blocks import Table
@@ -97,19 +97,6 @@ def test_what_failures_cost(seconds: float, mtbf: float, line: str) -> None:
     assert line in costs_of(seconds, mtbf)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shares"),
-    [
-        (299.9, ["100%", "33%", "17%", "8.3%"]),
-        (901, ["too", "long", "too", "long", "50%", "25%"]),
-    ],
-)
-def test_a_share_needs_no_exponent(seconds: float, shares: list[str]) -> None:
-    [row] = [line for line in costs_of(seconds, None).splitlines() if "costs, of" in line]
-    assert row.split()[4:] == shares
-
-
-# Epoch 1: 5 s, of which the first step takes 2: AU 2/3. Epoch 2: 4.1 s and 1.5 s: AU 2/2.6.
 def test_reads_are_told_where_ranges_or_records_are_read() -> None:
     rows = np.zeros((1, 2, 3), STEP)
     rows["accelerator"], rows["step"] = np.arange(2)[:, None], np.arange(3)
@@ -176,11 +163,6 @@ def test_several_hosts_tell_how_long_their_start_took() -> None:
     assert told(3.21, 2.0) == [f"start: host h1 2.0 s, host h0 3.2 s {until}"]
     assert told(3.21) == told(3.21, None) == []
     assert told(3, 2, 9, 4, 5) == [f"start: 2.0 to 9.0 s {until}, the longest on host h2"]
-
-
-def test_an_endurance_in_binary_units_has_one_meaning() -> None:
-    rate = sustained(14 * 2**50)
-    assert rate["binary_bytes_per_second"] == rate["bytes_per_second"]
 
 
 def of(*written: Any, endurance: int | None = None) -> WearFields:

@@ -79,15 +79,6 @@ def test_a_step_is_its_wait_its_compute_and_its_barrier(name: str, tmp_path: Pat
     assert names == {"rank 0", "epochs", "accelerator 0", "accelerator 1"}
 
 
-def test_a_step_that_waits_for_nothing_tells_its_reads_with_the_compute(tmp_path: Path) -> None:
-    steps = steps_of(accelerators=1)
-    steps["compute"] += steps["wait"]
-    steps["wait"] = 0
-    events = written(tmp_path / "t.json", TracedRun("", [(0, steps)]))
-    assert "IO wait" not in {event.get("cat") for event in events}
-    assert all("bytes" in event["args"] for event in events if event.get("cat") == "COMPUTE")
-
-
 def test_neighbours_never_overlap_however_they_are_rounded(tmp_path: Path) -> None:
     """Perfetto drops a slice that overlaps the one before by a nanosecond."""
     steps = steps_of(num_steps=300, accelerators=1)

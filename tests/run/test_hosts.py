@@ -201,3 +201,33 @@ def test_each_host_has_a_cache_of_its_own(lab: Hosts, tmp_path: Path) -> None:
         sums = [sum(epoch) for epoch in zip(*(host[name] for host in each), strict=True)]
         assert cached[name] == sums
     assert not any((tmp_path / "cache").iterdir())
+
+
+def test_each_reads_checkpoints_of_another_host_and_the_slowest_is_named(
+    lab: Hosts, tmp_path: Path
+) -> None:
+    (tmp_path / "seen").mkdir()
+    words = [f"checkpoint.checkpoint_folder={tmp_path / 'seen' / 'ck'}", "model=unet3d"]
+    words += ["model.model_size_bytes=1000001", "model.parallelism.zero_stage=3"]
+    words += ["num_accelerators=4", "checkpoint.num_checkpoints_write=2", "--verify"]
+    words += ["checkpoint.num_checkpoints_read=2", "checkpoint.odirect=true"]
+    words += ["checkpoint.time_between_checkpoints=0", f"output.folder={tmp_path / 'out'}"]
+    with own_drive(32 << 20) as drive:
+        for name in lab.names:  # a host has a /dev/shm of its own
+            lab.mount(name, drive, tmp_path / "seen")
+        with over(lab, [1, 2, 1], tmp_path / "out", "checkpoint", *words) as ran:
+            assert ran.end() == 0 and "dlemu: " not in "".join(ran.errors), ran.told()
+    told = ran.summary
+    own = told["checkpoint"]
+    assert own["num_bytes_of_hosts"] == [1_000_001, 2_000_002, 1_000_001]
+    assert (own["shared"], own["foreign_share"], own["verified"]) == (True, 1.0, True)
+    host_of = ["h0", "h1", "h1", "h2"]
+    for entry in own["saves"]:
+        slowest, took = entry["slowest"], entry["hosts"]
+        assert slowest["accelerator"] == slowest["rank"]
+        assert slowest["host"] == host_of[slowest["rank"]] == max(took, key=took.get)
+        assert took[slowest["host"]] == entry["seconds"]
+        assert list(entry["counted"]) == list(took) == ["h0", "h1", "h2"]
+    wear = told["measured"]["wear"]
+    assert wear["file_bytes_written"] == 8_000_008
+    assert [each["host"] for each in wear["drives"]] == ["h0", "h1", "h2"]

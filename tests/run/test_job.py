@@ -22,17 +22,12 @@ from dlemu.storage.counted import NUM_BINS, bin_of
 from tests.lab.commands import ran, small_job, summary_of
 
 
-def test_a_runs_summary_tells_what_its_ranks_note(tmp_path: Path) -> None:
-    world = Alone()
-    world.notes = ("rank 1 on host b cannot be reached over TCP",)
-    outcome = run_job(small_job(tmp_path), world=world, say=lambda text: None)
-    assert outcome is not None and world.notes[0] in outcome.summary["notes"]
-
-
 def test_a_runs_summary_follows_from_its_steps(tmp_path: Path) -> None:
-    workload = small_job(tmp_path)
-    ran(workload)
+    workload, world = small_job(tmp_path), Alone()
+    world.notes = ("rank 1 on host b cannot be reached over TCP",)
+    assert run_job(workload, world=world, say=lambda text: None)
     summary = summary_of(tmp_path / "run")
+    assert world.notes[0] in summary["notes"]
     told = with_metrics(cast(Summary, summary), workload, measure(read_steps(tmp_path / "run")))
     assert (summary["verdict"], summary["metric"]) == (told["verdict"], told["metric"])
     assert summary["num_accelerators"] == 1
@@ -43,17 +38,24 @@ def test_a_runs_summary_follows_from_its_steps(tmp_path: Path) -> None:
 
 
 def test_a_random_order_is_recorded_so_that_it_can_be_had_again(tmp_path: Path) -> None:
-    seeds, sizes = set(), []
-    for number in range(2):
-        folder = tmp_path / f"run{number}"
-        ran(small_job(tmp_path, reader__file_shuffle="random", output__folder=str(folder)))
-        seeds.add(load_workload(folder / "config.yaml").train.seed)
-        sizes.append(read_steps(folder)["num_bytes"].tolist())
-    assert len(seeds) == 2 and sizes[0] != sizes[1]
-    again = tmp_path / "again"
-    seed = load_workload(tmp_path / "run0" / "config.yaml").train.seed
-    ran(small_job(tmp_path, train__seed=seed, output__folder=str(again)))
-    assert read_steps(again)["num_bytes"].tolist() == sizes[0]
+    first = ran(small_job(tmp_path, reader__file_shuffle="random"))
+    seed = load_workload(first.folder / "config.yaml").train.seed
+    again = ran(small_job(tmp_path, train__seed=seed, output__folder=str(tmp_path / "again")))
+    assert seed != small_job(tmp_path).train.seed
+    assert (read_steps(again.folder)["num_bytes"] == read_steps(first.folder)["num_bytes"]).all()
+
+
+def test_200_accelerators_in_one_process_each_have_their_steps(tmp_path: Path) -> None:
+    keys = {"accelerators_per_rank": 200, "reader__batch_size": 1, "reader__read_threads": 1}
+    sizes = {"dataset__num_files_train": 800, "dataset__record_length_bytes_stdev": 0}
+    outcome = ran(small_job(tmp_path, **keys, **sizes, train__epochs=1))
+    assert outcome.summary["num_accelerators"] == 200
+    steps = read_steps(outcome.folder).reshape(-1, 200)
+    assert (steps["accelerator"] == np.arange(200)).all() and len(steps) == 4
+    assert (steps["num_bytes"] > 0).all(), "each reads for itself"
+    ends = steps["start"] + steps["wait"] + steps["compute"] + steps["barrier"]
+    assert np.allclose(steps["start"][1:], ends[:-1], atol=1e-6), "no time between steps"
+    assert np.allclose(ends, ends[:, :1], atol=1e-6), "all are released at once"
 
 
 def test_the_reads_of_an_epoch_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,21 +88,11 @@ def test_bytes_from_memory_fail_a_run_that_bounds_them(tmp_path: Path) -> None:
         pytest.skip("no drive is seen under the temporary folder")
     assert share > 0.5, "it was written a moment ago"
     assert (outcome.summary["status"], outcome.summary["verdict"]) == ("complete", "NO VERDICT")
-    assert outcome.summary["metric"]["train_au_meet_expectation"] == "no verdict"
-    (reason,) = outcome.summary["reasons"]
-    assert reason.startswith(f"{100 * share:.1f}% of the bytes came from memory, at most 0% may")
-    assert outcome.summary["verdict"] != "PASS"
 
 
 @pytest.mark.parametrize(
     ("loader", "asked", "handed_over"),
-    [
-        ("pytorch", None, "batch"),
-        ("pytorch", "none", "none"),
-        ("threads", None, "none"),
-        ("threads", "batch", "batch"),
-        ("tensorflow", None, "none"),
-    ],
+    [("pytorch", None, "batch"), ("threads", None, "none"), ("threads", "batch", "batch")],
 )
 def test_a_run_hands_over_what_its_loader_would(
     loader: str, asked: str | None, handed_over: str, tmp_path: Path
@@ -113,16 +105,13 @@ def test_a_run_hands_over_what_its_loader_would(
     assert (seconds > 0) == (handed_over == "batch")
 
 
-@pytest.mark.parametrize("loader", ["pytorch", "threads"])
 def test_batches_that_memory_cannot_hold_are_refused(
-    loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = SimpleNamespace(available=1_000_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    keys = {"reader__data_loader": loader, "reader__hand_over": "batch"}
-    wide = {"dataset__record_length_bytes_resize": 30_000}
     with pytest.raises(DlemuError) as error:
-        ran(small_job(tmp_path, **keys, **wide))
+        ran(small_job(tmp_path, dataset__record_length_bytes_resize=30_000))
     assert str(error.value) == (
         "handing over batches takes 1.0 MiB of memory in this rank (1 accelerator x 5 batches of "
         "205.1 KiB), 976.6 KiB are free; set reader.hand_over=none, "

@@ -22,8 +22,7 @@ from dlemu.report.sizing import _next as next_of
 from dlemu.report.sizing import present_sizing
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import Sized, document_of
-from dlemu.sizing.first import Trial, try_storage
-from dlemu.sizing.first_files import plan_files, scratch_folder
+from dlemu.sizing.first import Trial, plan_files, scratch_folder, try_storage
 from tests.lab import warm
 from tests.lab.drives import drive_folder
 from tests.lab.waiting import until

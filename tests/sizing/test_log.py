@@ -8,7 +8,7 @@ import pytest
 from dlemu.config.model import load_workload
 from dlemu.errors import RunError, WorkloadError
 from dlemu.ranks.world import Alone
-from dlemu.sizing.log import SizingRecord, settings_of
+from dlemu.sizing.answers import SizingRecord, settings_of
 from dlemu.sizing.search import Point
 
 SETTINGS = {"num_ranks": 1, "reader.read_threads": 4}

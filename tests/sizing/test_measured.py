@@ -32,7 +32,7 @@ from dlemu.judge.outcome import Outcome, judge_run
 from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps
 from dlemu.judge.summary import Summary
 from dlemu.ranks.world import Alone, World
-from dlemu.sizing.log import SizingRecord
+from dlemu.sizing.answers import SizingRecord
 from dlemu.sizing.measured import describe_plan, point_of
 from tests.lab import warm
 from tests.lab.commands import execute

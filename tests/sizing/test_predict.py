@@ -8,8 +8,7 @@ import dlemu
 from dlemu.config.compose import datasheet
 from dlemu.config.model import Drive, load_workload
 from dlemu.errors import WorkloadError
-from dlemu.sizing.formula import Calibration
-from dlemu.sizing.rows import drives_for_one, limited
+from dlemu.sizing.formula import Calibration, drives_for_one, limited
 
 PS1010 = {"drive": "d7_ps1010"}
 HOST = Calibration(

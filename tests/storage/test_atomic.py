@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.storage import atomic
-from dlemu.storage.atomic import create, replacing, write_atomically, writing
+from dlemu.storage import files
+from dlemu.storage.files import create, replacing, write_atomically, writing
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_what_is_written_past_the_page_cache_is_not_left_there(
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return create(path)
 
-    monkeypatch.setattr(atomic, "create", opens)
+    monkeypatch.setattr(files, "create", opens)
     monkeypatch.setattr(os, "fsync", lambda number: done.append("synced"))
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: done.append("dropped"))
     with writing(tmp_path / "file", direct=True, sync=sync) as write:

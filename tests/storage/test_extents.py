@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.storage.extents import ExtentReader, File, Part, extent_reader, settle_direct
-from dlemu.storage.regular import open_sized
+from dlemu.storage.files import open_sized
 from tests.lab.drives import mounted
 
 NUM_BYTES = 50_003
@@ -293,7 +293,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def test_buffers_of_a_process_and_of_its_children_are_huge_pages() -> None:
     code = """
 import os, re
-from dlemu.storage.regular import aligned_buffer
+from dlemu.storage.files import aligned_buffer
 def huge():
     return int(re.search(r"AnonHugePages: +(\\d+) kB", open("/proc/self/smaps_rollup").read())[1])
 buffers = [aligned_buffer(1 << 20) for _ in range(3)]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dlemu.errors import DatasetError, RunError, WorkloadError
-from dlemu.storage import owned, regular
-from dlemu.storage.atomic import create
+from dlemu.storage import files, owned
+from dlemu.storage.files import create
 from dlemu.storage.owned import (
     OwnedFolder,
     direct,
@@ -214,7 +214,7 @@ def test_scratch_files_of_a_killed_process_go_first(tmp_path: Path) -> None:
 def test_direct_is_what_the_file_system_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in (*regular.NO_DIRECT, 0):
+    for number in (*files.NO_DIRECT, 0):
 
         def opens(path: Path, *, direct: bool, number: int = number) -> int:
             if number:

@@ -12,14 +12,14 @@ from dlemu.datagen import read_manifest
 from dlemu.errors import DatasetError, RunError
 from dlemu.judge.records import read_steps, read_summary
 from dlemu.storage.extents import settle_direct
-from dlemu.storage.pagecache import cached_share, drop
-from dlemu.storage.regular import (
+from dlemu.storage.files import (
     check_regular,
     count_linked,
     open_regular,
     open_sized,
     read_regular,
 )
+from dlemu.storage.pagecache import cached_share, drop
 
 
 def soon(call: Callable[[], object]) -> object:

@@ -9,20 +9,20 @@ import pytest
 
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
+from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load
 from dlemu.storage.pagecache import Pages, drop, look
 from dlemu.tools import model_load as module
-from dlemu.tools import model_reading as reading
 from dlemu.tools.model_load import (
+    WAYS,
     Load,
     Model,
     document_of,
-    find_model,
-    known_models,
+    load_files,
     measure,
+    read_once,
 )
-from dlemu.tools.model_reading import WAYS, Way, read_once
 
 SIZES = (9_000_000, 4096, 5_000_001)
 DRIVE: Any = "d3_s4520"
@@ -45,18 +45,6 @@ def load(tmp_path: Path) -> Load:
     target = tmp_path / "drive"
     target.mkdir()
     return Load(model=MODEL, target=target, readers=(1, 3), drive=DRIVE)
-
-
-@pytest.mark.parametrize("way", WAYS[:3])
-@pytest.mark.parametrize("readers", [1, 4])
-def test_every_byte_is_read_once(
-    way: Way, readers: int, files: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_PIECE", 1 << 20)
-    monkeypatch.setattr(reading, "_CALL", 1 << 18)
-    seen: list[int] = []
-    num_bytes, seconds, _ = read_once(files, way=way, num_readers=readers, at=seen.append)
-    assert num_bytes == sum(seen) == sum(SIZES) and seconds > 0
 
 
 def test_what_is_read_is_in_the_page_cache_afterwards_but_for_o_direct(files: list[Path]) -> None:
@@ -105,6 +93,28 @@ def test_a_model_is_written_read_cold_and_removed(
     share = sum(SIZES) / answer["cells"][0]["seconds"] / 550e6
     assert told["cells"][0]["share_of_drive"] == pytest.approx(share)
     assert told["by_datasheet"][0]["seconds"] == sum(SIZES) / 550e6
+
+
+def test_what_was_read_is_kept_and_a_kill_is_named(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies there while files are read is what a kill leaves."""
+    folder = tmp_path / "out"
+    load = load.model_copy(update={"output": folder, "ways": ("pread",)})
+
+    def interrupted(*_: object, **__: object) -> None:
+        with pytest.raises(RunError, match=r"no result \(incomplete\): the command did not end"):
+            read_result(folder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_once", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load_files(load, lambda _: None)
+    with pytest.raises(RunError, match=r"no result \(incomplete\): interrupted"):
+        read_result(folder)
+    told = load_files(load, lambda _: None)
+    assert read_result(folder).shown == told and len(told["cells"]) == 2
 
 
 def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load) -> None:
@@ -180,12 +190,3 @@ def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RunError, match="7 of 3420 pages stay in the page cache"):
         measure(load, lambda _: None)
     assert not any(load.target.iterdir())
-
-
-def test_the_files_of_models() -> None:
-    llama = find_model("llama2_70b")
-    assert llama.num_bytes == 137_953_316_864, "total_size of its model.safetensors.index.json"
-    num_files = {name: len(find_model(name).files) for name in known_models()}
-    several = {"llama2_70b": 15, "llama3_8b": 4, "llama3_70b": 30, "llama3_405b": 191}
-    several["mixtral_8x7b"] = 19
-    assert num_files == dict.fromkeys(num_files, 1) | several

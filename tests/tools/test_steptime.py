@@ -16,7 +16,7 @@ from dlemu.config.model import check_workload, load_workload
 from dlemu.config.published import derived_yaml
 from dlemu.errors import WorkloadError
 from dlemu.host.processes import usable_cpus
-from dlemu.tools.steptime.job import StepTimes, batch_sizes, distribution
+from dlemu.tools.steptime.job import StepTimes, batch_sizes
 from dlemu.tools.steptime.measure import Gpu, State, Timed, find_gpu
 from dlemu.tools.steptime.steps import Preprocessing, model_of
 
@@ -188,21 +188,6 @@ def test_a_small_network_learns() -> None:
     assert float(dice_and_cross_entropy(sure, right)) == pytest.approx(0, abs=1e-3)
 
 
-def test_what_was_overridden_is_written(own: list[str]) -> None:
-    words = [
-        *own,
-        "steptime.model=own_model:quick",
-        "reader.batch_size=14",
-        "reader.read_threads=3",
-    ]
-    assert run([*words, "steptime.batches=[14]", "metric.au=0.8"]) == 0
-    text = Path("out/unet3d_measured_cpu.yaml").read_text()
-    assert "defaults: [unet3d_h100, _self_]" in text and "steptime" not in text.split("defaults")[1]
-    found = load_workload("out/unet3d_measured_cpu.yaml")
-    assert (found.reader.batch_size, found.reader.read_threads, found.metric.au) == (14, 3, 0.8)
-    assert run(["run", "workload=out/unet3d_measured_cpu.yaml", "--cfg", "job"]) == 0
-
-
 def test_a_row_is_published_by_where_it_comes_from_not_by_its_name(tmp_path: Path) -> None:
     tree = load_workload("unet3d_h100").model_dump(
         mode="json", exclude={"made_from", "given", "ignored"}
@@ -241,16 +226,6 @@ def test_an_interrupted_measurement_keeps_what_it_has(
     assert (found.train.computation_time.mean, found.train.launch_time) == (0.25, 0.01)
     evidence = json.loads(Path("out/unet3d_measured_cpu.json").read_text())
     assert [each["batch"] for each in evidence["batches"]] == [7]
-
-
-def test_a_skewed_step_is_written_as_measured() -> None:
-    even, skewed = np.full(60, 0.1), np.array([0.1] * 54 + [0.5] * 6)
-    assert distribution(even)["type"] == "normal"
-    found: dict[str, Any] = dict(distribution(skewed))
-    assert found["type"] == "quantiles" and found["mean"] == pytest.approx(0.14)
-    times: Any = found["quantiles"]
-    assert set(times) == {0.1, 0.5}
-    assert load_workload("unet3d_h100", {"train.computation_time": found}).name == "unet3d_h100"
 
 
 def test_a_step_that_memory_cannot_hold_is_left_out(

@@ -18,8 +18,8 @@ from pathlib import Path
 from dlemu.config.model import Workload
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import RunError, WorkloadError
-from dlemu.host.drive_counters import flush
-from dlemu.storage.atomic import PARTIAL, writing
+from dlemu.host.wear import flush
+from dlemu.storage.files import PARTIAL, writing
 from dlemu.storage.owned import OwnedFolder, disk_bytes, room
 from dlemu.units import counted, format_bytes, round_up
 

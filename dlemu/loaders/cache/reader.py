@@ -1,4 +1,4 @@
-"""How a worker opens files through a cache: it executes what `tier.hits` has planned.
+"""How a worker opens files through a cache: it executes what `cache.hits` has planned.
 
 A hit opens the copy in the cache. A miss that is admitted reads the file whole from the origin into
 memory; training gets it from there, and it is written to the cache. Other misses open the origin's
@@ -29,8 +29,8 @@ from dlemu.errors import RunError
 from dlemu.loaders.cache.folder import entry_path, write_entry
 from dlemu.loaders.cache.hits import EpochHits
 from dlemu.storage.extents import ExtentReader, extent_reader
+from dlemu.storage.files import cannot_open, open_sized
 from dlemu.storage.pagecache import OnFile
-from dlemu.storage.regular import cannot_open, open_sized
 from dlemu.units import round_up
 
 READ, FILLED = 1, 2

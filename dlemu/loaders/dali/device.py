@@ -25,9 +25,9 @@ from dlemu.formats import Places, format_of
 from dlemu.loaders import Batch
 from dlemu.loaders.source import Source, Task, sample_bytes
 from dlemu.loaders.steps import CLOSE_SECONDS
+from dlemu.storage.files import cannot_open
 from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
-from dlemu.storage.regular import cannot_open
 from dlemu.units import PAGE_BYTES, round_up
 
 

@@ -30,7 +30,7 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.formats.tfrecord import read_index
 from dlemu.loaders import Batch
 from dlemu.loaders.source import Source
-from dlemu.storage.regular import read_regular
+from dlemu.storage.files import read_regular
 
 dali: Any = import_module("nvidia.dali")
 """Typed as Any: DALI has types for half of what is used here, and may not be installed."""

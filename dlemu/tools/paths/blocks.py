@@ -32,9 +32,9 @@ import numpy.typing as npt
 
 from dlemu.errors import DlemuError, RunError
 from dlemu.storage.counted import PathBytes
+from dlemu.storage.files import open_sized
 from dlemu.storage.gpu.cuda import DeviceMemory, Gpu, HostMemory
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
-from dlemu.storage.regular import open_sized
 from dlemu.tools.paths.uring import Ring
 from dlemu.units import PAGE_BYTES
 

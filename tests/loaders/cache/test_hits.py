@@ -72,14 +72,6 @@ def test_nothing_is_cached_without_a_policy_or_fills() -> None:
     assert cache.next_generation == 10
 
 
-def test_a_file_that_never_fits_is_not_admitted() -> None:
-    cache = PlannedCache("lru", 5, [6, 3, 2, 1])
-    assert cache.epoch([0, 1, 2, 0, 3]).admitted.tolist() == [-1, 0, 1, -1, 2]
-    assert [file for file, _ in cache.content] == [2, 3]
-    keeps = PlannedCache("keep", 5, [6, 3, 3, 2])
-    assert keeps.epoch([0, 1, 2, 3]).admitted.tolist() == [-1, 0, -1, 1]
-
-
 def test_content_beyond_the_capacity_is_left_out() -> None:
     cache = PlannedCache("lru", 3, [2, 2, 1], content=[(0, 4), (1, 5), (2, 6)])
     assert cache.content == [(0, 4), (2, 6)]

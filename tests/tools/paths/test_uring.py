@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dlemu.errors import RunError
-from dlemu.storage.regular import aligned_buffer
+from dlemu.storage.files import aligned_buffer
 from dlemu.tools.paths import uring
 from dlemu.tools.paths.uring import Ring
 

@@ -1,4 +1,7 @@
-"""Opens regular files for reading, and refuses what can block a reader: a FIFO, a socket.
+"""Files: opened for reading without waiting, and written atomically.
+
+What can block a reader is refused: a FIFO, a socket. A file that is written gets its name when it
+is whole; if its writing fails, nothing changes.
 
 `aligned_buffer` gives page-aligned memory to read into, as O_DIRECT needs it, in huge pages where
 there are any.
@@ -10,8 +13,9 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +34,16 @@ _KINDS = {
     stat.S_IFDIR: "a folder",
 }
 
-
 NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 """Errors of a file system that does not take O_DIRECT."""
+PARTIAL = ".partial"
+"""Suffix of the temporary name, which lies beside the file."""
+_PIECE_BYTES = 8 << 20
+_REMOVED = (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
+"""What may be in the way of a new file; unlink(2) says what is wrong with a folder."""
+
+Write = Callable[[memoryview, int, int], None]
+"""`write(data, offset, num_bytes)`: the first `num_bytes` of `data` are the file's bytes there."""
 
 
 def open_regular(
@@ -80,7 +91,7 @@ def open_sized(
 def direct_if_possible(open_file: Callable[..., int], path: str | Path) -> tuple[int, bool]:
     """Open a file with O_DIRECT, or without on a file system that does not take it.
 
-    `open_file` is `open_regular` or `atomic.create`. Returns the descriptor and whether it is with
+    `open_file` is `open_regular` or `create`. Returns the descriptor and whether it is with
     O_DIRECT.
     """
     try:
@@ -166,3 +177,110 @@ class _HugePages:
 
 
 aligned_buffer = _HugePages().cut
+
+
+def partial_path(path: Path) -> Path:
+    """Return the temporary name of a file that is being written."""
+    return path.with_name(f"{path.name}{PARTIAL}")
+
+
+def create(path: str | Path, flags: int = 0, *, direct: bool = False) -> int:
+    """Open a new file for writing, with more flags of open(2); return its descriptor.
+
+    `direct`: with O_DIRECT.
+
+    What has its name is removed: a file that a killed process left, or a link that another user
+    made, through which a foreign file would be overwritten. Also an `opener` of `open`.
+    """
+    flags = (flags & ~os.O_TRUNC) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    flags |= os.O_DIRECT if direct else 0
+    if not flags & os.O_RDWR:
+        flags |= os.O_WRONLY
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        with suppress(FileNotFoundError):  # another rank has removed it meanwhile
+            if stat.S_IFMT(os.lstat(path).st_mode) not in _REMOVED:
+                raise
+            os.unlink(path)
+    return os.open(path, flags, 0o666)
+
+
+def append_whole(file: FileIO, data: bytes | memoryview, *, sync: bool = True) -> None:
+    """Append to an open unbuffered file; if that fails, the file stays as it was.
+
+    With `sync`, the content is on the drive at the end.
+    """
+    size = file.seek(0, os.SEEK_END)
+    try:
+        while data:
+            data = data[file.write(data) :]
+        if sync:
+            os.fsync(file.fileno())
+    except BaseException:
+        file.truncate(size)
+        raise
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; the file that the block writes there, by `create`, becomes `path`.
+
+    If the block fails, the temporary file is removed and `path` stays as it was.
+    """
+    partial = partial_path(path)
+    try:
+        yield partial
+        os.rename(partial, path)
+    except BaseException:
+        with suppress(OSError):  # it may not be there
+            os.unlink(partial)
+        raise
+
+
+@contextmanager
+def writing(path: Path, *, direct: bool, sync: bool = True) -> Iterator[Write]:
+    """Yield what writes a file, which becomes `path` in the size that was written.
+
+    `direct`: nothing of it stays in the page cache; data are whole aligned pages then. `sync`: it
+    is on the drive in the end. If the block fails, `path` stays as it was.
+    """
+    end = 0
+
+    def write(data: memoryview, offset: int, num_bytes: int) -> None:
+        nonlocal end
+        done = 0
+        while done < len(data):
+            done += os.pwrite(number, data[done : done + _PIECE_BYTES], offset + done)
+        end = max(end, offset + num_bytes)
+
+    with replacing(path) as partial:
+        number, is_direct = direct_if_possible(create, partial) if direct else (create(partial), 0)
+        try:
+            yield write
+            os.ftruncate(number, end)  # O_DIRECT wrote the last page whole
+            stays = direct and not is_direct
+            if sync or stays:
+                os.fsync(number)
+            if stays:  # only clean pages can be dropped
+                os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(number)
+
+
+def write_atomically(path: Path, data: bytes | memoryview, *, sync: bool = True) -> None:
+    """Write a file; with `sync`, its content is on the drive before it gets its name."""
+    with replacing(path) as partial, open(partial, "wb", opener=create) as file:
+        file.write(data)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
