@@ -131,12 +131,7 @@ def test_bytes_that_were_not_read_prove_nothing(times: float, verdict: str, rema
         (None, 0.2, "PASS", "BUT 20% of the bytes came from memory, not from storage"),
         (None, 0.21, "NO VERDICT", "21.0% of the bytes came from memory, at most 20% may"),
         (0.05, 0.05, "PASS", ""),
-        (
-            0.05,
-            0.06,
-            "NO VERDICT",
-            "6.0% of the bytes came from memory, at most 5% may (metric",
-        ),
+        (0.05, 0.06, "NO VERDICT", "6.0% of the bytes came from memory, at most 5% may (metric"),
         (0.05, None, "NO VERDICT", "whether at most 0.05 did cannot be checked"),
         (
             1.0,
