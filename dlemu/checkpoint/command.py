@@ -37,7 +37,7 @@ from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.judge.evidence import stored_bytes
 from dlemu.judge.folders import begun, first_fields
 from dlemu.judge.records import host_file
-from dlemu.judge.summary import hosts_of, time_of_day
+from dlemu.judge.summary import hosts_of
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
@@ -339,6 +339,5 @@ def run_checkpoints(
             found["checkpoint"] = summary["checkpoint"] | found["checkpoint"]
             if key.num_checkpoints_read and key.writer != "dlemu":
                 summary["notes"].append("checkpoint.writer=dcp: nothing was read back")
-            summary |= found | {"status": "complete", "end": time_of_day()}
-            record.write()
+            record.complete(found)
     return (record.folder, summary) if world.rank == 0 else None

@@ -185,10 +185,10 @@ COMMANDS: dict[str, Command] = {
         aim="look",
         line="show results again, computed anew from their stored steps",
         words="[FOLDER...] [metric.KEY=value ...]",
-        about="Runs, also interrupted ones, several runs (runs=5, division=closed), sizings, and "
-        "the results of DLIO and mlpstorage. Without a folder, it takes the newest result below "
-        "outputs/. metric.edition=v2.0 applies the other definition. Several results end with one "
-        "table of all.",
+        about="Runs, also interrupted ones, several runs (runs=5, division=closed), sizings, "
+        "checkpoints, calibrations, paths and loads, and the results of DLIO and mlpstorage. "
+        "Without a folder, it takes the newest result below outputs/. metric.edition=v2.0 "
+        "applies the other definition. Several results end with one table of all.",
         keys="metric.au metric.edition",
         options=("--html", "--json", "--trace"),
         function="dlemu.cli.report:main",

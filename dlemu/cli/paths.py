@@ -2,29 +2,22 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
-from datetime import UTC, datetime
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from dlemu.cli.output import Found
 from dlemu.cli.progress import Doing, show_progress
-from dlemu.cli.scripts import Row, drive_models, short_hash
+from dlemu.cli.scripts import Row
 from dlemu.cli.words import DRY_RUN, Words
-from dlemu.host.place import find_host
-from dlemu.judge.records import write_text
-from dlemu.judge.summary import time_of_day
-from dlemu.plugins import own_version
+from dlemu.judge.records import read_summary, write_text
 from dlemu.ranks.world import World
 from dlemu.report.in_run import wear_line
-from dlemu.report.paths import plots_of, present_paths
-from dlemu.report.text import render_text
+from dlemu.report.paths import plots_of
 from dlemu.terminal import detail, say
-from dlemu.tools.paths.blocks import Asked
 from dlemu.tools.paths.cells import Cell
-from dlemu.tools.paths.sweep import CELLS, Sweep, run_paths
+from dlemu.tools.paths.sweep import Sweep, run_paths
 
 _NEWER = (
     *("queue_depth", "queues", "cpu_seconds_per_million_ios", "gpu", "together", "ceiling"),
@@ -48,17 +41,12 @@ def main(words: Words, world: World) -> Found | Iterator[Found] | None:
         return dry_run("paths", plan, world)
     doing = Doing()
     with show_progress("paths", lambda: str(doing), on=plan.progress == "on" and world.rank == 0):
-        cells = run_paths(plan, say, doing.begin, lambda wear: detail(wear_line(wear)), world=world)
+        run_paths(plan, say, doing.begin, lambda wear: detail(wear_line(wear)), world=world)
     if world.rank != 0:
         return None
-    document = document_of(cells, plan.output)
+    document = {"folder": str(plan.output), **read_summary(plan.output)}
     _write(document, plan.output)
-    say(f"results: {plan.output}/paths.csv, paths.json, paths.txt")
-    label = words.options.get("--label", "")
-    own = {"time": time_of_day(), "label": label, "dlemu_version": own_version()}
-    own |= {"folder": str(plan.output)}
-    rows = [own | _flat(row) | _origin(row, plan.output) for row in document["cells"]]
-    return Found(document, rows=rows)
+    return Found(document)
 
 
 def plan_of(words: Words) -> Sweep:
@@ -69,27 +57,17 @@ def plan_of(words: Words) -> Sweep:
     return Sweep(**values)
 
 
-def document_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
-    """Return the document of a sweep, with the day of its last cell."""
-    kept = folder / CELLS
-    last = datetime.fromtimestamp(kept.stat().st_mtime, UTC) if kept.exists() else datetime.now(UTC)
-    rows = [asdict(cell) for cell in cells]
-    return {"kind": "paths", "measured": last.date().isoformat(), "cells": rows}
-
-
 def _write(document: Mapping[str, Any], folder: Path) -> None:
-    """Write the results in all forms; the picture needs matplotlib."""
+    """Write the results as a table and as pictures, which need matplotlib."""
     cells = document["cells"]
-    write_text(folder / "paths.txt", render_text(present_paths(document)) + "\n")
     write_text(folder / "paths.csv", cells_csv(cells))
-    write_text(folder / "paths.json", json.dumps(cells, indent=1) + "\n")
     try:
         from dlemu.report.png import save_pictures
     except ModuleNotFoundError:
         say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")
         return
     targets = ", ".join(dict.fromkeys(cell["target"] for cell in cells))
-    title = f"data paths of {targets}, {document['measured']}"
+    title = f"data paths of {targets}, {document['day']}"
     save_pictures(plots_of(cells), folder / "paths", title=title)
 
 
@@ -98,23 +76,5 @@ def cells_csv(cells: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Cell)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(map(_flat, cells))
+    writer.writerows({**cell, "together": ",".join(cell["together"])} for cell in cells)
     return text.getvalue()
-
-
-def _flat(cell: Row) -> dict[str, Any]:
-    return {**cell, "together": ",".join(cell["together"])}
-
-
-def _origin(cell: Row, folder: Path) -> dict[str, Any]:
-    """Return what a row of --csv says of a cell's host and drives."""
-    target = cell["target"]
-    host: Mapping[str, Any] = {"host": target.rpartition(":")[0], "drives": ()}
-    if Path(target).exists():  # else it is another host's, or the sum
-        host = find_host(Path(target))
-    asked = [cell[field.name] for field in fields(Asked)]
-    return {
-        "id": short_hash(folder.resolve(), asked),
-        "host": host["host"],
-        "drive_model": drive_models([host]),
-    }

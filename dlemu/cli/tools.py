@@ -77,7 +77,7 @@ def doctor(words: Words) -> Found:
 
 def load(words: Words) -> Found:
     """Return what `dlemu load` finds."""
-    from dlemu.tools.model_load import document_of, measure
+    from dlemu.tools.model_load import document_of, load_files
 
     asked = load_of(words)
     if asked.target is None and not asked.files:
@@ -86,7 +86,7 @@ def load(words: Words) -> Found:
         return Found(document_of(asked), apart=False)
     doing = Doing()
     with show_progress("load", lambda: str(doing), on=asked.progress == "on"):
-        return Found(document_of(asked, measure(asked, say, doing.begin, doing.add)))
+        return Found(load_files(asked, say, doing.begin, doing.add))
 
 
 def load_of(words: Words) -> "Load":

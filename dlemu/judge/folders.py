@@ -9,7 +9,7 @@ import itertools
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from importlib import metadata
@@ -90,16 +90,23 @@ def hold_for_runs(workload: Workload, say: Callable[[str], None]) -> Iterator[Pa
     with hold(given, workload.name) as folder:
         if (folder / SUMMARY).exists():  # of a command that was faster
             raise _taken(folder)
-        try:
+        with _nothing_of_refused(folder):
             yield folder
-        except DlemuError as error:
-            entries = list(folder.iterdir())
-            begun = len(entries) > 1  # a run has its summary.json and config.yaml, several run.1
-            refused = isinstance(error, WorkloadError) or not begun
-            if refused and all(_EMPTY_RUN.fullmatch(entry.name) for entry in entries):
-                for entry in entries:
-                    entry.unlink()
-            raise
+
+
+@contextmanager
+def _nothing_of_refused(folder: Path) -> Iterator[None]:
+    """Empty the folder of a job that is refused in the `with`, or fails before a result is kept."""
+    try:
+        yield
+    except DlemuError as error:
+        entries = list(folder.iterdir())
+        begun = len(entries) > 1  # a run has its summary.json and config.yaml, several run.1
+        refused = isinstance(error, WorkloadError) or not begun
+        if refused and all(_EMPTY_RUN.fullmatch(entry.name) for entry in entries):
+            for entry in entries:
+                entry.unlink()
+        raise
 
 
 def check_free(workload: Workload) -> None:
@@ -160,8 +167,8 @@ def _rename(folder: Path) -> Path:
     return attempt
 
 
-def _taken(folder: Path) -> WorkloadError:
-    return WorkloadError(f"output.folder {folder} holds a run already; name another, or remove it")
+def _taken(folder: Path, key: str = "output.folder") -> WorkloadError:
+    return WorkloadError(f"{key} {folder} holds a run already; name another, or remove it")
 
 
 def _refusal(folder: Path, key: str, error: OSError) -> WorkloadError:
@@ -201,18 +208,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-def first_fields(kind: str, workload: Workload, world: World) -> dict[str, Any]:
-    """Return the fields that a job's summary begins with."""
+def first_fields(kind: str, workload: Workload | None, world: World) -> dict[str, Any]:
+    """Return the fields that a job's summary begins with; not each job has a workload."""
     return {
         "kind": kind,
         "status": "incomplete",
-        "workload": workload.name,
+        "workload": "" if workload is None else workload.name,
         "num_ranks": world.num_ranks,
         "num_hosts": world.num_hosts,
         "hostname": world.host,
         "start": time_of_day(),
         "metric": {},
-        "ignored": list(workload.ignored),
+        "ignored": [] if workload is None else list(workload.ignored),
         "notes": list(world.notes),
         "versions": versions(),
     }
@@ -239,6 +246,11 @@ class Record:
         if self._rank == 0:
             with self.writing():
                 write_summary(self.folder, self._summary, room=room, name=self._name)
+
+    def complete(self, found: Mapping[str, Any]) -> None:
+        """Write what the job has found, and that it has ended."""
+        self._summary |= {**found, "status": "complete", "end": time_of_day()}
+        self.write()
 
     def fail(self, error: BaseException) -> None:
         """Write why the job did not end, over the old summary if the disk is full."""
@@ -290,15 +302,43 @@ def begun(
         record = Record(folder, summary, world.rank, watch)
         if watch is not None:
             watch.record = record.fail
-        try:
+        with _failing(record, world):
             yield record
-        except BaseException as error:
-            record.fail(error)  # first: launchers kill soon
-            cause = world.cause(error)
-            if cause is not error:
-                record.fail(cause)
-                raise cause from None
-            raise
+
+
+@contextmanager
+def recorded(
+    folder: Path, summary: Any, world: World, *, key: str = "output.folder"
+) -> Iterator[Record]:
+    """Yield the record of a job in a held folder, which the next job of its kind may take again.
+
+    Rank 0 alone calls it. The summary is "incomplete" from now on, and an error is recorded; of a
+    job that is refused nothing stays.
+
+    Raises:
+        WorkloadError: the result of a job of another kind is in the folder.
+        RunError: it cannot be written.
+    """
+    if (folder / SUMMARY).exists() and read_summary(folder).get("kind") != summary["kind"]:
+        raise _taken(folder, key)
+    record = Record(folder, summary)
+    with _nothing_of_refused(folder), _failing(record, world):
+        record.write()
+        yield record
+
+
+@contextmanager
+def _failing(record: Record, world: World) -> Iterator[None]:
+    """Record an error of the `with`, and that of another rank if it was the cause."""
+    try:
+        yield
+    except BaseException as error:
+        record.fail(error)  # first: launchers kill soon
+        cause = world.cause(error)
+        if cause is not error:
+            record.fail(cause)
+            raise cause from None
+        raise
 
 
 def _phase(watch: Watchdog | None, name: str) -> AbstractContextManager[None]:

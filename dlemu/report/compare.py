@@ -282,6 +282,8 @@ def _read(folder: Path) -> list[Document]:
                 found = [_checkpoints(stored)]
             case "run":
                 found = [_runs(stored)]
+            case "calibration" | "load" | "paths":
+                raise RunError(f"{folder} holds {kind}; runs, sizings, checkpoints are compared")
             case _:
                 raise RunError(
                     f"{folder} holds no steps of the other tool; name a run that has them"

@@ -137,7 +137,7 @@ def section(stored: Stored, *, on_page: bool = True) -> Section:
     """
     document = stored.document
     rows: list[dict[str, str]] = []
-    blocks, title = present(document), str(document.get("workload"))
+    blocks, title = present(document), str(document.get("workload") or stored.kind)
     if stored.kind == "sizing":
         answers, unfinished = document["answers"], document["unfinished"]
         names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
@@ -147,6 +147,8 @@ def section(stored: Stored, *, on_page: bool = True) -> Section:
             rows.append({"verdict": "no answer yet", "runs": str(len(search["points"]))})
     elif stored.kind == "checkpoint":
         rows.append(checkpoint.row_of(document))
+    elif "verdict" not in document:
+        rows.append(where_cells(document, "") | {"workload": title})
     else:
         blocks += _of_each_run(stored) if on_page else ()
         rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})

@@ -47,7 +47,7 @@ _LOOKS: Sequence[Look] = ("first", "second", "third", "fourth")
 
 
 def present_paths(document: Document) -> list[Block]:
-    """Return the blocks of a sweep; `document` has `measured`, the day, and `cells`."""
+    """Return the blocks of a sweep; `document` has `cells`."""
     cells = document["cells"]
     name = _namer(cells)
     best = max(cells, key=_rate)

@@ -32,7 +32,7 @@ _PRESENT = {
 """By kind of document, the module of this folder and the function that makes blocks of it. It is
 imported when it is needed."""
 EXIT_STATUS = {"PASS": 0, "NO VERDICT": 1, "FAIL": 2}
-_NAME_FOLDER = ("checkpoint", "foreign", "run", "runs", "steptime")
+_NAME_FOLDER = ("checkpoint", "foreign", "load", "paths", "run", "runs", "steptime")
 """Kinds that end with the folder of their files."""
 
 

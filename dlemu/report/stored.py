@@ -20,6 +20,7 @@ from dlemu.judge.records import (
     SIZING,
     SUMMARY,
     UNFINISHED,
+    damaged,
     map_steps,
     read_config,
     read_sizing,
@@ -40,8 +41,8 @@ class Stored:
 
     folder: Path
     document: Document
-    """Its `kind` is "run", "runs", "sizing", "checkpoint", or "foreign": what another tool has
-    recorded of a run whose steps or keys are missing."""
+    """Its `kind` is that of a command's result, or "foreign": what another tool has recorded of a
+    run whose steps or keys are missing."""
     runs: Mapping[str, Document] = field(default_factory=dict)
     """The document of each run by its folder in this one, "" for the only one."""
 
@@ -78,7 +79,7 @@ def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         return Stored(folder, *foreign)
     document = read_summary(folder)
     match document.get("kind"):
-        case "checkpoint":
+        case "calibration" | "checkpoint" | "load" | "paths":
             if document["status"] in UNFINISHED:
                 error = document.get("error", "the command did not end")
                 raise RunError(f"{folder}: no result ({document['status']}): {error}")
@@ -98,7 +99,7 @@ def _read_runs(folder: Path, summary: RunsSummary, keys: Mapping[str, object]) -
         name = row["name"]
         inner = folder / name
         if inner.parent != folder or inner.name == "..":
-            raise RunError(f"{folder / SUMMARY} is damaged: a run is named {name!a:.80}")
+            raise damaged(folder / SUMMARY, f"a run is named {name!a:.80}")
         runs[name] = _read_run(inner, cast(Summary, read_summary(inner)), keys)
         again = row_of(name, runs[name])
         rows.append(RunRow({**row, **again, "gap_seconds": row["gap_seconds"]}))

@@ -28,7 +28,7 @@ from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.folders import hold
+from dlemu.judge.folders import first_fields, hold, recorded
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, check_writable, read_steps, write_json
 from dlemu.judge.summary import introduction
@@ -77,26 +77,29 @@ def calibrate_host(
     if world.rank != 0:
         say = silent
     check_job(workload, world)
-    path = Path(workload.output.folder or ".") / f"calibration.{workload.name}.json"
     with ExitStack() as stack:  # on rank 0, which is the last to need the scratch folder
 
-        def prepare() -> tuple[Workload, Layout | None, Path]:
-            stack.enter_context(hold(path.parent, ""))
+        def prepare() -> tuple[Workload, Layout | None, Path, Path]:
+            folder = stack.enter_context(hold(workload.output.folder, "calibrate"))
+            path = folder / f"calibration.{workload.name}.json"
             check_writable(path)
             scratch = stack.enter_context(_scratch_folder())
-            return _for_memory(workload, world, scratch), _find_target(workload), scratch
+            return _for_memory(workload, world, scratch), _find_target(workload), scratch, path
 
-        memory, target, scratch = world.on_first(prepare)
+        memory, target, scratch, path = world.on_first(prepare)
         if world.rank == 0:
+            summary = first_fields("calibration", workload, world)
+            record = stack.enter_context(recorded(path.parent, summary, world))
             num_files = target.num_files if target else None
             say(introduction(workload, host=world.host, num_files=num_files))
         calibration = _Calibrator(workload, world, say, scratch, live or Live()).calibrate(
             memory, target
         )
         if calibration is not None:
-            document = calibration.model_dump(mode="json")
-            yield {"demand_bytes_per_second": workload.demand, **document}
-            write_json(path, document)
+            stored = calibration.model_dump(mode="json")
+            yield (document := {"demand_bytes_per_second": workload.demand, **stored})
+            write_json(path, stored)
+            record.complete(document)
             more: dict[str, object] = {"predict.calibration": path}
             if calibration.drive_read_bytes_per_second is None:
                 more["drive"] = "d7_ps1010"  # an example

@@ -170,8 +170,8 @@ def test_a_run_of_several_lies_in_their_folder(
     summary = {"kind": "runs", "status": "complete", "runs": [{"name": name}]}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     assert run(["report", str(tmp_path)]) == 1
-    line = f"dlemu: {tmp_path}/summary.json is damaged: a run is named {name!r}\n"
-    assert capsys.readouterr().err == line
+    line = f"dlemu: {tmp_path}/summary.json is damaged: a run is named {name!r}; restore it "
+    assert capsys.readouterr().err == f"{line}from a copy, or run again\n"
 
 
 # --- side by side ---------------------------------------------------------------------------------

@@ -77,6 +77,17 @@ def test_the_keys_of_a_job_are_a_document(capsys: pytest.CaptureFixture[str]) ->
     assert (told["train"]["epochs"], told["host_memory"]) == (3, 64 << 30)
 
 
+def test_paths_are_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, out = tmp_path / "cells.csv", tmp_path / "out"
+    words = ["paths", str(tmp_path), "seconds=0.1", "io_sizes=64KiB", "workers=1"]
+    words += ["patterns=seq_read", "paths=host_buffered", "file_size=1MiB", f"output={out}"]
+    told = document_of([*words, "--csv", str(table), "--label=x"], capsys)
+    assert told == {"folder": str(out), **json.loads((out / "summary.json").read_text())}
+    (row,) = rows_of(table)
+    assert (row["label"], row["path"], row["target"]) == ("x", "host_buffered", str(tmp_path))
+    assert float(row["gib_per_second"]) == told["cells"][0]["gib_per_second"]
+
+
 def test_files_of_a_model_are_a_row_for_each_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,11 +97,13 @@ def test_files_of_a_model_are_a_row_for_each_read(
         (tmp_path / f"{name}.safetensors").write_bytes(bytes(1 << 20))
     table, files = tmp_path / "t.csv", f"files={tmp_path}/*.safetensors"
     words = ["load", files, "ways=pread,odirect", "load.readers=2", f"--csv={table}"]
+    words += [f"output={tmp_path}/out"]
     told = document_of(words, capsys)
     assert (told["num_files"], told["num_bytes"], told["model"]) == (2, 2 << 20, None)
     assert "probed" in told["drive_source"]
     rows = [(row["way"], row["readers"], row["pages_before"]) for row in rows_of(table)]
     assert rows == [("pread", "2", "0"), ("odirect", "2", "0")]
+    assert len({row["id"] for row in rows_of(table)}) == 2
 
 
 def test_another_table_stops_a_run_before_it_begins(

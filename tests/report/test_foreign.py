@@ -207,7 +207,7 @@ DAMAGE = {
     "{leaf}/summary.json holds no figures of": ("summary.json", '"train_au_percentage', '"x'),
     "{leaf}/summary.json is damaged: could": ("summary.json", "91.27854015188012", '"high"'),
     "{leaf}/0_output.json is damaged: ": ("0_output.json", "{", ""),
-    "{leaf}: a <rank>_output.json is damaged: KeyError": ("0_output.json", '"compute":', '"x":'),
+    "{leaf}/<rank>_output.json is damaged: KeyError": ("0_output.json", '"compute":', '"x":'),
     "{leaf}/.hydra/config.yaml is not YAML": (".hydra/config.yaml", "workload:", "workload: {"),
 }
 """What is replaced in a file, by how the line must begin; a file without a word is gone."""

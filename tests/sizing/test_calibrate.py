@@ -109,6 +109,9 @@ def test_a_prediction_takes_what_was_measured(
     assert found.host_limit != "storage", "none was read from memory"
     assert run_as_printed(out) == 0
     assert not scratch(), "memory is given back"
+    capsys.readouterr()
+    assert run(["report", str(path.parent)]) == 0
+    assert capsys.readouterr().out.strip() in out, "dlemu report shows it again"
 
     assert run(["predict", *words(job), f"predict.calibration={path}"]) == 0
     assert "host and drive calibrated" in capsys.readouterr().out

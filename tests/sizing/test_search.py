@@ -122,6 +122,15 @@ def test_a_run_far_below_its_like_is_made_again() -> None:
     assert (sizing.num_accelerators, tried(sizing)) == (9, [11, 10, 9, 9, 9, 9])
 
 
+def test_a_number_that_is_always_disturbed_fails() -> None:
+    """Else a host that does worse with one number than with more would be asked for ever."""
+    found = {1: [(99.0, "loader")], 2: [(50.0, "loader")], 3: [(89.9, "loader")]}
+
+    sizing = size(runs_of(found), start=3, most=3)
+
+    assert (sizing.num_accelerators, tried(sizing).count(2)) == (1, 3)
+
+
 def test_a_failing_confirmation_steps_down_by_one() -> None:
     sizing = size(Storage(20.2, low={5: 1.0}).measure, start=18)
 

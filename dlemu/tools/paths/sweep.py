@@ -12,8 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_validator
 
@@ -22,13 +23,14 @@ from dlemu.config.sections import Arguments, Listed, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import cpus_of_node, find_attachment, find_connection
 from dlemu.host.wear import WearFields, WearWatch, combine_hosts, has_writes
-from dlemu.judge.folders import hold
-from dlemu.judge.records import JsonLines, check_writable
+from dlemu.judge.folders import first_fields, hold, recorded
+from dlemu.judge.records import JsonLines
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import lists_gpu
 from dlemu.storage.owned import held
+from dlemu.terminal import silent
 from dlemu.tools.paths.blocks import TO_GPU, Asked, DataPath, Pattern, Work
 from dlemu.tools.paths.cells import (
     SECTOR,
@@ -115,8 +117,8 @@ class Sweep(Arguments):
     drives: Annotated[int, Field(ge=1)] = 1
     """Number of such drives below each target."""
     output: Path = Path("outputs/paths")
-    """Folder for cells.jsonl, paths.csv, paths.json, paths.txt and pictures. The same command goes
-    on there where it was interrupted."""
+    """Folder for cells.jsonl, summary.json, paths.csv and pictures. The same command goes on there
+    where it was interrupted."""
     progress: Switch = "on"
     """Show on stderr what is being measured."""
 
@@ -178,7 +180,7 @@ def run_paths(
     """
     world = Alone() if world is None else world
     if world.rank != 0:
-        on_event = on_begin = _silent
+        on_event = on_begin = silent
     with ExitStack() as stack:
         places = _places(sweep, world, stack, dry=dry)
         for note in (note for place in places for note in place.notes):
@@ -187,7 +189,8 @@ def run_paths(
         wanted = [each for cells in rounds for each in cells]
         if world.rank == 0 and not dry:
             stack.enter_context(hold(sweep.output, "paths", key="output"))
-        known = world.on_first(lambda: _known(sweep))
+        store = sweep.output / CELLS
+        known = world.on_first(lambda: {cell.asked: cell for cell in cells_of(JsonLines(store))})
         left = [cells for cells in rounds if not known.keys() >= {*cells}]
         asked = [each for each in wanted if each.target != SUM]
         each, takes = format_seconds(sweep.seconds), format_seconds(len(left) * sweep.seconds)
@@ -197,18 +200,27 @@ def run_paths(
         )
         if dry:
             return []
+        if world.rank == 0:
+            summary = first_fields("paths", None, world)
+            record = stack.enter_context(recorded(sweep.output, summary, world, key="output"))
         for cell in _measure_all(sweep, left, places, world, on_event, on_begin, on_wear):
             known[cell.asked] = cell
-    if world.rank != 0:
-        return []
-    shapes = {each.shape for each in wanted}
-    # Earlier sweeps of other targets, or of the same with other queues, join the table.
-    others = [each for each in known if each not in wanted and each.shape in shapes]
-    return [known[each] for each in (*others, *wanted)]
+        if world.rank != 0:
+            return []
+        shapes = {each.shape for each in wanted}
+        # Earlier sweeps of other targets, or of the same with other queues, join the table.
+        others = [each for each in known if each not in wanted and each.shape in shapes]
+        cells = [known[each] for each in (*others, *wanted)]
+        record.complete(document_of(cells, sweep.output))
+        return cells
 
 
-def _silent(text: str) -> None:
-    """Say nothing: rank 0 speaks."""
+def document_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
+    """Return the document of a sweep, with the day of its last cell."""
+    kept = folder / CELLS
+    last = datetime.fromtimestamp(kept.stat().st_mtime, UTC) if kept.exists() else datetime.now(UTC)
+    rows = [asdict(cell) for cell in cells]
+    return {"kind": "paths", "day": last.date().isoformat(), "cells": rows}
 
 
 def _places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
@@ -366,11 +378,6 @@ def _rounds(sweep: Sweep, places: Sequence[Place], world: World) -> Iterator[lis
             yield [*at_once, sum_of(at_once[0])]
 
 
-def _known(sweep: Sweep) -> dict[Asked, Cell]:
-    """Return the cells that the output folder has."""
-    return {cell.asked: cell for cell in cells_of(JsonLines(sweep.output / CELLS))}
-
-
 def _measure_all(
     sweep: Sweep,
     rounds: Sequence[Sequence[Asked]],
@@ -387,7 +394,6 @@ def _measure_all(
     watch, written = WearWatch(*folders), 0
     store = JsonLines(sweep.output / CELLS)
     if world.rank == 0:
-        check_writable(sweep.output / "paths.json")
         watch.start()
     with ExitStack() as files:
         on_begin("writing files")
