@@ -106,6 +106,14 @@ def test_compute_that_v2_credits_is_no_pass() -> None:
     assert "compute took longer than asked, which edition v2.0 credits" in judgement["reasons"][0]
 
 
+def test_steps_that_the_workload_bounds_are_named_too() -> None:
+    steps = replay(0.5, num_steps=5, window=5)
+    job = {"train__total_training_steps": 5, "dataset__num_files_train": 10**6}
+    judgement, _ = judged(steps, **job)
+    assert "; train.total_training_steps=" in judgement["reasons"][0]
+    assert "num_files_train" not in judgement["reasons"][0], "there are files enough"
+
+
 @pytest.mark.parametrize(
     ("times", "verdict", "remark"),
     [
@@ -227,6 +235,9 @@ def test_the_shortest_epoch_hides_most() -> None:
     assert hidden_share(job, measured(parts[0], job=job)) == pytest.approx(4 / 80)
     metrics = measured(np.concatenate(parts), job=job)
     assert hidden_share(job, metrics) == pytest.approx(4 / 10)
+    late = workload(metric__edition="v2.0", metric__exclude_start_steps=3)
+    later = measured(np.concatenate(parts), job=late)
+    assert hidden_share(late, later) == pytest.approx(4 / 8)
     assert hidden_share(workload(reader__prefetch_size=6), metrics) == pytest.approx(8 / 10)
     assert hidden_share(workload(reader__read_threads=1), metrics) == pytest.approx(2 / 10)
     assert hidden_share(workload(reader__read_threads=20), metrics) == 1
