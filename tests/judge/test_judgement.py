@@ -28,7 +28,7 @@ def replay(
 
     Each accelerator computes for 1 s on each batch; `start` seconds go before the first.
     """
-    one = Shared(window, window, share, 1.0, is_pipelined=True).steps(num_steps)
+    one = Shared(window, window, share, 1.0).steps(num_steps)
     steps = np.repeat(one, accelerators, axis=0)
     steps["accelerator"] = np.arange(accelerators)[:, None]
     steps["wait"][:, 0] += start

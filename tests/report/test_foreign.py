@@ -185,7 +185,7 @@ def test_mlpstorages_runs_are_read_and_a_damaged_one_is_named(leaf: Path, tmp_pa
     assert len(found["runs"]) == 2 and "AU as mlpstorage recorded it" in text_of(folder)
     assert section(read(folder)).rows[0]["as recorded (%)"] == "92.60"
     both = compare_folders([folder, leaf])[0]["results"]
-    assert [each["basis"] for each in both][0] == "2 runs"
+    assert both[0]["basis"] == "2 runs"
     assert both[1]["figures"].keys() == {"au_percentage", "samples_per_second"}
     (folder / "20260701_101500" / "summary.json").unlink()
     assert len(one(folder)["runs"]) == 1 and status_of(read(folder).document) == 1
