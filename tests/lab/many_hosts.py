@@ -113,7 +113,6 @@ class ManyHosts:
         """Have a message sent."""
         node = self.nodes[sender]
         node.now += _SEND
-        node.sent += 1
         near = sender // self.ranks_per_host == to // self.ranks_per_host
         way = _NEAR if near else _FAR + self._random.expovariate(1 / _JITTER)
         # A connection keeps the order.
