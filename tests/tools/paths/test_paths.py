@@ -283,7 +283,6 @@ def test_what_a_path_does_not_take_is_left_out_in_a_line(
     ]
 
 
-
 def test_a_drive_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
