@@ -1,14 +1,20 @@
-"""Checkpoints inside a run, in virtual time, with real files, and as users call it."""
+"""Checkpoints inside a run: in virtual time, with real files, and as users call it.
+
+What counts as progress of a write: bytes that move, and what the drive takes in a long fsync.
+"""
 
 import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dlemu.checkpoint import crew
+from dlemu.checkpoint.crew import Movement
 from dlemu.checkpoint.files import Writer, WriteTimes
 from dlemu.checkpoint.in_run import (
     OwnRank,
@@ -219,3 +225,39 @@ def test_an_interrupted_run_leaves_whole_files_and_the_next_cleans_up(tmp_path: 
         run.completes()
         assert "of an earlier command" in run.told()
     assert names_in(folder) == ["global_epoch1_step4/model_states-0.pt"]
+
+
+class Tool:
+    bytes_done = 0
+
+    def stop(self) -> None: ...
+
+
+def test_bytes_that_are_written_or_reach_the_drive_are_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive = SimpleNamespace(written_bytes=7)
+    device = SimpleNamespace(counters=lambda: drive)
+    monkeypatch.setattr(crew, "devices_under", lambda folder: [device])
+    tools = [Tool(), Tool()]
+    movement = Movement(tools, tmp_path)
+    assert movement.seen() and not movement.seen()
+    tools[1].bytes_done = 4
+    assert movement.seen() and not movement.seen() and movement.bytes_done == 4
+    drive.written_bytes = 8
+    assert movement.seen() and not movement.seen()
+
+
+def test_without_a_drive_the_page_cache_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "devices_under", lambda folder: [])
+    monkeypatch.setattr(crew, "PROC", tmp_path)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemFree: 1 kB\nDirty: 5 kB\nWriteback: 2 kB\n")
+    movement = Movement([], tmp_path)
+    assert movement.seen() and not movement.seen()
+    meminfo.write_text("MemFree: 9 kB\nDirty: 5 kB\nWriteback: 2 kB\n")
+    assert not movement.seen(), "memory of others"
+    meminfo.write_text("MemFree: 9 kB\nDirty: 5 kB\nWriteback: 1 kB\n")
+    assert movement.seen()
