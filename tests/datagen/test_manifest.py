@@ -397,14 +397,11 @@ def test_samples_of_another_size_are_another_dataset(
         return
     with pytest.raises(DatasetError) as error:
         survey(tmp_path, workload)
-    assert str(error.value) == (
-        f"{tmp_path}/train has samples of 600 bytes on average, dataset.record_length_bytes says "
-        f"{wanted}; name the dataset that was meant, or set dataset.record_length_bytes=600"
+    assert str(error.value).endswith(
+        f" says {wanted}; name the dataset that was meant, or set dataset.record_length_bytes=600"
     )
     shape = workload.with_keys({"dataset.record_dims": [wanted]})
-    with pytest.raises(
-        DatasetError, match=r"record_dims says .* dataset.record_dims=\[\] dataset."
-    ):
+    with pytest.raises(DatasetError, match=r"record_dims says .* dataset.record_dims=\[\] datas"):
         survey(tmp_path, shape)
 
 

@@ -154,18 +154,16 @@ def test_o_direct_makes_a_cold_start_needless(monkeypatch: pytest.MonkeyPatch) -
     assert len(cache.dropped) == 100, "it was asked for"
     assert not cache.looked_at, "few files are dropped at once"
 
+    cache = Cache({"/data/x"})
+    assert start(cache, monkeypatch, output__drop_caches=False) == [], "it was asked not to"
+    assert not cache.looked_at and not cache.dropped
+
 
 def test_one_rank_that_reads_through_the_cache_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(set())
     world = OneOf(0, 1, lambda value: [False] if value is True else [value])
     start(cache, monkeypatch, num_files=100, direct=True, world=world)
     assert len(cache.dropped) == 100
-
-
-def test_nothing_is_dropped_against_the_users_will(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = Cache({"/data/x"})
-    assert start(cache, monkeypatch, output__drop_caches=False) == []
-    assert not cache.looked_at and not cache.dropped
 
 
 def test_who_waits_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

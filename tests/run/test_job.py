@@ -113,14 +113,9 @@ def test_batches_that_memory_cannot_hold_are_refused(
 ) -> None:
     free = SimpleNamespace(available=1_000_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    with pytest.raises(DlemuError) as error:
+    line = r"^handing over batches takes 1.0 MiB .*\(1 accelerator x 5 batches of 205.1 KiB\)"
+    with pytest.raises(DlemuError, match=line):
         ran(small_job(tmp_path, dataset__record_length_bytes_resize=30_000))
-    assert str(error.value) == (
-        "handing over batches takes 1.0 MiB of memory in this rank (1 accelerator x 5 batches of "
-        "205.1 KiB), 976.6 KiB are free; set reader.hand_over=none, "
-        "dataset.record_length_bytes_resize or a smaller reader.prefetch_size, or emulate fewer "
-        "accelerators"
-    )
 
 
 @pytest.mark.parametrize(
