@@ -428,3 +428,5 @@ def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
     assert "readers on NUMA node 1" in notes[0]
     assert ("GPU 1, the nearest to it, 0000:a1:00.0" in notes[0]) == (asked is None)
     assert (cell.ceiling, cell.ceiling_bytes_per_second) == ("PCIe link", 7.9e9)
+    with pytest.raises(RunError, match=r"gpu 2 for target .*: there are 2 GPUs that can be read i"):
+        run_paths(job.model_copy(update={"gpu": 2}), notes.append)
