@@ -36,21 +36,6 @@ def forget(data: Path) -> None:
     (data / "dlemu.json").write_text(json.dumps(tree))
 
 
-@pytest.mark.parametrize("command", ["run", "datagen", "calibrate"])
-def test_every_command_takes_a_folder(
-    command: str, written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run([command, str(written), "--cfg", "job"]) == 0
-
-    said = capsys.readouterr().out
-    assert f"data_folder: {written}" in said and "num_files_train: 56" in said
-    assert "record_length_bytes: 20000" in said and "seed: 3" in said
-    words = ["workload=unet3d_a100", "dataset.num_files_train=7", "--cfg", "job"]
-    assert run([command, str(written), *words]) == 0, "given keys win"
-    said = capsys.readouterr().out
-    assert "name: unet3d_a100" in said and "num_files_train: 7" in said
-
-
 @pytest.mark.parametrize("form", ["run {}", "size dataset.data_folder={}", "datagen {}"])
 def test_the_dataset_of_another_workload_is_refused_however_it_is_named(
     form: str, written: Path, capsys: pytest.CaptureFixture[str]

@@ -22,8 +22,6 @@ from tests.lab import warm
 from tests.lab.commands import QUICK, SMALL, dlemu, generate, with_checkout
 from tests.lab.waiting import until
 
-DATA = Path(__file__).parents[1] / "data"
-
 
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the one line on stderr of a command that exits with 1 and prints nothing else."""
@@ -70,16 +68,6 @@ def test_help_may_be_cut_short() -> None:
     command = f"{sys.executable} -m dlemu --help | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
-
-
-def test_the_config_shown_is_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", f"workload={DATA / 'mlperf_unet3d_h100.yaml'}", "reader.io_depth=2"]
-    assert run([*words, "--cfg", "job"]) == 0
-    shown = capsys.readouterr().out
-    assert yaml.safe_load(shown)["reader"]["io_depth"] == 2
-    (tmp_path / "again.yaml").write_text(shown)
-    assert run(["run", f"workload={tmp_path / 'again.yaml'}", "--cfg=job"]) == 0
-    assert capsys.readouterr().out == shown
 
 
 def test_overrides_mean_what_hydra_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,19 +211,7 @@ CASES: list[tuple[str, str, dict[str, object], str]] = [
         {"reader.data_loader": "pytorch", "workflow.generate_data": "true"},
         r"reader.data_loader=pytorch needs torch: pip install 'dlemu\[torch\]', or use reader.",
     ),
-    (
-        "run",
-        "nvidia",
-        {"reader.data_loader": "dali", "workflow.generate_data": "true"},
-        r"reader.data_loader=dali needs nvidia.*: pip install 'dlemu\[dali-cuda13\]', or use ",
-    ),
     ("size", "h5py", {"dataset.format": "hdf5"}, r"dataset.format=hdf5 needs h5py: pip install h5"),
-    (
-        "calibrate",
-        "torch",
-        {"train.compute": "gpu", "dali.gpus_per_host": 1},
-        r"train.compute=gpu needs torch: pip install 'dlemu\[torch\]', or set train.compute=sleep",
-    ),
     (
         "run",
         "",

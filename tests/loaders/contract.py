@@ -19,56 +19,42 @@ from dlemu.formats.raw import Bare
 from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.ranks.world import Alone
 
+FILES_OF_5 = {"num_files_train": 6, "num_samples_per_file": 5}
+FILES_OF_13 = {"num_files_train": 2, "num_samples_per_file": 13}
+VARIED = {"record_length_bytes_stdev": 4000.0}
+COLUMNS = [
+    {"name": "a", "dtype": "float32", "size": 2000, "read": True},
+    {"name": "b", "dtype": "float64"},
+    {"name": "c", "dtype": "int8", "read": True},
+    {"name": "d", "dtype": "uint8", "size": 12_001, "read": True},
+    {"name": "e", "dtype": "list", "size": 30, "read": True},
+]
 DATASETS: dict[str, dict[str, object]] = {
     **{
-        str(name): {"format": name, "num_files_train": 26, "record_length_bytes_stdev": 4000.0}
+        str(name): {"format": name, "num_files_train": 26} | VARIED
         for name, format in FORMATS.items()
         if not format.in_columns
         # Bare samples are all read alike.
         if name == "jpeg" or not isinstance(format, Bare)
     },
-    "npz of 5": {"format": "npz", "num_files_train": 6, "num_samples_per_file": 5},
-    "npy of 5": {
-        "format": "npy",
-        "num_files_train": 6,
-        "num_samples_per_file": 5,
-        "record_element_type": "float32",
-    },
-    "hdf5 of 5": {"format": "hdf5", "num_files_train": 6, "num_samples_per_file": 5},
-    "tfrecord of 13": {
-        "format": "tfrecord",
-        "num_files_train": 2,
-        "num_samples_per_file": 13,
-        "record_length_bytes": 20_000.3,
-        "record_length_bytes_stdev": 4000.0,
-    },
-    "webdataset of 13": {
-        "format": "webdataset",
-        "num_files_train": 2,
-        "num_samples_per_file": 13,
-        "record_length_bytes_stdev": 4000.0,
-    },
-    "raw of 13": {"format": "raw", "num_files_train": 2, "num_samples_per_file": 13},
+    "npz of 5": {"format": "npz"} | FILES_OF_5,
+    "npy of 5": {"format": "npy", "record_element_type": "float32"} | FILES_OF_5,
+    "hdf5 of 5": {"format": "hdf5"} | FILES_OF_5,
+    "tfrecord of 13": {"format": "tfrecord", "record_length_bytes": 20_000.3}
+    | VARIED
+    | FILES_OF_13,
+    "webdataset of 13": {"format": "webdataset"} | VARIED | FILES_OF_13,
+    "raw of 13": {"format": "raw"} | FILES_OF_13,
     "indexed of 13": {
         "format": "mmap_indexed_binary",
-        "num_files_train": 2,
-        "num_samples_per_file": 13,
         "record_length_bytes_stdev": 9000.0,
         "record_length_bytes_distribution": "lognormal",
+        **FILES_OF_13,
     },
     "parquet of 13": {
         "format": "parquet",
-        "num_files_train": 2,
-        "num_samples_per_file": 13,
-        "parquet": {
-            "row_group_size": 5,
-            "columns": [
-                {"name": "a", "dtype": "float32", "size": 2000, "read": True},
-                {"name": "b", "dtype": "float64"},
-                {"name": "c", "dtype": "int8", "read": True},
-                {"name": "d", "dtype": "uint8", "size": 12_001, "read": True},
-            ],
-        },
+        "parquet": {"row_group_size": 5, "columns": COLUMNS},
+        **FILES_OF_13,
     },
 }
 """Datasets of about 500 kB; sizes that are no multiple of a page."""

@@ -102,12 +102,6 @@ def few_allowed() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_low_soft_limit_is_raised(few_allowed: None, tmp_path: Path) -> None:
-    keys = {"reader.data_loader": "pytorch", "reader.read_threads": 4, "reader.batch_size": 1}
-    case = make_case(tmp_path, "npz", keys, num_accelerators=8)
-    assert most_open(case) >= 40
-
-
 def tiny(folder: Path, **reader: object) -> Workload:
     """400 samples, enough for a quick search up to 10 accelerators."""
     workload = check_workload(

@@ -54,29 +54,6 @@ def test_an_interrupted_search_shows_its_runs(
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ("[", "is damaged: "),
-        ("{}", "is damaged: "),
-        ('{"kind": "sizing", "answers": [3]}', "is damaged: "),
-        (
-            '{"kind": "sizing", "unfinished": {}, '
-            '"answers": [{"target": 1, "workload": 1, "num_accelerators": 1}]}',
-            "or a file beside it is damaged: KeyError '",
-        ),
-    ],
-)
-def test_a_damaged_sizing_is_one_line(
-    content: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "sizing.json").write_text(content)
-    assert run(["report", str(tmp_path)]) == 1
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert said.err.startswith(f"dlemu: {tmp_path}/sizing.json {why}")
-
-
 def runs(*found: tuple[int, float, str]) -> list[dict[str, Any]]:
     first = sized().points[0]
     return [

@@ -92,16 +92,6 @@ def test_without_noise_the_answer_is_exact(
         assert sizing.real_accelerators == pytest.approx(feeds, rel=0.03)
 
 
-def test_a_search_that_goes_on_with_a_lower_most_stays_below_it() -> None:
-    earlier = size(Storage(8.4).measure, start=10).points[:1]
-
-    goal = Goal(90, 5, confirm=2)
-    sizing = search(Storage(8.4).measure, goal, known=earlier)
-
-    assert tried(sizing) == [10, 5, 5]
-    assert (sizing.num_accelerators, sizing.fewest_failed, sizing.at_least) == (5, None, True)
-
-
 def test_no_real_number_contradicts_what_was_measured() -> None:
     """4 that the storage holds at AU 58 promise 2.58; 2 fail for another reason."""
     found = {4: (58.0, "storage"), 3: (77.4, "storage"), 2: (85.0, "unclear"), 1: (98.0, "none")}

@@ -86,16 +86,6 @@ def test_pages_that_cannot_be_dropped_are_told(folder: Path) -> None:
         assert drop(paths).share == 0.5
 
 
-def test_files_in_memory_never_get_cold() -> None:
-    path = Path("/dev/shm") / f"dlemu-pagecache-{os.getpid()}"
-    try:
-        path.write_bytes(bytes(1 << 16))
-        assert drop([path]).share == 1
-        assert cached_share([path]) == 1
-    finally:
-        path.unlink()
-
-
 def test_nothing_has_no_share_and_a_missing_file_is_named(folder: Path) -> None:
     assert cached_share([]) is None and drop(make_files(folder, 1, 0)).share is None
     with pytest.raises(FileNotFoundError, match="missing"):

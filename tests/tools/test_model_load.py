@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
@@ -134,12 +134,6 @@ def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load) -> 
     measure(load.model_copy(update={"keep": False}), events.append)
     assert events[0] == f"{folder} has the files already; they stay"
     assert len([*folder.iterdir()]) == 3
-
-
-def test_a_share_of_less_than_a_page_a_file_is_refused(load: Load) -> None:
-    with pytest.raises(WorkloadError, match=r"^scale=1e-09 is too small: .*; take scale=0\.0\d+$"):
-        measure(load.model_copy(update={"scale": 1e-9}), lambda _: None)
-    assert load.target is not None and not any(load.target.iterdir())
 
 
 def test_kept_files_of_another_scale_stay(load: Load) -> None:
