@@ -7,7 +7,6 @@ that.
 """
 
 import contextlib
-import json
 import os
 import struct
 import subprocess
@@ -15,17 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 import pytest
 
-from benchmarks.harness import dlemu, in_turn, ratios
 from benchmarks.known import job
 from tests.lab.bench import start
-from tests.lab.drives import own_drive
 from tests.lab.slow_files import INIT, IO, OPEN, READ, Server, attach, serving
 
 _MIB = 1 << 20
@@ -172,47 +167,6 @@ def asynchronous(*, loader: str, rate: int = 20_000_000, num_steps: int = 50) ->
             ("in the other steps", "otherwise", batch),
         )
     ]
-
-
-@contextlib.contextmanager
-def held_writes(folder: Path, rate: int) -> Iterator[None]:
-    """Hold all writes of the drive under a folder, those of the page cache too.
-
-    In cgroups v1 they count for the root group, which may have a limit of its own there.
-    """
-    device = os.stat(folder).st_dev
-    limit = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
-    number = f"{os.major(device)}:{os.minor(device)}"
-    limit.write_text(f"{number} {rate}")
-    try:
-        yield
-    finally:
-        limit.write_text(f"{number} 0")
-
-
-def beside_torch(*, rate: int = 20_000_000, rounds: int = 3) -> list[Held]:
-    """Write the same bytes to one held drive, in turn by dlemu and torch.distributed.checkpoint."""
-    with own_drive(2 << 30) as drive, held_writes(drive, rate):
-        results = drive.parent / "results"
-
-        def seconds(writer: str) -> float:
-            keys: dict[str, object] = {
-                "model": "llama3_8b",
-                "checkpoint.scale": 0.002,
-                "checkpoint.num_checkpoints_write": 2,
-                "checkpoint.num_checkpoints_read": 0,
-                "checkpoint.time_between_checkpoints": 0,
-                "checkpoint.writer": writer,
-                "checkpoint.checkpoint_folder": drive / "checkpoints",
-                "output.folder": results / f"{writer}-{time.monotonic_ns()}",
-            }
-            dlemu("checkpoint", keys)
-            summary = json.loads(Path(str(keys["output.folder"]), "summary.json").read_text())
-            return float(summary["metric"]["save_checkpoint_duration_mean_seconds"])
-
-        found = in_turn({each: partial(seconds, each) for each in ("dlemu", "dcp")}, rounds)
-    times = median(ratios(found["dlemu"], found["dcp"], float))
-    return [Held("seconds: times those of torch's writer", times, 1.0, 0.05)]
 
 
 if __name__ == "__main__":

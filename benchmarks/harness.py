@@ -222,17 +222,12 @@ def scratch(above: Path = Path("/dev/shm")) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def yes(reached: bool) -> str:
-    """Return how a table says that a goal is met."""
-    return "yes" if reached else "NO"
-
-
 def goal(values: Sequence[float], *, most: float | None = None, least: float | None = None) -> str:
     """Return the goal for a median, and whether it is met: "≤ 0.6: yes"."""
-    middle = statistics.median(values)
+    middle, words = statistics.median(values), {True: "yes", False: "NO"}
     if most is not None:
-        return f"≤ {most:g}: {yes(middle <= most)}"
-    return "" if least is None else f"≥ {least:g}: {yes(middle >= least)}"
+        return f"≤ {most:g}: {words[middle <= most]}"
+    return "" if least is None else f"≥ {least:g}: {words[middle >= least]}"
 
 
 def tell(row: list[str]) -> list[str]:

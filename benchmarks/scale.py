@@ -27,7 +27,6 @@ from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.judge.metrics import find_losses, measure_sums
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.sums import Rule, Sums, sum_up
-from dlemu.storage.pagecache import drop
 
 NUM_ACCELERATORS = 1024
 NUM_RANKS = 128
@@ -77,11 +76,6 @@ def plan_streams(num_files: int, folder: Path) -> EpochPlan:
     return _plan(load_workload("cosmoflow_h100", keys))
 
 
-def plan_interleaved(num_files: int, folder: Path) -> EpochPlan:
-    """The same as tf.data reads them: each batch by all streams."""
-    return _plan(cosmoflow(num_files).with_keys({"reader.data_loader": "tensorflow"}))
-
-
 def write_manifest(num_files: int, folder: Path) -> None:
     """Make the manifest of a journal's entries, as datagen does in the end, and read it back."""
     (folder / WORK).mkdir()
@@ -98,12 +92,6 @@ def write_manifest(num_files: int, folder: Path) -> None:
     assert manifest is not None
     manifest.check(layout, folder)
     (folder / MANIFEST).unlink()
-
-
-def drop_pages(num_files: int, folder: Path) -> None:
-    """Drop files from the page cache; here one file many times, for want of inodes."""
-    (folder / "file").write_bytes(bytes(4096))
-    drop(f"{folder}/file" for _ in range(num_files))
 
 
 def measure_records(num_files: int, folder: Path) -> None:
@@ -140,9 +128,7 @@ PARTS = {
     "sizes": Part("all files' sizes", 48, size_files),
     "plan": Part("an epoch's plan", 24, plan),
     "streams": Part("the same, of streams through shuffle buffers", 64, plan_streams),
-    "tf.data": Part("the same, as tf.data reads them", 64, plan_interleaved),
     "manifest": Part("manifest, made of the journal, written and opened", 32, write_manifest),
-    "drop": Part("cold start: files dropped from the page cache", 8, drop_pages),
     "metrics": Part("an epoch's records summed up, joined, measured", 300, measure_records),
 }
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.checkpoint import Held, asynchronous, beside_torch, synchronous
+from benchmarks.checkpoint import Held, asynchronous, synchronous
 from benchmarks.harness import apart, dlemu
-from benchmarks.known import CASES, Found, job
+from benchmarks.known import CASES, Found
 from benchmarks.published import (
     core_seconds,
     fit,
@@ -36,11 +36,9 @@ from benchmarks.published import (
     without_drive,
 )
 from benchmarks.scale import PARTS, costs
-from dlemu.host.intervals import HostObserver, IntervalSummary, summarize_interval
 from dlemu.ranks.mpi import make_world
 from dlemu.sizing.formula import DLIO_CORE_SECONDS, ERROR, UNMEASURED_OVERHEAD
 from tests.lab import warm
-from tests.lab.bench import folder_in_memory, start
 from tests.lab.cgroups import throttled_reads
 from tests.lab.commands import QUICK, with_checkout
 from tests.lab.drives import own_drive
@@ -222,16 +220,6 @@ def sized(command: str, name: str, true: int) -> Measured:
     )
 
 
-def fed_from_memory(loader: str) -> Measured:
-    """Run steps of 50 ms on data in memory: nothing keeps the accelerator waiting."""
-    with folder_in_memory() as folder:
-        workload = job(folder, loader, 0.05, (24, 100_000), 2)
-        with start(workload) as run:
-            run.completes()
-        au = run.summary["metric"]["train_au_mean_percentage"]
-    return _within("AU", au, 98.0, 100.05)
-
-
 def barriers() -> list[float] | None:
     """Return seconds from the last arrival to the last release, per round, and the share of a core.
 
@@ -349,61 +337,16 @@ def held_link(*, objects: bool) -> Measured:
     )
 
 
-def observed_rate() -> Measured:
-    """Observe a drive that is held to 40 MiB/s while a program reads a file of it."""
-    rate = 40 * _MIB
-    with own_drive(80 * _MIB) as folder:
-        (folder / "file").write_bytes(os.urandom(_MIB) * 64)
-        words = ["dd", f"if={folder / 'file'}", "of=/dev/null", "bs=1M", "iflag=direct"]
-        with throttled_reads(folder, rate) as group:
-            # A shell waits until it is told to begin.
-            command = ["sh", "-c", 'read begin; exec "$@"', "sh", *words]
-            keys: dict[str, Any] = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            with (
-                subprocess.Popen(command, preexec_fn=group.enter, **keys) as child,
-                HostObserver([folder], lambda: [child.pid], period=0.1) as observer,
-            ):
-                observer.mark("start")
-                child.communicate(b"\n")
-                observer.mark("end")
-    seen: IntervalSummary = summarize_interval(observer.between("start", "end"))
-    assert seen.device_read_bytes is not None
-    # The kernel lets the first tenth of a second pass: 4 of 64 MiB.
-    return _within("times the rate", seen.device_read_bytes / seen.seconds / rate, 0.97, 1.09)
-
-
-def observed_queue() -> Measured:
-    """Observe four who burn on one CPU: each waits about three times as long as it runs."""
-    with ExitStack() as stack:
-        burners = []
-        for _ in range(4):
-            burner = subprocess.Popen(["taskset", "-c", "0", "sh", "-c", "while :; do :; done"])
-            stack.callback(burner.wait)
-            stack.callback(burner.kill)
-            burners.append(burner.pid)
-        time.sleep(0.5)  # they have begun
-        with HostObserver([Path(".")], lambda: burners) as observer:
-            observer.mark("start")
-            time.sleep(1)
-            observer.mark("end")
-    seen = summarize_interval(observer.between("start", "end"))
-    assert seen.runqueue_seconds is not None and seen.process_cpu_seconds is not None
-    ratio = seen.runqueue_seconds / seen.process_cpu_seconds
-    return _within("waited: times run", ratio, 2.5, 5.0)
-
-
 def growing(part: str) -> Measured:
     """Measure ten times as many files: 100 times the CPU time would be quadratic.
 
     Records have 88 bytes for each file, the plan 8.
     """
-    large = 100_000 if part == "drop" else 1_000_000
-    few, many = costs(part, [large // 10, large])
+    few, many = costs(part, [100_000, 1_000_000])
+    each = max(0, many.peak_bytes - 2_000_000) / 1_000_000
     return _all(
         _at_most("times that of a tenth", many.cpu_seconds / (few.cpu_seconds + 0.003), 30),
-        _at_most(
-            "bytes a file", max(0, many.peak_bytes - 2_000_000) / large, PARTS[part].most_bytes
-        ),
+        _at_most("bytes a file", each, PARTS[part].most_bytes),
     )
 
 
@@ -445,14 +388,12 @@ def claims() -> dict[str, Callable[[], Measured]]:
         for (name, loader), run in CASES.items()
     }
     for loader in ("threads", "pytorch"):
-        found[f"data in memory, {loader}"] = partial(fed_from_memory, loader)
         for run in (synchronous, asynchronous):
             name = f"a checkpoint, {run.__name__}, {loader}"
             found[name] = partial(checkpoints, partial(run, loader=loader))
     return found | {
-        "a checkpoint beside torch's": partial(checkpoints, beside_torch),
-        "cache of all files": partial(cached, 1.0),
-        "cache of a third": partial(cached, 0.33),
+        "a cache between drives, of all files": partial(cached, 1.0),
+        "a cache between drives, of a third": partial(cached, 0.33),
         **{
             f"{command} of a held drive, {name}": partial(sized, command, name, true)
             for name, true in (("unet3d_h100", 3), ("cosmoflow_h100", 5))
@@ -461,8 +402,6 @@ def claims() -> dict[str, Callable[[], Measured]]:
         "files behind a held link": partial(held_link, objects=False),
         "a bucket behind a held link": partial(held_link, objects=True),
         "the barrier of 4 ranks": barrier,
-        "a held drive, observed": observed_rate,
-        "four who want one CPU, observed": observed_queue,
         "published: the band of predictions": band_of_predictions,
         **{
             f"published: core seconds of DLIO, {each}": partial(cores_of_dlio, each)

@@ -116,12 +116,8 @@ def show(document: Document, *, apart: bool = True, is_last: bool = True) -> Non
 
 def _printed(document: Document) -> Any:
     """Return what --json prints of a document."""
-    match document["kind"]:
-        case "comparisons":
-            each = document["comparisons"]
-            return each[0] if len(each) == 1 else each
-        case _:
-            return document
+    each = document.get("comparisons", [document])
+    return each[0] if len(each) == 1 else each
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:

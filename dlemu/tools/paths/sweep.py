@@ -23,7 +23,7 @@ from dlemu.config.sections import Arguments, Listed, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import cpus_of_node, find_attachment, find_connection
 from dlemu.host.wear import WearFields, WearWatch, combine_hosts, has_writes
-from dlemu.judge.folders import first_fields, hold, recorded
+from dlemu.judge.folders import recorded
 from dlemu.judge.records import JsonLines
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import Alone, World
@@ -188,7 +188,7 @@ def run_paths(
         rounds = list(_rounds(sweep, places, world))
         wanted = [each for cells in rounds for each in cells]
         if world.rank == 0 and not dry:
-            stack.enter_context(hold(sweep.output, "paths", key="output"))
+            record = stack.enter_context(recorded(sweep.output, "paths", world, key="output"))
         store = sweep.output / CELLS
         known = world.on_first(lambda: {cell.asked: cell for cell in cells_of(JsonLines(store))})
         left = [cells for cells in rounds if not known.keys() >= {*cells}]
@@ -200,9 +200,6 @@ def run_paths(
         )
         if dry:
             return []
-        if world.rank == 0:
-            summary = first_fields("paths", None, world)
-            record = stack.enter_context(recorded(sweep.output, summary, world, key="output"))
         for cell in _measure_all(sweep, left, places, world, on_event, on_begin, on_wear):
             known[cell.asked] = cell
         if world.rank != 0:
