@@ -11,10 +11,9 @@ from dlemu.report.html import render_html
 from dlemu.report.present import present
 from dlemu.report.sizing import draw, write_table
 from dlemu.report.text import render_text
-from dlemu.run.job import Say
 from dlemu.sizing.answers import Sized, answers_twice, document_of
 from dlemu.sizing.measured import size_all
-from dlemu.terminal import say
+from dlemu.terminal import Say, say
 
 
 class _Documented(Protocol):

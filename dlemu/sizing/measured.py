@@ -35,7 +35,7 @@ from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import file_sizes, has_tier
 from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
-from dlemu.run.job import Say, check_job, run_job
+from dlemu.run.job import check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import (
     FIRST_DATASET,
@@ -50,7 +50,7 @@ from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.predict import known_rates, rate_at, supply_of
 from dlemu.sizing.search import Event, Goal, Point, Sizing, about_runs, search
 from dlemu.storage.probe import probe_rate
-from dlemu.terminal import silent
+from dlemu.terminal import Say, silent
 from dlemu.units import ceil_div, counted, format_rate, format_seconds
 
 _PROBE_SECONDS = 3.0

@@ -55,7 +55,7 @@ _PROMPT = "$ "
 _LONG_NUMBER = re.compile(r"\b\d+\.\d{8,}(e[+-]\d+)?\b")
 _CHECKS = [Check(*each) for each in MADE["checks"]]
 _DISK = shutil._ntuple_diskusage(3_800_000_000_000, 0, 3_800_000_000_000)
-_LIFETIME = Lifetime(**MADE["lifetime"])
+_LIFETIME: Lifetime = MADE["lifetime"]
 
 
 def commands_of(text: str) -> list[str]:
