@@ -3,7 +3,7 @@
 Every file is written as soon as possible, so that an interrupted search continues when the same
 output.folder is named:
 
-    sizing.json    the runs and answers so far (`log.py`)
+    sizing.json    the runs and answers so far (`answers.py`)
     runs/          each run's own folder
 """
 

@@ -9,7 +9,6 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.storage.files import create
-from tests.cli.test_main import refusal
 from tests.lab.commands import QUICK, SMALL, generate
 
 ASK = "add workload=NAME (dlemu help workloads lists them) or a file.yaml"
@@ -27,6 +26,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(written: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(written, tmp_path / "data"))
+
+
+def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line on stderr of a command that exits with 1 and prints nothing else."""
+    capsys.readouterr()
+    status = run(words)
+    said = capsys.readouterr()
+    assert (status, said.out) == (1, "")
+    assert said.err.startswith("dlemu: ") and said.err.endswith("\n")
+    assert said.err.count("\n") == 1, said.err
+    return said.err.removeprefix("dlemu: ").rstrip("\n")
 
 
 def forget(data: Path) -> None:

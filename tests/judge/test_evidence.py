@@ -37,6 +37,7 @@ from tests.lab.limits import CASES, READER, evidence, host, probe, steps_of
 from tests.lab.shown import verdict_of
 from tests.lab.summed import sums_of
 
+WORKLOAD = load_workload("unet3d_h100")
 READ = 1000
 """Bytes that an epoch's steps have read, over all hosts."""
 KINDS_THAT_COUNT_SOME = ["lustre", "ceph", "beegfs", "fuse.sshfs", "virtiofs", "cifs", "overlay"]
@@ -49,11 +50,6 @@ def epoch_of(seconds: float = 100.0, **seen: Any) -> IntervalSummary:
     if "device_read_bytes" in seen:
         least["device_reads"] = {"sda": seen["device_read_bytes"]}
     return IntervalSummary(**(unknown | least | seen))
-
-
-def busy(**shares: float) -> dict[str, float]:
-    """Return drives that were busy for these shares of the time."""
-    return shares
 
 
 def report(*epochs: IntervalSummary, **changes: Any) -> HostReport:
@@ -73,8 +69,7 @@ def gather(*hosts: HostReport, wait: float = 0.0, **more: Any) -> Evidence:
     steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
     steps["wait"], steps["computation_time"] = wait, 1.0
     names = [f"rank {number}" for number in range(len(hosts))]
-    workload = load_workload("unet3d_h100")
-    return combine(workload, list(hosts), sums_of(steps, names), PathBytes(), **more)
+    return combine(WORKLOAD, list(hosts), sums_of(steps, names), PathBytes(), **more)
 
 
 def hosts_of(gathered: Evidence) -> list[HostReport]:
@@ -87,7 +82,7 @@ def test_the_share_from_memory_is_what_the_least_witness_leaves() -> None:
     found = gather(
         report(
             *(
-                epoch_of(devices=busy(sda=0.5), device_read_bytes=drive, process_read_bytes=own)
+                epoch_of(devices={"sda": 0.5}, device_read_bytes=drive, process_read_bytes=own)
                 for drive, own in counts
             )
         )
@@ -99,8 +94,8 @@ def test_the_share_from_memory_is_what_the_least_witness_leaves() -> None:
 
 
 def test_the_read_amplification_is_bytes_of_the_storage_for_bytes_of_samples() -> None:
-    sample = load_workload("unet3d_h100").dataset.mean_bytes
-    seen = epoch_of(devices=busy(sda=0.5), device_read_bytes=15_400, process_read_bytes=15_400)
+    sample = WORKLOAD.dataset.mean_bytes
+    seen = epoch_of(devices={"sda": 0.5}, device_read_bytes=15_400, process_read_bytes=15_400)
     found = gather(report(seen))
     assert found.measured["read_amplification"] == pytest.approx(15_400 / (3 * 7 * sample))
     unseen = gather(report(epoch_of()))
@@ -126,7 +121,7 @@ def test_counters_that_contradict_what_was_in_memory_are_noted(
     resident: float, direct: bool, noted: bool
 ) -> None:
     """30 % came from memory; O_DIRECT passes by what is there."""
-    seen = epoch_of(devices=busy(sda=0.5), device_read_bytes=700, process_read_bytes=700)
+    seen = epoch_of(devices={"sda": 0.5}, device_read_bytes=700, process_read_bytes=700)
     found = gather(report(seen, resident_before=resident, direct=direct))
     note = (
         "the drives' counters say that 30% of the first epoch came from memory, but "
@@ -140,8 +135,8 @@ def test_a_hosts_counters_are_those_of_all_epochs_by_their_time() -> None:
     eth0 = NetworkCounters({"eth0": NicCounters(5 * 10**9, 0)}, 30, 20, 1, 3)
     seen: dict[str, Any] = {"process_cpu_seconds": 60.0, "runqueue_seconds": 3.0}
     seen |= {"throttled_seconds": 1.5, "network": eth0, "process_read_bytes": 600}
-    one = epoch_of(300.0, devices=busy(sda=0.9, sdb=0.1), host_cpu_share=0.2, **seen)
-    two = epoch_of(100.0, devices=busy(sda=0.1, sdb=0.8), host_cpu_share=0.6, **seen)
+    one = epoch_of(300.0, devices={"sda": 0.9, "sdb": 0.1}, host_cpu_share=0.2, **seen)
+    two = epoch_of(100.0, devices={"sda": 0.1, "sdb": 0.8}, host_cpu_share=0.6, **seen)
     (host,) = hosts_of(gather(report(one, two, links={"eth0": 10**9})))
     assert host.whole.seconds == 400 and host.num_workers == 4
     assert host.device == "sda"
@@ -173,7 +168,7 @@ def test_what_hosts_of_one_machine_share_counts_once() -> None:
             percentage_used=None, missing={},
         )  # fmt: skip
         return report(
-            epoch_of(devices=busy(sda=0.5), device_read_bytes=read, network=counted),
+            epoch_of(devices={"sda": 0.5}, device_read_bytes=read, network=counted),
             host=name, machine=machine, network_name=network, links={"eth0": 10**9},
             wear=Written([drive], 1.0),
         )  # fmt: skip
@@ -225,12 +220,12 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
     ("counts", "kind", "stored"),
     [
         (
-            {"devices": busy(sda=0.5), "device_read_bytes": 800, "process_read_bytes": 700},
+            {"devices": {"sda": 0.5}, "device_read_bytes": 800, "process_read_bytes": 700},
             "ext4",
             700,
         ),
-        ({"devices": busy(sda=0.5), "device_read_bytes": 800, "process_read_bytes": 0}, "ext4", 0),
-        ({"devices": busy(sda=0.5), "device_read_bytes": 800}, "ext4", 800),
+        ({"devices": {"sda": 0.5}, "device_read_bytes": 800, "process_read_bytes": 0}, "ext4", 0),
+        ({"devices": {"sda": 0.5}, "device_read_bytes": 800}, "ext4", 800),
         ({"network_read_bytes": 600, "process_read_bytes": 500}, "nfs4", 500),
         ({"network_read_bytes": 600, "process_read_bytes": 0}, "nfs4", 600),
         ({"process_read_bytes": 500}, "tmpfs", 0),
@@ -270,9 +265,6 @@ def test_a_share_is_known_or_it_is_said_why_not(
     found = gather(report(*epochs, file_system=kind, resident_before=0.25))
     assert found.measured["page_cache_share"] == (None if share is None else pytest.approx(share))
     assert note in "; ".join(found.notes)
-
-
-WORKLOAD = load_workload("unet3d_h100")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -361,7 +353,6 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
 
 
 GB = 10**9
-UNET3D = load_workload("unet3d_h100")
 PRELOAD = {"num_files": 1, "num_bytes": 10 * GB, "seconds": 2.0, "read_share": 0.5}
 
 
@@ -400,7 +391,7 @@ def told(found: CacheMeasured, first_steps: list[float] | None = None) -> list[s
     metrics = metrics_of(list(found["seconds_per_epoch"]), first_steps)
     found["pays_from_epoch"] = pays_from(found, metrics)
     found["can_save"] = can_save(found, metrics)
-    document = with_metrics(Summary(measured={"cache": found}), UNET3D, metrics)
+    document = with_metrics(Summary(measured={"cache": found}), WORKLOAD, metrics)
     _, lines, *_ = present_cache(document)
     return render_text([lines]).splitlines()
 
@@ -418,10 +409,7 @@ SLOW_FILL = {"settle_seconds_per_epoch": [12.0, 0.0]}
 @pytest.mark.parametrize(
     ("found", "line"),
     [
-        (
-            cached([10, 5], [0.0, 1.0]),
-            f"cold AU 10%, warm AU 20%, {SAVES} 2 on",
-        ),
+        (cached([10, 5], [0.0, 1.0]), f"cold AU 10%, warm AU 20%, {SAVES} 2 on"),
         (
             # The fill has taken 12 s more than an epoch from the origin; a warm one saves 5 s.
             cached([10, 5], [0.0, 1.0], **SLOW_FILL),
@@ -433,14 +421,8 @@ SLOW_FILL = {"settle_seconds_per_epoch": [12.0, 0.0]}
         (cached([10], [0.0]), "cold AU 10%; more epochs (train.epochs) show warm ones"),
         (cached([10, 5], [0.0, 1.0], one_drive=True), "cold AU 10%, warm AU 20%"),
         (cached([1.01, 1.0], [0.0, 1.0]), "cold AU 99%, warm AU 100%"),
-        (
-            cached([1.03, 1.0], [0.0, 1.0]),
-            f"cold AU 97%, warm AU 100%, {SAVES} 2 on",
-        ),
-        (
-            cached([1.0], [1.0], preload=PRELOAD),
-            f"warm AU 100%, {SAVES} 3 on ",
-        ),
+        (cached([1.03, 1.0], [0.0, 1.0]), f"cold AU 97%, warm AU 100%, {SAVES} 2 on"),
+        (cached([1.0], [1.0], preload=PRELOAD), f"warm AU 100%, {SAVES} 3 on "),
     ],
 )
 def test_what_a_cache_is_worth(found: CacheMeasured, line: str) -> None:

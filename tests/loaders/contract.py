@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dlemu.config.model import Workload, check_workload
 from dlemu.datagen import Content, generate
 from dlemu.dataset.layout import Dataset, Layout, layout_of
-from dlemu.dataset.plan import EpochPlan, PlanOptions, plan_epoch, plan_interleaved, plan_streams
+from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.formats import FORMATS
 from dlemu.formats.raw import Bare
 from dlemu.loaders import Batch, Loader, open_loader
@@ -58,6 +58,7 @@ DATASETS: dict[str, dict[str, object]] = {
     },
 }
 """Datasets of about 500 kB; sizes that are no multiple of a page."""
+SHUFFLED = {"reader.file_shuffle": "seed", "reader.sample_shuffle": "seed"}
 BY_DALI = [name for name, keys in DATASETS.items() if FORMATS[str(keys["format"])].by_dali]
 """Those that DALI has readers for."""
 
@@ -82,25 +83,8 @@ class Case:
 
     def plan(self, epoch: int) -> EpochPlan:
         """Return the plan that such files are read by: shuffled, two epochs differ."""
-        layout = self.layout
-        reader = self.workload.reader
-        interleaved = reader.data_loader == "tensorflow"
-        options = PlanOptions(
-            batch_size=reader.batch_size,
-            num_accelerators=self.num_accelerators,
-            epoch=epoch,
-            seed=3,
-        )
-        if interleaved or self.workload.streamed:
-            options = dataclasses.replace(
-                options,
-                num_streams=max(1, reader.read_threads),
-                samples_per_file=layout.samples_per_file,
-                shuffle_samples=True,
-                shuffle_size=reader.shuffle_size,
-            )
-            return (plan_interleaved if interleaved else plan_streams)(layout.num_samples, options)
-        return plan_epoch(layout.num_samples, options)
+        shuffled = self.workload.with_keys(SHUFFLED)
+        return make_plan(shuffled, self.layout, num_accelerators=self.num_accelerators, epoch=epoch)
 
 
 def make_case(

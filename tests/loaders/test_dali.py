@@ -147,19 +147,12 @@ def test_damage_is_told_in_one_line(tmp_path: Path, damage: Any, direct: bool) -
     assert "\n" not in text and len(text) < 500
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (b"0 20000\n", "has 1 lines, dataset.num_samples_per_file asks for 13"),
-        (b"zero\n" * 13, "is damaged: a line must be `offset framed_length`"),
-    ],
-)
-def test_a_damaged_index_is_told_in_one_line(tmp_path: Path, content: bytes, text: str) -> None:
+def test_a_damaged_index_is_told_in_one_line(tmp_path: Path) -> None:
     case = case_of(tmp_path, "tfrecord of 13", {})
     path = tmp_path / case.layout.index_paths(1)[0]
-    path.write_bytes(content)
+    path.write_bytes(b"0 20000\n")
     loader = open_dali(case)
-    with pytest.raises(DatasetError, match=f"^{path}: it {text}"):
+    with pytest.raises(DatasetError, match=f"^{path}: it has 1 lines, .* asks for 13"):
         list(loader.epoch(0, case.plan(0)))
     loader.close()
 

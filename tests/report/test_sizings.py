@@ -72,14 +72,8 @@ def answer_of(**changes: Any) -> Any:
     ("changes", "tone", "said"),
     [
         ({}, "pass", "feeds 8 H100s of 3D U-Net at AU 90% or more; limit: the drive, 24 GB/s"),
-        ({"quick": True}, "caution", "; a quick search"),
         ({"workload": "mine", "num_accelerators": 1}, "pass", "feeds 1 accelerator of mine at "),
         ({"workload": "dlrm_dcnv2_b200", "remarks": ["BUT"]}, "caution", "24 GB/s; BUT"),
-        (
-            {"at_least": True, "fewest_failed": None, "points": []},
-            "caution",
-            "; nothing that was tried failed",
-        ),
         (
             {"points": runs((10, 49.0, "storage"), (9, 77.0, "host cpu"))},
             "pass",
@@ -90,16 +84,12 @@ def answer_of(**changes: Any) -> Any:
             "caution",
             "AU 60.00%, required 90%; limit: loader, so the storage may feed more",
         ),
-        (
-            {"num_accelerators": 0, "points": runs((1, 60.0, "storage"))},
-            "fail",
-            "cannot feed one H100 of 3D U-Net: AU 60.00%, required 90%; one needs 2.86 GB/s, this ",
-        ),
     ],
 )
 def test_an_answer_is_one_sentence_and_green_only_where_nothing_weakens_it(
     changes: dict[str, Any], tone: str, said: str
 ) -> None:
+    """The golden files hold a quick one, a lower bound, and one of a storage that feeds none."""
     answer = answer_of(**changes)
     verdict = present_answer(answer)[0]
     assert isinstance(verdict, Verdict) and verdict.tone == tone and said in sentence(answer)

@@ -199,9 +199,8 @@ def test_wear_is_one_line(wear: WearFields, line: str) -> None:
 
 def test_little_is_not_worth_a_line() -> None:
     assert has_writes(known())
-    assert not has_writes(
-        known(block_bytes_written=10**8 - 1, host_bytes_written=None, file_bytes_written=0)
-    )
+    little = {"host_bytes_written": None, "file_bytes_written": 0}
+    assert not has_writes(known(block_bytes_written=10**8 - 1, **little))
     assert has_writes(of([], 1.0, 10**8))
     assert not has_writes(of([], 1.0))
 

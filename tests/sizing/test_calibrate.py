@@ -47,7 +47,7 @@ def job(tmp_path: Path) -> Workload:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read for a moment in each of the three runs: how exact the figures are is not asked."""
-    monkeypatch.setattr(calibrate, "_SECONDS", 0.5)
+    monkeypatch.setattr(calibrate, "_SECONDS", 0.2)
 
 
 def words(workload: Workload, *left_out: str) -> list[str]:

@@ -68,14 +68,14 @@ def test_a_search_tells_each_step_and_what_comes_next() -> None:
     feeds=st.floats(0.2, 300),
     start=st.integers(1, 300),
     threshold=st.sampled_from([70.0, 90.0]),
-    ceiling=st.floats(1.01, 1.11),
+    margin=st.floats(1, 10),
     confirm=st.integers(0, 6),
 )
 def test_without_noise_the_answer_is_exact(
-    feeds: float, start: int, threshold: float, ceiling: float, confirm: int
+    feeds: float, start: int, threshold: float, margin: float, confirm: int
 ) -> None:
-    """Whatever share of the threshold the utilisation can reach, and however overloaded it was."""
-    storage = Storage(feeds, threshold=threshold, ceiling=ceiling * threshold)
+    """However far above the threshold utilisation can be, and however overloaded storage was."""
+    storage = Storage(feeds, threshold=threshold, ceiling=threshold + margin)
 
     sizing = search(storage.measure, Goal(threshold, 512, start=start, confirm=confirm))
 

@@ -65,15 +65,12 @@ def test_one_order_for_all_epochs(policy: str, capacity: float) -> None:
     assert (wanted == 0) == (policy == "lru")
 
 
-def test_nothing_is_cached_without_a_policy_or_fills() -> None:
+def test_nothing_is_cached_without_a_policy_or_fills_or_beyond_the_capacity() -> None:
     assert simulate("none", 0.5, num_files=10, num_epochs=3) == [0, 0, 0]
     assert not profile("none", 1.0).any()
     cache = PlannedCache("lru", 2, [1, 1, 1], content=[(1, 7), (2, 9)])
     assert cache.epoch([0, 1, 2], fills=False).held.tolist() == [-1, 7, 9]
     assert cache.next_generation == 10
-
-
-def test_content_beyond_the_capacity_is_left_out() -> None:
     cache = PlannedCache("lru", 3, [2, 2, 1], content=[(0, 4), (1, 5), (2, 6)])
     assert cache.content == [(0, 4), (2, 6)]
 
