@@ -18,6 +18,7 @@ from dlemu.errors import WorkloadError
 from dlemu.judge.outcome import LABEL, judge_runs
 from dlemu.judge.records import read_steps, read_summary
 from dlemu.judge.summary import RunRow, RunsSummary, Summary, Verdict
+from dlemu.report.run import runs_verdict_line
 from dlemu.run.protocol import check_closed, closed_warnings
 from tests.lab.commands import QUICK, generate
 
@@ -174,6 +175,8 @@ def test_one_fail_is_all_of_them_and_a_run_without_a_verdict_leaves_them_without
     found = judged(passed, passed, remarks=[[cached, slow], [cached.replace("12", "15"), slow]])
     assert found["remarks"] == [f"run 1 and 1 more alike: {cached}", slow]
     assert judged(passed, passed, remarks=[[cached], []])["remarks"] == [f"run 1: {cached}"]
+    line = runs_verdict_line(found)
+    assert line.startswith("PASS: every run has AU 90% or more, ") and line.endswith(f"; {slow}")
 
 
 def test_each_run_has_its_folder_and_counts_but_for_the_warm_up(tmp_path: Path) -> None:

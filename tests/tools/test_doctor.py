@@ -64,6 +64,11 @@ def test_a_folder_that_cannot_be_written_is_noted() -> None:
     assert (check.state, check.remedy) == ("note", "generating needs a folder that can be written")
 
 
+def test_a_folder_in_memory_is_noted() -> None:
+    check = {check.name: check for check in examine(Path("/dev/shm"))}["drive"]
+    assert "tmpfs measures memory, use a folder on a drive" in check.remedy
+
+
 @pytest.mark.parametrize(
     ("text", "state", "found"),
     [

@@ -123,14 +123,6 @@ def test_what_one_target_cannot_do_is_measured_on_the_other_alone(
     assert len([cell for cell in found if cell.together]) == 3
 
 
-def test_real_readers_begin_together_and_leave_nothing(folders: tuple[Path, ...]) -> None:
-    first, second, total = run_paths(plan(*folders, together="true"), lambda _: None)
-    assert total.num_ios == first.num_ios + second.num_ios > 2
-    assert total.host_bytes == total.num_ios * 65536
-    assert (total.cpu_watts is None) or first.cpu_watts is None
-    assert not any(any(folder.iterdir()) for folder in folders)
-
-
 @pytest.mark.parametrize(
     ("ranks", "each", "hosts"), [(2, 1, 2), (2, 2, 1), (4, 2, 2), (3, 2, 2), (3, 3, 1)]
 )
@@ -201,6 +193,7 @@ def test_two_ranks_measure_a_target_each_and_one_shows_both(folders: tuple[Path,
     told = json.loads(done.stdout)["cells"]
     assert [row["target"] for row in told] == [*map(str, folders), "sum"]
     assert told[2]["num_ios"] == told[0]["num_ios"] + told[1]["num_ios"]
+    assert not any(any(target.iterdir()) for target in folders)
 
 
 @pytest.mark.mpi
@@ -435,3 +428,5 @@ def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
     assert "readers on NUMA node 1" in notes[0]
     assert ("GPU 1, the nearest to it, 0000:a1:00.0" in notes[0]) == (asked is None)
     assert (cell.ceiling, cell.ceiling_bytes_per_second) == ("PCIe link", 7.9e9)
+    with pytest.raises(RunError, match=r"gpu 2 for target .*: there are 2 GPUs that can be read i"):
+        run_paths(job.model_copy(update={"gpu": 2}), notes.append)
