@@ -32,10 +32,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -362,46 +362,34 @@ def run(mutations: Sequence[Mutation], *, root: Path, jobs: int = 1, matrix: boo
     """
     if lines := stale(mutations, root):
         raise BrokenList("\n".join(lines))
-    left: queue.SimpleQueue[list[Mutation]] = queue.SimpleQueue()
     groups = [[*group] for _, group in groupby(mutations, lambda mutation: mutation.file)]
-    for group in groups:
-        left.put(group)
+    jobs = min(jobs, len(groups))
+    copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     found: Found = {}
-    failures: list[BaseException] = []
     broken: list[str] = []
 
-    def work() -> None:
+    def work(group: Sequence[Mutation]) -> None:
+        copy = copies.get()
         try:
-            with (
-                tempfile.TemporaryDirectory(prefix="dlemu-mutants.") as folder,
-                contextlib.closing(Copy(root, Path(folder))) as copy,
-            ):
-                while not failures:
-                    group = left.get_nowait()
-                    try:
-                        for mutation, told in copy.judge(group, matrix):
-                            found[mutation] = told
-                            print(f"{told.how:<10}{mutation.name}", flush=True)
-                    except BrokenList as error:
-                        broken.append(str(error))
-                        print(f"{group[0].file}: {error}", flush=True)
-        except queue.Empty:
-            pass
-        except BaseException as error:
-            failures.append(error)
+            for mutation, told in copy.judge(group, matrix):
+                found[mutation] = told
+                print(f"{told.how:<10}{mutation.name}", flush=True)
+        except BrokenList as error:
+            broken.append(str(error))
+            print(f"{group[0].file}: {error}", flush=True)
+        finally:
+            copies.put(copy)
 
-    threads = [threading.Thread(target=work) for _ in range(min(jobs, len(groups)))]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except KeyboardInterrupt as error:  # each ends after the tests that it is at
-        failures.append(error)
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
+        for _ in range(jobs):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlemu-mutants."))
+            copies.put(stack.enter_context(contextlib.closing(Copy(root, Path(folder)))))
+        try:
+            for _ in pool.map(work, groups):
+                pass
+        except BaseException:  # each ends after the tests that it is at
+            pool.shutdown(cancel_futures=True)
+            raise
     if broken:
         raise BrokenList("\n".join(broken))
     return found

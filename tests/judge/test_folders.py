@@ -169,8 +169,9 @@ def test_hosts_that_share_no_folder_have_one_report(data: str, tmp_path: Path) -
     times = ["train.computation_time=0.2", "train.epochs=3", "num_accelerators=4"]
     words = (word.split("=", 1) for word in [*QUICK[1:], data, *times, "output.folder=run"])
     keys = {key: yaml.safe_load(value) for key, value in words}
-    command = [sys.executable, "-m", "tests.lab.apart", str(tmp_path), "a,a,b,b", json.dumps(keys)]
-    done = subprocess.run(mpirun(4, *command), capture_output=True, text=True, cwd=ROOT)
+    rank = ["tests.lab.ranks", str(tmp_path), "a,a,b,b", "run", json.dumps(keys)]
+    command = mpirun(4, sys.executable, "-m", *rank)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {path.name for path in here.iterdir()} == {
         "config.yaml",

@@ -17,7 +17,7 @@ from dlemu.judge.outcome import (
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import Summary
 from dlemu.storage.counted import GetCounts
-from tests.lab.shared import Shared
+from tests.lab.shared import shared_steps
 from tests.lab.shown import text_of, verdict_of
 
 
@@ -28,7 +28,7 @@ def replay(
 
     Each accelerator computes for 1 s on each batch; `start` seconds go before the first.
     """
-    one = Shared(window, window, share, 1.0).steps(num_steps)
+    one = shared_steps(share, window, num_steps)
     steps = np.repeat(one, accelerators, axis=0)
     steps["accelerator"] = np.arange(accelerators)[:, None]
     steps["wait"][:, 0] += start

@@ -1,9 +1,9 @@
-"""A rank that meets the others and keeps what it saw: python -m tests.lab.ranks FOLDER HOSTS CASE.
+"""A rank with others, which keeps what it saw: python -m tests.lab.ranks FOLDER HOSTS CASE JSON.
 
 HOSTS is the host each rank plays, "a,a,b"; "a,a,b!" where nobody tells its addresses, and
-"a,b,c>" where each host has one below it only: a tree of many levels. A
-rank's result goes to FOLDER/<rank>.json, because launchers may lose the output of ranks that they
-end.
+"a,b,c>" where each host has one below it only: a tree of many levels. JSON is the rank that fails,
+or the keys of the job that is run. A rank's result goes to FOLDER/<rank>.json, because launchers
+may lose the output of ranks that they end.
 """
 
 import atexit
@@ -97,7 +97,18 @@ def stop(world: Mpi, case: str, culprit: int) -> None:
     world.barrier()
 
 
-def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
+def run(world: Mpi, folder: Path, keys: dict[str, object]) -> None:
+    """Run a job in FOLDER/<host>: hosts share no folder that is named from there."""
+    from dlemu.config.model import load_workload  # which takes the other cases too long
+    from dlemu.run.job import run_job
+
+    own = folder / world.host
+    own.mkdir(exist_ok=True)
+    os.chdir(own)
+    run_job(load_workload("unet3d_h100", keys), world=world)
+
+
+def main(folder: Path, hosts: list[str], case: str, given: Any) -> int:
     """Play the case as the command line would; return the process's exit status."""
     # Mpi alone may load MPI: it says first what MPI must not use.
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
@@ -114,8 +125,10 @@ def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
                 result = meet(world)
             elif case == "wait":
                 result = wait(world)
+            elif case == "run":
+                run(world, folder, given)
             else:
-                stop(world, case, culprit)
+                stop(world, case, given)
     except RunError as error:
         result = {"error": f"{type(error).__name__}: {error}"}
         status = 1
@@ -128,4 +141,4 @@ def main(folder: Path, hosts: list[str], case: str, culprit: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3], int(sys.argv[4])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3], json.loads(sys.argv[4])))

@@ -1,7 +1,5 @@
 """Records of steps, and of a job whose storage gives a rate that its readers share."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from dlemu.judge.records import STEP, Steps
@@ -20,54 +18,38 @@ def rows(num_accelerators: int, num_steps: int, **fields: object) -> Steps:
     return steps
 
 
-@dataclass
-class Shared:
-    """Streams that share a storage's rate, and an accelerator that takes batches in order.
+def shared_steps(rate: float, window: int, num_steps: int) -> Steps:
+    """Return the steps of an accelerator that computes for 1 s a batch, one batch in advance.
 
-    It takes the next batch as soon as it computes. Each of `num_workers` makes every so many-th
-    batch, at most `window` ahead; a read is one unit.
+    At most `window` batches are read ahead; those that are read share `rate` batches per second.
     """
+    left: dict[int, float] = {}
+    begun, ready = list[float](), dict[int, float]()
+    now = 0.0
 
-    num_workers: int
-    window: int
-    rate: float
-    compute: float
-    now: float = 0.0
-    left: dict[int, float] = field(default_factory=dict)
-    begun: dict[int, float] = field(default_factory=dict)
-    ready: dict[int, float] = field(default_factory=dict)
-
-    def steps(self, num_steps: int) -> Steps:
-        """Return the records of so many steps."""
-        steps = rows(1, num_steps, computation_time=self.compute, compute=self.compute)
-        for step in range(num_steps):
-            start = self.now
-            while step not in self.ready:
-                self._run(step, num_steps, until=np.inf)
-            steps["wait"][0, step] = self.now - start
-            steps["read"][0, step] = self.ready[step] - self.begun[step]
-            end = self.now + self.compute
-            while self.now < end:
-                self._run(step + 1, num_steps, until=end)
-        return steps
-
-    def _run(self, taken: int, num_steps: int, until: float) -> None:
+    def go_on(taken: int, until: float) -> None:
         """Go on to the end of the next read, or until then."""
-        for worker in range(self.num_workers):
-            made = [batch for batch in self.begun if batch % self.num_workers == worker]
-            batch = max(made, default=worker - self.num_workers) + self.num_workers
-            is_free = not any(batch % self.num_workers == worker for batch in self.left)
-            if is_free and batch < min(taken + self.window, num_steps):
-                self.left[batch] = 1.0
-                self.begun[batch] = self.now
-        if not self.left:
-            self.now = until
-            return
-        each = self.rate / len(self.left)
-        seconds = min(until - self.now, min(self.left.values()) / each)
-        self.now = until if seconds == until - self.now else self.now + seconds
-        for batch in list(self.left):
-            self.left[batch] -= seconds * each
-            if self.left[batch] < 1e-9:
-                del self.left[batch]
-                self.ready[batch] = self.now
+        nonlocal now
+        for batch in range(len(begun), min(taken + window, num_steps)):
+            left[batch] = 1.0
+            begun.append(now)
+        unit = rate / max(len(left), 1)
+        seconds = min([until - now, *(each / unit for each in left.values())])
+        now = until if seconds == until - now else now + seconds
+        for batch in list(left):
+            left[batch] -= seconds * unit
+            if left[batch] < 1e-9:
+                del left[batch]
+                ready[batch] = now
+
+    steps = rows(1, num_steps, computation_time=1.0, compute=1.0)
+    for step in range(num_steps):
+        start = now
+        while step not in ready:
+            go_on(step, until=np.inf)
+        steps["wait"][0, step] = now - start
+        steps["read"][0, step] = ready[step] - begun[step]
+        end = now + 1.0
+        while now < end:
+            go_on(step + 1, until=end)
+    return steps

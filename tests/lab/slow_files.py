@@ -7,6 +7,7 @@ folder read-only, and answers each read so many seconds after it came, however m
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import signal
 import struct
@@ -52,9 +53,9 @@ def slow_files(
         pytest.skip("mounting a FUSE file system takes root and /dev/fuse")
     point = source.with_name(f"{source.name}-slow-{os.getpid()}")
     point.mkdir()
-    names = str(source), str(point), str(seconds), stalls, on, str(open_seconds), str(log or "")
+    slow = json.dumps([seconds, stalls, on, open_seconds, str(log or os.devnull)])
     try:
-        with serving("tests.lab.slow_files", names, point):
+        with serving("tests.lab.slow_files", [str(source), str(point), slow], point):
             yield point
     finally:
         point.rmdir()
@@ -135,20 +136,10 @@ class Server:
 
 
 class _SlowServer(Server):
-    def __init__(
-        self,
-        device: int,
-        source: Path,
-        seconds: float,
-        stalls: str,
-        on: str,
-        open_seconds: float,
-        log: str,
-    ) -> None:
+    def __init__(self, device: int, source: Path, slow: str) -> None:
         super().__init__(device, source)
-        self._seconds, self._stalls, self._on = seconds, stalls, on
-        self._open_seconds = open_seconds
-        self._log = Path(log or os.devnull)
+        self._seconds, self._stalls, self._on, self._open_seconds, log = json.loads(slow)
+        self._log = Path(log)
         self._threads = ThreadPoolExecutor(64)
 
     def serve(self) -> None:
@@ -243,7 +234,6 @@ def attach(point: Path) -> int | None:
 
 
 if __name__ == "__main__":
-    _, source, point, seconds, stalls, on, open_seconds, log = sys.argv
+    _, source, point, slow = sys.argv
     if (device := attach(Path(point))) is not None:
-        slow = float(seconds), stalls, on, float(open_seconds), log
-        _SlowServer(device, Path(source), *slow).serve()
+        _SlowServer(device, Path(source), slow).serve()

@@ -42,8 +42,6 @@ from dlemu.judge.records import STEP, write_config, write_steps, write_summary
 from dlemu.judge.summary import RunRow
 from dlemu.judge.sums import Rule, sum_all
 from dlemu.ranks.world import Alone
-from dlemu.report.blocks import Facts
-from dlemu.report.checkpoint import facts_of_plan
 from dlemu.report.paths import present_paths
 from dlemu.report.predict import present_calibration
 from dlemu.report.sizing import present_sizing, write_table
@@ -315,10 +313,9 @@ def store_sizing(folder: Path) -> None:
     (folder / "sizing.json").write_text(json.dumps(document_of(_searches())))
 
 
-def _size(folder: Path) -> str:
-    document = document_of(_searches())
-    write_table(folder, document)
-    return f"{render_text(present_sizing(document))}\n\n{(folder / 'table.md').read_text()}"
+def _table(folder: Path) -> str:
+    write_table(folder, document_of(_searches()))
+    return (folder / "table.md").read_text()
 
 
 def _first(**changes: Any) -> First:
@@ -443,10 +440,9 @@ STORED: dict[str, Callable[[Path], object]] = {
 }
 """By its name, a result of every kind. Each gets the path to write to."""
 RENDERED: dict[str, Callable[[Path], str]] = {
-    "size": _size,
+    "table": _table,
     "try": lambda folder: _try(),
     "calibrate": lambda folder: _calibrate(),
-    "checkpoint": lambda folder: render_text([Facts(facts_of_plan(_checkpoint()))]),
     "steptime": lambda folder: _steptime(),
     "load": lambda folder: _load(),
     "paths": lambda folder: _paths(),

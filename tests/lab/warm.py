@@ -35,16 +35,9 @@ from typing import Any, NoReturn
 
 from tests.lab.settings import apply
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "dlemu"]
 _IMPORTED = (
-    *(
-        "dlemu.__main__",
-        "dlemu.cli.main",
-        "dlemu.cli.jobs",
-        "dlemu.cli.report",
-        "dlemu.run.job",
-    ),
+    *("dlemu.__main__", "dlemu.cli.main", "dlemu.cli.jobs", "dlemu.cli.report", "dlemu.run.job"),
     *("dlemu.sizing.measured", "dlemu.sizing.calibrate", "dlemu.sizing.predict", "h5py"),
     *("dlemu.loaders.pytorch", "dlemu.loaders.threads", "dlemu.tools.paths", "dlemu.report.png"),
 )
