@@ -289,7 +289,7 @@ def test_a_drive_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("output", ["results", "target"])
 def test_two_sweeps_of_one_folder_do_not_meet(tmp_path: Path, output: str) -> None:
     """The second one would remove and rewrite the files that the first one reads."""
-    one = plan(tmp_path)
+    one = plan(tmp_path, workers=(1,), io_sizes=(4096,))
     target = one.target[0]
     mine = one.model_copy(update={"output": tmp_path / output})
     with held(target), pytest.raises(WorkloadError, match="is in use by another dlemu; wait"):
