@@ -326,17 +326,8 @@ def test_all_paths_on_a_gpu_and_the_mode_is_told(tmp_path: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     events: list[str] = []
 
-    cells = run_paths(
-        plan(
-            tmp_path,
-            target=(target,),
-            paths=None,
-            patterns=("seq_read", "random_write"),
-            seconds=1.0,
-            file_size=64 * MIB,
-        ),
-        events.append,
-    )
+    sizes = {"seconds": 1.0, "file_size": 64 * MIB, "patterns": ("seq_read", "random_write")}
+    cells = run_paths(plan(tmp_path, target=(target,), paths=None, **sizes), events.append)
 
     print("\n".join(events))
     assert {c.path for c in cells} >= {"host_buffered", "host_direct", "host_direct_gpu_copy"}
