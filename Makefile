@@ -20,8 +20,8 @@ DALI   := nvidia-dali-cuda130 astunparse gast six makefun optree nvtx libcst
 
 # Modules are compiled once, not by each of the many processes that tests start.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
-# Benchmarks that need neither fio nor a GPU, nor root: two minutes together.
-BENCH  := start search events published
+# Benchmarks that need neither fio nor a GPU, nor root: a minute together.
+BENCH  := start search published
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test truth lint fmt types check coverage bench docs fuzz mutants golden
@@ -73,6 +73,7 @@ bench: $(VENV)/test.done ## short benchmarks; `python -m benchmarks.NAME` runs a
 docs: $(VENV)/test.done ## the pages and the API reference, as build/docs/index.html
 	$(BIN)/python -m sphinx -q -W --keep-going -E -b html -d build/doctrees docs build/docs
 	$(BIN)/python -m docs.browser
+	@echo build/docs/index.html
 
 # Damaged input for everything that is parsed: make fuzz SECONDS=3600 TARGET=npz
 SECONDS ?= 600

@@ -1,238 +1,177 @@
-"""What writing and reading checkpoints costs beside fio, and the real writer beside ours.
+"""What checkpoints cost on drives of known rates: python -m benchmarks.truth checkpoint.
 
-    python -m benchmarks.checkpoint [rounds=5] [folder=build/checkpoint] [parts=fio,dcp]
-
-fio: the Writer and the Reader and fio (psync, 1 MiB) move the same files in turn, A B, B A …, four
-threads and one process. A ratio is of one round, so that a busy host weighs on both. CPU time is
-that of the process and its threads; the thread that makes the bytes is counted apart, as fio makes
-none. A row without making the bytes shows what that takes of the rate. Python's and fio's starts
-are left out. Wanted: CPU of writing at most 1.3 times fio's, making the bytes at most 0.35 CPU-s a
-GB, rate at least 0.95; CPU of reading at most 1.2 times.
-
-dcp: `dlemu checkpoint` and torch.distributed.checkpoint write the same bytes to a drive of the
-benchmark's own (a loop device, as root) whose writes the kernel holds to 20 MB/s. Wanted: within
-5 %.
+A drive that serves one request after the other, reads and writes each at a set rate: so reads and
+writes take its time from each other. `python -m benchmarks.checkpoint FOLDER POINT READ WRITE`
+shows the image file in a folder again, by the FUSE server of `slow_files`; a loop device lies over
+that.
 """
 
 import contextlib
-import itertools
-import json
 import os
-import shutil
-import statistics
+import struct
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+import pytest
 
-from benchmarks.harness import (
-    Asked,
-    Rate,
-    cpu_of_self,
-    describe_machine,
-    in_turn,
-    markdown,
-    ratios,
-    run_fio,
-    scratch,
-    spread,
-    tell,
-    timed,
-)
-from dlemu.checkpoint.files import Reader, Writer
-from dlemu.datagen.assemble import Content
-from dlemu.storage.extents import extent_reader
-from dlemu.storage.pagecache import drop
-from tests.lab import warm
-from tests.lab.drives import own_drive
+from benchmarks.known import job
+from tests.lab.bench import start
+from tests.lab.slow_files import INIT, IO, OPEN, READ, Server, attach, serving
 
-FILES, FILE_BYTES, PIECE = 4, 128 << 20, 1 << 20
-HELD = 20_000_000
-"""Bytes per second of the drive that dcp is compared on."""
-
-
-class Moved(NamedTuple):
-    """What moving the files took, and the CPU seconds of making their bytes."""
-
-    rate: Rate
-    made: float = 0.0
-
-    @property
-    def cost(self) -> float:
-        """CPU seconds for a GB, without making the bytes."""
-        return (self.rate.cpu_seconds - self.made) / self.rate.num_bytes * 1e9
-
-
-Move = Callable[[Path, bool, Iterator[int]], Moved]
-
-
-def paths(folder: Path) -> list[Path]:
-    return [folder / f"file.{number}" for number in range(FILES)]
-
-
-class Unmade(Content):
-    """Leaves the buffers as they are."""
-
-    def fill(self, out: NDArray[np.uint8], sample: int, offset: int = 0) -> None:
-        pass
-
-
-def in_threads(works: Sequence[Callable[[], float]]) -> Moved:
-    """Do the works at once, a thread each; what they return together is the time of making."""
-    made: list[float] = []
-    with ThreadPoolExecutor(FILES) as pool:
-
-        def all_files() -> float:
-            made.extend(pool.map(lambda work: work(), works))
-            return FILES * FILE_BYTES
-
-        return Moved(timed(all_files, cpu_of_self), sum(made))
-
-
-def write_ours(
-    folder: Path, direct: bool, samples: Iterator[int], make: type[Content] = Content
-) -> Moved:
-    content = make(1)
-
-    def write(writer: Writer, path: Path, sample: int) -> float:
-        return writer.write(path, FILE_BYTES, sample=sample).generation
-
-    with contextlib.ExitStack() as stack:
-        writers = (Writer(content, piece_bytes=PIECE, direct=direct) for _ in range(FILES))
-        each = zip(map(stack.enter_context, writers), paths(folder), samples, strict=False)
-        return in_threads([partial(write, *job) for job in each])
-
-
-def read_ours(folder: Path, direct: bool, samples: Iterator[int]) -> Moved:
-    def read(reader: Reader, path: Path) -> float:
-        reader.read(path, FILE_BYTES)
-        return 0.0
-
-    with contextlib.ExitStack() as stack:
-        extents = (extent_reader(direct=direct, piece_bytes=PIECE) for _ in range(FILES))
-        readers = [stack.enter_context(Reader(each)) for each in extents]
-        return in_threads(
-            [partial(read, *pair) for pair in zip(readers, paths(folder), strict=True)]
-        )
-
-
-def fio(way: str) -> Move:
-    """Return what lets fio write or read the files."""
-
-    def move(folder: Path, direct: bool, samples: Iterator[int]) -> Moved:
-        jobs = run_fio(
-            *("--name=file", "--ioengine=psync", "--thread"),
-            *(f"--rw={way}", f"--bs={PIECE}", f"--size={FILE_BYTES}", f"--numjobs={FILES}"),
-            *(f"--directory={folder}", "--filename_format=file.$jobnum", "--fallocate=none"),
-            *(f"--direct={int(direct)}", "--invalidate=0", f"--end_fsync={int(way == 'write')}"),
-            way=way,
-        )
-        seconds = max(job.job_seconds for job in jobs)
-        return Moved(Rate(FILES * FILE_BYTES, seconds, sum(job.cpu_seconds for job in jobs)))
-
-    return move
-
-
-def moved(folder: Path, direct: bool, anew: bool, samples: Iterator[int], move: Move) -> Moved:
-    """Move the files: from no files if `anew`, else from files that no cache holds."""
-    if anew:
-        for path in paths(folder):
-            path.unlink(missing_ok=True)
-    else:
-        drop(paths(folder))
-    return move(folder, direct, samples)
-
-
-def beside_fio(folder: Path, rounds: int) -> None:
-    """Print the table beside fio."""
-    samples, rows = itertools.count(), []
-    whats: dict[str, tuple[str, Move]] = {
-        "write": ("write", write_ours),
-        "write, bytes not made": ("write", partial(write_ours, make=Unmade)),
-        "read": ("read", read_ours),
-    }
-    with scratch(folder) as files:
-        for (what, (way, ours)), direct in itertools.product(whats.items(), (False, True)):
-            do = partial(moved, files, direct, way == "write", samples)
-            found = in_turn({"ours": partial(do, ours), "fio": partial(do, fio(way))}, rounds)
-            own, their = found["ours"], found["fio"]
-            made = [each.made / each.rate.num_bytes * 1e9 for each in own]
-            row = [
-                f"{what}, {'O_DIRECT' if direct else 'page cache'}",
-                f"{statistics.median(each.rate.speed for each in their):.2f}",
-                spread(ratios(own, their, lambda each: each.rate.speed)),
-                f"{statistics.median(each.cost for each in their):.3f}",
-                spread(ratios(own, their, lambda each: each.cost)),
-                spread(made) if way == "write" else "",
-            ]
-            rows.append(tell(row))
-    head = ("", "fio GB/s", "rate, ratio", "fio CPU-s/GB", "CPU, ratio", "making bytes, CPU-s/GB")
-    print(markdown(head, rows))
+_MIB = 1 << 20
+_DIRECT = ("workflow.checkpoint=true", "checkpoint.odirect=true", "model.name=flat")
+_WRITE, _FSYNC = 16, 20
+_WRITE_HEAD = struct.Struct("<QQIIQII")
+_FOPEN_DIRECT_IO = 1
+_LATE = 0.05
+"""Seconds by which requests may come late."""
+_LARGEST = 1 << 20
+"""Bytes of a request, at most."""
 
 
 @contextlib.contextmanager
-def held_writes(folder: Path, rate: int) -> Iterator[None]:
-    """Hold all writes of the drive under a folder, those of the page cache too.
+def serial_drive(num_bytes: int, read: int, write: int) -> Iterator[Path]:
+    """Mount an ext4 file system on such a drive, whose image takes memory; rates are bytes/s.
 
-    In cgroups v1 they count for the root group, which may have a limit of its own there.
+    They hold from the mount on: to make the file system takes no time.
     """
-    device = os.stat(folder).st_dev
-    limit = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
-    number = f"{os.major(device)}:{os.minor(device)}"
-    limit.write_text(f"{number} {rate}")
-    try:
-        yield
-    finally:
-        limit.write_text(f"{number} 0")
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("mounting a FUSE file system takes root and /dev/fuse")
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dlemu-serial-") as folder:
+        source, shown, point = (Path(folder, name) for name in ("source", "shown", "mounted"))
+        for path in (source, shown, point):
+            path.mkdir()
+        with (source / "image").open("wb") as file:
+            file.truncate(num_bytes)
+        quiet = ("-q", "-O", "^has_journal", "-m", "0", "-E", "lazy_itable_init=0")
+        subprocess.run(["mkfs.ext4", *quiet, source / "image"], check=True)
+        words = [str(source), str(shown), str(read), str(write)]
+        with serving("benchmarks.checkpoint", words, shown):
+            subprocess.run(["mount", "-o", "loop,noatime", shown / "image", point], check=True)
+            try:
+                yield point
+            finally:
+                subprocess.run(["umount", point], check=True)
 
 
-def beside_dcp(rounds: int) -> None:
-    """Print the durations of both writers on one held drive, and their ratio."""
-    with own_drive(2 << 30) as drive, held_writes(drive, HELD):
-        results = drive.parent / "results"
+class _Serial(Server):
+    request_bytes = _LARGEST + (1 << 16)
 
-        def written(writer: str) -> tuple[float, int]:
-            words = [
-                *("checkpoint", "model=llama3_8b", "checkpoint.scale=0.002", "progress=off"),
-                *("checkpoint.num_checkpoints_write=2", "checkpoint.num_checkpoints_read=0"),
-                *(f"checkpoint.writer={writer}", "checkpoint.time_between_checkpoints=0"),
-                *(f"checkpoint.checkpoint_folder={drive / 'ck'}", f"output.folder={results}"),
-            ]
-            done = warm.run([*warm.COMMAND, *words], cwd=drive.parent)
-            assert done.returncode == 0, done.stderr
-            told = json.loads((results / "summary.json").read_text())
-            shutil.rmtree(results)
-            seconds = told["metric"]["save_checkpoint_duration_mean_seconds"]
-            return seconds, told["checkpoint"]["num_bytes"]
+    def __init__(self, device: int, source: Path, read: float, write: float) -> None:
+        super().__init__(device, source)
+        self._image = os.open(source / "image", os.O_RDWR)
+        self._rates = {READ: read, _WRITE: write}
+        self._free_at = 0.0
 
-        found = in_turn({each: partial(written, each) for each in ("dlemu", "dcp")}, rounds)
-    size = found["dcp"][0][1]
-    seconds = {writer: [each for each, _ in own] for writer, own in found.items()}
-    ideal = size / HELD
-    rows = [
-        (writer, spread(each), spread([one / ideal for one in each]))
-        for writer, each in seconds.items()
+    def serve(self) -> None:
+        while True:
+            what, unique, node, body, _, came = self.next_request()
+            if unique:
+                try:
+                    self.answer(unique, self._do(what, node, body, came))
+                except OSError as error:
+                    self.answer(unique, b"", error.errno or 5)
+
+    def _do(self, what: int, node: int, body: bytes, came: float) -> bytes:
+        if what == INIT:
+            # As in slow_files, but with large writes.
+            return struct.pack(
+                "<4IHHIIHHII24x", 7, 31, 0, 1 | 1 << 22, 64, 64, _LARGEST, 1, 256, 0, 0, 0
+            )
+        if what == OPEN:
+            return struct.pack("<QII", 0, _FOPEN_DIRECT_IO, 0)
+        if what == READ:
+            _, offset, size = IO.unpack_from(body)
+            self._take(what, size, came)
+            return os.pread(self._image, size, offset)
+        if what == _WRITE:
+            _, offset, size, *_ = _WRITE_HEAD.unpack_from(body)
+            self._take(what, size, came)
+            return struct.pack("<II", os.pwrite(self._image, body[_WRITE_HEAD.size :], offset), 0)
+        if what == _FSYNC:
+            return b""
+        return self.reply(what, node, body)
+
+    def _take(self, what: int, num_bytes: int, came: float) -> None:
+        """Let the time pass that a request takes, after those before it.
+
+        A request that comes a little after the one before counts as waiting: the host was busy.
+        """
+        if came - self._free_at > _LATE:
+            self._free_at = came
+        self._free_at += num_bytes / self._rates[what]
+        time.sleep(max(0.0, self._free_at - time.perf_counter()))
+
+
+class Held(NamedTuple):
+    """What a run said, beside the truth."""
+
+    what: str
+    found: float
+    truth: float
+    within: float
+    """How far it may be from the truth."""
+
+
+def synchronous(
+    *, loader: str, num_bytes: int = 40 * _MIB, read: int = 40_000_000, write: int = 10_000_000
+) -> list[Held]:
+    """Write a checkpoint to a drive that reads and writes at set rates: a stall of bytes / rate."""
+    with serial_drive(4 * num_bytes, read, write) as drive:
+        workload = job(drive, loader, 0.01, (8, 100_000), 1, reader__odirect=True)
+        words = (
+            *_DIRECT,
+            f"checkpoint.checkpoint_folder={drive}/checkpoints",
+            f"model.model_size_bytes={num_bytes}",
+            "checkpoint.steps_between_checkpoints=4",
+            "train.total_training_steps=6",
+        )
+        with start(workload, *words) as run:
+            run.completes()
+        stall, truth = run.summary["checkpoints"]["stall_seconds"][0], num_bytes / write
+    return [Held("stall of a synchronous checkpoint", stall, truth, 0.01 * truth)]
+
+
+def asynchronous(*, loader: str, rate: int = 20_000_000, num_steps: int = 50) -> list[Held]:
+    """Write a checkpoint while a drive that serves one request after the other is read from.
+
+    The drive gives 0.8 of the demand, so nothing is read ahead. One worker reads and one thread
+    writes, each one request at a time. So they take turns: a step takes the time of a batch and of
+    a piece. The checkpoint is begun between two epochs, and outlasts the second one.
+    """
+    with serial_drive(4 * num_steps * _MIB, rate, rate) as drive:
+        seconds = 0.8 * 1_003_520 / rate
+        workload = job(drive, loader, seconds, (num_steps, 1_000_000), 1, reader__odirect=True)
+        words = (
+            *_DIRECT,
+            f"checkpoint.checkpoint_folder={drive}/checkpoints",
+            f"model.model_size_bytes={num_steps * 5 // 4 * _MIB}",
+            "checkpoint.epochs_between_checkpoints=2",
+            "train.epochs=2",
+            "checkpoint.asynchronous=true",
+        )
+        file = next((drive / "data" / "train").iterdir()).stat().st_size
+        with start(workload, *words) as run:
+            run.completes()
+        told = run.summary["checkpoints"]
+    batch = -(-file // 4096) * 4096
+    return [
+        Held(f"AU {when}", told[f"au_{key}_percentage"], 100 * seconds * rate / taken, 1.0)
+        for when, key, taken in (
+            ("while a checkpoint is written", "while_writing", batch + _MIB),
+            ("in the other steps", "otherwise", batch),
+        )
     ]
-    print(markdown(("writer", "seconds", "to bytes / held rate"), rows))
-    shares = ratios(seconds["dlemu"], seconds["dcp"], float)
-    print(f"\nours / dcp: {spread(shares, '.3f')} (wanted: 0.95 to 1.05)")
-
-
-def main(arguments: list[str]) -> None:
-    asked = Asked(arguments, "rounds", "folder", "parts")
-    rounds, folder = asked.value("rounds", 5), asked.value("folder", "build/checkpoint")
-    parts = asked.names("parts", ["fio", "dcp"])
-    print(describe_machine(), flush=True)
-    if "fio" in parts:
-        beside_fio(Path(folder), rounds)
-    if "dcp" in parts:
-        beside_dcp(rounds)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    _, source, point, read, write = sys.argv
+    with contextlib.suppress(OSError):  # a drive does not wait for a CPU
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    if (device := attach(Path(point))) is not None:
+        _Serial(device, Path(source), float(read), float(write)).serve()

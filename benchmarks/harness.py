@@ -1,4 +1,4 @@
-"""What all benchmarks share: arguments, rounds in turn, fio, goals, the machine and the table.
+"""What all benchmarks share: arguments, rounds in turn, goals, the machine, the table and JSON.
 
 `python -m benchmarks.harness MODULE FUNCTION ARGUMENTS` is what `apart` runs.
 """
@@ -53,14 +53,54 @@ COST: Callable[[Rate], float] = attrgetter("cost")
 SPEED: Callable[[Rate], float] = attrgetter("speed")
 
 
-def beside(own: Sequence[Rate], other: Sequence[Rate]) -> list[str]:
-    """Return cells: CPU-s/GB, and each round's over that of another; GB/s likewise."""
-    return [
-        spread([each.cost for each in own], ".3f"),
-        spread(ratios(own, other, COST)),
-        spread([each.speed for each in own]),
-        spread(ratios(own, other, SPEED)),
-    ]
+class Wanted(NamedTuple):
+    """A bound of a figure's median; of its ratio to that of the side `over`, if one is named."""
+
+    name: str
+    figure: Callable[[Rate], float]
+    over: str = ""
+    most: float | None = None
+    least: float | None = None
+
+
+HEADER = ("case", "side", "CPU-s/GB", "CPU, × base", "GB/s", "GB/s, × base", "goal")
+
+
+def compare(
+    case: str,
+    sides: Mapping[str, Callable[[], Rate]],
+    rounds: int,
+    wanted: Mapping[str, Sequence[Wanted]] | None = None,
+    *,
+    pause: float = 0.0,
+) -> Iterator[list[str]]:
+    """Measure all sides in turn; yield a row of each, as HEADER has it.
+
+    The first side is the base. A ratio is of one round, so that a busy host weighs on both. The
+    base's row says how far its own rounds lie apart: where that is more than a goal asks for, the
+    drive is too noisy to tell.
+    """
+    found = in_turn(sides, rounds, pause=pause)
+    base = found[next(iter(sides))]
+    for side, own in found.items():
+        goals = [
+            f"{each.name} {goal(_figures(own, found, each), most=each.most, least=each.least)}"
+            for each in (wanted or {}).get(side, ())
+        ]
+        if own is base and rounds > 1:
+            goals.append(f"middle half of its rounds: {middle_half([*map(SPEED, own)]):.0%}")
+        yield tell(
+            [
+                *(case, side, spread([*map(COST, own)], ".3f"), spread(ratios(own, base, COST))),
+                *(spread([*map(SPEED, own)]), spread(ratios(own, base, SPEED)), "; ".join(goals)),
+            ]
+        )
+
+
+def _figures(own: list[Rate], found: Mapping[str, list[Rate]], each: Wanted) -> list[float]:
+    if each.over:
+        return ratios(own, found[each.over], each.figure)
+    return [*map(each.figure, own)]
 
 
 def timed(move: Callable[[], float], cpu: Callable[[], float]) -> Rate:
@@ -85,10 +125,12 @@ def apart(function: Callable[..., Any], *arguments: object, ranks: int = 1) -> A
 class Asked:
     """The words of a command line: KEY=VALUE, each with a default.
 
-    Raises SystemExit with one line for a key that the benchmark does not have.
+    `json=FILE` stores the table as well. Raises SystemExit with one line for a key that the
+    benchmark does not have.
     """
 
     def __init__(self, words: Sequence[str], *keys: str) -> None:
+        keys = *keys, "json"
         self._given = dict(word.partition("=")[::2] for word in words)
         for key in self._given:
             if key not in keys:
@@ -101,6 +143,14 @@ class Asked:
     def names(self, key: str, default: Iterable[str]) -> list[str]:
         """Return what was given, split at commas."""
         return self._given[key].split(",") if key in self._given else list(default)
+
+    def show(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print the machine and the table; store both if a file is named."""
+        machine = describe_machine()
+        print(f"{machine}\n\n{markdown(header, rows)}")
+        if file := self.value("json", ""):
+            cells = [dict(zip(header, row, strict=True)) for row in rows]
+            Path(file).write_text(json.dumps({"machine": machine, "rows": cells}))
 
 
 def in_turn(
@@ -131,39 +181,6 @@ def middle_half(values: Sequence[float]) -> float:
     return (high - low) / middle
 
 
-class FioJob(NamedTuple):
-    """What fio says of one job, or of a group."""
-
-    num_bytes: float
-    num_ios: float
-    seconds: float
-    """Of reading or writing."""
-    job_seconds: float
-    """Of the whole job, with its fsync."""
-    cpu_seconds: float
-
-    @property
-    def rate(self) -> Rate:
-        """Bytes, seconds and CPU seconds."""
-        return Rate(self.num_bytes, self.seconds, self.cpu_seconds)
-
-
-def run_fio(*words: str, way: str = "read") -> list[FioJob]:
-    """Run fio; return what it says of each job. `way` is read or write."""
-    command = ["fio", "--output-format=json", *words]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return [
-        FioJob(
-            job[way]["io_bytes"],
-            job[way]["total_ios"],
-            job[way]["runtime"] / 1e3,
-            job["job_runtime"] / 1e3,
-            (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3,
-        )
-        for job in json.loads(out[out.index("{") :])["jobs"]
-    ]
-
-
 def cpu_of_children() -> float:
     """Return the CPU seconds of the processes that this one started and that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -174,6 +191,16 @@ def cpu_of_self() -> float:
     """Return the CPU seconds of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def dlemu(command: str, keys: Mapping[str, object], ranks: int = 1) -> None:
+    """Run a dlemu command with these overrides; no verdict, or a FAIL, is no error here."""
+    words = [sys.executable, "-m", "dlemu", command, *(f"{k}={v}" for k, v in keys.items())]
+    if ranks > 1:
+        words = mpirun(ranks, "--bind-to", "none", *words)
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode not in (0, 2) and "\nNO VERDICT: " not in done.stdout:
+        raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
 
 
 def output_of(words: Sequence[str]) -> str:
@@ -195,17 +222,12 @@ def scratch(above: Path = Path("/dev/shm")) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def yes(reached: bool) -> str:
-    """Return how a table says that a goal is met."""
-    return "yes" if reached else "NO"
-
-
 def goal(values: Sequence[float], *, most: float | None = None, least: float | None = None) -> str:
     """Return the goal for a median, and whether it is met: "≤ 0.6: yes"."""
-    middle = statistics.median(values)
+    middle, words = statistics.median(values), {True: "yes", False: "NO"}
     if most is not None:
-        return f"≤ {most:g}: {yes(middle <= most)}"
-    return "" if least is None else f"≥ {least:g}: {yes(middle >= least)}"
+        return f"≤ {most:g}: {words[middle <= most]}"
+    return "" if least is None else f"≥ {least:g}: {words[middle >= least]}"
 
 
 def tell(row: list[str]) -> list[str]:
@@ -225,8 +247,10 @@ def describe_machine() -> str:
 
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:
-    """Return "median (min–max)"."""
+    """Return "median (min–max)"; of one value, just that."""
     middle = statistics.median(values)
+    if len(values) == 1:
+        return f"{middle:{form}}"
     return f"{middle:{form}} ({min(values):{form}}–{max(values):{form}})"
 
 
@@ -262,7 +286,7 @@ def gpu_program(
     if not words:
         raise SystemExit(about)
     what, *paths = [word for word in words if "=" not in word]
-    asked = Asked([word for word in words if "=" in word], "json", *keys)
+    asked = Asked([word for word in words if "=" in word], *keys)
     if what in prints:
         print(prints[what](paths, asked))
         return

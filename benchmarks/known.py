@@ -8,13 +8,10 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from dlemu.storage.pagecache import drop
@@ -38,16 +35,11 @@ class Found:
     true_cached: list[float] | None = None
     resident: float | None = None
     """Share of the files' pages in memory before the run."""
-    late: float = 0.0
-    """Seconds that this host's own sleeps ended late during the run, on average."""
-    late_au: float | None = None
-    """The truth if every wait of the job ends so late, and reads take what the control's took."""
 
 
 def found(run: Run, true_limit: str | None, true_au: float | None = None) -> Found:
-    """Return what an ended run said, beside how late sleeps ended meanwhile."""
-    with sleeps_late() as late:
-        run.completes()
+    """Return what an ended run said."""
+    run.completes()
     summary = run.summary
     return Found(
         au=summary["metric"]["train_au_mean_percentage"],
@@ -57,60 +49,7 @@ def found(run: Run, true_limit: str | None, true_au: float | None = None) -> Fou
         evidence=summary["limit"]["evidence"],
         cached=summary["measured"]["page_cache_share_per_epoch"],
         resident=summary["measured"]["resident_share_before"],
-        late=fmean(late),
     )
-
-
-def sleeps_late() -> contextlib.AbstractContextManager[list[float]]:
-    """Measure how late sleeps of 10 ms end, until left."""
-
-    def sleep() -> float:
-        begin = time.perf_counter()
-        time.sleep(0.01)
-        return time.perf_counter() - begin - 0.01
-
-    return _again_and_again(sleep)
-
-
-@contextlib.contextmanager
-def control_reads(source: Path, point: Path) -> Iterator[list[float]]:
-    """Measure what a read of a plain program takes from a slow file system, until left."""
-    control = ".control"  # dlemu passes over hidden files
-    with (source / control).open("wb") as file:
-        file.truncate(1 << 30)
-    file_number = os.open(point / control, os.O_RDONLY)
-    os.posix_fadvise(file_number, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
-    pages = iter(range(0, 1 << 30, 4096))
-
-    def read() -> float:
-        begin = time.perf_counter()
-        os.pread(file_number, 4096, next(pages))
-        return time.perf_counter() - begin
-
-    try:
-        with _again_and_again(read) as seconds:
-            yield seconds
-    finally:
-        os.close(file_number)
-
-
-@contextlib.contextmanager
-def _again_and_again(measure: Callable[[], float]) -> Iterator[list[float]]:
-    """Measure from a thread until left, once at least."""
-    measured: list[float] = []
-    ended = threading.Event()
-
-    def loop() -> None:
-        while not ended.is_set() or not measured:
-            measured.append(measure())
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    try:
-        yield measured
-    finally:
-        ended.set()
-        thread.join()
 
 
 def job(
@@ -161,9 +100,7 @@ def throttled_disk(
                 num_ranks=num_ranks,
             ) as run,
         ):
-            true_au = 100 * min(1.0, share)
-            said = found(run, "storage" if share < 1 else "none", true_au)
-        return replace(said, late_au=true_au * interval / (interval + said.late))
+            return found(run, "storage" if share < 1 else "none", 100 * min(1.0, share))
 
 
 def slow_rank(share: float, *, loader: str) -> Found:
@@ -176,8 +113,7 @@ def slow_rank(share: float, *, loader: str) -> Found:
         with throttled_reads(folder, round(rate)) as group:
             enter = f'[ $OMPI_COMM_WORLD_RANK = 0 ] || echo $$ > {group.folder}/cgroup.procs; "$@"'
             with start(workload, num_ranks=2, before=("sh", "-c", enter, "sh")) as run:
-                said = found(run, "barrier", 100 * share)
-        return replace(said, late_au=100 * seconds / (seconds / share + said.late))
+                return found(run, "barrier", 100 * share)
 
 
 def starved_of_cpu(*, loader: str) -> Found:
@@ -217,26 +153,6 @@ def others_work(*, loader: str) -> Found:
                 return found(run, "host cpu")
 
 
-def slow_answers(num_workers: int, *, loader: str) -> Found:
-    """Run on files that take 100 ms a read, however many reads there are at once."""
-    seconds, latency, num_steps = 0.04, 0.1, 50
-    with folder_on_disk() as folder:
-        workload = job(
-            folder, loader, seconds, (num_steps, 100_000), num_workers, reader__odirect=True
-        )
-        with (
-            slow_files(folder / "data", seconds=latency) as point,
-            control_reads(folder / "data", point) as reads,
-            start(workload, f"dataset.data_folder={point}") as run,
-        ):
-            share = min(1.0, num_workers * seconds / latency)
-            said = found(run, "loader" if share < 1 else "none", 100 * share)
-        late_share = min(
-            seconds / (seconds + said.late), num_workers * seconds / (fmean(reads) + said.late)
-        )
-        return replace(said, late_au=100 * late_share)
-
-
 _SEVERAL: dict[str, Any] = {
     "dataset__format": "npy",  # whose payload ends with the file: what is read is the whole
     "dataset__num_files_train": 240,
@@ -253,14 +169,9 @@ _SEVERAL: dict[str, Any] = {
 
 
 def truth(
-    folder: Path,
-    seconds: float,
-    *,
-    latency: float = 0.0,
-    bytes_per_second: float = float("inf"),
-    late: float = 0.0,
+    folder: Path, seconds: float, *, latency: float = 0.0, bytes_per_second: float = float("inf")
 ) -> float:
-    """Return the AU of `_SEVERAL` by the files' own sizes, if every wait ends so `late`.
+    """Return the AU of `_SEVERAL` by the files' own sizes.
 
     A read takes `latency` seconds; all together get `bytes_per_second`.
     """
@@ -280,24 +191,21 @@ def truth(
         prefetch_factor=_SEVERAL["reader__prefetch_size"] // _SEVERAL["reader__read_threads"],
         computation_time=seconds,
         bytes_per_second=bytes_per_second,
-        late=late,
     )
 
 
-def slow_answers_of_several(*, loader: str) -> Found:
+def slow_answers(seconds: float, *, loader: str) -> Found:
     """Run on files that take 30 ms a read: records of other sizes, several workers, read ahead."""
-    seconds, latency = 0.12, 0.03
+    latency = 0.03
     with folder_on_disk() as folder:
         keys = {"reader__data_loader": loader, "train__computation_time": seconds}
         workload = dataset(folder, **_SEVERAL, **keys)
+        au = truth(folder, seconds, latency=latency)
         with (
             slow_files(folder / "data", seconds=latency) as point,
-            control_reads(folder / "data", point) as reads,
             start(workload, f"dataset.data_folder={point}") as run,
         ):
-            said = found(run, "loader")
-        late_au = truth(folder, seconds, latency=fmean(reads), late=said.late)
-        return replace(said, true_au=truth(folder, seconds, latency=latency), late_au=late_au)
+            return found(run, "loader" if au < 99 else "none", au)
 
 
 def throttled_disk_of_several(share: float, *, loader: str) -> Found:
@@ -312,11 +220,7 @@ def throttled_disk_of_several(share: float, *, loader: str) -> Found:
         rate = round(share * num_bytes / (num_steps * seconds))
         _load_libraries()
         with throttled_reads(folder, rate) as group, start(workload, group=group) as run:
-            said = found(run, "storage")
-        exact, later = (
-            truth(folder, seconds, bytes_per_second=rate, late=late) for late in (0.0, said.late)
-        )
-        return replace(said, true_au=exact, late_au=later)
+            return found(run, "storage", truth(folder, seconds, bytes_per_second=rate))
 
 
 def slow_preprocessing(*, loader: str) -> Found:
@@ -333,8 +237,7 @@ def slow_preprocessing(*, loader: str) -> Found:
             reader__preprocess="sleep",
         )
         with start(workload) as run:
-            said = found(run, "loader", 40.0)
-        return replace(said, late_au=100 * 0.04 / (0.1 + said.late))
+            return found(run, "loader", 40.0)
 
 
 def warm_cache(share: float, *, loader: str) -> Found:
@@ -388,11 +291,10 @@ _CASES: dict[str, dict[str, Callable[[], Found]]] = {
     "files in memory, a fifth of a core": _both(starved_of_cpu),
     "4 workers on one core": _both(one_cpu),
     "others' work on all cores": _both(others_work),
-    "reads take 100 ms, 1 worker": _both(slow_answers, num_workers=1),
-    "reads take 100 ms, 4 workers": _both(slow_answers, num_workers=4),
     "reads take 30 ms, 3 workers, batches of 4 records of 1 to 6 reads": _both(
-        slow_answers_of_several
+        slow_answers, seconds=0.12
     ),
+    "the same, enough workers for steps of 0.4 s": _both(slow_answers, seconds=0.4),
     "disk at 0.7 of the demand, 3 workers, batches of 4 records of many sizes": _both(
         throttled_disk_of_several, share=0.7
     ),

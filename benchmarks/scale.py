@@ -1,6 +1,7 @@
-"""What 10 million files and 1,024 accelerators cost: python -m benchmarks.scale [most=10000000].
+"""What 10 million files and 1,024 accelerators cost.
 
-`parts=plan,manifest` runs some parts only; the table names them by what they do.
+    python -m benchmarks.scale [most=10000000] [parts=plan,manifest,...] [json=FILE]
+
 Each part of dlemu that grows with a dataset is run on its own, in a process of its own, for ten
 times as many files each time. No sample is read: this is names, numbers and records.
 """
@@ -8,7 +9,6 @@ times as many files each time. No sample is read: this is names, numbers and rec
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import Asked, apart, describe_machine, markdown, tell
+from benchmarks.harness import Asked, apart, tell
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import read_manifest
 from dlemu.datagen.manifest import MANIFEST, to_entries
@@ -25,9 +25,8 @@ from dlemu.datagen.write import _finish, dataset_folders
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.judge.metrics import find_losses, measure_sums
-from dlemu.judge.records import STEP, Steps, read_steps, write_steps
+from dlemu.judge.records import STEP, Steps
 from dlemu.judge.sums import Rule, Sums, sum_up
-from dlemu.storage.pagecache import drop
 
 NUM_ACCELERATORS = 1024
 NUM_RANKS = 128
@@ -48,12 +47,6 @@ class Cost(NamedTuple):
 def cosmoflow(num_files: int) -> Workload:
     """Return a workload of so many files of one sample, each its own batch: the most steps."""
     return load_workload("cosmoflow_h100", {"dataset.num_files_train": num_files})
-
-
-def name_files(num_files: int, folder: Path) -> None:
-    """Name every file once, as the cold start of a run does."""
-    layout = layout_of(cosmoflow(num_files))
-    deque((layout.path(file) for file in range(num_files)), maxlen=0)
 
 
 def size_files(num_files: int, folder: Path) -> None:
@@ -83,11 +76,6 @@ def plan_streams(num_files: int, folder: Path) -> EpochPlan:
     return _plan(load_workload("cosmoflow_h100", keys))
 
 
-def plan_interleaved(num_files: int, folder: Path) -> EpochPlan:
-    """The same as tf.data reads them: each batch by all streams."""
-    return _plan(cosmoflow(num_files).with_keys({"reader.data_loader": "tensorflow"}))
-
-
 def write_manifest(num_files: int, folder: Path) -> None:
     """Make the manifest of a journal's entries, as datagen does in the end, and read it back."""
     (folder / WORK).mkdir()
@@ -99,22 +87,11 @@ def write_manifest(num_files: int, folder: Path) -> None:
     target = Folder(folder)
     target.make(dataset_folders(layout))
     _finish(target, layout, "")
+    target.forget()
     manifest = read_manifest(folder)
     assert manifest is not None
     manifest.check(layout, folder)
     (folder / MANIFEST).unlink()
-
-
-def drop_pages(num_files: int, folder: Path) -> None:
-    """Drop files from the page cache; here one file many times, for want of inodes."""
-    (folder / "file").write_bytes(bytes(4096))
-    drop(f"{folder}/file" for _ in range(num_files))
-
-
-def write_records(num_files: int, folder: Path) -> None:
-    """Write an epoch's records of one rank of 128, as each does, and read them back."""
-    write_steps(folder, 0, records(num_files // NUM_ACCELERATORS, NUM_ACCELERATORS // NUM_RANKS))
-    read_steps(folder)
 
 
 def measure_records(num_files: int, folder: Path) -> None:
@@ -148,14 +125,10 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "names": Part("all files' names, one after the other", 2, name_files),
     "sizes": Part("all files' sizes", 48, size_files),
     "plan": Part("an epoch's plan", 24, plan),
     "streams": Part("the same, of streams through shuffle buffers", 64, plan_streams),
-    "tf.data": Part("the same, as tf.data reads them", 64, plan_interleaved),
     "manifest": Part("manifest, made of the journal, written and opened", 32, write_manifest),
-    "drop": Part("cold start: files dropped from the page cache", 8, drop_pages),
-    "records": Part("an epoch's records, a rank of 128, written and read", 4, write_records),
     "metrics": Part("an epoch's records summed up, joined, measured", 300, measure_records),
 }
 
@@ -195,9 +168,9 @@ def main(arguments: list[str]) -> None:
         cells = ((f"{each.cpu_seconds:.2f}", f"{each.peak_bytes / 1e6:.0f}") for each in found)
         each_file = f"{found[-1].peak_bytes / sizes[-1]:.0f}"
         rows.append(tell([PARTS[part].title, *chain.from_iterable(cells), each_file]))
-    print(f"{describe_machine()}; {NUM_ACCELERATORS:,} accelerators\n")
-    heads = ((f"1e{len(str(size)) - 1} files: CPU-s", "peak MB") for size in sizes)
-    print(markdown(["part", *chain.from_iterable(heads), "bytes a file"], rows))
+    powers_of_ten = (f"1e{len(str(size)) - 1} files" for size in sizes)
+    heads = ((f"{each}: CPU-s", f"{each}: peak MB") for each in powers_of_ten)
+    asked.show(["part", *chain.from_iterable(heads), "bytes a file"], rows)
 
 
 if __name__ == "__main__":

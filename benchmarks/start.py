@@ -1,4 +1,4 @@
-"""How soon dlemu is at work: python -m benchmarks.start [rounds=5].
+"""How soon dlemu is at work: python -m benchmarks.start [rounds=5] [json=FILE].
 
 `dlemu run` until the first step of a dataset of 10 000 files, by the step's own time stamp; and the
 commands that only compute. Python itself, started with NumPy, stands beside them.
@@ -11,8 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from benchmarks.emulate import dlemu
-from benchmarks.harness import Asked, describe_machine, in_turn, markdown, ratios, scratch, spread
+from benchmarks.harness import Asked, dlemu, in_turn, ratios, scratch, spread
 from dlemu.judge.records import read_steps
 
 KEYS = {
@@ -61,14 +60,14 @@ def time_first_step(loader: str, folder: Path) -> float:
 
 def main(arguments: list[str]) -> None:
     """Measure in turn and print the table."""
-    rounds = Asked(arguments, "rounds").value("rounds", 5)
+    asked = Asked(arguments, "rounds")
     with scratch() as folder:
         dlemu("datagen", KEYS | {"dataset.data_folder": str(folder / "data")})
         sides = {name: partial(time_command, words) for name, words in COMMANDS.items()}
         for loader in ("threads", "pytorch"):
             title = f"dlemu run until the first step, {loader}"
             sides[title] = partial(time_first_step, loader, folder)
-        times = in_turn(sides, rounds)
+        times = in_turn(sides, asked.value("rounds", 5))
     base = times[next(iter(COMMANDS))]
     rows = [
         [
@@ -79,8 +78,7 @@ def main(arguments: list[str]) -> None:
         ]
         for name, values in times.items()
     ]
-    print(f"{describe_machine()}; {rounds} rounds in turn, median (min–max)\n")
-    print(markdown(["command", "seconds", "goal", "times Python with NumPy"], rows))
+    asked.show(["command", "seconds", "goal", "times Python with NumPy"], rows)
 
 
 if __name__ == "__main__":

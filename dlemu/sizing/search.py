@@ -39,7 +39,7 @@ _DISTURBED_SHARE = 0.95
 _STORAGE = ("storage", "none")
 # More than 1.5 times what a storage feeds can make its rate collapse; such a run tells nothing.
 _OVERLOAD = 1.5
-# One short run differs from the next by this share of its rate (benchmarks/sizing_truth.py).
+# One short run differs from the next by this share of its rate (benchmarks/truth.py).
 _NOISE = 0.03
 # Short runs whose AU is so many points further off the threshold than the nearest do not count.
 _NEAR = 10.0

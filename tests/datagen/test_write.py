@@ -348,15 +348,6 @@ def test_a_file_where_a_folder_must_be_is_named(
     assert [path for path in (folder, *folder.rglob("*")) if path.is_file()] == [place]
 
 
-@pytest.mark.parametrize("num_files", [10**8, 999_999])
-def test_no_folder_is_left_of_what_cannot_fit(tmp_path: Path, num_files: int) -> None:
-    workload = workload_of(tmp_path / "a" / "b", num_files_train=num_files, record_length_bytes=1e9)
-    with pytest.raises(RunError, match=r"use another dataset\.data_folder, or lower"):
-        generate(workload, world=Alone())
-
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_cannot_fit_is_counted_in_whole_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

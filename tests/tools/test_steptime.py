@@ -14,11 +14,10 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.config.model import check_workload, load_workload
 from dlemu.config.published import derived_yaml
-from dlemu.errors import WorkloadError
 from dlemu.host.processes import usable_cpus
 from dlemu.tools.steptime.job import StepTimes, batch_sizes
 from dlemu.tools.steptime.measure import Gpu, State, Timed, find_gpu
-from dlemu.tools.steptime.steps import Preprocessing, model_of
+from dlemu.tools.steptime.steps import Preprocessing
 
 STEP = """
 def quick(batch, device):
@@ -272,12 +271,6 @@ def test_batches_are_those_around_the_workloads() -> None:
     assert batch_sizes("auto", 7) == [7, 1, 3, 14]
     assert batch_sizes("auto", 1) == [1, 2, 4]
     assert batch_sizes((4, 2), 7) == [2, 4]
-
-
-def test_a_workload_without_a_network_asks_for_one() -> None:
-    assert model_of(None, "resnet50_h100") == "resnet50"
-    with pytest.raises(WorkloadError, match=r"set steptime\.model to one of"):
-        model_of(None, "speech")
 
 
 class FakeNvml:

@@ -9,20 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dlemu.cli import paths
 from dlemu.cli.main import run as run_command
-from dlemu.cli.words import parse
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.wear import WearFields
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
-from dlemu.ranks.world import Alone
 from dlemu.report.stored import read_result
 from dlemu.storage.owned import held
 from dlemu.tools.paths import cells as cells_module
 from dlemu.tools.paths import sweep, uring
-from dlemu.tools.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
+from dlemu.tools.paths.blocks import PATTERNS, DataPath, Latencies, Pattern, Work, perform
 from dlemu.tools.paths.cells import write_random_file
 from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
 
@@ -48,6 +47,23 @@ def work(folder: Path, **changes: object) -> Work:
 
 
 # --- one measurement ------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=200), st.floats(0, 100))
+def test_percentiles_are_right_to_a_hundred_and_twenty_eighth(
+    values: list[int], percent: float
+) -> None:
+    latencies = Latencies()
+    latencies.add(values)
+    expected = np.percentile(values, percent, method="inverted_cdf") / 1e9
+    assert latencies.percentile(percent) == pytest.approx(expected, rel=1 / 128)
+
+
+def test_no_time_at_all() -> None:
+    latencies = Latencies()
+    latencies.add([0, 0, 3_000_000])
+    assert latencies.percentile(50) < 1e-9
+    assert latencies.percentile(99.9) == pytest.approx(0.003, rel=1 / 128)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -242,20 +258,6 @@ def test_a_cell_is_shown_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "output").exists() and not any((tmp_path / "target").iterdir())
 
 
-def test_a_command_that_is_refused_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "target").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "least_block", lambda *_: "no such device")
-    with pytest.raises(RunError, match="no such device"):
-        paths.main(parse(["target", "paths=cufile"]), Alone())
-    with pytest.raises(RunError, match="too little"):
-        monkeypatch.setattr(sweep, "least_block", lambda *_: 512)
-        paths.main(parse(["target", "paths=host_buffered", "file_size=1000000GiB"]), Alone())
-    assert [path.name for path in tmp_path.rglob("*")] == ["target"]
-
-
 def test_what_a_path_does_not_take_is_left_out_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +268,11 @@ def test_what_a_path_does_not_take_is_left_out_in_a_line(
     events: list[str] = []
     small = plan(tmp_path, io_sizes=(512,), paths=None, queue_depths=(1, 4))
 
+    with pytest.raises(RunError, match=r"paths=host_io_uring .*\(by the test\)"):
+        run_paths(small.model_copy(update={"paths": ("host_io_uring",)}), lambda _: None)
+    with pytest.raises(RunError, match="too little"):
+        run_paths(plan(tmp_path, file_size=10**18), lambda _: None)
+    assert [path.name for path in tmp_path.rglob("*")] == ["target"]
     assert run_paths(small, events.append) == []
 
     target = tmp_path / "target"

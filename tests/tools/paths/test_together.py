@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import RunError
 from dlemu.host.place import Attachment
 from dlemu.ranks.world import World
 from dlemu.storage.counted import PathBytes
@@ -174,21 +174,6 @@ def test_what_one_rank_lacks_ends_all_with_its_line(folders: tuple[Path, ...]) -
     with pytest.raises(RunError, match="/nosuch is no folder"):
         ManyHosts(2, 1).run(work)
     assert not (folders[0].parent / "output").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"together": "both"}, "together=both needs several targets; write target=A,B"),
-        ({"gpu": 3}, "gpu 3 for target .*: there are 0 GPUs that can be read into"),
-        ({"pairs": "/mnt/d0:gpu0"}, "pairs name target and gpu; leave out the folder"),
-        ({"pairs": "/mnt/d0:0"}, "must be TARGET:gpuNUMBER, as /mnt/d0:gpu0"),
-        ({"target": "/,/"}, "target / is named twice; name it once"),
-    ],
-)
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], line: str, tmp_path: Path) -> None:
-    with pytest.raises((RunError, WorkloadError), match=line):
-        run_paths(plan(tmp_path, **changes), lambda _: pytest.fail("it began"))
 
 
 def test_a_dry_run_says_cells_and_time_and_writes_nothing(
