@@ -73,6 +73,7 @@ bench: $(VENV)/test.done ## short benchmarks; `python -m benchmarks.NAME` runs a
 docs: $(VENV)/test.done ## the pages and the API reference, as build/docs/index.html
 	$(BIN)/python -m sphinx -q -W --keep-going -E -b html -d build/doctrees docs build/docs
 	$(BIN)/python -m docs.browser
+	@echo build/docs/index.html
 
 # Damaged input for everything that is parsed: make fuzz SECONDS=3600 TARGET=npz
 SECONDS ?= 600

@@ -1,7 +1,4 @@
-"""Datasets: their bytes, how they are written, the manifest, how they are verified and found.
-
-May import dataset, formats, storage, workload and world.
-"""
+"""Datasets: their bytes, how they are written, the manifest, how they are verified and found."""
 
 from dlemu.datagen.assemble import Content as Content
 from dlemu.datagen.manifest import Manifest as Manifest

@@ -74,7 +74,7 @@ def size(workload: Workload, *, world: World | None = None, say: Say = say) -> S
         workload,
         world or Alone(),
         say,
-        on_answer=lambda answers: keep(answers, say),
+        on_answer=lambda answers, is_last: keep(answers, say),
         go_on=lambda folder: f"dlemu.size with output.folder={folder}",
     )
     return answer

@@ -11,7 +11,7 @@
 set -eu
 DATA=${DATA:-/mnt/shared/unet3d}
 MPI=${MPI:-pmix}
-VENV=${VENV:-$HOME/dlemu}
+VENV=${VENV:-$HOME/dlemu-venv}
 
 # No CPU binding: a rank starts readers, which need all CPUs.
 srun --mpi="$MPI" --cpu-bind=none "$VENV/bin/dlemu" datagen workload=unet3d_h100 \

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.clock import Clock, WallClock, after_launch, timer_error
+from dlemu.clock import WallClock, after_launch, timer_error
 from tests.lab.virtual import VirtualClock
 
 COSMOFLOW_STEP = 0.0035
@@ -18,14 +18,6 @@ class LateClock(VirtualClock):
     def sleep_until(self, deadline: float) -> None:
         self.num_sleeps += 1
         self.time = deadline + (self.num_sleeps % 100 == 0)
-
-
-@pytest.mark.parametrize("clock", [WallClock(oversleep=5e-5), VirtualClock()])
-def test_a_sleep_ends_at_its_deadline_or_after_it(clock: Clock) -> None:
-    for seconds in (0.0, 1e-5, 1e-4, 5e-3):
-        deadline = clock.now() + seconds
-        clock.sleep_until(deadline)
-        assert clock.now() >= deadline
 
 
 class Host:
@@ -47,8 +39,8 @@ class Host:
         return self.cpu_seconds
 
 
-@pytest.mark.parametrize("seconds", [COSMOFLOW_STEP, 0.02, 0.05])
-@pytest.mark.parametrize("late", [5e-6, 3e-5, 7e-5, 2e-4, 5e-3])
+@pytest.mark.parametrize("seconds", [COSMOFLOW_STEP, 0.05])
+@pytest.mark.parametrize("late", [5e-6, 7e-5, 5e-3])
 def test_a_step_is_as_exact_as_3_percent_of_a_core_can_make_it(
     late: float, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,18 +78,17 @@ def test_short_sleeps_are_exact_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timer_error(WallClock.calibrate(), seconds=3e-4, num_sleeps=20).median <= 1e-6
 
 
-def test_a_real_host_is_measured() -> None:
-    assert WallClock.calibrate(num_sleeps=3).oversleep > 0
-
-
-def test_every_thread_sleeps_exactly() -> None:
-    clock = WallClock(oversleep=0.0)
+def test_every_thread_of_a_real_host_sleeps_exactly() -> None:
+    clock = WallClock.calibrate(num_sleeps=3)
+    assert clock.oversleep > 0
     slack: list[str] = []
 
     def sleep() -> None:
         path = Path(f"/proc/{threading.get_native_id()}/timerslack_ns")
         path.write_text("50000")  # the kernel's default; else this thread has it from its parent
-        clock.sleep_until(clock.now() + 1e-4)
+        deadline = clock.now() + 1e-4
+        clock.sleep_until(deadline)
+        assert clock.now() >= deadline
         slack.append(path.read_text())
 
     thread = threading.Thread(target=sleep)

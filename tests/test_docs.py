@@ -4,7 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -158,24 +158,25 @@ def test_a_word_has_one_meaning() -> None:
     assert len(words) == len(set(words)) > 50
 
 
-def test_the_drawing_of_the_folders_is_that_of_the_table() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    told = "run python -m docs.house --write"
-    assert page == page_with(page, draw(MAY_IMPORT)), told
-
-
-def test_the_page_of_keys_is_that_of_the_models() -> None:
-    told = "run python -m docs.keys --write"
-    assert keys.PAGE.read_text(encoding="utf-8") == keys.render(), told
-
-
-def test_the_table_of_workloads_is_that_of_the_rows() -> None:
-    page = workloads.PAGE.read_text(encoding="utf-8")
-    told = "run python -m docs.workloads --write"
-    assert page == page_with(page, workloads.table(), workloads.MARKS), told
-
-
-def test_the_table_of_sizes_is_that_of_the_rule() -> None:
-    page = how_long.PAGE.read_text(encoding="utf-8")
-    told = "run python -m docs.how_long --write"
-    assert page == page_with(page, how_long.tables(), how_long.MARKS), told
+@pytest.mark.parametrize(
+    ("made", "page", "parts"),
+    [
+        ("house", PAGE, lambda page: page_with(page, draw(MAY_IMPORT))),
+        ("keys", keys.PAGE, lambda page: keys.render()),
+        (
+            "workloads",
+            workloads.PAGE,
+            lambda page: page_with(page, workloads.table(), workloads.MARKS),
+        ),
+        (
+            "how_long",
+            how_long.PAGE,
+            lambda page: page_with(page, how_long.tables(), how_long.MARKS),
+        ),
+    ],
+)
+def test_what_is_made_of_the_code_is_up_to_date(
+    made: str, page: Path, parts: Callable[[str], str]
+) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == parts(text), f"run python -m docs.{made} --write"

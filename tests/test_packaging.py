@@ -12,8 +12,6 @@ import pytest
 
 from tests.test_layers import ROOT
 
-BUILD = "from setuptools import build_meta as b; b.build_{kind}({folder!r})"
-
 
 def tracked() -> list[str]:
     """Return the files that git knows or would add."""
@@ -33,7 +31,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
     out = tmp_path_factory.mktemp("built")
-    build(copy, "sdist", out)
+    run(["-c", f"from setuptools import build_meta as b; b.build_sdist({str(out)!r})"], copy)
     with tarfile.open(next(out.glob("*.tar.gz"))) as file:
         file.extractall(out, filter="data")
     (source,) = (path for path in out.iterdir() if path.is_dir())
@@ -42,10 +40,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(next(out.glob("*.whl"))) as wheel:
         wheel.extractall(out / "site")
     return out
-
-
-def build(folder: Path, kind: str, out: Path) -> None:
-    run(["-c", BUILD.format(kind=kind, folder=str(out))], folder)
 
 
 def run(words: list[str], folder: Path, **environment: str) -> str:

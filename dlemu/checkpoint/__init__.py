@@ -1,5 +1,4 @@
 """Checkpoints: which accelerator holds how many bytes, and how they are written and read.
 
 `dlemu checkpoint` writes and reads the checkpoints of a model; a run may write them while it reads.
-May import the ground, datagen, host, results, run, storage, workload and world.
 """

@@ -105,7 +105,7 @@ def _size(workload: Any, world: World) -> Iterator[list[Fact]]:
         settled, layout, _ = world.on_first(partial(settle, job, world))
         enough = SizeCheck(settled, layout, measure_memory(settled, world))
         alone = settled.with_keys({"num_accelerators": world.num_ranks, "output.folder": None})
-        one = forecast_run(alone, world)
+        one = forecast_run(alone, world, probes=False)  # `first_number` does
         lines: list[str] = []
         first, expected = first_number(target, enough, world, lines.append)
         if world.rank == 0:

@@ -185,16 +185,14 @@ def workloads(words: Sequence[str]) -> Answer:
     from dlemu.report.tools import present_workloads
     from dlemu.sizing.formula import workload_rows
 
-    asked, found = parse(words, ["--json"]), workload_rows()
+    asked, names = parse(words, ["--json"]), [*known_workloads()]
     if asked.overrides:
         raise WorkloadError(f"dlemu help workloads takes no keys, got {asked.overrides[0]}")
-    names = [str(row["workload"]) for row in found]
     for begin in asked.others:
         if not any(name.startswith(begin) for name in names):
             hint = did_you_mean(begin, names) or "; dlemu help workloads lists all"
             raise WorkloadError(f"no workload begins with {begin}{hint}")
-    begins = tuple(asked.others or [""])
-    documents = [row for row in found if str(row["workload"]).startswith(begins)]
+    documents = workload_rows(asked.others or [""])
     if "--json" in asked.options:
         return Answer(json.dumps(documents, indent=1))
     return answer_of(present_workloads(documents))

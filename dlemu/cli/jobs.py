@@ -21,7 +21,7 @@ from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
 from dlemu.run.live import Live
 from dlemu.storage.s3 import Access, in_bucket, object_path
-from dlemu.terminal import detail, say, silent, terminal_width
+from dlemu.terminal import detail, say
 
 
 def datasize(workload: Workload, world: World, words: Words) -> Found:
@@ -188,7 +188,7 @@ def in_folder(folder: Path, document: Mapping[str, Any]) -> Mapping[str, Any]:
 def size(workload: Workload, world: World, words: Words) -> Found | None:
     """find the most emulated accelerators that this storage feeds, by measured search"""
     from dlemu.library import keep
-    from dlemu.sizing.answers import Sized, document_of, find_jobs
+    from dlemu.sizing.answers import Sized, document_of
     from dlemu.sizing.measured import size_all
 
     def resume(folder: Path) -> str:
@@ -197,8 +197,8 @@ def size(workload: Workload, world: World, words: Words) -> Found | None:
         more = [] if named else [f"output.folder={folder}"]
         return shlex.join(["dlemu", "size", *typed, *more])
 
-    def tell(answers: list[Sized]) -> None:
-        if len(answers) < len(find_jobs(workload, silent)):
+    def tell(answers: list[Sized], is_last: bool) -> None:
+        if not is_last:
             show(answers[-1].document, is_last=False)
         keep(answers, say)
 
@@ -262,8 +262,7 @@ def checkpoint(workload: Workload, world: World, words: Words) -> Found | None:
     """write a model's checkpoints, read them back, and say how long each takes"""
     from dlemu.checkpoint.command import run_checkpoints
     from dlemu.checkpoint.crew import Progress
-    from dlemu.report.checkpoint import present_plan
-    from dlemu.report.text import render_text
+    from dlemu.report.checkpoint import facts_of_plan
 
     if "--verify" in words.options:
         workload = workload.with_keys({"checkpoint.verify": True})
@@ -273,8 +272,8 @@ def checkpoint(workload: Workload, world: World, words: Words) -> Found | None:
             workload,
             world=world,
             say=say,
-            on_begin=lambda summary: say(
-                render_text(present_plan(summary), width=terminal_width())
+            on_begin=lambda summary: show(
+                {"kind": "plan", "facts": facts_of_plan(summary)}, apart=False, is_last=False
             ),
             progress=progress,
         )

@@ -11,7 +11,6 @@ from dlemu.plugins import named_by
 from dlemu.terminal import Answer, answer, complain, say
 
 if TYPE_CHECKING:
-    from dlemu.cli.scripts import Row
     from dlemu.config.model import Workload
     from dlemu.ranks.world import World
 
@@ -35,8 +34,6 @@ class Found:
     """Of its rows: their keys are what the user asked for."""
     apart: bool = True
     """Whether an empty line comes before its text."""
-    rows: Sequence["Row"] | None = None
-    """Of --csv, where they do not follow from the document alone."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +88,8 @@ class Output:
         if self.table is not None:
             from dlemu.cli.scripts import append_rows, rows_of
 
-            columns, rows = _columns_of(self.command), found.rows
-            if rows is None:
-                rows = rows_of(document, found.workloads, columns, self.label)
+            columns = _columns_of(self.command)
+            rows = rows_of(document, found.workloads, columns, self.label)
             append_rows(self.table, columns, rows)
         if self.as_json:
             answer(json_text(_printed(document), indent=None if self.command == "report" else 2))
@@ -120,12 +116,8 @@ def show(document: Document, *, apart: bool = True, is_last: bool = True) -> Non
 
 def _printed(document: Document) -> Any:
     """Return what --json prints of a document."""
-    match document["kind"]:
-        case "comparisons":
-            each = document["comparisons"]
-            return each[0] if len(each) == 1 else each
-        case _:
-            return document
+    each = document.get("comparisons", [document])
+    return each[0] if len(each) == 1 else each
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:

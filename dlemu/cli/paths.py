@@ -9,17 +9,13 @@ from typing import Any
 
 from dlemu.cli.output import Found
 from dlemu.cli.progress import Doing, show_progress
-from dlemu.cli.scripts import Row, drive_models, short_hash
+from dlemu.cli.scripts import Row
 from dlemu.cli.words import DRY_RUN, Words
-from dlemu.host.place import find_host
 from dlemu.judge.records import read_summary, write_text
-from dlemu.judge.summary import time_of_day
-from dlemu.plugins import own_version
 from dlemu.ranks.world import World
 from dlemu.report.in_run import wear_line
 from dlemu.report.paths import plots_of
 from dlemu.terminal import detail, say
-from dlemu.tools.paths.blocks import Asked
 from dlemu.tools.paths.cells import Cell
 from dlemu.tools.paths.sweep import Sweep, run_paths
 
@@ -50,11 +46,7 @@ def main(words: Words, world: World) -> Found | Iterator[Found] | None:
         return None
     document = {"folder": str(plan.output), **read_summary(plan.output)}
     _write(document, plan.output)
-    label = words.options.get("--label", "")
-    own = {"time": time_of_day(), "label": label, "dlemu_version": own_version()}
-    own |= {"folder": str(plan.output)}
-    rows = [own | _flat(row) | _origin(row, plan.output) for row in document["cells"]]
-    return Found(document, rows=rows)
+    return Found(document)
 
 
 def plan_of(words: Words) -> Sweep:
@@ -84,23 +76,5 @@ def cells_csv(cells: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Cell)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(map(_flat, cells))
+    writer.writerows({**cell, "together": ",".join(cell["together"])} for cell in cells)
     return text.getvalue()
-
-
-def _flat(cell: Row) -> dict[str, Any]:
-    return {**cell, "together": ",".join(cell["together"])}
-
-
-def _origin(cell: Row, folder: Path) -> dict[str, Any]:
-    """Return what a row of --csv says of a cell's host and drives."""
-    target = cell["target"]
-    host: Mapping[str, Any] = {"host": target.rpartition(":")[0], "drives": ()}
-    if Path(target).exists():  # else it is another host's, or the sum
-        host = find_host(Path(target))
-    asked = [cell[field.name] for field in fields(Asked)]
-    return {
-        "id": short_hash(folder.resolve(), asked),
-        "host": host["host"],
-        "drive_model": drive_models([host]),
-    }

@@ -99,6 +99,10 @@ _RUN: Mapping[str, _Source] = {
     "drive_model": lambda row: drive_models(row.get("system") or ()),
     "runs": lambda row: 1,
 }
+_HERE: Mapping[str, _Source] = {
+    "host": "here.host",
+    "drive_model": lambda row: drive_models([row["here"]]),
+}
 _PREDICTED: Mapping[str, _Source] = {
     "au_percent": "au_percentage",
     "read_MB_per_second": _mega("read_bytes_per_second"),
@@ -124,12 +128,12 @@ _SOURCES: Mapping[str, Mapping[str, _Source]] = {
         "samples_per_second": _mean_of("shown", "samples_per_second"),
         "read_MB_per_second": _mega(_mean_of("shown", "read_bytes_per_second")),
         "runs": lambda row: len(row["points"]),
-        "host": "here.host",
-        "drive_model": lambda row: drive_models([row["here"]]),
+        **_HERE,
         "remarks": lambda row: "; ".join(row["remarks"]),
         "first": lambda row: row["first"] is not None,
     },
     **dict.fromkeys(("prediction", "predictions", "cached prediction"), _PREDICTED),
+    "paths": _HERE,
     "datasize": {"memory_bytes": "memory.num_bytes"},
     "load": {
         "read_MB_per_second": _mega("bytes_per_second"),
@@ -176,8 +180,31 @@ def _parts(document: Document) -> Iterable[Document]:
             return [document["cold"], document["warm"]]
         case "load":
             return list(document["cells"])
+        case "paths":
+            here = {each: _here(each) for each in {cell["target"] for cell in document["cells"]}}
+            return [
+                {**cell, "together": ",".join(cell["together"]), "here": here[cell["target"]]}
+                for cell in document["cells"]
+            ]
         case _:
             return [{}]
+
+
+def _here(target: str) -> Document:
+    """Return the host and the drives of a target; it may be another host's, or the sum."""
+    if Path(target).exists():
+        return find_host(Path(target))
+    return {"host": target.rpartition(":")[0], "drives": ()}
+
+
+_ASKED = {
+    "load": ("way", "readers"),
+    "paths": (
+        *("path", "pattern", "io_size", "workers", "seconds", "queue_depth", "queues", "gpu"),
+        "together",
+    ),
+}
+"""By kind, what tells the rows of a document from each other."""
 
 
 def _written(row: Document, workload: "Workload | None") -> Document:
@@ -186,7 +213,8 @@ def _written(row: Document, workload: "Workload | None") -> Document:
     if "folder" in row:
         identity = (Path(row["folder"]).resolve(), row.get("target") or row["start"])
     else:
-        identity = (time.time_ns(), *(row[name] for name in ("way", "readers") if name in row))
+        identity = (time.time_ns(),)
+    identity = (*identity, *(row[name] for name in _ASKED.get(row["kind"], ())))
     own = {"time": time_of_day(), "id": short_hash(row.get("workload"), *identity)}
     if workload is None:
         return own

@@ -8,6 +8,7 @@ from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.errors import WorkloadError
+from dlemu.ranks.world import Alone
 from dlemu.terminal import say
 
 if TYPE_CHECKING:
@@ -77,7 +78,9 @@ def doctor(words: Words) -> Found:
 
 def load(words: Words) -> Found:
     """Return what `dlemu load` finds."""
-    from dlemu.tools.model_load import document_of, load_files
+    from dlemu.judge.folders import recorded
+    from dlemu.judge.records import read_summary
+    from dlemu.tools.model_load import document_of, measure
 
     asked = load_of(words)
     if asked.target is None and not asked.files:
@@ -85,8 +88,12 @@ def load(words: Words) -> Found:
             raise WorkloadError("--csv has a row for each read; name a target, or take --json")
         return Found(document_of(asked), apart=False)
     doing = Doing()
-    with show_progress("load", lambda: str(doing), on=asked.progress == "on"):
-        return Found(load_files(asked, say, doing.begin, doing.add))
+    with (
+        show_progress("load", lambda: str(doing), on=asked.progress == "on"),
+        recorded(asked.output, "load", Alone(), key="output") as record,
+    ):
+        record.complete(document_of(asked, measure(asked, say, doing.begin, doing.add)))
+        return Found({"folder": str(record.folder), **read_summary(record.folder)})
 
 
 def load_of(words: Words) -> "Load":

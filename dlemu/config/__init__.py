@@ -1,4 +1,1 @@
-"""What a job asks for: the keys, their bounds, and the published workloads.
-
-May import the ground only.
-"""
+"""What a job asks for: the keys, their bounds, and the published workloads."""

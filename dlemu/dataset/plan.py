@@ -52,7 +52,7 @@ class EpochPlan:
     starts: Samples | None = None
     """Interleaved only, (accelerators, streams): where in `sequence` each stream begins."""
     visits: NDArray[np.int64] | None = None
-    """With a cache only: the host's visit in which each sample is read, as `tier.visits` numbers
+    """With a cache only: the host's visit in which each sample is read, as `cache.hits` numbers
     them. Shaped as `samples`; for streams as `sequence`."""
     unit: int = 1
     """Above 1, each number in `samples` and `sequence` stands for so many samples that follow one
@@ -271,7 +271,7 @@ def _options(
 def _unit(workload: Workload, layout: Layout) -> int:
     """Return how many samples are planned as one: samples that always stay together.
 
-    Through a cache each is planned alone: `tier.visits` counts those of a file.
+    Through a cache each is planned alone: `cache.hits` counts those of a file.
     """
     reader, origin = workload.reader, workload.origin
     files = format_of(layout)

@@ -1,4 +1,1 @@
-"""What the kernel tells of a host: devices, mounts, limits, processes, counters over time.
-
-May import the ground only.
-"""
+"""What the kernel tells of a host: devices, mounts, limits, processes, counters over time."""

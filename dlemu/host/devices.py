@@ -305,16 +305,16 @@ def growth(now: T, earlier: T) -> T:
 
 
 def total(counts: Sequence[T]) -> T:
-    """Return the sum of at least one."""
+    """Return the sum; of none, None."""
     summed: T = _each(lambda *values: sum(values), counts)
     return summed
 
 
 def _each(work: Callable[..., Any], counts: Sequence[Any]) -> Any:
     """Return what `work` makes of each number."""
-    first = counts[0]
-    if any(each is None for each in counts):
+    if not counts or any(each is None for each in counts):
         return None
+    first = counts[0]
     if isinstance(first, dict):
         names = dict.fromkeys(chain(*counts))
         made = {n: _each(work, [each[n] for each in counts if n in each]) for n in names}

@@ -522,4 +522,4 @@ def _total(
 ) -> int | None:
     """Return the sum over devices; None if there is none, or one does not count."""
     counters = [device.counters() for device in devices]
-    return total([None if each is None else value(each) for each in counters]) if devices else None
+    return total([None if each is None else value(each) for each in counters])

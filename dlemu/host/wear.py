@@ -498,9 +498,9 @@ def combine_hosts(hosts: Sequence[Written | None], *, endurance: int | None = No
     used = [n for drive in drives if (n := drive["percentage_used"]) is not None]
     wear = WearFields(
         seconds=max((host.seconds for host in known), default=0.0),
-        block_bytes_written=_sum([drive["block_bytes_written"] for drive in drives]),
-        host_bytes_written=_sum([drive["host_bytes_written"] for drive in drives]),
-        media_bytes_written=_sum([drive["media_bytes_written"] for drive in drives]),
+        block_bytes_written=total([drive["block_bytes_written"] for drive in drives]),
+        host_bytes_written=total([drive["host_bytes_written"] for drive in drives]),
+        media_bytes_written=total([drive["media_bytes_written"] for drive in drives]),
         percentage_used=max(used, default=None) if len(used) == len(drives) else None,
         file_bytes_written=sum(host.file_bytes for host in known),
         endurance_bytes=endurance * len(drives) if endurance and drives else None,
@@ -548,10 +548,6 @@ def _add_ratios(wear: WearFields) -> None:
         assert written
         left = max(0.0, 1 - (wear["percentage_used"] or 0) / 100)
         wear["years_left"] = left * rated / (written / days * _YEAR_DAYS)
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    return total(values) if values else None
 
 
 def has_writes(wear: WearFields) -> bool:

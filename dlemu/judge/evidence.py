@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from dlemu.config.model import Workload
-from dlemu.host.devices import total
+from dlemu.host.devices import IN_MEMORY, total
 from dlemu.host.intervals import IntervalSummary, PlaceCounts, whole_of
 from dlemu.host.network import NetworkUse, network_use
 from dlemu.host.wear import Written, combine_hosts
@@ -35,7 +35,6 @@ from dlemu.judge.sums import Sums
 from dlemu.storage.counted import GetCounts, PathBytes, quantile_of
 from dlemu.storage.probe import Probe
 
-_IN_MEMORY = ("tmpfs", "ramfs")
 _COUNT_ALL = ("btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "ntfs3", "vfat", "xfs")
 _COUNT_SOME = (
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "lustre", "nfs", "nfs4", "overlay", "smb3",
@@ -54,7 +53,7 @@ def stored_bytes(epoch: IntervalSummary, file_system: str, read: int | None = No
     It is the smallest of the counts, as drives and mounts serve other processes, too. A count that
     may not be complete is taken if it has nearly all of the bytes `read`; None: not known.
     """
-    if file_system in _IN_MEMORY:
+    if file_system in IN_MEMORY:
         return 0
     processes = epoch.process_read_bytes
     if epoch.devices and file_system.startswith("fuse"):  # drives that are watched behind it
@@ -73,7 +72,7 @@ def stored_bytes(epoch: IntervalSummary, file_system: str, read: int | None = No
 
 def how_known(file_system: str, *, known: bool) -> str:
     """Return the note on how the share from memory is known, or why it is not."""
-    if file_system in _IN_MEMORY:
+    if file_system in IN_MEMORY:
         return f"the data folder lies in memory ({file_system}): no storage was read"
     name = file_system or "an unknown file system"
     if known:

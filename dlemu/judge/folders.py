@@ -308,23 +308,29 @@ def begun(
 
 @contextmanager
 def recorded(
-    folder: Path, summary: Any, world: World, *, key: str = "output.folder"
+    given: str | Path | None,
+    kind: str,
+    world: World,
+    workload: Workload | None = None,
+    *,
+    key: str = "output.folder",
 ) -> Iterator[Record]:
-    """Yield the record of a job in a held folder, which the next job of its kind may take again.
+    """Yield the record of a job in a folder, as `hold` has it, that may hold one of its kind.
 
     Rank 0 alone calls it. The summary is "incomplete" from now on, and an error is recorded; of a
     job that is refused nothing stays.
 
     Raises:
-        WorkloadError: the result of a job of another kind is in the folder.
+        WorkloadError: as `hold` does, or the result of a job of another kind is in the folder.
         RunError: it cannot be written.
     """
-    if (folder / SUMMARY).exists() and read_summary(folder).get("kind") != summary["kind"]:
-        raise _taken(folder, key)
-    record = Record(folder, summary)
-    with _nothing_of_refused(folder), _failing(record, world):
-        record.write()
-        yield record
+    with hold(given, kind, key=key) as folder:
+        if (folder / SUMMARY).exists() and read_summary(folder).get("kind") != kind:
+            raise _taken(folder, key)
+        record = Record(folder, first_fields(kind, workload, world))
+        with _nothing_of_refused(folder), _failing(record, world):
+            record.write()
+            yield record
 
 
 @contextmanager

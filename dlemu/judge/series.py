@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
 from dlemu.host.network import NetworkCounters
-from dlemu.judge.records import SUMMARY, Steps, host_file, map_rank, named, read_summary
+from dlemu.judge.records import SUMMARY, Steps, damaged, host_file, map_rank, named, read_summary
 from dlemu.judge.sums import au_of, epoch_spans
 from dlemu.storage.files import create, replacing
 
@@ -102,7 +102,7 @@ def series_of(
             epochs = [(begin + offset, end + offset) for begin, end in spans.values()]
             yield HostSeries(rank, name, epochs, parts)
         except DAMAGE as error:
-            raise RunError(f"{path} is damaged: {in_short(error)}") from None
+            raise damaged(path, in_short(error)) from None
 
 
 def write_series(folder: Path, path: Path) -> None:
@@ -134,7 +134,7 @@ def _names(folder: Path, ranks: Sequence[int]) -> list[str]:
     try:
         names = [str(host["host"]) for host in read_summary(folder).get("system", ())]
     except DAMAGE as error:
-        raise RunError(f"{folder / SUMMARY} is damaged: {in_short(error)}") from None
+        raise damaged(folder / SUMMARY, in_short(error)) from None
     return names if len(names) == len(ranks) else [f"of rank {rank}" for rank in ranks]
 
 

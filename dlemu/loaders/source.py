@@ -71,7 +71,7 @@ class Task(NamedTuple):
     """int64 (3, fetched): the payload's offset, the payload's bytes, the file's bytes. Only where
     a file holds one sample and dlemu wrote it; None: each file's header must be parsed."""
     visits: Samples | None = None
-    """int64 (fetched,): the visit of `tier.visits` in which each is read; None: no cache."""
+    """int64 (fetched,): the visit of `cache.hits` in which each is read; None: no cache."""
 
 
 class Cost(NamedTuple):

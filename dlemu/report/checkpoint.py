@@ -8,7 +8,6 @@ from dlemu.judge.summary import header, limit_name, place_of
 from dlemu.report.blocks import (
     Block,
     Document,
-    Facts,
     Fold,
     Lines,
     Table,
@@ -23,11 +22,6 @@ from dlemu.units import counted, format_bytes, format_rate, format_seconds
 _MINUTES = (5, 15, 30, 60)
 _KINDS = (("save", "saves"), ("load", "loads"))
 """Its name, and its key in the document."""
-
-
-def present_plan(document: Document) -> list[Block]:
-    """Return what will be written."""
-    return [Facts(facts_of_plan(document))]
 
 
 def facts_of_plan(document: Document) -> list[tuple[str, str]]:

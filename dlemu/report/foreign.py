@@ -32,7 +32,7 @@ from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.devices import total
 from dlemu.judge.metrics import Metrics, measure, measure_run
 from dlemu.judge.outcome import LABEL, judge_runs, row_of, with_metrics
-from dlemu.judge.records import STEP, SUMMARY, Steps, read_object
+from dlemu.judge.records import STEP, SUMMARY, Steps, damaged, read_object
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Edition, step_seconds
 from dlemu.report.blocks import Block, Column, Document, Fold, Lines, Verdict, over_epochs, table_of
@@ -338,7 +338,7 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
     except DlemuError as error:
         notes.append(f"AU cannot be computed again: {error}")
     except DAMAGE as error:
-        raise RunError(f"{folder}: a <rank>_output.json is damaged: {in_short(error)}") from None
+        raise damaged(folder / "<rank>_output.json", in_short(error)) from None
     is_mlpstorage = (folder / "dlio_config").is_dir() or any(folder.glob("*_metadata.json"))
     tool = "mlpstorage" if is_mlpstorage else "DLIO"
     model = (tree or {}).get("model")
@@ -369,7 +369,7 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
             "differences": [],
         }
     except DAMAGE as error:
-        raise RunError(f"{folder / SUMMARY} is damaged: {in_short(error)}") from None
+        raise damaged(folder / SUMMARY, in_short(error)) from None
     if dlio is not None and metrics is not None:
         document["differences"] = list(_differences(tool, dlio, fmean(barriers), metrics))
     return document, dlio
@@ -385,7 +385,7 @@ def _read_summary(folder: Path) -> Mapping[str, Any]:
     if not isinstance(metric, dict) or "train_au_percentage" not in metric:
         raise RunError(f"{paths[0]} holds no figures of a training (train_au_percentage)")
     if not isinstance(told.get("num_accelerators"), int):
-        raise RunError(f"{paths[0]} is damaged: num_accelerators is no number")
+        raise damaged(paths[0], "num_accelerators is no number")
     return told
 
 

@@ -20,6 +20,7 @@ from dlemu.judge.records import (
     SIZING,
     SUMMARY,
     UNFINISHED,
+    damaged,
     map_steps,
     read_config,
     read_sizing,
@@ -98,7 +99,7 @@ def _read_runs(folder: Path, summary: RunsSummary, keys: Mapping[str, object]) -
         name = row["name"]
         inner = folder / name
         if inner.parent != folder or inner.name == "..":
-            raise RunError(f"{folder / SUMMARY} is damaged: a run is named {name!a:.80}")
+            raise damaged(folder / SUMMARY, f"a run is named {name!a:.80}")
         runs[name] = _read_run(inner, cast(Summary, read_summary(inner)), keys)
         again = row_of(name, runs[name])
         rows.append(RunRow({**row, **again, "gap_seconds": row["gap_seconds"]}))

@@ -1,4 +1,1 @@
-"""One run, and several runs in a row: replay, the cold start, the closed division.
-
-May import everything below but sizing, training, paths and cli.
-"""
+"""One run, and several runs in a row: replay, the cold start, the closed division."""

@@ -68,10 +68,10 @@ class RunForecast:
         return runs * sum(max(compute, num / self.bytes_per_second) for num in num_bytes)
 
 
-def forecast_run(workload: Workload, world: World) -> RunForecast:
+def forecast_run(workload: Workload, world: World, *, probes: bool = True) -> RunForecast:
     """Return what a run would do; all ranks call it. Nothing is written, nothing stays.
 
-    The probe has as many threads as the job has workers.
+    The probe has as many threads as the job has workers; unless it `probes`, no rate is known.
 
     Raises:
         DlemuError: the dataset or the cache is not as the workload says. `check_run` raises the
@@ -89,7 +89,9 @@ def forecast_run(workload: Workload, world: World) -> RunForecast:
         layout = dataset.layout
         num_steps = count_steps(dataset.workload, layout, num_accelerators=total)
         readers = min(total * workload.reader.num_streams, _MOST_READERS)
-        rate = probe_dataset(dataset, num_readers=readers, seconds=_PROBE_SECONDS)
+        rate = None
+        if probes:
+            rate = probe_dataset(dataset, num_readers=readers, seconds=_PROBE_SECONDS)
         emulated = dataset.workload.origin.read_bandwidth
         return RunForecast(
             workload=dataset.workload,

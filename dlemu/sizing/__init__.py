@@ -1,4 +1,1 @@
-"""How many accelerators does a storage feed? By measurement (`size`) and by arithmetic (`predict`).
-
-May import run and what is below it.
-"""
+"""How many accelerators does a storage feed? Measured (`size`) and computed (`predict`)."""

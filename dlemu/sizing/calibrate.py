@@ -28,9 +28,9 @@ from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.folders import first_fields, hold, recorded
+from dlemu.judge.folders import recorded
 from dlemu.judge.outcome import Outcome
-from dlemu.judge.records import Steps, check_writable, read_steps, write_json
+from dlemu.judge.records import Steps, read_steps, write_json
 from dlemu.judge.summary import introduction
 from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
@@ -78,18 +78,16 @@ def calibrate_host(
         say = silent
     check_job(workload, world)
     with ExitStack() as stack:  # on rank 0, which is the last to need the scratch folder
-
-        def prepare() -> tuple[Workload, Layout | None, Path, Path]:
-            folder = stack.enter_context(hold(workload.output.folder, "calibrate"))
-            path = folder / f"calibration.{workload.name}.json"
-            check_writable(path)
-            scratch = stack.enter_context(_scratch_folder())
-            return _for_memory(workload, world, scratch), _find_target(workload), scratch, path
-
-        memory, target, scratch, path = world.on_first(prepare)
         if world.rank == 0:
-            summary = first_fields("calibration", workload, world)
-            record = stack.enter_context(recorded(path.parent, summary, world))
+            given = workload.output.folder
+            record = stack.enter_context(recorded(given, "calibration", world, workload))
+
+        def prepare() -> tuple[Workload, Layout | None, Path]:
+            scratch = stack.enter_context(_scratch_folder())
+            return _for_memory(workload, world, scratch), _find_target(workload), scratch
+
+        memory, target, scratch = world.on_first(prepare)
+        if world.rank == 0:
             num_files = target.num_files if target else None
             say(introduction(workload, host=world.host, num_files=num_files))
         calibration = _Calibrator(workload, world, say, scratch, live or Live()).calibrate(
@@ -98,6 +96,7 @@ def calibrate_host(
         if calibration is not None:
             stored = calibration.model_dump(mode="json")
             yield (document := {"demand_bytes_per_second": workload.demand, **stored})
+            path = record.folder / f"calibration.{workload.name}.json"
             write_json(path, stored)
             record.complete(document)
             more: dict[str, object] = {"predict.calibration": path}

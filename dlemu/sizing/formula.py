@@ -23,6 +23,7 @@ and times beside the datasheets of workloads/drive/ (docs/workloads.md).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -451,9 +452,10 @@ def _measured_rates(calibration: Calibration, datasheet: _Rate) -> tuple[_Rate, 
     return drive, _Rate(calibration.host_read_bytes_per_second, error, bound_by)
 
 
-def workload_rows() -> list[dict[str, object]]:
-    """Return what an accelerator reads of each published workload, by name."""
-    return [row_of(load_workload(name)) for name in known_workloads()]
+def workload_rows(begins: Sequence[str] = ("",)) -> list[dict[str, object]]:
+    """Return what an accelerator reads of each published workload whose name begins so."""
+    names = (name for name in known_workloads() if name.startswith(tuple(begins)))
+    return [row_of(load_workload(name)) for name in names]
 
 
 def row_of(workload: Workload) -> dict[str, object]:

@@ -3,7 +3,7 @@
 Every file is written as soon as possible, so that an interrupted search continues when the same
 output.folder is named:
 
-    sizing.json    the runs and answers so far (`log.py`)
+    sizing.json    the runs and answers so far (`answers.py`)
     runs/          each run's own folder
 """
 
@@ -58,7 +58,7 @@ PROBE_READERS = 64
 START_SECONDS = 3.0
 """About how long a run takes beside its steps."""
 
-OnAnswer = Callable[[list[Sized]], None]
+OnAnswer = Callable[[list[Sized], bool], None]
 
 
 def size_all(
@@ -72,8 +72,8 @@ def size_all(
 ) -> list[Sized]:
     """Size every target and workload; return all answers, on all ranks.
 
-    Rank 0 calls `on_answer` with those so far, after each. `go_on(folder)` is said when the search
-    is interrupted: how it goes on.
+    Rank 0 calls `on_answer` after each, with those so far and whether it is the last. When the
+    search is interrupted, `go_on(folder)` is said: how it goes on.
     """
     if world.rank != 0:
         say = silent
@@ -89,10 +89,11 @@ def size_all(
                 answers.append(Search(target, job, record, world, say, live).run())
                 live.job = ""
                 if world.rank == 0:
+                    is_last = len(answers) == len(jobs)
                     try:
-                        record.conclude(answers[-1], is_last=len(answers) == len(jobs))
+                        record.conclude(answers[-1], is_last=is_last)
                     finally:  # a full disk hides no answer
-                        on_answer(answers)
+                        on_answer(answers, is_last)
         except KeyboardInterrupt:
             say(f"interrupted; to resume: {go_on(record.folder)}")
             raise

@@ -1,4 +1,4 @@
 """Bytes from files to memory: buffered and direct reads, the page cache, the probe of a drive.
 
-Knows nothing of formats. May import the ground and host.
+Knows nothing of formats.
 """

@@ -33,9 +33,6 @@ from dlemu.config.model import Drive, NamedDrive
 from dlemu.config.sections import Arguments, Listed, Names, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
-from dlemu.judge.folders import first_fields, hold, recorded
-from dlemu.judge.records import read_summary
-from dlemu.ranks.world import Alone
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.files import PARTIAL, aligned_buffer, open_sized
 from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
@@ -190,26 +187,6 @@ def document_of(load: Load, measured: Mapping[str, Any] | None = None) -> dict[s
         ],
         **measured,
     }
-
-
-def load_files(
-    load: Load,
-    on_event: OnEvent,
-    on_begin: OnEvent = lambda text: None,
-    at: Callable[[int], object] = lambda num_bytes: None,
-) -> dict[str, Any]:
-    """Read the files as `measure` does, and record it; return the document with its folder.
-
-    Raises:
-        DlemuError: as `measure` does, or the folder of the results cannot be used.
-    """
-    world = Alone()
-    with (
-        hold(load.output, "load", key="output") as folder,
-        recorded(folder, first_fields("load", None, world), world, key="output") as record,
-    ):
-        record.complete(document_of(load, measure(load, on_event, on_begin, at)))
-        return {"folder": str(folder), **read_summary(folder)}
 
 
 def measure(

@@ -102,19 +102,6 @@ def test_objects_are_written_in_parts_read_by_ranges_and_replaced(
         assert name in said and said.endswith(f"{line}; write the checkpoints again\n")
 
 
-def test_what_is_foreign_and_what_is_no_bucket_is_refused(
-    moto: Moto, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store().put("ck/global_epoch1_step1/thesis.tex", memoryview(b"mine"))
-    assert run(WORDS) == run([*WORDS, "--dry-run"]) == 1
-    line = "dlemu: checkpoint.checkpoint_folder s3://training/ck holds "
-    line += "global_epoch1_step1/thesis.tex, which dlemu has not written; name another folder\n"
-    assert capsys.readouterr().err == 2 * line
-    assert there() == {"ck/global_epoch1_step1/thesis.tex"}
-    assert run([WORDS[0], "s3://nowhere/ck", *WORDS[2:]]) == 1
-    assert "has no bucket nowhere; make it, or name another\n" in capsys.readouterr().err
-
-
 def test_an_object_of_which_only_a_part_was_made_is_not_there(
     moto: Moto, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,20 @@
-"""Checkpoints inside a run, in virtual time and with real files."""
+"""Checkpoints inside a run: in virtual time, with real files, and as users call it.
 
+What counts as progress of a write: bytes that move, and what the drive takes in a long fsync.
+"""
+
+import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dlemu.checkpoint import crew
+from dlemu.checkpoint.crew import Movement
 from dlemu.checkpoint.files import Writer, WriteTimes
 from dlemu.checkpoint.in_run import (
     OwnRank,
@@ -24,13 +31,16 @@ from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, check_workload
 from dlemu.errors import WorkloadError
+from dlemu.judge.records import read_steps
 from dlemu.judge.summary import checkpoint_cost, dlio_names
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 from dlemu.report.in_run import checkpoint_lines
 from dlemu.run.replay import new_steps
+from tests.lab import bench
 from tests.lab.summed import sums_of
 from tests.lab.virtual import VirtualClock
+from tests.lab.waiting import until
 
 
 def job(folder: Path | None, **keys: Any) -> Workload:
@@ -171,3 +181,83 @@ def test_steps_after_the_writing_are_marked_on_no_rank(
             clock.time = 4.0
         checkpoints.finish()
     assert [epoch["writing"].all() for epoch in steps] == [writes, False]
+
+
+@pytest.mark.parametrize(("num_ranks", "asynchronous"), [(1, "false"), (2, "true")])
+def test_all_accelerators_write_while_they_read(
+    tmp_path: Path, num_ranks: int, asynchronous: str
+) -> None:
+    workload, folder = bench.small(tmp_path), tmp_path / "checkpoints"
+    words = ["model.model_size_bytes=3000001", "model.parallelism.zero_stage=3"]
+    words += ["workflow.checkpoint=true", "num_accelerators=4", "reader.data_loader=threads"]
+    words += ["checkpoint.steps_between_checkpoints=3", f"checkpoint.checkpoint_folder={folder}"]
+    words += [f"checkpoint.asynchronous={asynchronous}"]
+    with bench.start(workload, *words, num_ranks=num_ranks) as run:
+        run.completes()
+    files = [f"global_epoch1_step{n}/model_states-{a}.pt" for n in (3, 6) for a in range(4)]
+    assert names_in(folder) == files
+    assert {(folder / name).stat().st_size for name in files} == {3_000_001}
+    told = run.summary["checkpoints"]
+    assert (told["num_bytes"], told["written_bytes"]) == (12_000_004, 24_000_008)
+    assert len(told["stall_seconds"]) == 2
+    wear = run.summary["measured"]["wear"]
+    assert wear["file_bytes_written"] == 24_000_008
+    assert wear["drives"] == [] or wear["file_system_amplification"] >= 1
+    steps = read_steps(run.folder)
+    assert set(steps["step"][steps["stall"] > 0]) == {2, 5}
+    assert "checkpoints: 2, one every 3 steps" in run.told()
+
+
+def test_an_interrupted_run_leaves_whole_files_and_the_next_cleans_up(tmp_path: Path) -> None:
+    workload = bench.small(tmp_path, dataset__num_files_train=200)
+    folder = tmp_path / "checkpoints"
+    words = ["workflow.checkpoint=true", f"checkpoint.checkpoint_folder={folder}"]
+    words += ["model.model_size_bytes=20MB", "checkpoint.steps_between_checkpoints=5"]
+    words += ["checkpoint.asynchronous=true"]
+    with bench.start(workload, *words, "train.epochs=20") as run:
+        run.wait_for("demand:")
+        until(lambda: len(names_in(folder)) >= 2, "two checkpoints")
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130
+    assert all(name.endswith(".pt") for name in names_in(folder))
+    assert {(folder / name).stat().st_size for name in names_in(folder)} == {20_000_000}
+    with bench.start(workload, *words[:-2], "train.total_training_steps=4") as run:
+        run.completes()
+        assert "of an earlier command" in run.told()
+    assert names_in(folder) == ["global_epoch1_step4/model_states-0.pt"]
+
+
+class Tool:
+    bytes_done = 0
+
+    def stop(self) -> None: ...
+
+
+def test_bytes_that_are_written_or_reach_the_drive_are_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive = SimpleNamespace(written_bytes=7)
+    device = SimpleNamespace(counters=lambda: drive)
+    monkeypatch.setattr(crew, "devices_under", lambda folder: [device])
+    tools = [Tool(), Tool()]
+    movement = Movement(tools, tmp_path)
+    assert movement.seen() and not movement.seen()
+    tools[1].bytes_done = 4
+    assert movement.seen() and not movement.seen() and movement.bytes_done == 4
+    drive.written_bytes = 8
+    assert movement.seen() and not movement.seen()
+
+
+def test_without_a_drive_the_page_cache_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "devices_under", lambda folder: [])
+    monkeypatch.setattr(crew, "PROC", tmp_path)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemFree: 1 kB\nDirty: 5 kB\nWriteback: 2 kB\n")
+    movement = Movement([], tmp_path)
+    assert movement.seen() and not movement.seen()
+    meminfo.write_text("MemFree: 9 kB\nDirty: 5 kB\nWriteback: 2 kB\n")
+    assert not movement.seen(), "memory of others"
+    meminfo.write_text("MemFree: 9 kB\nDirty: 5 kB\nWriteback: 1 kB\n")
+    assert movement.seen()

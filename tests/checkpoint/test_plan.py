@@ -94,22 +94,6 @@ TOTALS = {
     "llama3_1t": (1024, 16_564_174_094_592, 1048 + 1024),
     "unet3d": (1, 499_153_191, 1),
 }
-OPTIMIZER = {
-    "llama3_8b": 12_045_637_632,
-    "llama3_70b": 13_103_482_368,
-    "llama3_405b": 9_513_171_840,
-    "llama3_1t": 13_865_244_924,
-}
-MODEL_OF_RANK = [
-    ("llama3_8b", 7, 2_007_565_312),
-    ("llama3_70b", 0, 2_184_120_320),
-    ("llama3_405b", 0, 3_713_269_760),
-    ("llama3_405b", 29 * 8 + 7, 3_187_933_184),
-    ("llama3_405b", 30 * 8, 2_390_949_888),
-    ("llama3_405b", 31 * 8, 2_916_319_232),
-    ("llama3_405b", 256, 0),
-    ("llama3_1t", 63 * 8, 5_425_099_680),
-]
 
 
 @pytest.mark.parametrize("name", TOTALS)
@@ -122,14 +106,6 @@ def test_the_whole_checkpoint_and_its_files(name: str) -> None:
     assert sum(file.num_bytes for file in files) == num_bytes
     names = [file.name for file in files]
     assert len(set(names)) == len(names) == num_files
-
-
-@pytest.mark.parametrize(("name", "rank", "num_bytes"), MODEL_OF_RANK)
-def test_model_and_optimizer_of_a_rank(name: str, rank: int, num_bytes: int) -> None:
-    *states, optimizer = files_of(model(name), TOTALS[name][0], [rank])
-    assert sum(file.num_bytes for file in states) == num_bytes
-    assert optimizer.num_bytes == OPTIMIZER[name]
-    assert {file.rank for file in (*states, optimizer)} == {rank}
 
 
 def test_the_names_are_dlios() -> None:

@@ -22,19 +22,6 @@ from tests.lab import warm
 from tests.lab.commands import QUICK, SMALL, dlemu, generate, with_checkout
 from tests.lab.waiting import until
 
-DATA = Path(__file__).parents[1] / "data"
-
-
-def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the one line on stderr of a command that exits with 1 and prints nothing else."""
-    capsys.readouterr()
-    status = run(words)
-    said = capsys.readouterr()
-    assert (status, said.out) == (1, "")
-    assert said.err.startswith("dlemu: ") and said.err.endswith("\n")
-    assert said.err.count("\n") == 1, said.err
-    return said.err.removeprefix("dlemu: ").rstrip("\n")
-
 
 def test_a_checkout_that_is_not_installed_has_no_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -72,16 +59,6 @@ def test_help_may_be_cut_short() -> None:
     assert done.stderr == ""
 
 
-def test_the_config_shown_is_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", f"workload={DATA / 'mlperf_unet3d_h100.yaml'}", "reader.io_depth=2"]
-    assert run([*words, "--cfg", "job"]) == 0
-    shown = capsys.readouterr().out
-    assert yaml.safe_load(shown)["reader"]["io_depth"] == 2
-    (tmp_path / "again.yaml").write_text(shown)
-    assert run(["run", f"workload={tmp_path / 'again.yaml'}", "--cfg=job"]) == 0
-    assert capsys.readouterr().out == shown
-
-
 def test_overrides_mean_what_hydra_says(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["workload=resnet50_h100", "+reader.io_depth=4", "~metric", "++train.epochs=9"]
     assert run(["run", *words, "reader={read_threads:3}", "--cfg", "job"]) == 0
@@ -89,6 +66,19 @@ def test_overrides_mean_what_hydra_says(capsys: pytest.CaptureFixture[str]) -> N
     assert (tree["reader"]["io_depth"], tree["reader"]["read_threads"]) == (4, 3)
     assert tree["reader"]["batch_size"] == 400, "a group that is given joins the workload's"
     assert (tree["metric"]["au"], tree["train"]["epochs"]) == (0.9, 9)
+
+
+def test_files_of_ones_own_are_found_in_a_config_dir(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "drive").mkdir()
+    (tmp_path / "drive" / "own.yaml").write_text("{name: Own, read_bandwidth: 9GB}")
+    (tmp_path / "mine.yaml").write_text("dataset: {format: npz, num_files_train: 7}\n")
+    words = ["workload=mine", "drive=own", "drive.capacity=5TB", "--config-dir", str(tmp_path)]
+    assert run(["predict", *words, "--cfg", "job"]) == 0
+    tree = yaml.safe_load(capsys.readouterr().out)
+    assert (tree["name"], tree["dataset"]["num_files_train"]) == ("mine", 7)
+    assert (tree["drive"]["read_bandwidth"], tree["drive"]["capacity"]) == (9e9, 5e12)
 
 
 _ONE = ["reader.batch_size=1", "reader.prefetch_size=1", "size.quick=true", "size.confirm=2"]
@@ -223,19 +213,7 @@ CASES: list[tuple[str, str, dict[str, object], str]] = [
         {"reader.data_loader": "pytorch", "workflow.generate_data": "true"},
         r"reader.data_loader=pytorch needs torch: pip install 'dlemu\[torch\]', or use reader.",
     ),
-    (
-        "run",
-        "nvidia",
-        {"reader.data_loader": "dali", "workflow.generate_data": "true"},
-        r"reader.data_loader=dali needs nvidia.*: pip install 'dlemu\[dali-cuda13\]', or use ",
-    ),
     ("size", "h5py", {"dataset.format": "hdf5"}, r"dataset.format=hdf5 needs h5py: pip install h5"),
-    (
-        "calibrate",
-        "torch",
-        {"train.compute": "gpu", "dali.gpus_per_host": 1},
-        r"train.compute=gpu needs torch: pip install 'dlemu\[torch\]', or set train.compute=sleep",
-    ),
     (
         "run",
         "",

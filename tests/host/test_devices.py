@@ -1,4 +1,4 @@
-"""Drives are found in small copies of /proc and /sys, and under this host's own folders."""
+"""Drives, and the places behind a mounted cache, in copies of /proc and /sys and on this host."""
 
 import re
 from pathlib import Path
@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 
 from dlemu.host.devices import (
     DeviceCounters,
+    Mount,
     devices_under,
+    growth,
     mount_of,
     mount_under,
     network_read_bytes,
     parse_mountinfo,
     parse_mountstats,
+    total,
 )
+from dlemu.host.intervals import PlaceCounts, WatchedPlaces, find_daemon
 from tests.lab.drives import own_drive
 
 STAT = "   26742     8153  2097258     3857     5393    37764  2775368     4609        7     3016"
@@ -78,6 +82,10 @@ def test_a_partition_is_led_back_to_its_drive(host: Host) -> None:
         in_flight=7,
         written_bytes=2775368 * 512,
     )
+    device.stats[0].write_text("1 2 3")  # of another kernel
+    assert device.counters() is None
+    device.stats[0].unlink()
+    assert device.counters() is None, "it was removed"
 
 
 def test_the_drives_of_a_stack_are_named_once(host: Host, tmp_path: Path) -> None:
@@ -161,14 +169,6 @@ def test_an_overlay_whose_layers_seem_to_lie_on_itself_has_no_drives(host: Host)
     assert host.names("/data") == []
 
 
-def test_a_drive_that_was_removed_counts_nothing(host: Host) -> None:
-    (device,) = devices_under(Path("/data"), proc=host.proc, sys=host.sys)
-    device.stats[0].write_text("1 2 3")  # of another kernel
-    assert device.counters() is None
-    device.stats[0].unlink()
-    assert device.counters() is None
-
-
 def test_nfs_counts_what_the_server_sent(host: Host) -> None:
     host.mount(r"/mnt/my\040data", "0:47", "nfs4", "server:/a rw,vers=4.2")
     (host.proc / "self" / "mountstats").write_text(
@@ -236,3 +236,111 @@ def test_a_mounted_image_is_led_back_to_the_drive() -> None:
         assert mount is not None
         assert mount.number.startswith("7:"), "a loop device"
         assert devices_under(folder) == devices_under(build)
+
+
+FUSE = Mount("5", "1", "0:40", "/", "/mnt/cached", "rw", "fuse.rclone", "remote:", "rw")
+
+
+class CachedHost(Host):
+    """Two drives of two partitions each, and a FUSE mount."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.root = folder / "root"
+        self.mount("/", "0:1", "rootfs", "none rw")
+        for number, name in enumerate(("sda", "nvme0n1")):
+            self.disk(name, f"{number}:0")
+            for part in (1, 2):
+                point = self.root / f"{name}-{part}"
+                point.mkdir(parents=True)
+                partition = f"{name}{'p' if name[-2:] == 'n1' else ''}{part}"
+                self.set(self.disk(partition, f"{number}:{part}", within=name), 0, 0)
+                self.mount(point, f"{number}:{part}")
+        cached = self.root / "cached"
+        cached.mkdir()
+        self.mount(cached, "0:40", "fuse.rclone", "remote: rw")
+
+    def set(self, disk: Path, read: int, written: int) -> None:
+        """Set what a device has read and written, in sectors."""
+        (disk / "stat").write_text(f"1 0 {read} 0 1 0 {written} 0 0 0 0\n")
+
+    def watch(self, origin: str | None, *devices: str) -> WatchedPlaces:
+        return WatchedPlaces(
+            self.root / "cached",
+            None if origin is None else self.root / origin,
+            [self.root / each for each in devices],
+            proc=self.proc,
+            sys=self.sys,
+        )
+
+    def process(self, pid: int, *words: str, fuse: str | None = None) -> None:
+        """Add a process; `fuse` is what fdinfo tells of its descriptor of /dev/fuse."""
+        folder = self.proc / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        (folder / "fdinfo").mkdir()
+        (folder / "cmdline").write_text("\0".join(words) + "\0")
+        (folder / "fd" / "3").symlink_to("/dev/null")
+        if fuse is not None:
+            (folder / "fd" / "7").symlink_to("/dev/fuse")
+            (folder / "fdinfo" / "7").write_text(fuse)
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> CachedHost:
+    return CachedHost(tmp_path)
+
+
+def test_the_places_tell_where_bytes_came_from(cached: CachedHost) -> None:
+    watch = cached.watch("sda-1", "nvme0n1-1", "nvme0n1-2")
+    before = watch.counts()
+    cached.set(cached.sys / "devices/sda/sda1", 100, 7)
+    cached.set(cached.sys / "devices/nvme0n1/nvme0n1p1", 20, 100)
+    cached.set(cached.sys / "devices/nvme0n1/nvme0n1p2", 1, 2)
+
+    grown = growth(watch.counts(), before)
+
+    assert grown == PlaceCounts(100 * 512, 21 * 512, 102 * 512, None)
+    assert growth(before, watch.counts()) == PlaceCounts(), "counters that have begun anew"
+    assert [note for note in watch.notes() if "FUSE" not in note] == []
+
+
+def test_a_drive_that_is_both_is_not_told_apart(cached: CachedHost) -> None:
+    watch = cached.watch("sda-1", "sda-1")
+    assert watch.counts().origin_read_bytes is None
+    assert watch.counts().cache_read_bytes == 0
+    (note, _) = watch.notes()
+    assert "lie on one drive (sda1)" in note and "not known" in note
+
+
+def test_an_origin_that_nobody_counts_is_said(cached: CachedHost) -> None:
+    watch = cached.watch("cached", "cached")
+    assert watch.counts() == PlaceCounts()
+    origin, cache, daemon = watch.notes()
+    assert origin.startswith("cache.origin") and "(fuse.rclone)" in origin
+    assert cache.startswith("no drive is seen under cache.devices")
+    assert "run as that user or as root" in daemon
+
+
+def test_what_one_host_does_not_know_is_unknown() -> None:
+    one, two = PlaceCounts(1, 2, 3, 0.5), PlaceCounts(10, None, 30, 0.25)
+    assert total([one, two]) == PlaceCounts(11, None, 33, 0.75)
+    assert total([one]) == one
+
+
+def test_the_kernel_names_the_mount_s_process(cached: CachedHost) -> None:
+    cached.process(10, "rclone", "mount", "x", FUSE.point, fuse="pos:\t0\nfuse_connection:\t41\n")
+    cached.process(11, "rclone", fuse="pos:\t0\nfuse_connection:\t40\n")
+    assert find_daemon(FUSE, proc=cached.proc) == 11
+
+
+def test_an_older_kernel_leaves_the_words_of_the_command(cached: CachedHost) -> None:
+    cached.process(12, "cat", FUSE.point)
+    assert find_daemon(FUSE, proc=cached.proc) is None
+    cached.process(13, "sshfs", "a:", "/mnt/other", fuse="pos:\t0\n")
+    assert find_daemon(FUSE, proc=cached.proc) == 13, "the only one"
+    cached.process(14, "gcsfuse", "b", "/mnt/third", fuse="pos:\t0\n")
+    assert find_daemon(FUSE, proc=cached.proc) is None, "one of two"
+    cached.process(15, "rclone", "mount", "x", FUSE.point, fuse="pos:\t0\n")
+    assert find_daemon(FUSE, proc=cached.proc) == 15
+    ext4 = Mount("5", "1", "8:1", "/", "/data", "rw", "ext4", "/dev/sda1", "rw")
+    assert find_daemon(ext4, proc=cached.proc) is find_daemon(None, proc=cached.proc) is None

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dlemu.host.processes import (
     ProcessCounters,
@@ -116,39 +114,6 @@ def test_a_pid_given_anew_is_somebody_else(tmp_path: Path) -> None:
 
     assert cpu_ticks(tree) == 100, "and its children are not ours either"
     assert tree.pids == []
-
-
-@settings(deadline=None, max_examples=40)  # it writes files
-@given(data=st.data())
-def test_totals_are_right_however_processes_begin_and_end(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """As the kernel does it: who ends gives its ticks to its parent, its children go to init."""
-    processes = Processes(tmp_path_factory.mktemp("proc"))
-    live: dict[int, tuple[int, int, int]] = {10: (1, 5, 0)}  # parent, ticks, inherited
-    processes.set(10, 1, ticks=5)
-    tree = ProcessTree(processes.proc)
-    truth = 5
-    for new in range(11, 11 + data.draw(st.integers(1, 8))):
-        action = data.draw(st.sampled_from(["begin", "work", "end"]))
-        pid = data.draw(st.sampled_from(sorted(live)))
-        parent, ticks, inherited = live[pid]
-        if action == "begin":
-            live[new] = (pid, 1, 0)
-            truth += 1
-        elif action == "work":
-            live[pid] = (parent, ticks + 3, inherited)
-            truth += 3
-        elif pid != 10 and pid not in {parent for parent, _, _ in live.values()}:
-            del live[pid]
-            processes.end(pid)
-            above, its_ticks, its_inherited = live[parent]
-            live[parent] = (above, its_ticks, its_inherited + ticks + inherited)
-        for pid, (parent, ticks, inherited) in live.items():
-            processes.set(pid, parent, ticks=ticks, inherited=inherited)
-        if data.draw(st.booleans()):
-            tree.refresh([10])
-            assert cpu_ticks(tree) == truth
 
 
 def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""What the hosts counted, put together by hand, and the limit that follows from it."""
+"""What hosts and caches counted, put together by hand, and what follows from it."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,20 +9,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
-from dlemu.host.intervals import IntervalSummary
+from dlemu.host.intervals import IntervalSummary, PlaceCounts
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.wear import DriveWear, Written
 from dlemu.judge.bottleneck import find_run_limit
-from dlemu.judge.evidence import Evidence, HostReport, combine, stored_bytes
-from dlemu.judge.metrics import measure
+from dlemu.judge.evidence import (
+    Evidence,
+    HostReport,
+    _preload,
+    can_save,
+    combine,
+    pays_from,
+    stored_behind,
+    stored_bytes,
+    watched_fields,
+)
+from dlemu.judge.metrics import Metrics, measure
+from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import STEP
-from dlemu.judge.summary import Summary
+from dlemu.judge.summary import CacheMeasured, Summary
+from dlemu.loaders.cache.host import Preload
+from dlemu.report.in_run import present_cache
+from dlemu.report.text import render_text
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.probe import Probe
 from tests.lab.limits import CASES, READER, evidence, host, probe, steps_of
 from tests.lab.shown import verdict_of
 from tests.lab.summed import sums_of
 
+WORKLOAD = load_workload("unet3d_h100")
 READ = 1000
 """Bytes that an epoch's steps have read, over all hosts."""
 KINDS_THAT_COUNT_SOME = ["lustre", "ceph", "beegfs", "fuse.sshfs", "virtiofs", "cifs", "overlay"]
@@ -35,11 +50,6 @@ def epoch_of(seconds: float = 100.0, **seen: Any) -> IntervalSummary:
     if "device_read_bytes" in seen:
         least["device_reads"] = {"sda": seen["device_read_bytes"]}
     return IntervalSummary(**(unknown | least | seen))
-
-
-def busy(**shares: float) -> dict[str, float]:
-    """Return drives that were busy for these shares of the time."""
-    return shares
 
 
 def report(*epochs: IntervalSummary, **changes: Any) -> HostReport:
@@ -59,8 +69,7 @@ def gather(*hosts: HostReport, wait: float = 0.0, **more: Any) -> Evidence:
     steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
     steps["wait"], steps["computation_time"] = wait, 1.0
     names = [f"rank {number}" for number in range(len(hosts))]
-    workload = load_workload("unet3d_h100")
-    return combine(workload, list(hosts), sums_of(steps, names), PathBytes(), **more)
+    return combine(WORKLOAD, list(hosts), sums_of(steps, names), PathBytes(), **more)
 
 
 def hosts_of(gathered: Evidence) -> list[HostReport]:
@@ -73,7 +82,7 @@ def test_the_share_from_memory_is_what_the_least_witness_leaves() -> None:
     found = gather(
         report(
             *(
-                epoch_of(devices=busy(sda=0.5), device_read_bytes=drive, process_read_bytes=own)
+                epoch_of(devices={"sda": 0.5}, device_read_bytes=drive, process_read_bytes=own)
                 for drive, own in counts
             )
         )
@@ -85,8 +94,8 @@ def test_the_share_from_memory_is_what_the_least_witness_leaves() -> None:
 
 
 def test_the_read_amplification_is_bytes_of_the_storage_for_bytes_of_samples() -> None:
-    sample = load_workload("unet3d_h100").dataset.mean_bytes
-    seen = epoch_of(devices=busy(sda=0.5), device_read_bytes=15_400, process_read_bytes=15_400)
+    sample = WORKLOAD.dataset.mean_bytes
+    seen = epoch_of(devices={"sda": 0.5}, device_read_bytes=15_400, process_read_bytes=15_400)
     found = gather(report(seen))
     assert found.measured["read_amplification"] == pytest.approx(15_400 / (3 * 7 * sample))
     unseen = gather(report(epoch_of()))
@@ -112,7 +121,7 @@ def test_counters_that_contradict_what_was_in_memory_are_noted(
     resident: float, direct: bool, noted: bool
 ) -> None:
     """30 % came from memory; O_DIRECT passes by what is there."""
-    seen = epoch_of(devices=busy(sda=0.5), device_read_bytes=700, process_read_bytes=700)
+    seen = epoch_of(devices={"sda": 0.5}, device_read_bytes=700, process_read_bytes=700)
     found = gather(report(seen, resident_before=resident, direct=direct))
     note = (
         "the drives' counters say that 30% of the first epoch came from memory, but "
@@ -126,8 +135,8 @@ def test_a_hosts_counters_are_those_of_all_epochs_by_their_time() -> None:
     eth0 = NetworkCounters({"eth0": NicCounters(5 * 10**9, 0)}, 30, 20, 1, 3)
     seen: dict[str, Any] = {"process_cpu_seconds": 60.0, "runqueue_seconds": 3.0}
     seen |= {"throttled_seconds": 1.5, "network": eth0, "process_read_bytes": 600}
-    one = epoch_of(300.0, devices=busy(sda=0.9, sdb=0.1), host_cpu_share=0.2, **seen)
-    two = epoch_of(100.0, devices=busy(sda=0.1, sdb=0.8), host_cpu_share=0.6, **seen)
+    one = epoch_of(300.0, devices={"sda": 0.9, "sdb": 0.1}, host_cpu_share=0.2, **seen)
+    two = epoch_of(100.0, devices={"sda": 0.1, "sdb": 0.8}, host_cpu_share=0.6, **seen)
     (host,) = hosts_of(gather(report(one, two, links={"eth0": 10**9})))
     assert host.whole.seconds == 400 and host.num_workers == 4
     assert host.device == "sda"
@@ -159,7 +168,7 @@ def test_what_hosts_of_one_machine_share_counts_once() -> None:
             percentage_used=None, missing={},
         )  # fmt: skip
         return report(
-            epoch_of(devices=busy(sda=0.5), device_read_bytes=read, network=counted),
+            epoch_of(devices={"sda": 0.5}, device_read_bytes=read, network=counted),
             host=name, machine=machine, network_name=network, links={"eth0": 10**9},
             wear=Written([drive], 1.0),
         )  # fmt: skip
@@ -211,12 +220,12 @@ def test_what_hosts_counted_reaches_the_verdict() -> None:
     ("counts", "kind", "stored"),
     [
         (
-            {"devices": busy(sda=0.5), "device_read_bytes": 800, "process_read_bytes": 700},
+            {"devices": {"sda": 0.5}, "device_read_bytes": 800, "process_read_bytes": 700},
             "ext4",
             700,
         ),
-        ({"devices": busy(sda=0.5), "device_read_bytes": 800, "process_read_bytes": 0}, "ext4", 0),
-        ({"devices": busy(sda=0.5), "device_read_bytes": 800}, "ext4", 800),
+        ({"devices": {"sda": 0.5}, "device_read_bytes": 800, "process_read_bytes": 0}, "ext4", 0),
+        ({"devices": {"sda": 0.5}, "device_read_bytes": 800}, "ext4", 800),
         ({"network_read_bytes": 600, "process_read_bytes": 500}, "nfs4", 500),
         ({"network_read_bytes": 600, "process_read_bytes": 0}, "nfs4", 600),
         ({"process_read_bytes": 500}, "tmpfs", 0),
@@ -256,9 +265,6 @@ def test_a_share_is_known_or_it_is_said_why_not(
     found = gather(report(*epochs, file_system=kind, resident_before=0.25))
     assert found.measured["page_cache_share"] == (None if share is None else pytest.approx(share))
     assert note in "; ".join(found.notes)
-
-
-WORKLOAD = load_workload("unet3d_h100")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -341,3 +347,124 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
         own = max(in_reads, min(few, 1.3 * in_reads))
         half = 2 / (1 / own + 1 / wanted) if wanted > own else 0.0
         assert many <= max(1.15 * own, half) * (1 + 1e-9)
+
+
+# --- what a cache is worth ------------------------------------------------------------------------
+
+
+GB = 10**9
+PRELOAD = {"num_files": 1, "num_bytes": 10 * GB, "seconds": 2.0, "read_share": 0.5}
+
+
+def cached(seconds: list[float], hits: list[float], **changes: Any) -> CacheMeasured:
+    """Return the fields of a cache that holds all 10 GB; each epoch reads them."""
+    fields: dict[str, Any] = {
+        "emulated_origin": "",
+        "capacity_bytes": 10 * GB,
+        "hit_share_per_epoch": hits,
+        "hit_bytes_per_epoch": [hit * 10 * GB for hit in hits],
+        "origin_bytes_per_epoch": [(1 - hit) * 10 * GB for hit in hits],
+        "cache_write_bytes_per_epoch": [(1 - hit) * 10 * GB for hit in hits],
+        "seconds_per_epoch": seconds,
+        "settle_seconds_per_epoch": [0.0] * len(hits),
+        "preload": None,
+        "one_drive": False,
+        "endurance_bytes": None,
+        "planned_hit_share_per_epoch": hits,
+        "cache_read_bytes_per_epoch": [hit * 10 * GB for hit in hits],
+    }
+    return cast(CacheMeasured, fields | changes)
+
+
+def metrics_of(seconds: list[float], first_steps: list[float] | None = None) -> Metrics:
+    """Return epochs of two steps: 1 s of compute each, and so many seconds without the first."""
+    steps = np.zeros((len(seconds), 2), STEP)
+    steps["epoch"], steps["step"] = np.arange(len(seconds))[:, None], np.arange(2)
+    steps["compute"] = steps["computation_time"] = 1.0
+    steps["wait"][:, 1] = np.array(seconds) - 1
+    steps["wait"][:, 0] = first_steps or 0.0
+    return measure(steps)
+
+
+def told(found: CacheMeasured, first_steps: list[float] | None = None) -> list[str]:
+    """Return the lines of a cache whose epochs took `seconds_per_epoch` without the first step."""
+    metrics = metrics_of(list(found["seconds_per_epoch"]), first_steps)
+    found["pays_from_epoch"] = pays_from(found, metrics)
+    found["can_save"] = can_save(found, metrics)
+    document = with_metrics(Summary(measured={"cache": found}), WORKLOAD, metrics)
+    _, lines, *_ = present_cache(document)
+    return render_text([lines]).splitlines()
+
+
+def test_hosts_copy_beforehand_together_and_the_slowest_ends_it() -> None:
+    both = Preload(3, 10, 2.0, 0.5), Preload(1, 5, 4.0, 0.25)
+    assert _preload(both) == {"num_files": 4, "num_bytes": 15, "seconds": 4.0, "read_share": 0.375}
+    assert _preload([*both, None]) is None
+
+
+SAVES = "the cache saves time from epoch"
+SLOW_FILL = {"settle_seconds_per_epoch": [12.0, 0.0]}
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (cached([10, 5], [0.0, 1.0]), f"cold AU 10%, warm AU 20%, {SAVES} 2 on"),
+        (
+            # The fill has taken 12 s more than an epoch from the origin; a warm one saves 5 s.
+            cached([10, 5], [0.0, 1.0], **SLOW_FILL),
+            "cold AU 10%, warm AU 20%, the cache saves time from epoch 4 on (assuming "
+            "later epochs equal the last)",
+        ),
+        (cached([10, 10], [0.0, 1.0]), "cold AU 10%, warm AU 10%, the cache saves no time"),
+        (cached([10, 10], [0.0, 0.0]), "cold AU 10%, hits are too rare for the cache to save time"),
+        (cached([10], [0.0]), "cold AU 10%; more epochs (train.epochs) show warm ones"),
+        (cached([10, 5], [0.0, 1.0], one_drive=True), "cold AU 10%, warm AU 20%"),
+        (cached([1.01, 1.0], [0.0, 1.0]), "cold AU 99%, warm AU 100%"),
+        (cached([1.03, 1.0], [0.0, 1.0]), f"cold AU 97%, warm AU 100%, {SAVES} 2 on"),
+        (cached([1.0], [1.0], preload=PRELOAD), f"warm AU 100%, {SAVES} 3 on "),
+    ],
+)
+def test_what_a_cache_is_worth(found: CacheMeasured, line: str) -> None:
+    lines = [text for text in told(found) if "AU" in text]
+    assert lines[0].startswith(line) if line.endswith(" ") else lines[0] == line
+
+
+def test_the_loaders_start_is_no_gain_of_a_cache() -> None:
+    found = cached([10, 10], [0.0, 1.0])
+    (line, *_) = told(found, first_steps=[20.0, 0.0])
+    assert line == "cold AU 10%, warm AU 10%, the cache saves no time"
+
+
+def test_the_wear_of_a_cache_is_that_of_its_last_epoch() -> None:
+    found = cached([10, 10], [0.0, 0.5], emulated_origin="at 1 GB/s")
+    (line,) = told(found)[1:]
+    assert line == (
+        "cache's wear: 9.3 GiB written to the cache in the first epoch, 4.7 GiB in the last, 0.50 "
+        "of its capacity; 500 MB/s if such epochs follow one another; drive.endurance=14PB says "
+        "for how many years (origin emulated at 1 GB/s)"
+    )
+    lasting = cached([10, 10], [0.0, 0.5], endurance_bytes=365 * 86_400 * 2 * 500 * 10**6)
+    assert ", for 2 years of its drives' life (drive.endurance)" in told(lasting)[1]
+
+
+def watched(*epochs: PlaceCounts, read: int = 10 * GB, hosts: int = 1) -> dict[str, object]:
+    found = watched_fields([hosts * read] * len(epochs), [epochs] * hosts, [1.0] * len(epochs))
+    return dict(found)
+
+
+COLD = PlaceCounts(12 * GB, GB, 11 * GB, 3.5)
+WARM = PlaceCounts(10**7, 9 * GB, 10**6, 1.25)
+
+
+def test_hits_are_what_the_origin_did_not_give() -> None:
+    found = watched(COLD, WARM, PlaceCounts(4 * GB, None, 2 * GB, None))
+    assert found["hit_share_per_epoch"] == [0.0, 0.999, 0.6]
+    assert found["fill_ratio_per_epoch"] == [11 / 12, None, 0.5]
+    assert found["cache_read_bytes_per_epoch"] == [GB, 9 * GB, None]
+    assert found["daemon_cpu_seconds_per_epoch"] == [3.5, 1.25, None]
+
+
+def test_drives_delivered_no_more_than_was_read() -> None:
+    found = watched_fields([10 * GB, 10 * GB], [[COLD, WARM]], [1.0, 1.0])
+    assert [stored_behind(found, 0), stored_behind(found, 1)] == [10 * GB, 9 * GB + 10**7]

@@ -1,4 +1,4 @@
-"""A run's folder: what is written is read back, and damage is one line."""
+"""A run's folder and its summary: what is written is read back, and damage is one line."""
 
 import json
 import resource
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.lib.recfunctions
 import pytest
 
+from dlemu.cli.main import run
 from dlemu.errors import RunError
 from dlemu.judge import records
 from dlemu.judge.records import (
@@ -24,6 +25,9 @@ from dlemu.judge.records import (
     write_steps,
     write_summary,
 )
+from dlemu.judge.summary import header
+from tests.lab.commands import QUICK, generate
+from tests.lab.stored import SYSTEM, store_run
 
 
 def some_steps(rank: int = 0, number: int = 3) -> Steps:
@@ -61,7 +65,7 @@ def test_a_cut_file_is_one_line_wherever_it_is_cut(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, some_steps())
     path = tmp_path / "steps.0.npy"
     content = path.read_bytes()
-    for length in range(len(content)):
+    for length in [*range(0, len(content), 7), len(content) - 1]:
         path.write_bytes(content[:length])
         with pytest.raises(RunError, match="is damaged"):
             read_steps(tmp_path)
@@ -87,25 +91,12 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
 
 
 def test_a_summary_comes_back(tmp_path: Path) -> None:
-    write_summary(
-        tmp_path,
-        {
-            "au": np.float64(92.5),
-            "per_accelerator": np.array([1, 2]),
-            "nothing": float("nan"),
-            "much": float("inf"),
-            "folder": Path("/data"),
-            "list": (True, None, "µ"),
-        },
-    )
-    assert read_summary(tmp_path) == {
-        "au": 92.5,
-        "per_accelerator": [1, 2],
-        "nothing": None,
-        "much": None,
-        "folder": "/data",
-        "list": [True, None, "µ"],
-    }
+    values = {"au": np.float64(92.5), "per_accelerator": np.array([1, 2]), "folder": Path("/data")}
+    values |= {"nothing": float("nan"), "much": float("inf"), "list": (True, None, "µ")}
+    write_summary(tmp_path, values)
+    plain = {"au": 92.5, "per_accelerator": [1, 2], "folder": "/data"}
+    plain |= {"nothing": None, "much": None, "list": [True, None, "µ"]}
+    assert read_summary(tmp_path) == plain
     text = (tmp_path / "summary.json").read_text()
     assert json.loads(text) and text.endswith("}\n") and text.startswith('{\n  "au"')
 
@@ -169,3 +160,72 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path: Path) -> Non
         assert len(read_steps(tmp_path)) == 3, "the older file is whole"
     write_summary(tmp_path, {"status": "failed"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.0.npy", "summary.json"]
+
+
+# --- summary.json, of this version and of others --------------------------------------------------
+
+
+DLIO = Path(__file__).parents[1] / "data" / "dlio_2.0.0"
+
+
+def test_a_report_keeps_what_another_version_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store_run(tmp_path / "run", wait=0.1)
+    path = tmp_path / "run" / "summary.json"
+    tree = json.loads(path.read_text())
+    tree["measured"]["of_tomorrow"] = tree["of_tomorrow"] = [1, {"a": None}]
+    path.write_text(json.dumps(tree))
+    assert run(["report", str(path.parent), "--json"]) == 1
+    again = json.loads(capsys.readouterr().out)
+    assert list(again.items()) == [("folder", str(path.parent)), *tree.items()], "in this order"
+
+
+_NOT_KEPT = {"host_processor_name", "host_cpuinfo", "host_meminfo"}
+"""DLIO's fields that say nothing of the run; `versions` and `measured` say more."""
+
+
+def test_the_fields_of_dlio_are_there_with_its_types(tmp_path: Path) -> None:
+    """Scripts that read DLIO's summary.json go on to work."""
+    dlio = json.loads((DLIO / "summary.json").read_text())
+    words = [*QUICK, generate(tmp_path), f"output.folder={tmp_path / 'run'}"]
+    assert run(["run", *words, "num_accelerators=2"]) in (0, 1)
+    ours = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (dlio.keys() - _NOT_KEPT) <= ours.keys()
+    assert dlio["metric"].keys() <= ours["metric"].keys()
+    for name in dlio.keys() - _NOT_KEPT:
+        assert kind(ours[name]) == kind(dlio[name]), name
+    for name, value in dlio["metric"].items():
+        assert kind(ours["metric"][name]) == kind(value), name
+    assert (ours["num_accelerators"], ours["epochs"], ours["num_files_train"]) == (2, 2, 56)
+    assert ours["potential_caching"] == [1] and len(ours["host_memory_GB"]) == 1
+    assert ours["data_size_per_host_GB"] == pytest.approx(56 * 20000 / 2**30)
+
+
+def kind(value: object) -> object:
+    """Return a value's type, and that of a list's first value."""
+    return (list, type(value[0])) if isinstance(value, list) else type(value)
+
+
+OTHERS: dict[str, dict[str, object]] = {
+    "storage:  xfs at /mnt/d1, vda (275 GB), the root disk": {
+        "drives": [{"name": "vda", "model": "", "size_bytes": 275e9}],
+        "is_root": True,
+    },
+    "storage:  nfs4 at /mnt/d1, from server:/x": {
+        "file_system": "nfs4",
+        "source": "server:/x",
+        "drives": [],
+    },
+    "storage:  tmpfs at /mnt/d1, in memory: no drive is read": {
+        "file_system": "tmpfs",
+        "in_memory": True,
+    },
+    "host:     node1, and 2 other hosts, 1 CPU": {"cpus": 1.0, "memory_bytes": 0},
+}
+
+
+@pytest.mark.parametrize("line", OTHERS)
+def test_other_storage_and_hosts(line: str) -> None:
+    differs = SYSTEM | OTHERS[line]
+    assert line in header({"workload": "x", "num_hosts": 3, "system": [differs]})

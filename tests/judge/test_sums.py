@@ -1,6 +1,5 @@
 """Sums of ranks that are joined are the sums of all records."""
 
-import pickle
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -112,18 +111,6 @@ def test_what_is_not_whole_is_refused(what: str, bad: Callable[[Steps], Steps]) 
         with pytest.raises(RunError, match="epoch 0: not every accelerator has the steps 0 to 11"):
             measure_sums(sums)
     assert sum_all([("a", bad(one)), ("b", two)], Rule()).of_all(2).epochs == ()
-
-
-def test_rank_0_holds_a_row_a_step_and_a_row_an_accelerator() -> None:
-    """So a job's sums grow with its accelerators and with its steps, not with their product."""
-
-    def num_bytes(sums: Sums) -> int:
-        return sum(len(pickle.dumps(each, 5)) for each in sums.epochs)
-
-    steps = records(np.random.default_rng(1), 64, 1)[0]
-    one, all_ = (sum_all([("a", steps[:num])], Rule()) for num in (1, 64))
-    grown = num_bytes(all_) - num_bytes(one)
-    assert grown < 63 * 128 < steps.nbytes / 8
 
 
 def losses_of(steps: Steps, names: list[str], preprocess_seconds: float = 0.0) -> Losses:
@@ -240,14 +227,6 @@ def test_each_block_loses_its_first_step_and_no_stall_counts() -> None:
     assert metrics.delivered_au_percentage == pytest.approx(100 * 6 / 75)
     assert metrics.checkpoints is not None
     assert (metrics.checkpoints["number"], metrics.checkpoints["total_stall_seconds"]) == (1, 50)
-
-
-def test_a_checkpoint_after_the_last_step_cuts_nothing() -> None:
-    steps = steps_with({2: 4.0}, [9, 1, 1])
-    metrics, plain = measure(steps), measure(steps_with({}, [9, 1, 1]))
-    assert metrics.au_percentage == plain.au_percentage
-    assert metrics.epochs[0].num_blocks == 1
-    assert metrics.epochs[0].seconds == plain.epochs[0].seconds + 4
 
 
 def test_a_block_too_short_for_the_rule_does_not_count() -> None:

@@ -47,38 +47,15 @@ from dlemu.tools import doctor
 from dlemu.tools.doctor import Check
 from tests.lab.commands import SMALL
 from tests.lab.settings import QUICK, apply
-from tests.lab.stored import RENDERED, STORED, SYSTEM, VERSIONS, flat
+from tests.lab.stored import MADE, RENDERED, STORED, SYSTEM, VERSIONS, flat
 
 FOLDER = Path(__file__).parents[1] / "golden"
 REFUSALS = FOLDER.with_name("refusals.toml")
 _PROMPT = "$ "
 _LONG_NUMBER = re.compile(r"\b\d+\.\d{8,}(e[+-]\d+)?\b")
-_CHECKS = [
-    Check("Python", "ok", "3.11.0"),
-    Check("CPUs", "note", "8 of 16 may be used (affinity or cgroup quota)", "raise the limit"),
-    Check("PyTorch", "missing", "not installed", "pip install 'dlemu[torch]'"),
-    Check("NumPy", "ok", "2.0.0"),
-    Check("h5py", "ok", "3.0.0"),
-    Check("O_DIRECT", "ok", "works, aligned to 512 bytes"),
-]
+_CHECKS = [Check(*each) for each in MADE["checks"]]
 _DISK = shutil._ntuple_diskusage(3_800_000_000_000, 0, 3_800_000_000_000)
-_LIFETIME = Lifetime(
-    host="node1",
-    name="nvme1n1",
-    model="SSD <7450>",
-    capacity_bytes=3_840_755_982_336,
-    block_bytes_written=10**12,
-    host_bytes_written=10**15,
-    host_bytes_read=10**16,
-    media_bytes_written=2 * 10**15,
-    media_source="OCP",
-    waf=2.0,
-    percentage_used=7,
-    available_spare=100,
-    power_on_hours=20000,
-    media_errors=0,
-    missing={},
-)
+_LIFETIME = Lifetime(**MADE["lifetime"])
 
 
 def commands_of(text: str) -> list[str]:
@@ -138,7 +115,7 @@ def refused(text: str) -> tuple[str, list[Refusal]]:
         for name in ("file", "other/x", "empty.yaml"):
             Path(name).touch()
         _dlemu(["datagen", *SMALL, "dataset.data_folder=data"])
-        before = _entries()
+        before = {*map(str, Path().rglob("*"))}
         for line in text.splitlines():
             if line.startswith("["):
                 (first,) = tomllib.loads(line)
@@ -146,17 +123,13 @@ def refused(text: str) -> tuple[str, list[Refusal]]:
                 (more,) = tomllib.loads(line)
                 words = shlex.split(f"{first} {more}")
                 printed = _dlemu(words).replace(folder, "/here")
-                now = _entries()
+                now = {*map(str, Path().rglob("*"))}
                 found.append(Refusal(words, printed, sorted(now - before)))
                 before |= now
                 told = " ".join(each.removeprefix("dlemu: ") for each in found[-1].lines)
                 line = f"{json.dumps(more)} = {json.dumps(told, ensure_ascii=False)}"
             lines.append(line)
     return "\n".join([*lines, ""]), found
-
-
-def _entries() -> set[str]:
-    return set(map(str, Path().rglob("*")))
 
 
 def _rounded(found: re.Match[str]) -> str:

@@ -44,7 +44,6 @@ class _Node:
     runs: greenlet | None = None
     said: list[tuple[float, int, int, bytes]] = field(default_factory=list)
     """Messages of links: arrival, number, sender, message; a heap."""
-    sent: int = 0
     received: int = 0
 
 
@@ -113,7 +112,6 @@ class ManyHosts:
         """Have a message sent."""
         node = self.nodes[sender]
         node.now += _SEND
-        node.sent += 1
         near = sender // self.ranks_per_host == to // self.ranks_per_host
         way = _NEAR if near else _FAR + self._random.expovariate(1 / _JITTER)
         # A connection keeps the order.
@@ -133,11 +131,6 @@ class SimulatedRank(Mpi):
         comm: Any = _Comm(hosts, range(hosts.num_ranks), rank)
         self.hosts = hosts
         self._join(comm, f"h{rank // hosts.ranks_per_host}", _Links(comm))
-
-    @property
-    def node(self) -> _Node:
-        """Has the number of messages that this rank has sent and received."""
-        return self.hosts.nodes[self.rank]
 
 
 class _Links(Links):

@@ -24,16 +24,14 @@ def rows(num_accelerators: int, num_steps: int, **fields: object) -> Steps:
 class Shared:
     """Streams that share a storage's rate, and an accelerator that takes batches in order.
 
-    Each of `num_workers` makes every so many-th batch, at most `window` ahead; a read is one unit.
-    The odd workers get `favour` times as much as the even ones.
+    It takes the next batch as soon as it computes. Each of `num_workers` makes every so many-th
+    batch, at most `window` ahead; a read is one unit.
     """
 
     num_workers: int
     window: int
     rate: float
     compute: float
-    is_pipelined: bool
-    favour: float = 1.0
     now: float = 0.0
     left: dict[int, float] = field(default_factory=dict)
     begun: dict[int, float] = field(default_factory=dict)
@@ -50,7 +48,7 @@ class Shared:
             steps["read"][0, step] = self.ready[step] - self.begun[step]
             end = self.now + self.compute
             while self.now < end:
-                self._run(step + self.is_pipelined, num_steps, until=end)
+                self._run(step + 1, num_steps, until=end)
         return steps
 
     def _run(self, taken: int, num_steps: int, until: float) -> None:
@@ -65,13 +63,11 @@ class Shared:
         if not self.left:
             self.now = until
             return
-        weights = {batch: self.favour if batch % 2 else 1.0 for batch in self.left}
-        unit = self.rate / sum(weights.values())
-        first = min(left / weights[batch] / unit for batch, left in self.left.items())
-        seconds = min(until - self.now, first)
+        each = self.rate / len(self.left)
+        seconds = min(until - self.now, min(self.left.values()) / each)
         self.now = until if seconds == until - self.now else self.now + seconds
         for batch in list(self.left):
-            self.left[batch] -= seconds * unit * weights[batch]
+            self.left[batch] -= seconds * each
             if self.left[batch] < 1e-9:
                 del self.left[batch]
                 self.ready[batch] = self.now

@@ -42,7 +42,8 @@ from dlemu.judge.records import STEP, write_config, write_steps, write_summary
 from dlemu.judge.summary import RunRow
 from dlemu.judge.sums import Rule, sum_all
 from dlemu.ranks.world import Alone
-from dlemu.report.checkpoint import present_plan
+from dlemu.report.blocks import Facts
+from dlemu.report.checkpoint import facts_of_plan
 from dlemu.report.paths import present_paths
 from dlemu.report.predict import present_calibration
 from dlemu.report.sizing import present_sizing, write_table
@@ -66,8 +67,8 @@ from tests.lab.limits import limit_lines
 
 GIB = 1 << 30
 DATA = "/mnt/d1/unet3d"
-_MADE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-SYSTEM, VERSIONS = _MADE["system"], _MADE["versions"]
+MADE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+SYSTEM, VERSIONS = MADE["system"], MADE["versions"]
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def _steps(wait: float, epochs: int = 2, accelerators: int = 4, steps: int = 12)
 def counted_interval(seconds: float, read: int, **changes: Any) -> IntervalSummary:
     """Return what a host with CPUs to spare counted while so many bytes were read."""
     read_bytes = {"device_read_bytes": read, "process_read_bytes": read}
-    return IntervalSummary(seconds=seconds, **(read_bytes | _MADE["interval"] | changes))
+    return IntervalSummary(seconds=seconds, **(read_bytes | MADE["interval"] | changes))
 
 
 def store_run(
@@ -134,7 +135,7 @@ def store_run(
         file_system="xfs",
         watched=list(watched),
     )
-    begun: Any = _MADE["run"] | {
+    begun: Any = MADE["run"] | {
         "workload": workload.name,
         "data_loader": workload.reader.data_loader,
         "decode": workload.reader.decode,
@@ -178,7 +179,7 @@ def store_runs(folder: Path) -> None:
         rows.append(RunRow({**row, "gap_seconds": 30.0 if number else None}))
         counting += [each.summary] if number else []
     names = ("system", "num_accelerators", "dataset")
-    begun: Any = _MADE["several"] | {name: counting[0][name] for name in names}
+    begun: Any = MADE["several"] | {name: counting[0][name] for name in names}
     begun |= {"start": _time(0), "runs": rows}
     write_summary(folder, {**judge_runs(begun, counting), "end": _time(330)})
 
@@ -255,7 +256,7 @@ def _checkpoint() -> dict[str, Any]:
         "cached_share": 0.0,
     }
     told |= {"saves": saves, "loads": loads, "host_memory_bytes": 256 * GIB}
-    return _MADE["checkpoint"] | {
+    return MADE["checkpoint"] | {
         "start": _time(0),
         "versions": VERSIONS,
         "system": [SYSTEM],
@@ -288,7 +289,7 @@ def sized(**changes: Any) -> Sized:
         Point(n, au, n * 25.0, 2.4e10, "storage", 900.0, "nvme1n1 was busy all the time", 0.01)
         for n, au in ((12, 62.8), (9, 83.7), (8, 94.31), (8, 93.96))
     )
-    values = _MADE["sized"] | {"target": Target("d1", DATA, 1), "workload": workload}
+    values = MADE["sized"] | {"target": Target("d1", DATA, 1), "workload": workload}
     values |= {"folder": Path("/results/size"), "interval": (8.28, 8.46)}
     values |= {"points": points, "confirmations": points[2:]}
     return Sized(**(values | changes))
@@ -320,7 +321,7 @@ def _size(folder: Path) -> str:
 
 
 def _first(**changes: Any) -> First:
-    return First(**(_MADE["first"] | changes))
+    return First(**(MADE["first"] | changes))
 
 
 def _try() -> str:
@@ -338,14 +339,14 @@ def _try() -> str:
 
 def store_calibration(path: Path) -> None:
     """Write the file that `dlemu calibrate` writes."""
-    calibration = Calibration(**_MADE["calibration"])
+    calibration = Calibration(**MADE["calibration"])
     path.write_text(json.dumps(calibration.model_dump(mode="json")))
 
 
 def _calibrate() -> str:
     demand = {"demand_bytes_per_second": load_workload("unet3d_h100").demand}
     return render_text(
-        present_calibration({**demand, **Calibration(**_MADE["calibration"]).model_dump()})
+        present_calibration({**demand, **Calibration(**MADE["calibration"]).model_dump()})
     )
 
 
@@ -363,7 +364,7 @@ def _steptime() -> str:
         for batch in (1, 3, 7)
     ]
     answer = StepTimes(
-        **_MADE["steptime"],
+        **MADE["steptime"],
         workload=load_workload("unet3d_h100"),
         timed=timed,
         preprocessing=Preprocessing(
@@ -380,7 +381,7 @@ def _steptime() -> str:
 
 def _load() -> str:
     document = load_document(
-        Load(model=find_model("llama2_70b"), target=Path("/tmp")), _MADE["load"]
+        Load(model=find_model("llama2_70b"), target=Path("/tmp")), MADE["load"]
     )
     return f"{render_text(present_load(document))}\n\n{flat(document)}"
 
@@ -389,7 +390,7 @@ def _paths() -> str:
     rates: list[tuple[DataPath, float]] = [("host_buffered", 2.5), ("host_direct", 6.5)]
     cells = [
         Cell(
-            **_MADE["paths"],
+            **MADE["paths"],
             path=path,
             io_size=io_size,
             gib_per_second=rate,
@@ -444,7 +445,7 @@ RENDERED: dict[str, Callable[[Path], str]] = {
     "size": _size,
     "try": lambda folder: _try(),
     "calibrate": lambda folder: _calibrate(),
-    "checkpoint": lambda folder: render_text(present_plan(_checkpoint())),
+    "checkpoint": lambda folder: render_text([Facts(facts_of_plan(_checkpoint()))]),
     "steptime": lambda folder: _steptime(),
     "load": lambda folder: _load(),
     "paths": lambda folder: _paths(),

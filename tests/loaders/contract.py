@@ -13,65 +13,52 @@ from numpy.typing import NDArray
 from dlemu.config.model import Workload, check_workload
 from dlemu.datagen import Content, generate
 from dlemu.dataset.layout import Dataset, Layout, layout_of
-from dlemu.dataset.plan import EpochPlan, PlanOptions, plan_epoch, plan_interleaved, plan_streams
+from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.formats import FORMATS
 from dlemu.formats.raw import Bare
 from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.ranks.world import Alone
 
+FILES_OF_5 = {"num_files_train": 6, "num_samples_per_file": 5}
+FILES_OF_13 = {"num_files_train": 2, "num_samples_per_file": 13}
+VARIED = {"record_length_bytes_stdev": 4000.0}
+COLUMNS = [
+    {"name": "a", "dtype": "float32", "size": 2000, "read": True},
+    {"name": "b", "dtype": "float64"},
+    {"name": "c", "dtype": "int8", "read": True},
+    {"name": "d", "dtype": "uint8", "size": 12_001, "read": True},
+    {"name": "e", "dtype": "list", "size": 30, "read": True},
+]
 DATASETS: dict[str, dict[str, object]] = {
     **{
-        str(name): {"format": name, "num_files_train": 26, "record_length_bytes_stdev": 4000.0}
+        str(name): {"format": name, "num_files_train": 26} | VARIED
         for name, format in FORMATS.items()
         if not format.in_columns
         # Bare samples are all read alike.
         if name == "jpeg" or not isinstance(format, Bare)
     },
-    "npz of 5": {"format": "npz", "num_files_train": 6, "num_samples_per_file": 5},
-    "npy of 5": {
-        "format": "npy",
-        "num_files_train": 6,
-        "num_samples_per_file": 5,
-        "record_element_type": "float32",
-    },
-    "hdf5 of 5": {"format": "hdf5", "num_files_train": 6, "num_samples_per_file": 5},
-    "tfrecord of 13": {
-        "format": "tfrecord",
-        "num_files_train": 2,
-        "num_samples_per_file": 13,
-        "record_length_bytes": 20_000.3,
-        "record_length_bytes_stdev": 4000.0,
-    },
-    "webdataset of 13": {
-        "format": "webdataset",
-        "num_files_train": 2,
-        "num_samples_per_file": 13,
-        "record_length_bytes_stdev": 4000.0,
-    },
-    "raw of 13": {"format": "raw", "num_files_train": 2, "num_samples_per_file": 13},
+    "npz of 5": {"format": "npz"} | FILES_OF_5,
+    "npy of 5": {"format": "npy", "record_element_type": "float32"} | FILES_OF_5,
+    "hdf5 of 5": {"format": "hdf5"} | FILES_OF_5,
+    "tfrecord of 13": {"format": "tfrecord", "record_length_bytes": 20_000.3}
+    | VARIED
+    | FILES_OF_13,
+    "webdataset of 13": {"format": "webdataset"} | VARIED | FILES_OF_13,
+    "raw of 13": {"format": "raw"} | FILES_OF_13,
     "indexed of 13": {
         "format": "mmap_indexed_binary",
-        "num_files_train": 2,
-        "num_samples_per_file": 13,
         "record_length_bytes_stdev": 9000.0,
         "record_length_bytes_distribution": "lognormal",
+        **FILES_OF_13,
     },
     "parquet of 13": {
         "format": "parquet",
-        "num_files_train": 2,
-        "num_samples_per_file": 13,
-        "parquet": {
-            "row_group_size": 5,
-            "columns": [
-                {"name": "a", "dtype": "float32", "size": 2000, "read": True},
-                {"name": "b", "dtype": "float64"},
-                {"name": "c", "dtype": "int8", "read": True},
-                {"name": "d", "dtype": "uint8", "size": 12_001, "read": True},
-            ],
-        },
+        "parquet": {"row_group_size": 5, "columns": COLUMNS},
+        **FILES_OF_13,
     },
 }
 """Datasets of about 500 kB; sizes that are no multiple of a page."""
+SHUFFLED = {"reader.file_shuffle": "seed", "reader.sample_shuffle": "seed"}
 BY_DALI = [name for name, keys in DATASETS.items() if FORMATS[str(keys["format"])].by_dali]
 """Those that DALI has readers for."""
 
@@ -96,25 +83,8 @@ class Case:
 
     def plan(self, epoch: int) -> EpochPlan:
         """Return the plan that such files are read by: shuffled, two epochs differ."""
-        layout = self.layout
-        reader = self.workload.reader
-        interleaved = reader.data_loader == "tensorflow"
-        options = PlanOptions(
-            batch_size=reader.batch_size,
-            num_accelerators=self.num_accelerators,
-            epoch=epoch,
-            seed=3,
-        )
-        if interleaved or self.workload.streamed:
-            options = dataclasses.replace(
-                options,
-                num_streams=max(1, reader.read_threads),
-                samples_per_file=layout.samples_per_file,
-                shuffle_samples=True,
-                shuffle_size=reader.shuffle_size,
-            )
-            return (plan_interleaved if interleaved else plan_streams)(layout.num_samples, options)
-        return plan_epoch(layout.num_samples, options)
+        shuffled = self.workload.with_keys(SHUFFLED)
+        return make_plan(shuffled, self.layout, num_accelerators=self.num_accelerators, epoch=epoch)
 
 
 def make_case(

@@ -114,28 +114,13 @@ def test_its_own_readers_are_asked_when_the_loop_would_ask(
 
 
 def test_counts_what_its_own_readers_read(tmp_path: Path) -> None:
-    case = case_of(tmp_path / "npy", "npy", {})
+    case = case_of(tmp_path, "npy", {})
     loader = open_dali(case)
     [first, *_] = steps = check_epoch(case, loader, 0)
     sizes = case.layout.sizes(first[0].samples)
     assert first[0].num_bytes == (sizes + 4096).sum(), "whole files"
     total = sum(batches[0].num_bytes for batches in steps)
     assert loader.path_bytes() == PathBytes(host=total)
-    loader.close()
-
-    case = case_of(tmp_path / "tfrecord", "tfrecord of 13", {"reader.shuffle_size": 1})
-    loader = open_dali(case)
-    steps = check_epoch(case, loader, 0)
-    lengths = {
-        (file, place): int(line.split()[1])
-        for file in range(2)
-        for place, line in enumerate(
-            (tmp_path / "tfrecord" / case.layout.index_paths(file)[0]).open()
-        )
-    }
-    for [batch] in steps:
-        places = [divmod(sample, 13) for sample in batch.samples.tolist()]
-        assert batch.num_bytes == sum(lengths[place] for place in places), "whole records"
     loader.close()
 
 
@@ -162,19 +147,12 @@ def test_damage_is_told_in_one_line(tmp_path: Path, damage: Any, direct: bool) -
     assert "\n" not in text and len(text) < 500
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (b"0 20000\n", "has 1 lines, dataset.num_samples_per_file asks for 13"),
-        (b"zero\n" * 13, "is damaged: a line must be `offset framed_length`"),
-    ],
-)
-def test_a_damaged_index_is_told_in_one_line(tmp_path: Path, content: bytes, text: str) -> None:
+def test_a_damaged_index_is_told_in_one_line(tmp_path: Path) -> None:
     case = case_of(tmp_path, "tfrecord of 13", {})
     path = tmp_path / case.layout.index_paths(1)[0]
-    path.write_bytes(content)
+    path.write_bytes(b"0 20000\n")
     loader = open_dali(case)
-    with pytest.raises(DatasetError, match=f"^{path}: it {text}"):
+    with pytest.raises(DatasetError, match=f"^{path}: it has 1 lines, .* asks for 13"):
         list(loader.epoch(0, case.plan(0)))
     loader.close()
 

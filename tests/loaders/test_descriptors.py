@@ -5,7 +5,6 @@ import gc
 import os
 import resource
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -18,7 +17,7 @@ from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.records import dump_workload
 from dlemu.library import size
-from dlemu.loaders import OTHERS, check_loader, descriptors_needed, make_room, most_accelerators
+from dlemu.loaders import OTHERS, check_loader, descriptors_needed, most_accelerators
 from dlemu.ranks.world import Alone
 from tests.lab import warm
 from tests.lab.waiting import until
@@ -93,21 +92,6 @@ def test_readers_cost_what_the_formula_says(keys: dict[str, object], tmp_path: P
         assert formula == 3 * (1 + 5), "a descriptor each, and one"
 
 
-@pytest.fixture
-def few_allowed() -> Iterator[None]:
-    """The soft limit is what this process has open and little more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 30, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_low_soft_limit_is_raised(few_allowed: None, tmp_path: Path) -> None:
-    keys = {"reader.data_loader": "pytorch", "reader.read_threads": 4, "reader.batch_size": 1}
-    case = make_case(tmp_path, "npz", keys, num_accelerators=8)
-    assert most_open(case) >= 40
-
-
 def tiny(folder: Path, **reader: object) -> Workload:
     """400 samples, enough for a quick search up to 10 accelerators."""
     workload = check_workload(
@@ -169,14 +153,14 @@ def test_workers_that_read_through_a_cache_have_descriptors_for_it(tmp_path: Pat
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_requests_to_a_bucket_are_connections(few_allowed: None, tmp_path: Path) -> None:
-    keys = {
-        "dataset.data_folder": "s3://bucket/data",
-        "storage.endpoint_url": "http://localhost:9000",
-    }
-    workload = tiny(tmp_path, data_loader="threads", gets_in_flight=16).with_keys(keys)
-    limit = make_room(workload, 3)
-    assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= OTHERS + 3 * 2 * 16
+def test_requests_to_a_bucket_are_connections(tmp_path: Path) -> None:
+    workload = tiny(tmp_path, data_loader="threads", gets_in_flight=16).with_keys(
+        {
+            "dataset.data_folder": "s3://bucket/data",
+            "storage.endpoint_url": "http://localhost:9000",
+        }
+    )
+    assert descriptors_needed(workload, 3) == OTHERS + 3 * 2 * 16
 
 
 def test_a_search_ends_at_the_most_that_can_be_run(tmp_path: Path) -> None:

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from dlemu.config.sections import LOADERS
 from dlemu.contract import loader_faults
 from dlemu.dataset.plan import EpochPlan
-from dlemu.loaders import Batch
 from dlemu.loaders.worker import SampleReader
 from tests.lab.dataset import generated
 from tests.lab.waiting import until
@@ -186,21 +184,6 @@ def test_without_workers_each_accelerator_reads_at_its_own_time(
     found = case("npz", **keys)
     with closing(found.open()) as loader:
         check_epoch(found, loader, 0)
-
-
-def test_a_batch_is_one_array_that_is_valid_as_long_as_was_asked(case: MakeCase) -> None:
-    resize = 30_000
-    keys = {"dataset.record_length_bytes_resize": resize, "reader.read_threads": 2}
-    found = case("tfrecord of 13", **keys)
-    with closing(found.open(keep=2)) as loader:
-        before: list[tuple[Batch, NDArray[np.uint8]]] = []
-        for [batch] in loader.epoch(0, found.plan(0)):
-            assert batch.data is not None and batch.lengths is not None
-            assert batch.data.shape == (3, resize) and batch.data.flags.c_contiguous
-            assert batch.lengths.tolist() == [resize] * 3
-            for last, copy in before[-1:]:
-                assert np.array_equal(last.data, copy), "the last batch is still there"  # type: ignore[arg-type]
-            before.append((batch, batch.data.copy()))
 
 
 def _num_tasks(plan: EpochPlan, num_steps: int) -> int:

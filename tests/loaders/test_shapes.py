@@ -9,14 +9,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from dlemu.config.model import Workload, check_workload
 from dlemu.datagen import survey
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats.parquet import Ranges
 from dlemu.loaders import check_loader, open_loader
-from tests.lab.dataset import flip
+from tests.lab.dataset import flip, workload_of
 from tests.loaders.contract import expected, make_case
 
 LOADERS = ["threads", "pytorch"]
@@ -59,43 +58,23 @@ def test_records_in_any_order(
         assert len(read) == len(set(read)) == 24 and sorted(read) != read
 
 
-def parquet_workload(folder: Path, **reader: object) -> Workload:
-    columns = [{"name": "a", "dtype": "float32", "read": True}, {"name": "b", "dtype": "float64"}]
-    columns.append({"name": "l", "dtype": "list", "size": 3, "read": True})
-    return check_workload(
-        {
-            "dataset": {
-                "data_folder": str(folder),
-                "format": "parquet",
-                "num_files_train": 2,
-                "num_samples_per_file": 50,
-                "parquet": {"columns": columns, "row_group_size": 20},
-            },
-            "reader": {"batch_size": 10, "data_loader": "threads"} | reader,
-        }
-    )
-
-
-def write_foreign(folder: Path, **options: object) -> list[bytes]:
-    """Write two files as DLIO does; return the rows of the columns that are read."""
-    (folder / "train").mkdir()
-    rows = []
-    for file in range(2):
-        a = np.arange(50, dtype=np.float32) + 1000 * file
-        lists = np.arange(150, dtype=np.float32) - file
-        parts = {"a": a, "b": np.zeros(50)}
-        column = pa.FixedSizeListArray.from_arrays(pa.array(lists), 3)
-        path = folder / "train" / f"img_{file}_of_2.parquet"
-        pq.write_table(pa.table({**parts, "l": column}), path, row_group_size=20, **options)
-        rows += [a[i].tobytes() + lists[3 * i : 3 * i + 3].tobytes() for i in range(50)]
-    return rows
-
-
 @pytest.mark.parametrize("gap", [0, 1 << 20])
 def test_only_the_columns_that_are_marked_are_read(tmp_path: Path, gap: int) -> None:
     """With a large gap the column between them is read as well, and each row group once."""
-    write_foreign(tmp_path, compression="none", use_dictionary=False)
-    workload = parquet_workload(tmp_path, coalesce_gap=gap)
+    columns = [{"name": "a", "dtype": "float32", "read": True}, {"name": "b", "dtype": "float64"}]
+    columns.append({"name": "l", "dtype": "list", "size": 3, "read": True})
+    workload = workload_of(
+        tmp_path,
+        {"reader.batch_size": 10, "reader.data_loader": "threads", "reader.coalesce_gap": gap},
+        **{"format": "parquet", "num_files_train": 2, "num_samples_per_file": 50},
+        parquet={"columns": columns, "row_group_size": 20},
+    )
+    (tmp_path / "train").mkdir()
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(150, np.float32)), 3)
+    table = pa.table({"a": np.zeros(50, np.float32), "b": np.zeros(50), "l": lists})
+    for file in range(2):  # as DLIO writes them
+        path = tmp_path / "train" / f"img_{file}_of_2.parquet"
+        pq.write_table(table, path, row_group_size=20, compression="none", use_dictionary=False)
     found = survey(tmp_path, workload)
     plan = make_plan(workload, found, num_accelerators=1, epoch=0)
     with closing(

@@ -1,7 +1,10 @@
 """What one worker does for its batches, without a loader around it."""
 
 import ast
+import io
+import itertools
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ from dlemu.datagen import Content
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.formats import FORMATS
+from dlemu.judge.sums import Rule
 from dlemu.loaders import source as loaders_source
-from dlemu.loaders.source import Cost, Slots, Source, Task
+from dlemu.loaders import worker as loaders_worker
+from dlemu.loaders.source import Cost, Slots, Source, Task, Work, block_seconds
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Activity
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage import extents
@@ -154,6 +159,25 @@ def test_a_batch_is_told_what_it_took_itself(source: Source, slept: list[float])
     reader.close()
 
 
+def test_checksums_are_decoding_and_no_reading(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that stands still but in the check."""
+    now = 0.0
+
+    def check(data: memoryview) -> None:
+        nonlocal now
+        now += len(data)
+
+    monkeypatch.setattr(loaders_worker, "Checksum", lambda *_: check)
+    monkeypatch.setattr(extents, "perf_counter", lambda: now)
+    keys = {"reader.check_crc": True, "reader.preprocess_time": 0.0}
+    reader = reader_of(Source.open(Dataset.of(source.workload.with_keys(keys)), keep=0))
+    for cost in read_epoch(reader, source, 0):
+        assert cost.decode_seconds >= cost.num_bytes and cost.read_seconds == 0
+    reader.close()
+
+
 @pytest.mark.parametrize(
     ("name", "known", "looks"),
     [
@@ -288,3 +312,75 @@ def test_a_read_lasts_until_the_worker_does_something_else(monkeypatch: pytest.M
     assert sum(counts.values()) == 4
     assert quantile_of(counts, 0.5) == pytest.approx(0.010, rel=0.05)
     assert quantile_of(counts, 0.99) == pytest.approx(1.0, rel=0.05)
+
+
+def test_the_rest_of_a_block_is_left_for_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = []
+    monkeypatch.setattr(zlib, "decompress", lambda block, **_: blocks.append(block))
+    work = Work(1.0)
+    done = []
+    for seconds in (2.5, 0.4, 0.2, 0.0, 1.9):
+        work.spend(seconds)
+        done.append(len(blocks))
+    assert done == [2, 2, 3, 3, 5]
+
+
+def test_what_a_block_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, now = itertools.cycle([5.0, 2.0, 3.0]), [0.0]
+
+    def decompress(block: bytes, **_: int) -> None:
+        now[0] += next(taken)
+
+    monkeypatch.setattr(zlib, "decompress", decompress)
+    monkeypatch.setattr(loaders_source, "perf_counter", lambda: now[0])
+    assert Work(2.0).spend(6.0) == 10.0, "what it took, not what was asked for"
+
+
+def test_blocks_are_timed_by_as_many_processes_as_there_are_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[object] = []
+
+    class Process:
+        stdin, stdout = io.BytesIO(), None
+
+        def __init__(self, words: list[str], **_: object) -> None:
+            started.append(words)
+            self.stdin, self.stdout = io.BytesIO(), io.BytesIO(b"0.002\n")
+
+        def kill(self) -> None:
+            pass
+
+        wait = kill
+
+    monkeypatch.setattr("dlemu.loaders.source.subprocess.Popen", Process)
+    monkeypatch.setattr("dlemu.loaders.source.usable_cpus", lambda: 6.5)
+    for workers, processes in ((1, 1), (5, 5), (12, 7)):
+        started.clear()
+        assert block_seconds.__wrapped__(workers) == 0.002
+        assert len(started) == processes
+
+
+@pytest.mark.parametrize("loader", ["pytorch", "threads"])
+@pytest.mark.parametrize("how", ["cpu", "sleep"])
+def test_a_worker_computes_or_sleeps(
+    loader: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"data_loader": loader, "batch_size": 2, "read_threads": 0}
+    keys |= {"preprocess_time": 0.01, "preprocess": how}
+    workload = generated(tmp_path, {f"reader.{key}": value for key, value in keys.items()})
+    computed: list[float] = []
+
+    def spend(self: Work, seconds: float) -> float:
+        computed.append(seconds)
+        return 7.0
+
+    monkeypatch.setattr(Work, "spend", spend)
+    with dlemu.make_loader(workload) as batches:
+        decode = [batch.decode_seconds for batch in batches]
+    if how == "cpu":
+        assert computed == pytest.approx([0.01] * 6), "sample by sample"
+        assert min(decode) >= 7.0, "it is in the record, as decoding"
+    else:
+        assert computed == [] and max(decode) < 7.0
+    assert Rule.of(workload).preprocess_seconds == (0 if how == "cpu" else pytest.approx(0.01))

@@ -184,6 +184,9 @@ def test_mlpstorages_runs_are_read_and_a_damaged_one_is_named(leaf: Path, tmp_pa
     )
     assert len(found["runs"]) == 2 and "AU as mlpstorage recorded it" in text_of(folder)
     assert section(read(folder)).rows[0]["as recorded (%)"] == "92.60"
+    both = compare_folders([folder, leaf])[0]["results"]
+    assert both[0]["basis"] == "2 runs"
+    assert both[1]["figures"].keys() == {"au_percentage", "samples_per_second"}
     (folder / "20260701_101500" / "summary.json").unlink()
     assert len(one(folder)["runs"]) == 1 and status_of(read(folder).document) == 1
     passed = {"metric__au": 0.5}
@@ -201,31 +204,23 @@ def test_mlpstorages_runs_are_read_and_a_damaged_one_is_named(leaf: Path, tmp_pa
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "begins"),
-    [
-        (
-            "summary.json",
-            "",
-            "gone",
-            "{leaf} holds no summary.json: DLIO writes it when a run ends",
-        ),
-        ("summary.json", "{", "", "{leaf}/summary.json is damaged: "),
-        ("summary.json", '"train_au_percentage', '"x', "{leaf}/summary.json holds no figures of"),
-        ("summary.json", "91.27854015188012", '"high"', "{leaf}/summary.json is damaged: "),
-        ("0_output.json", "{", "", "{leaf}/0_output.json is damaged: "),
-        (
-            "0_output.json",
-            '"compute":',
-            '"x":',
-            "{leaf}: a <rank>_output.json is damaged: KeyError",
-        ),
-        (".hydra/config.yaml", "workload:", "workload: {", "{leaf}/.hydra/config.yaml is not YAML"),
-    ],
-)
+DAMAGE = {
+    "{leaf} holds no summary.json: DLIO writes it when a run ends": ("summary.json", "", ""),
+    "{leaf}/summary.json is damaged: ": ("summary.json", "{", ""),
+    "{leaf}/summary.json holds no figures of": ("summary.json", '"train_au_percentage', '"x'),
+    "{leaf}/summary.json is damaged: could": ("summary.json", "91.27854015188012", '"high"'),
+    "{leaf}/0_output.json is damaged: ": ("0_output.json", "{", ""),
+    "{leaf}/<rank>_output.json is damaged: KeyError": ("0_output.json", '"compute":', '"x":'),
+    "{leaf}/.hydra/config.yaml is not YAML": (".hydra/config.yaml", "workload:", "workload: {"),
+}
+"""What is replaced in a file, by how the line must begin; a file without a word is gone."""
+
+
+@pytest.mark.parametrize("begins", DAMAGE)
 def test_a_damaged_result_is_one_line(
-    name: str, old: str, new: str, begins: str, leaf: Path, capsys: pytest.CaptureFixture[str]
+    begins: str, leaf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    name, old, new = DAMAGE[begins]
     text = (leaf / name).read_text()
     assert old in text
     (leaf / name).unlink()

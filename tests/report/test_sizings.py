@@ -54,29 +54,6 @@ def test_an_interrupted_search_shows_its_runs(
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ("[", "is damaged: "),
-        ("{}", "is damaged: "),
-        ('{"kind": "sizing", "answers": [3]}', "is damaged: "),
-        (
-            '{"kind": "sizing", "unfinished": {}, '
-            '"answers": [{"target": 1, "workload": 1, "num_accelerators": 1}]}',
-            "or a file beside it is damaged: KeyError '",
-        ),
-    ],
-)
-def test_a_damaged_sizing_is_one_line(
-    content: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "sizing.json").write_text(content)
-    assert run(["report", str(tmp_path)]) == 1
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert said.err.startswith(f"dlemu: {tmp_path}/sizing.json {why}")
-
-
 def runs(*found: tuple[int, float, str]) -> list[dict[str, Any]]:
     first = sized().points[0]
     return [
@@ -95,14 +72,8 @@ def answer_of(**changes: Any) -> Any:
     ("changes", "tone", "said"),
     [
         ({}, "pass", "feeds 8 H100s of 3D U-Net at AU 90% or more; limit: the drive, 24 GB/s"),
-        ({"quick": True}, "caution", "; a quick search"),
         ({"workload": "mine", "num_accelerators": 1}, "pass", "feeds 1 accelerator of mine at "),
         ({"workload": "dlrm_dcnv2_b200", "remarks": ["BUT"]}, "caution", "24 GB/s; BUT"),
-        (
-            {"at_least": True, "fewest_failed": None, "points": []},
-            "caution",
-            "; nothing that was tried failed",
-        ),
         (
             {"points": runs((10, 49.0, "storage"), (9, 77.0, "host cpu"))},
             "pass",
@@ -113,16 +84,12 @@ def answer_of(**changes: Any) -> Any:
             "caution",
             "AU 60.00%, required 90%; limit: loader, so the storage may feed more",
         ),
-        (
-            {"num_accelerators": 0, "points": runs((1, 60.0, "storage"))},
-            "fail",
-            "cannot feed one H100 of 3D U-Net: AU 60.00%, required 90%; one needs 2.86 GB/s, this ",
-        ),
     ],
 )
 def test_an_answer_is_one_sentence_and_green_only_where_nothing_weakens_it(
     changes: dict[str, Any], tone: str, said: str
 ) -> None:
+    """The golden files hold a quick one, a lower bound, and one of a storage that feeds none."""
     answer = answer_of(**changes)
     verdict = present_answer(answer)[0]
     assert isinstance(verdict, Verdict) and verdict.tone == tone and said in sentence(answer)

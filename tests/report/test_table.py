@@ -25,20 +25,6 @@ def read(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def test_the_header_is_written_once(path: Path) -> None:
-    check_table(path, COLUMNS)
-    assert not path.exists(), "a check writes nothing"
-    append_rows(path, COLUMNS, [{"time": 1, "label": 'a "b", c', "value": 0.1, "other": 2}])
-    check_table(path, COLUMNS)
-    append_rows(path, COLUMNS, [{"time": 2, "value": None, "flag": True}, {"value": float("nan")}])
-    assert read(path) == [
-        list(COLUMNS),
-        ["1", 'a "b", c', "0.1", ""],
-        ["2", "", "", "true"],
-        ["", "", "", ""],
-    ]
-
-
 def test_commands_append_at_once(path: Path) -> None:
     def append(number: int) -> None:
         append_rows(path, COLUMNS, [{"time": number, "label": "x" * 5000}])

@@ -1,4 +1,4 @@
-"""A cold start: whom it asks, what it drops, and what it says of it."""
+"""A cold start: whom it asks, what it drops, and what it says of it; a mounted cache, watched."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,7 +14,13 @@ from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 from dlemu.run import cold
 from dlemu.run.cold import ColdStart
+from dlemu.run.job import run_job
 from dlemu.storage.pagecache import Pages
+from tests.lab.cgroups import throttled_reads
+from tests.lab.commands import small_job, summary_of
+from tests.lab.drives import own_drive
+from tests.lab.mounted_cache import rclone_cache
+from tests.lab.shown import text_of
 
 LARGE = 20_000
 ROOT_MOUNT = Mount("1", "0", "8:1", "/", "/", "rw", "ext4", "/dev/sda1", "rw")
@@ -148,18 +154,16 @@ def test_o_direct_makes_a_cold_start_needless(monkeypatch: pytest.MonkeyPatch) -
     assert len(cache.dropped) == 100, "it was asked for"
     assert not cache.looked_at, "few files are dropped at once"
 
+    cache = Cache({"/data/x"})
+    assert start(cache, monkeypatch, output__drop_caches=False) == [], "it was asked not to"
+    assert not cache.looked_at and not cache.dropped
+
 
 def test_one_rank_that_reads_through_the_cache_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(set())
     world = OneOf(0, 1, lambda value: [False] if value is True else [value])
     start(cache, monkeypatch, num_files=100, direct=True, world=world)
     assert len(cache.dropped) == 100
-
-
-def test_nothing_is_dropped_against_the_users_will(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = Cache({"/data/x"})
-    assert start(cache, monkeypatch, output__drop_caches=False) == []
-    assert not cache.looked_at and not cache.dropped
 
 
 def test_who_waits_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,3 +207,48 @@ def test_a_watched_origin_is_cold_too_even_for_direct_reads(
     assert cache.dropped == [str(path) for path in paths]
     assert said[0].startswith("cold start: 2 files of cache.origin dropped from the page cache")
     assert "left out" in said[1]
+
+
+MB = 10**6
+SLOW, FAST = 50 * MB, 500 * MB
+
+
+def test_a_fuse_cache_between_two_drives(tmp_path: Path) -> None:
+    point = tmp_path / "mounted"
+    point.mkdir()
+    with own_drive(64 * MB) as origin, own_drive(64 * MB) as cache:
+        sizes = {"num_files_train": 12, "record_length_bytes": 2 * MB}
+        keys = {f"dataset__{key}": value for key, value in sizes.items()}
+        keys |= {"dataset__record_length_bytes_stdev": 0, "reader__batch_size": 1}
+        job = small_job(origin, **keys, reader__read_threads=2, train__epochs=3)
+        with (
+            throttled_reads(origin, SLOW, (cache, FAST)) as group,
+            rclone_cache(origin, cache, point, enter=group.enter),
+        ):
+            places = {"dataset.data_folder": point / "data", "cache.origin": origin}
+            places |= {"output.folder": tmp_path / "run"}
+            keys = {key: str(place) for key, place in places.items()}
+            job = job.with_keys({**keys, "cache.devices": [str(cache)]})
+            said: list[str] = []
+            outcome = run_job(job, world=Alone(), say=said.append)
+
+    assert outcome is not None
+    assert any("12 files of cache.origin dropped from the page cache" in line for line in said)
+    seen = summary_of(tmp_path / "run")
+    cached, read = seen["measured"]["cache"], 12 * 2 * MB
+    assert cached["read_bytes_per_epoch"][0] >= read
+    # rclone tells the kernel to forget what it has read, and reads some of it again: 1.5 times is
+    # usual (its own counters in /proc say the same).
+    assert read <= cached["origin_bytes_per_epoch"][0] <= 3 * read
+    assert cached["hit_share_per_epoch"][0] < 0.01
+    assert cached["hit_share_per_epoch"][1:] == pytest.approx([1, 1], abs=0.01)
+    assert read <= cached["cache_write_bytes_per_epoch"][0] <= 1.1 * read
+    fill = cached["cache_write_bytes_per_epoch"][0] / cached["origin_bytes_per_epoch"][0]
+    assert cached["fill_ratio_per_epoch"] == [fill, None, None]
+    assert cached["daemon_cpu_seconds_per_epoch"][0] > 0
+    assert cached["seconds_per_epoch"][0] > 0.9 * read / SLOW, "the origin's rate holds the first"
+    assert seen["measured"]["page_cache_share_per_epoch"][0] < 0.01
+    assert not [note for note in seen["notes"] if "no drive was seen" in note]
+    text = text_of(job, outcome.metrics, outcome.summary)
+    assert "mounted cache, watched; bytes in MB" in text
+    assert "warm AU" in text

@@ -1,5 +1,6 @@
 """One run as a library calls it: its folder, its seed, its failures, and an AU known beforehand."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,12 +12,14 @@ from numpy.typing import NDArray
 
 from dlemu import Alone, DlemuError, load_workload, run_job
 from dlemu.datagen.survey import find_dataset
+from dlemu.dataset.layout import Dataset
 from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import read_steps
 from dlemu.judge.summary import Summary
 from dlemu.loaders.cache.host import forecast_tier
 from dlemu.loaders.threads import ThreadsLoader
+from dlemu.run.job import needed_ratio
 from dlemu.sizing.predict import supply_of
 from dlemu.storage.counted import NUM_BINS, bin_of
 from tests.lab.commands import ran, small_job, summary_of
@@ -110,14 +113,9 @@ def test_batches_that_memory_cannot_hold_are_refused(
 ) -> None:
     free = SimpleNamespace(available=1_000_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    with pytest.raises(DlemuError) as error:
+    line = r"^handing over batches takes 1.0 MiB .*\(1 accelerator x 5 batches of 205.1 KiB\)"
+    with pytest.raises(DlemuError, match=line):
         ran(small_job(tmp_path, dataset__record_length_bytes_resize=30_000))
-    assert str(error.value) == (
-        "handing over batches takes 1.0 MiB of memory in this rank (1 accelerator x 5 batches of "
-        "205.1 KiB), 976.6 KiB are free; set reader.hand_over=none, "
-        "dataset.record_length_bytes_resize or a smaller reader.prefetch_size, or emulate fewer "
-        "accelerators"
-    )
 
 
 @pytest.mark.parametrize(
@@ -146,3 +144,58 @@ def test_one_order_for_all_epochs_gives_a_small_lru_cache_no_hit(tmp_path: Path)
         planned = forecast_tier(find_dataset(job, Alone()), Alone(), range(1), 1)
         assert [epoch.hit_share > 0 for epoch in planned.epochs] == [False, hits, hits]
         assert (supply_of(job, origin=1.0, reads=9.0, writes=9.0).hits > 0) is hits
+
+
+PARQUET = [
+    {"name": "a", "dtype": "uint8", "size": 1000, "read": True},
+    {"name": "b", "dtype": "uint8", "size": 3000},
+]
+
+
+@pytest.mark.parametrize(
+    ("keys", "least", "most"),
+    [
+        ({"dataset.format": "npz"}, 1.06, 1.07),
+        # A file of 5120 bytes takes two pages, of which 1024 bytes are the sample.
+        ({"dataset.format": "npy", "dataset.record_length_bytes": 1024}, 8.0, 8.0),
+        (
+            {
+                "dataset.format": "parquet",
+                "dataset.num_samples_per_file": 100,
+                "dataset.parquet.columns": PARQUET,
+                "dataset.parquet.row_group_size": 50,
+            },
+            1.1,
+            1.2,
+        ),
+    ],
+)
+def test_a_format_needs_its_headers_and_whole_pages(
+    keys: dict[str, object], least: float, most: float
+) -> None:
+    more: dict[str, object] = {
+        "dataset.data_folder": "/data",
+        "dataset.num_files_train": 100,
+        "dataset.record_length_bytes": 100_000,
+        "dataset.record_length_bytes_stdev": 0,
+    }
+    dataset = Dataset.of(load_workload("unet3d_h100", more | keys))
+    assert least <= needed_ratio(dataset) <= most
+
+
+def test_what_files_of_others_need_is_in_their_sizes(tmp_path: Path) -> None:
+    keys: dict[str, object] = {
+        "dataset.data_folder": str(tmp_path),
+        "dataset.format": "npy",
+        "dataset.num_files_train": 2,
+        "dataset.record_length_bytes": 10_000,
+        "dataset.record_length_bytes_stdev": 0,
+    }
+    known = Dataset.of(load_workload("unet3d_h100", keys))
+    dataset = Dataset(known.workload, known.layout, known_places=False)
+    assert needed_ratio(dataset) == math.inf, "the files are gone"
+    for number in range(2):
+        path = tmp_path / known.layout.path(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(16_385))
+    assert needed_ratio(dataset) == pytest.approx(20_480 / 10_000)

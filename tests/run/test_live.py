@@ -148,31 +148,6 @@ def records(seed: int = 0) -> Steps:
     return steps
 
 
-@pytest.mark.parametrize("looks", [range(1, NUM_STEPS + 1), (1, 2, 7, NUM_STEPS), (NUM_STEPS,)])
-@pytest.mark.parametrize("edition", ["v1.0", "v2.0"])
-def test_the_au_so_far_is_that_of_the_records(edition: str, looks: range) -> None:
-    whole, steps = records(), records()
-    steps["start"] = 0  # none has ended
-    metric = MetricSection(edition=edition, exclude_start_steps=2)  # type: ignore[arg-type]
-    so_far = StepsSoFar(steps, metric)
-    first = 1 if edition == "v1.0" else 2
-    for done in looks:
-        steps["start"][:done] = whole["start"][:done]
-        so_far.look()
-        so_far.look()  # nothing is counted twice
-        assert so_far.done == done
-        assert so_far.counted == max(0, done - first)
-        if done > first:
-            expected = measure(
-                whole[:done].ravel(),
-                edition=edition,  # type: ignore[arg-type]
-                exclude_start_steps=2,
-            )
-            assert so_far.au_percentage == pytest.approx(expected.au_percentage, rel=1e-12)
-        else:
-            assert so_far.au_percentage is None
-
-
 def test_steps_that_the_edition_leaves_out_at_the_end_do_not_count() -> None:
     steps = records()
     so_far = StepsSoFar(steps, MetricSection(edition="v2.0", exclude_end_steps=3))

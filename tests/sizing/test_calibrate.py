@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +25,6 @@ from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _Calibrator, _jitter, calibrate_host
 from dlemu.sizing.formula import Calibration
 from dlemu.storage.owned import held
-from tests.lab import warm
-from tests.lab.mpirun import mpirun
 
 TINY: dict[str, object] = {
     "dataset.record_length_bytes": 65536,
@@ -50,7 +47,7 @@ def job(tmp_path: Path) -> Workload:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read for a moment in each of the three runs: how exact the figures are is not asked."""
-    monkeypatch.setattr(calibrate, "_SECONDS", 0.5)
+    monkeypatch.setattr(calibrate, "_SECONDS", 0.2)
 
 
 def words(workload: Workload, *left_out: str) -> list[str]:
@@ -215,18 +212,6 @@ def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:
         moved[name] += moved["wait"]
         moved["wait"] = 0.0
         assert _jitter(moved) == pytest.approx(0.003, rel=0.01)
-
-
-@pytest.mark.mpi
-def test_ranks_calibrate_together(job: Workload) -> None:
-    done = subprocess.run(
-        mpirun(2, *warm.command(), "calibrate", *words(job)),
-        capture_output=True,
-        text=True,
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("result: ") == 1
 
 
 def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import os
 import shlex
 import signal
@@ -22,7 +21,7 @@ from dlemu.report.sizing import _next as next_of
 from dlemu.report.sizing import present_sizing
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import Sized, document_of
-from dlemu.sizing.first import Trial, plan_files, scratch_folder, try_storage
+from dlemu.sizing.first import Trial, scratch_folder, try_storage
 from tests.lab import warm
 from tests.lab.drives import drive_folder
 from tests.lab.waiting import until
@@ -240,10 +239,3 @@ def test_no_room_is_said_in_one_line(drive: Path, tmp_path: Path) -> None:
     assert left(drive) == set()
     with pytest.raises(DatasetError, match=r"^/dev/shm lies in memory, where no drive is read"):
         try_storage(trial(Path("/dev/shm"), tmp_path), pytest.fail)
-
-
-def test_workloads_share_the_room(tmp_path: Path) -> None:
-    two = [load_workload(name) for name in ("resnet50_h100", "cosmoflow_h100")]
-    planned = plan_files(tmp_path, two, 1 << 30, most_each=math.inf)
-    sizes = [files.num_bytes for files in planned]
-    assert sum(sizes) <= 1 << 30 and min(sizes) > 0.4 * (1 << 30)

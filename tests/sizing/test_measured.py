@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,7 @@ from dlemu.cli.output import show
 from dlemu.cli.words import Words
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
-from dlemu.dataset.layout import layout_of
-from dlemu.dataset.rule import SizeCheck, measure_memory
-from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.judge.folders import hold
 from dlemu.judge.metrics import measure
@@ -32,8 +31,9 @@ from dlemu.judge.outcome import Outcome, judge_run
 from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps
 from dlemu.judge.summary import Summary
 from dlemu.ranks.world import Alone, World
-from dlemu.sizing.answers import SizingRecord
-from dlemu.sizing.measured import describe_plan, point_of
+from dlemu.sizing.answers import SizingRecord, settings_of
+from dlemu.sizing.measured import point_of
+from dlemu.sizing.search import Point
 from tests.lab import warm
 from tests.lab.commands import execute
 from tests.lab.mpirun import mpirun
@@ -192,14 +192,8 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
     assert (sizing["num_accelerators"], sizing["at_least"], sizing["quick"]) == (3, True, True)
     assert sizing["read_ahead_share"] == pytest.approx(3 / 60)
     assert [point["num_accelerators"] for point in sizing["confirmations"]] == [3, 3]
-    # Each point is what its run's own folder says.
     runs = sorted((folder / "runs").iterdir())
     assert len(runs) == len(sizing["points"])
-    for run, point in zip(runs, sizing["points"], strict=True):
-        summary = json.loads((run / "summary.json").read_text())
-        assert summary["num_accelerators"] == point["num_accelerators"]
-        au = summary["metric"]["train_au_mean_percentage"]
-        assert au == pytest.approx(point["au_percentage"])
     seeds = [load_workload(run / "config.yaml").train.seed for run in runs]
     assert seeds == list(range(123, 123 + len(runs))), "each run reads in an order of its own"
     # The command goes on with the same runs, and shows the same answer.
@@ -251,8 +245,12 @@ def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
 
 EACH_RANK = """
 import sys, dlemu
+from dlemu.sizing import calibrate
+calibrate._SECONDS = 0.2
 with dlemu.make_world() as world:
-    answer = dlemu.size(dlemu.load_workload(sys.argv[1]), world=world, say=lambda text: None)
+    workload = dlemu.load_workload(sys.argv[1])
+    answer = dlemu.size(workload, world=world, say=lambda text: None)
+    calibrate.calibrate_host(workload, world, lambda text: None)
     found = world.gather((answer.num_accelerators, len(answer.confirmations)))
     if world.rank == 0:
         print(found)
@@ -263,6 +261,7 @@ with dlemu.make_world() as world:
 def test_ranks_share_the_accelerators_evenly_and_all_get_the_answer(
     job: Workload, tmp_path: Path
 ) -> None:
+    """And they calibrate together."""
     config = tmp_path / "own.yaml"
     config.write_text(dump_workload(job.with_keys({"size.start": 1})))
     done = subprocess.run(
@@ -271,6 +270,7 @@ def test_ranks_share_the_accelerators_evenly_and_all_get_the_answer(
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[(3, 2), (3, 2)]\n"
+    assert (results_of(job) / "calibration.cosmoflow_h100.json").is_file()
     seen = set()
     for folder in (results_of(job) / "runs").iterdir():
         by_rank = tuple(
@@ -321,20 +321,6 @@ def test_a_table_of_two_targets_and_two_workloads(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_dataset_that_is_too_small_is_refused_with_the_command_that_helps(job: Workload) -> None:
-    whole = job.with_keys({"size.quick": False, "host_memory": "1MiB"})
-    with pytest.raises(DatasetError, match="1,280 files are needed for 1 accelerator ") as refused:
-        size_storage(whole, Alone())
-
-    command = str(refused.value).partition("dlemu datagen ")[2].partition(",")[0]
-    assert "dataset.record_length_bytes=4096" in command
-    assert run_command(["datagen", *command.split()]) == 0
-    keys = {"dataset.num_files_train": "auto", "train.total_training_steps": 60}
-    size_storage(whole.with_keys({**keys, "size.max_accelerators": 1}), Alone())
-    assert sizing_of(job)["read_ahead_share"] is None
-
-
-@pytest.mark.usefixtures("no_pictures")
 def test_a_dataset_that_ends_the_search_gives_an_answer(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -356,22 +342,6 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
     size_storage(larger, Alone())
     again = sizing_of(job)
     assert (again["num_accelerators"], again["bound"]) == (9, "")
-
-
-def test_before_the_first_run_it_says_what_the_files_are_enough_for(job: Workload) -> None:
-    """1,280 files are 500 steps for 2; a step of 10 s makes any storage feed more than that."""
-    slow = {"train.computation_time": 10.0, "dataset.num_files_train": 1280}
-    few = job.with_keys({**slow, "size.quick": False, "host_memory": "1MiB"})
-    enough = SizeCheck(few, layout_of(few), measure_memory(few, Alone()))
-
-    first, runs = describe_plan(enough, 2, 484.7).splitlines()
-
-    assert first.startswith(
-        "this storage may feed 484: 1,280 files are enough for 2; 301,720 more are enough for 606; "
-        "extend it: dlemu datagen workload=cosmoflow_h100 "
-    )
-    assert "dataset.num_files_train=303000" in first
-    assert runs == "about 4 runs of 16:40:03 each: 60 steps x 1 epoch"
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -428,3 +398,52 @@ def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
     done = execute([sys.executable, *command], cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("at least 2; limit: ")
+
+
+# --- the log of a search --------------------------------------------------------------------------
+
+
+SETTINGS = {"num_ranks": 1, "reader.read_threads": 4}
+POINT = Point(3, 91.0, 9.0, 1e6)
+
+
+def test_a_search_goes_on_after_its_last_run(tmp_path: Path) -> None:
+    record = SizingRecord(tmp_path)
+    assert record.open("a", SETTINGS) == [] and not list(tmp_path.iterdir()), "nothing is left"
+    runs = [replace(POINT, num_accelerators=number) for number in range(3)]
+    for number, run in enumerate(runs):
+        record.add("a", run)
+        again = SizingRecord(tmp_path)
+        assert again.open("a", SETTINGS) == runs[: number + 1]
+        assert again.open("b", SETTINGS) == []
+    with pytest.raises(WorkloadError, match=r"holds runs with reader\.read_threads=4, now it is 5"):
+        SizingRecord(tmp_path).open("a", SETTINGS | {"reader.read_threads": 5})
+    content = (tmp_path / "sizing.json").read_text()
+    for damage in (
+        content.rstrip()[:-1],
+        content.replace("91.0", '"x"'),
+        content.replace("91.0", "NaN"),
+    ):
+        (tmp_path / "sizing.json").write_text(damage)
+        with pytest.raises(RunError, match=r"sizing\.json is damaged: .*; remove it, and the"):
+            SizingRecord(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("origin.read_bandwidth", 40 * 10**6),
+        ("cache.policy", "keep"),
+        ("reader.odirect", True),
+        ("host_memory", 1 << 30),
+        ("output.drop_caches", False),
+    ],
+)
+def test_what_changes_a_run_is_a_setting_of_its_search(key: str, value: object) -> None:
+    """Else a search in a named folder would answer with the runs of another storage."""
+    keys: dict[str, object] = {"dataset.data_folder": "/mnt/d1"}
+    before = settings_of(load_workload("unet3d_h100", keys), Alone())
+    after = settings_of(load_workload("unet3d_h100", keys | {key: value}), Alone())
+    assert [name for name in after if before.get(name) != after[name]] == [key]
+    more = {"dataset.num_files_train": 9, "metric.au": 0.5, "size.confirm": 1}
+    assert settings_of(load_workload("unet3d_h100", keys | more), Alone()) == before

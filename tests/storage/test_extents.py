@@ -5,7 +5,6 @@ import mmap
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,22 +114,6 @@ def test_counts_what_the_kernel_handed_over(
     after, _ = _rchar()
     assert reader.bytes_read == NUM_BYTES
     assert after - before - cost == NUM_BYTES
-
-
-def test_a_stream_is_read_in_whole_pieces_and_each_byte_once(
-    opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offsets, preadv = list[int](), os.preadv
-
-    def spy(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
-        offsets.append(offset)
-        return preadv(descriptor, into, offset, flags)
-
-    monkeypatch.setattr(os, "preadv", spy)
-    reader, file = opened(file_path, direct=True, piece_bytes=8192)
-    for start in range(0, 50_000, 1000):
-        reader.read(file, start, [1000], ahead=True)
-    assert offsets == list(range(0, 50_000, 8192))
 
 
 def test_a_short_file_is_named(opened: Opened, file_path: Path) -> None:
@@ -311,14 +294,10 @@ os.wait()
     assert [int(line) for line in done.stdout.split()] == [4096, 2048]
 
 
-@pytest.mark.parametrize("where", ["tmp_path", "memory"])
 @pytest.mark.parametrize("hole", [False, True])
 def test_what_is_in_the_page_cache_takes_few_calls(
-    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, hole: bool
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hole: bool
 ) -> None:
-    if where == "memory":
-        folder = tempfile.TemporaryDirectory(prefix="dlemu-test.", dir="/dev/shm")
-        tmp_path = Path(folder.name)
     path, piece = tmp_path / "file", 1 << 18
     content = np.random.default_rng(1).bytes(20 << 20)
     path.write_bytes(content)
@@ -348,12 +327,12 @@ def test_what_is_in_the_page_cache_takes_few_calls(
     assert [offset for offset, _, _, _ in calls[1:]] == [at + got for at, _, got, _ in calls[:-1]]
     assert any(got > piece for _, _, got, _ in calls)
     small = [call for call in calls if call[1] <= piece]
-    if hole and where == "tmp_path":
+    if hole:
         # From the first byte that must come from storage, it is asked in pieces.
         first = next(number for number, call in enumerate(calls) if call[2] < call[1])
         assert calls[first][3] == os.RWF_NOWAIT and calls[first][0] + calls[first][2] >= 9 << 20
         assert {call[1] for call in calls[first + 1 : -1]} == {piece}
-    elif where == "tmp_path":
+    else:
         assert all(call[3] == os.RWF_NOWAIT for call in calls) and len(calls) < 12, small
     mapped.close()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.errors import DatasetError, WorkloadError
 from dlemu.storage import files, owned
 from dlemu.storage.files import create
 from dlemu.storage.owned import (
@@ -164,21 +164,6 @@ def test_without_a_mark_nothing_is_dlemus(full: OwnedFolder) -> None:
         full.entries()
 
 
-def test_a_link_is_dlemus_only_if_somebody_named_it(full: OwnedFolder) -> None:
-    link = full.path.parent / "link"
-    link.symlink_to(full.path)
-    assert of_steps(link).entries() == full.entries()
-    with pytest.raises(WorkloadError, match="link is a symbolic link, not made by dlemu; rename"):
-        of_steps(link, is_named=False).entries()
-
-
-def test_a_damaged_mark_says_nothing(full: OwnedFolder) -> None:
-    for content in ("", "[1, 2]", "3"):
-        (full.path / "mark.json").write_text(content)
-        with pytest.raises(RunError, match=r"mark.json is damaged \(.*name another some.folder"):
-            full.fields()
-
-
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder, line = of_steps(tmp_path / "file"), r"^some.folder .*file cannot be used \("
@@ -240,15 +225,6 @@ def test_what_has_no_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert str(error.value) == (
         f"{folder} has 2.9 KiB free, too little for a file, 2.9 KiB; free space"
     )
-
-
-def test_a_second_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
-    with held(tmp_path):
-        for seconds in (0.0, 0.1):
-            with pytest.raises(WorkloadError, match="in use"), held(tmp_path, seconds=seconds):
-                pass
-    with held(tmp_path):
-        pass
 
 
 def test_who_has_time_waits(tmp_path: Path) -> None:

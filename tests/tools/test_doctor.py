@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.cli.main import run
 from dlemu.tools import doctor
 from dlemu.tools.doctor import Check, examine, what_stops
 
@@ -65,15 +64,9 @@ def test_a_folder_that_cannot_be_written_is_noted() -> None:
     assert (check.state, check.remedy) == ("note", "generating needs a folder that can be written")
 
 
-def test_the_exit_status_says_whether_the_loader_can_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["doctor", str(tmp_path), "reader.data_loader=threads"]) == 0
-    assert capsys.readouterr().out.startswith("threads can run here\n")
-    assert run(["doctor", "/dev/shm", "reader.data_loader=threads", "reader.gds=require"]) == 1
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("threads with reader.gds=require cannot run here: ")
-    assert "cuFile: " in first
+def test_a_folder_in_memory_is_noted() -> None:
+    check = {check.name: check for check in examine(Path("/dev/shm"))}["drive"]
+    assert "tmpfs measures memory, use a folder on a drive" in check.remedy
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,10 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.config.model import check_workload, load_workload
 from dlemu.config.published import derived_yaml
-from dlemu.errors import WorkloadError
 from dlemu.host.processes import usable_cpus
 from dlemu.tools.steptime.job import StepTimes, batch_sizes
 from dlemu.tools.steptime.measure import Gpu, State, Timed, find_gpu
-from dlemu.tools.steptime.steps import Preprocessing, model_of
+from dlemu.tools.steptime.steps import Preprocessing
 
 STEP = """
 def quick(batch, device):
@@ -79,20 +79,23 @@ def test_the_users_own_step_becomes_a_workload(
 
 
 @pytest.mark.parametrize(
-    ("model", "line"),
+    ("word", "line"),
     [
-        ("own_model:broken", "own_model.py:9: IndexError list index out of range"),
-        ("own_model:no_step", "must return a function that does one step, got int"),
-        ("own_model:nosuch", "own_model.py has no function nosuch"),
+        ("model=own_model:broken", "own_model.py:9: IndexError list index out of range"),
+        ("model=own_model:no_step", "must return a function that does one step, got int"),
+        ("model=own_model:nosuch", "own_model.py has no function nosuch"),
+        ("preprocess=own_model:broken_sample", "own_model.py:20: IndexError list index out of ran"),
+        ("preprocess=own_model:killed_sample", "own_model:killed_sample: a process was killed"),
     ],
 )
-def test_a_wrong_model_gets_one_line(
-    own: list[str], model: str, line: str, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_function_gets_one_line(
+    own: list[str], word: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([*own, f"steptime.model={model}"]) == 1
+    words = ["steptime.model=own_model:quick"] * word.startswith("preprocess")
+    assert run([*own, *words, "reader.read_threads=1", f"steptime.{word}"]) == 1
     [told] = capsys.readouterr().err.splitlines()
-    assert line in told and told.startswith("dlemu: steptime.model")
-    assert not Path("out").exists()
+    assert line in told and told.startswith(f"dlemu: steptime.{word.partition('=')[0]}")
+    assert not Path("out").exists() and not multiprocessing.active_children()
 
 
 def test_preprocessing_is_timed_by_as_many_processes_as_the_job_has_workers(
@@ -121,23 +124,6 @@ def test_workers_that_wait_for_a_core_wait_once(monkeypatch: pytest.MonkeyPatch)
             function="own:f", workers=4, alone=on_core, together=waited, on_core=on_core
         )
         assert found.key()["mean"] == mean
-
-
-@pytest.mark.parametrize(
-    ("function", "line"),
-    [
-        ("own_model:broken_sample", "own_model.py:20: IndexError list index out of range"),
-        ("own_model:killed_sample", "own_model:killed_sample: a process was killed"),
-    ],
-)
-def test_wrong_preprocessing_gets_one_line(
-    own: list[str], function: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [*own, "steptime.model=own_model:quick", "reader.read_threads=1"]
-    assert run([*words, f"steptime.preprocess={function}"]) == 1
-    [told] = capsys.readouterr().err.splitlines()
-    assert line in told and told.startswith("dlemu: steptime.preprocess")
-    assert not multiprocessing.active_children()
 
 
 def test_a_gpu_is_not_replaced_by_the_cpu(
@@ -274,61 +260,41 @@ def test_batches_are_those_around_the_workloads() -> None:
     assert batch_sizes((4, 2), 7) == [2, 4]
 
 
-def test_a_workload_without_a_network_asks_for_one() -> None:
-    assert model_of(None, "resnet50_h100") == "resnet50"
-    with pytest.raises(WorkloadError, match=r"set steptime\.model to one of"):
-        model_of(None, "speech")
+def no_driver() -> None:
+    raise RuntimeError("no driver")
 
 
-class FakeNvml:
-    """As much of pynvml as is used."""
-
-    NVMLError = RuntimeError
-    NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = 1
-
-    def __init__(self, *, driver: bool = True) -> None:
-        self._driver = driver
-
-    def nvmlInit(self) -> None:
-        if not self._driver:
-            raise self.NVMLError("no driver")
-
-    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
-        return number
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.1"
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=1)]
-
-    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
-        return 1980
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
-        return 650_000
-
-    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:
-        return 55
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
-        return 0x4
+def nvml(init: Callable[[], None] = lambda: None) -> Any:
+    """Return as much of pynvml as is used, for a GPU."""
+    return SimpleNamespace(
+        NVMLError=RuntimeError,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=1,
+        nvmlInit=init,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlSystemGetDriverVersion=lambda: b"580.1",
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=1)],
+        nvmlDeviceGetClockInfo=lambda handle, kind: 1980,
+        nvmlDeviceGetPowerUsage=lambda handle: 650_000,
+        nvmlDeviceGetTemperature=lambda handle, kind: 55,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x4,
+    )
 
 
 def test_another_process_on_the_gpu_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
     assert run(["steptime", "workload=unet3d_h100"]) == 1
     assert "another process computes on this GPU: pid 1 (" in capsys.readouterr().err
 
 
 def test_nvml_tells_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(FakeNvml(), 0)
+    gpu = Gpu(nvml(), 0)
     assert gpu.state() == State(sm_mhz=1980, watts=650.0, celsius=55, reasons=4)
     assert gpu.state().throttled_by == ("power cap",)  # type: ignore[union-attr]
     assert State(sm_mhz=345, watts=80.0, celsius=30, reasons=1).throttled_by == (), "idle is none"
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(driver=False))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(no_driver))
     assert find_gpu() is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert find_gpu() is None

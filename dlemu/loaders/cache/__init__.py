@@ -1,4 +1,1 @@
-"""A cache between a slow origin and training: what it hits, its folder, and how workers read by it.
-
-May import the dataset, the formats, storage, the workload and what the host tells.
-"""
+"""A cache between a slow origin and training: what it hits, its folder, how workers read by it."""

@@ -1,4 +1,1 @@
-"""Data paths side by side: host memory, bounce buffers, GPUDirect Storage (`dlemu paths`).
-
-May import gpu, results and the ground.
-"""
+"""Data paths side by side: host memory, bounce buffers, GPUDirect Storage (`dlemu paths`)."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from dlemu.config.model import Drive
 from dlemu.errors import RunError
+from dlemu.host.devices import total
 from dlemu.host.place import Attachment
 from dlemu.host.processes import read_cpu_times
 from dlemu.ranks.world import World
@@ -157,11 +158,11 @@ def sum_of(asked: Asked) -> Asked:
 
 def _cell(asked: Asked, measured: Sequence[_Measured]) -> Cell:
     """Return the cell of a target, or of the sum of several; CPU shares are of all their hosts."""
-    total = Done()
+    done = Done()
     for each in measured:
-        total.merge(each.done)
-    num, latencies, moved = total.latencies.num, total.latencies, total.path_bytes
-    cpu = total.user_seconds + total.system_seconds
+        done.merge(each.done)
+    num, latencies, moved = done.latencies.num, done.latencies, done.path_bytes
+    cpu = done.user_seconds + done.system_seconds
     iops = sum(each.done.latencies.num / each.done.seconds for each in measured)
     hosts = {each.place.host: each for each in measured}.values()
     all_cpus = sum(each.done.seconds * each.use.cpus for each in hosts)
@@ -169,7 +170,7 @@ def _cell(asked: Asked, measured: Sequence[_Measured]) -> Cell:
     ceiling, ceiling_rate = _ceiling(asked, [each.place for each in measured])
     return Cell(
         **asdict(asked),
-        elapsed=total.seconds,
+        elapsed=done.seconds,
         num_ios=num,
         gib_per_second=iops * asked.io_size / 2**30,
         iops=iops,
@@ -177,13 +178,13 @@ def _cell(asked: Asked, measured: Sequence[_Measured]) -> Cell:
         latency_p50=latencies.percentile(50),
         latency_p99=latencies.percentile(99),
         latency_p999=latencies.percentile(99.9),
-        cpu_user_percentage=100 * total.user_seconds / all_cpus,
-        cpu_system_percentage=100 * total.system_seconds / all_cpus,
+        cpu_user_percentage=100 * done.user_seconds / all_cpus,
+        cpu_system_percentage=100 * done.system_seconds / all_cpus,
         host_user_percentage=fmean(each.use.user for each in hosts),
         host_system_percentage=fmean(each.use.system for each in hosts),
         cpu_seconds_per_gb=cpu / (num * asked.io_size / 1e9),
-        cpu_watts=None if part else _sum([each.use.cpu_watts for each in hosts]),
-        gpu_watts=None if part else _sum([each.use.gpu_watts for each in hosts]),
+        cpu_watts=None if part else total([each.use.cpu_watts for each in hosts]),
+        gpu_watts=None if part else total([each.use.gpu_watts for each in hosts]),
         mode=moved.mode,
         p2pdma_bytes=moved.p2pdma,
         nvidia_fs_bytes=moved.nvidia_fs,
@@ -194,12 +195,6 @@ def _cell(asked: Asked, measured: Sequence[_Measured]) -> Cell:
         ceiling=ceiling,
         ceiling_bytes_per_second=ceiling_rate,
     )
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    """Return the sum; None if one of them is not known."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
 
 
 def _ceiling(asked: Asked, places: Sequence[Place]) -> tuple[str | None, float | None]:
@@ -213,7 +208,7 @@ def _ceiling(asked: Asked, places: Sequence[Place]) -> tuple[str | None, float |
         memory[place.host] = place.memory_rate if asked.path in _COPIES else None
     kinds = {place.attached.kind for place in places}
     bounds = {"datasheet": sheets, " and ".join(sorted(kinds)): links, "memory": memory}
-    known = [(rate, name) for name, rates in bounds.items() if (rate := _sum([*rates.values()]))]
+    known = [(rate, name) for name, rates in bounds.items() if (rate := total([*rates.values()]))]
     rate, name = min(known, default=(None, None))
     return name, rate
 

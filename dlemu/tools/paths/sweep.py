@@ -23,13 +23,14 @@ from dlemu.config.sections import Arguments, Listed, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import cpus_of_node, find_attachment, find_connection
 from dlemu.host.wear import WearFields, WearWatch, combine_hosts, has_writes
-from dlemu.judge.folders import first_fields, hold, recorded
+from dlemu.judge.folders import recorded
 from dlemu.judge.records import JsonLines
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import Alone, World
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import lists_gpu
 from dlemu.storage.owned import held
+from dlemu.terminal import silent
 from dlemu.tools.paths.blocks import TO_GPU, Asked, DataPath, Pattern, Work
 from dlemu.tools.paths.cells import (
     SECTOR,
@@ -179,7 +180,7 @@ def run_paths(
     """
     world = Alone() if world is None else world
     if world.rank != 0:
-        on_event = on_begin = _silent
+        on_event = on_begin = silent
     with ExitStack() as stack:
         places = _places(sweep, world, stack, dry=dry)
         for note in (note for place in places for note in place.notes):
@@ -187,8 +188,9 @@ def run_paths(
         rounds = list(_rounds(sweep, places, world))
         wanted = [each for cells in rounds for each in cells]
         if world.rank == 0 and not dry:
-            stack.enter_context(hold(sweep.output, "paths", key="output"))
-        known = world.on_first(lambda: _known(sweep))
+            record = stack.enter_context(recorded(sweep.output, "paths", world, key="output"))
+        store = sweep.output / CELLS
+        known = world.on_first(lambda: {cell.asked: cell for cell in cells_of(JsonLines(store))})
         left = [cells for cells in rounds if not known.keys() >= {*cells}]
         asked = [each for each in wanted if each.target != SUM]
         each, takes = format_seconds(sweep.seconds), format_seconds(len(left) * sweep.seconds)
@@ -198,9 +200,6 @@ def run_paths(
         )
         if dry:
             return []
-        if world.rank == 0:
-            summary = first_fields("paths", None, world)
-            record = stack.enter_context(recorded(sweep.output, summary, world, key="output"))
         for cell in _measure_all(sweep, left, places, world, on_event, on_begin, on_wear):
             known[cell.asked] = cell
         if world.rank != 0:
@@ -219,10 +218,6 @@ def document_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
     last = datetime.fromtimestamp(kept.stat().st_mtime, UTC) if kept.exists() else datetime.now(UTC)
     rows = [asdict(cell) for cell in cells]
     return {"kind": "paths", "day": last.date().isoformat(), "cells": rows}
-
-
-def _silent(text: str) -> None:
-    """Say nothing: rank 0 speaks."""
 
 
 def _places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
@@ -378,11 +373,6 @@ def _rounds(sweep: Sweep, places: Sequence[Place], world: World) -> Iterator[lis
             names = tuple(cell.target for cell in cells)
             at_once = [replace(cell, together=names) for cell in cells]
             yield [*at_once, sum_of(at_once[0])]
-
-
-def _known(sweep: Sweep) -> dict[Asked, Cell]:
-    """Return the cells that the output folder has."""
-    return {cell.asked: cell for cell in cells_of(JsonLines(sweep.output / CELLS))}
 
 
 def _measure_all(

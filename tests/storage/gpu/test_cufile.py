@@ -3,7 +3,6 @@
 import os
 import struct
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -212,30 +211,6 @@ def test_a_whole_file_arrives_and_the_path_is_told(driver: Driver, data_file: Pa
         assert after.mode == expected
         # cuFile counts what was asked of it, the file's last block whole.
         assert sum((after.p2pdma, after.nvidia_fs, after.compat)) == size
-
-
-@pytest.mark.gpu
-def test_threads_read_at_once_each_into_its_own_buffer(
-    gpu: Gpu, driver: Driver, data_file: Path
-) -> None:
-    content = data_file.read_bytes()
-    size = 1 << 20
-
-    def read_parts(worker: int) -> int:
-        gpu.use()
-        num_right = 0
-        with (
-            DeviceMemory(size) as memory,
-            DeviceBuffer(driver, memory.address, size) as buffer,
-            DeviceFile(driver, data_file) as file,
-        ):
-            for start in range(worker * 4096, 8 << 20, size + 4096):
-                file.read(buffer, size, start)
-                num_right += content_of(memory) == content[start : start + size]
-        return num_right
-
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(read_parts, range(8))) == [8] * 8
 
 
 @pytest.mark.gpu

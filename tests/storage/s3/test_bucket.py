@@ -19,7 +19,6 @@ from dlemu.config.compose import compose_words
 from dlemu.config.model import check_workload
 from dlemu.datagen import generate
 from dlemu.ranks.world import Alone
-from dlemu.storage.s3 import store as store_module
 from dlemu.storage.s3.store import Store
 from tests.lab.commands import QUICK, SMALL, dlemu
 from tests.lab.mpirun import mpirun
@@ -109,21 +108,6 @@ def test_formats_and_indexes(outside: S3Store, data: str, form: str, tmp_path: P
     assert len(names(outside)) == (2 if form == "tfrecord" else 1) * 56 + 2
     assert run(["verify", *SMALL, data, more[0], "--full"]) == 0
     assert run(["run", *QUICK, data, *more]) == 0
-
-
-def test_large_objects_are_put_in_parts(
-    data: str, moto: Moto, monkeypatch: pytest.MonkeyPatch, printed: Printed
-) -> None:
-    monkeypatch.setattr(store_module, "_PART_BYTES", 5 << 20)
-    monkeypatch.setattr("dlemu.host.wear.LEAST_BYTES", 1)
-    words = ["workload=unet3d_h100", "dataset.num_files_train=1", data]
-    words += ["dataset.record_length_bytes=11000000", "dataset.record_length_bytes_stdev=0"]
-    assert "wear: " not in printed("datagen", *words), "its drives are another host's"
-    # Two begin and end the upload; an old manifest, and at last plan and journals, are removed.
-    assert moto.seen.methods["POST"] == 2 + 1 + 3
-    # The bucket, the plan and a journal before, 3 parts, a journal, the two of the manifest.
-    assert moto.seen.methods["PUT"] == 1 + 2 + 3 + 1 + 2
-    assert run(["verify", *words, "--full"]) == 0
 
 
 def test_an_interrupted_datagen_goes_on(
@@ -259,20 +243,6 @@ def test_secrets_are_in_no_output(
         for secret in (SECRET, KEY, "a,b c"):
             assert secret not in text, name
     assert "storage.storage_options.secret_access_key=..." in texts[str(tmp_path / "log")]
-
-
-def test_dlio_s_words_mean_the_same(
-    moto: Moto, outside: S3Store, data: str, tmp_path: Path, printed: Printed
-) -> None:
-    words = [
-        "++workload.storage.storage_type=s3",
-        f"++workload.storage.storage_root={outside.config['bucket']}",
-        "++workload.dataset.data_folder=some/where",
-        f"++workload.storage.storage_options.endpoint_url={moto.url}",
-    ]
-    assert run(["datagen", *SMALL, data]) == 0
-    told = printed("run", *QUICK, *words, f"output.folder={tmp_path / 'out'}")
-    assert "ignored" not in told
 
 
 def test_a_search_reads_objects(moto: Moto, data: str, tmp_path: Path, printed: Printed) -> None:

@@ -1,30 +1,35 @@
-"""Cells of `dlemu paths`: what is measured, what is kept, and what it leaves behind."""
+"""Cells of `dlemu paths`: what is measured, by io_uring too, what is kept, what is left behind."""
 
+import ctypes
 import errno
 import json
 import os
 import re
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dlemu.cli import paths
 from dlemu.cli.main import run as run_command
-from dlemu.cli.words import parse
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.wear import WearFields
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
-from dlemu.ranks.world import Alone
 from dlemu.report.stored import read_result
+from dlemu.storage.files import aligned_buffer
 from dlemu.storage.owned import held
 from dlemu.tools.paths import cells as cells_module
 from dlemu.tools.paths import sweep, uring
-from dlemu.tools.paths.blocks import PATTERNS, DataPath, Pattern, Work, perform
+from dlemu.tools.paths.blocks import PATTERNS, DataPath, Latencies, Pattern, Work, perform
 from dlemu.tools.paths.cells import write_random_file
 from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
+from dlemu.tools.paths.uring import Ring
 
 MIB = 1 << 20
 
@@ -48,6 +53,23 @@ def work(folder: Path, **changes: object) -> Work:
 
 
 # --- one measurement ------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=200), st.floats(0, 100))
+def test_percentiles_are_right_to_a_hundred_and_twenty_eighth(
+    values: list[int], percent: float
+) -> None:
+    latencies = Latencies()
+    latencies.add(values)
+    expected = np.percentile(values, percent, method="inverted_cdf") / 1e9
+    assert latencies.percentile(percent) == pytest.approx(expected, rel=1 / 128)
+
+
+def test_no_time_at_all() -> None:
+    latencies = Latencies()
+    latencies.add([0, 0, 3_000_000])
+    assert latencies.percentile(50) < 1e-9
+    assert latencies.percentile(99.9) == pytest.approx(0.003, rel=1 / 128)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -137,24 +159,6 @@ def plan(tmp_path: Path, **changes: object) -> Sweep:
     return Sweep(**plain.model_dump(exclude_unset=True) | changes)
 
 
-def test_each_combination_is_a_cell_and_the_time_is_told_first(tmp_path: Path) -> None:
-    events: list[str] = []
-
-    cells = run_paths(plan(tmp_path, seconds=0.2), events.append)
-
-    asked = [(workers, io_size) for workers in (1, 2) for io_size in (4096, 131072)]
-    assert [(cell.workers, cell.io_size) for cell in cells] == asked
-    for cell in cells:
-        assert cell.mode == "host" and cell.host_bytes == cell.num_ios * cell.io_size
-        assert cell.gib_per_second == pytest.approx(cell.iops * cell.io_size / 2**30)
-        assert 0 < cell.latency_p50 <= cell.latency_p99 <= cell.latency_p999
-        assert 0 < cell.cpu_user_percentage + cell.cpu_system_percentage <= 110
-    assert events[0] == "4 cells, 0 of them measured before; 4 x 200 ms = 800 ms"
-    assert events[1] == f"writing 2 files of 1.0 MiB into {tmp_path}/target"
-    assert events[2].endswith("; 0:01 left") and "left" not in events[-1]
-    assert list((tmp_path / "target").iterdir()) == [], "only its own files, and those removed"
-
-
 def test_what_was_written_to_the_drives_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,13 +176,19 @@ def test_what_was_written_to_the_drives_is_kept(
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
-    first = run_paths(plan(tmp_path), lambda _: None)
+    events: list[str] = []
+    first = run_paths(plan(tmp_path, seconds=0.2), events.append)
+    for cell in first:
+        assert cell.gib_per_second == pytest.approx(cell.iops * cell.io_size / 2**30)
+        assert 0 < cell.latency_p50 <= cell.latency_p99 <= cell.latency_p999
+    assert events[1] == f"writing 2 files of 1.0 MiB into {tmp_path}/target"
+    assert events[2].endswith("; 0:01 left") and "left" not in events[-1]
     store = tmp_path / "output/cells.jsonl"
     lines = store.read_text().splitlines(keepends=True)
     store.write_text("".join(lines[:3]) + lines[3][:40])  # killed while writing the fourth
-    events: list[str] = []
+    events.clear()
 
-    again = run_paths(plan(tmp_path), events.append)
+    again = run_paths(plan(tmp_path, seconds=0.2), events.append)
 
     assert again[:3] == first[:3]
     assert again[3] != first[3], "the fourth was measured anew"
@@ -242,20 +252,6 @@ def test_a_cell_is_shown_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "output").exists() and not any((tmp_path / "target").iterdir())
 
 
-def test_a_command_that_is_refused_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "target").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "least_block", lambda *_: "no such device")
-    with pytest.raises(RunError, match="no such device"):
-        paths.main(parse(["target", "paths=cufile"]), Alone())
-    with pytest.raises(RunError, match="too little"):
-        monkeypatch.setattr(sweep, "least_block", lambda *_: 512)
-        paths.main(parse(["target", "paths=host_buffered", "file_size=1000000GiB"]), Alone())
-    assert [path.name for path in tmp_path.rglob("*")] == ["target"]
-
-
 def test_what_a_path_does_not_take_is_left_out_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +262,11 @@ def test_what_a_path_does_not_take_is_left_out_in_a_line(
     events: list[str] = []
     small = plan(tmp_path, io_sizes=(512,), paths=None, queue_depths=(1, 4))
 
+    with pytest.raises(RunError, match=r"paths=host_io_uring .*\(by the test\)"):
+        run_paths(small.model_copy(update={"paths": ("host_io_uring",)}), lambda _: None)
+    with pytest.raises(RunError, match="too little"):
+        run_paths(plan(tmp_path, file_size=10**18), lambda _: None)
+    assert [path.name for path in tmp_path.rglob("*")] == ["target"]
     assert run_paths(small, events.append) == []
 
     target = tmp_path / "target"
@@ -343,3 +344,102 @@ def test_all_paths_on_a_gpu_and_the_mode_is_told(tmp_path: Path) -> None:
         by_path = cell.p2pdma_bytes + cell.nvidia_fs_bytes + cell.compat_bytes + cell.host_bytes
         assert by_path == cell.num_ios * cell.io_size
         assert (cell.mode == "host") == (cell.path != "cufile")
+
+
+BLOCK = 4096
+needs_ring = pytest.mark.skipif(uring.problem() is not None, reason=str(uring.problem()))
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> Iterator[tuple[int, bytes]]:
+    """An open file of 32 blocks, and its bytes."""
+    data = np.random.default_rng(1).bytes(32 * BLOCK)
+    (tmp_path / "file").write_bytes(data)
+    file = os.open(tmp_path / "file", os.O_RDWR)
+    yield file, data
+    os.close(file)
+
+
+def ring_and_memory(file: int, depth: int, *, writes: bool = False) -> tuple[Ring, memoryview]:
+    memory = aligned_buffer(depth * BLOCK)
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    return Ring(file, depth=depth, size=BLOCK, address=address, writes=writes), memory
+
+
+@needs_ring
+@pytest.mark.parametrize("depth", [1, 4, 13])
+def test_each_place_holds_the_block_that_was_asked_for(
+    depth: int, content: tuple[int, bytes]
+) -> None:
+    file, data = content
+    ring, memory = ring_and_memory(file, depth)
+    asked: list[int] = []
+    blocks = cycle(range(32))
+
+    def next_offset() -> int:
+        asked.append(next(blocks) * BLOCK)
+        return asked[-1]
+
+    latencies: list[int] = []
+    ring.run(next_offset, time.perf_counter_ns() + 20_000_000, latencies.extend)
+    ring.close()
+
+    read = len(asked) - depth  # each place knows its next offset
+    assert len(latencies) == read >= depth, "all that was asked for is waited for and counted"
+    held = [bytes(memory[place * BLOCK :][:BLOCK]) for place in range(depth)]
+    known = {data[offset : offset + BLOCK] for offset in asked}
+    assert set(held) <= known
+    assert len(asked) > 2**4, "the ring has wrapped around"
+
+
+@needs_ring
+def test_a_place_writes_where_it_was_told(content: tuple[int, bytes]) -> None:
+    file, data = content
+    ring, memory = ring_and_memory(file, 2, writes=True)
+    memory[:] = b"x" * len(memory)
+    ring.run(iter([0, 5 * BLOCK]).__next__, 0, len)
+    ring.close()
+
+    now = os.pread(file, 32 * BLOCK, 0)
+    changed = [i for i in range(32) if now[i * BLOCK :][:BLOCK] != data[i * BLOCK :][:BLOCK]]
+    assert changed == [0, 5] and now[:BLOCK] == b"x" * BLOCK
+
+
+@needs_ring
+def test_a_short_or_failed_transfer_is_an_error(content: tuple[int, bytes]) -> None:
+    file, _ = content
+    ring, _memory = ring_and_memory(file, 1)
+    with pytest.raises(RunError, match="short transfer of 100 bytes"):
+        ring.run(lambda: 32 * BLOCK - 100, 0, len)
+    ring.close()
+    ring, _memory = ring_and_memory(1 << 20, 1)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        ring.run(lambda: 0, 0, len)
+    ring.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "setting", "told"),
+    [
+        (errno.EPERM, "2\n", r"kernel.io_uring_disabled is 2; root may set it to 0$"),
+        (errno.EPERM, "0\n", "seccomp forbids it"),
+        (errno.ENOSYS, "0\n", "the kernel has none"),
+        (errno.ENOMEM, "0\n", r"ulimit -l.*smaller queue_depths"),
+    ],
+)
+def test_a_host_without_io_uring_is_told_why_in_a_line(
+    number: int, setting: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disabled = tmp_path / "kernel.io_uring_disabled"
+    disabled.write_text(setting)
+
+    def refuse(*_: object) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    monkeypatch.setattr(uring, "_call", refuse)
+    monkeypatch.setattr(uring, "_DISABLED", disabled)
+    problem = uring.problem()
+    assert problem is not None and "\n" not in problem
+    with pytest.raises(RunError, match=told):
+        raise RunError(problem)
