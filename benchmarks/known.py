@@ -194,9 +194,12 @@ def truth(
     )
 
 
-def slow_answers(seconds: float, *, loader: str) -> Found:
-    """Run on files that take 30 ms a read: records of other sizes, several workers, read ahead."""
-    latency = 0.03
+def slow_answers(latency: float, *, loader: str) -> Found:
+    """Run on files that take so long a read: records of other sizes, several workers, read ahead.
+
+    Both times are long beside what a host takes to wake a process.
+    """
+    seconds = 0.4
     with folder_on_disk() as folder:
         keys = {"reader__data_loader": loader, "train__computation_time": seconds}
         workload = dataset(folder, **_SEVERAL, **keys)
@@ -291,10 +294,10 @@ _CASES: dict[str, dict[str, Callable[[], Found]]] = {
     "files in memory, a fifth of a core": _both(starved_of_cpu),
     "4 workers on one core": _both(one_cpu),
     "others' work on all cores": _both(others_work),
-    "reads take 30 ms, 3 workers, batches of 4 records of 1 to 6 reads": _both(
-        slow_answers, seconds=0.12
+    "reads take 100 ms, 3 workers, batches of 4 records of 1 to 6 reads": _both(
+        slow_answers, latency=0.1
     ),
-    "the same, enough workers for steps of 0.4 s": _both(slow_answers, seconds=0.4),
+    "reads take 30 ms, 3 workers": _both(slow_answers, latency=0.03),
     "disk at 0.7 of the demand, 3 workers, batches of 4 records of many sizes": _both(
         throttled_disk_of_several, share=0.7
     ),

@@ -11,10 +11,9 @@ from dlemu.report.html import render_html
 from dlemu.report.present import present
 from dlemu.report.sizing import draw, write_table
 from dlemu.report.text import render_text
-from dlemu.run.job import Say
 from dlemu.sizing.answers import Sized, answers_twice, document_of
 from dlemu.sizing.measured import size_all
-from dlemu.terminal import say
+from dlemu.terminal import Say, say
 
 
 class _Documented(Protocol):
@@ -75,7 +74,6 @@ def size(workload: Workload, *, world: World | None = None, say: Say = say) -> S
         world or Alone(),
         say,
         on_answer=lambda answers, is_last: keep(answers, say),
-        go_on=lambda folder: f"dlemu.size with output.folder={folder}",
     )
     return answer
 

@@ -21,6 +21,8 @@ _ACTS = re.compile(
 )
 _LONGEST_LINE = 10_000
 """Characters: two of the longest paths of Linux, and what is said of them."""
+Say = Callable[[str], None]
+"""Prints a text for a person: `say`, `silent`, or what somebody else gives."""
 _kept: list[TextIO] = []
 """The stdout that `keep_stdout` keeps."""
 

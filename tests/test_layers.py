@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "meter": "config host judge ranks run storage",
     "sizing": "checkpoint config datagen dataset host judge loaders ranks run storage",
     "report": "checkpoint config host judge meter storage tools",
-    "library": "config ranks report run sizing",
+    "library": "config ranks report sizing",
     "cli": "checkpoint config datagen dataset host judge library loaders ranks report run sizing "
     "storage tools",
 }

@@ -43,10 +43,9 @@ from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.storage.s3 import in_bucket
-from dlemu.terminal import silent
+from dlemu.terminal import Say, silent
 from dlemu.units import format_rate, format_seconds
 
-Say = Callable[[str], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _END_SECONDS = 30.0
 """A thread that ends the process does so within this time."""

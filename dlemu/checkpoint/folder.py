@@ -38,6 +38,7 @@ from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, room
 from dlemu.storage.probe import probe_writing
 from dlemu.storage.s3 import Access, ObjectPath, in_bucket, object_path
 from dlemu.storage.s3.objects import ObjectReader
+from dlemu.terminal import Say
 from dlemu.units import counted, format_bytes
 
 _LEAST_BYTES = 8 << 20
@@ -218,7 +219,6 @@ def place_of(path: Path, access: Access | None, section: CheckpointSection) -> C
     return CheckpointBucket(path, *fields, section=section, access=access)
 
 
-Say = Callable[[str], None]
 _ROOM = 1 << 20
 """Bytes that the record and the folders take, about."""
 

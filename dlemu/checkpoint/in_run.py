@@ -15,7 +15,7 @@ import numpy as np
 
 from dlemu.checkpoint.crew import Crew, Shot
 from dlemu.checkpoint.files import WriteTimes
-from dlemu.checkpoint.folder import Opened, Say, examine, folder_of, opened, step_folder
+from dlemu.checkpoint.folder import Opened, examine, folder_of, opened, step_folder
 from dlemu.checkpoint.plan import Plan, share_of
 from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
@@ -27,6 +27,7 @@ from dlemu.judge.summary import CheckpointFields
 from dlemu.judge.sums import step_seconds
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
+from dlemu.terminal import Say
 from dlemu.units import counted, format_bytes
 
 

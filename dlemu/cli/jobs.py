@@ -191,20 +191,17 @@ def size(workload: Workload, world: World, words: Words) -> Found | None:
     from dlemu.sizing.answers import Sized, document_of
     from dlemu.sizing.measured import size_all
 
-    def resume(folder: Path) -> str:
-        typed = words.as_typed
-        named = any(word.lstrip("+").startswith("output.folder=") for word in typed)
-        more = [] if named else [f"output.folder={folder}"]
-        return shlex.join(["dlemu", "size", *typed, *more])
-
     def tell(answers: list[Sized], is_last: bool) -> None:
         if not is_last:
             show(answers[-1].document, is_last=False)
         keep(answers, say)
 
     live = Live()
-    with show_progress("size", live.now, on=shows(workload, world)):
-        answers = size_all(workload, world, say, on_answer=tell, go_on=resume, live=live)
+    with (
+        _interrupted(lambda: "this goes on after the runs so far", "size", words, world),
+        show_progress("size", live.now, on=shows(workload, world)),
+    ):
+        answers = size_all(workload, world, say, on_answer=tell, live=live)
     if world.rank != 0:
         return None
     folder = answers[0].folder

@@ -9,10 +9,10 @@ from typing import Any
 
 from dlemu.cli.output import Found
 from dlemu.cli.progress import Doing, show_progress
-from dlemu.cli.scripts import Row
 from dlemu.cli.words import DRY_RUN, Words
 from dlemu.judge.records import read_summary, write_text
 from dlemu.ranks.world import World
+from dlemu.report.blocks import Document
 from dlemu.report.in_run import wear_line
 from dlemu.report.paths import plots_of
 from dlemu.terminal import detail, say
@@ -71,7 +71,7 @@ def _write(document: Mapping[str, Any], folder: Path) -> None:
     save_pictures(plots_of(cells), folder / "paths", title=title)
 
 
-def cells_csv(cells: Sequence[Row]) -> str:
+def cells_csv(cells: Sequence[Document]) -> str:
     """Return all figures, a row each cell; times and latencies are in seconds."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Cell)], lineterminator="\n")

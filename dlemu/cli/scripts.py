@@ -29,7 +29,6 @@ from dlemu.report.sizing import shown_runs
 from dlemu.storage.files import append_whole, check_regular
 from dlemu.units import each_once
 
-Row = Mapping[str, Any]
 _MOST_HEADER = 1 << 16
 
 
@@ -253,7 +252,7 @@ def check_table(path: Path, columns: Sequence[str]) -> None:
         ) from None
 
 
-def append_rows(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
+def append_rows(path: Path, columns: Sequence[str], rows: Sequence[Document]) -> None:
     """Append rows, all or none; a new file gets the header first.
 
     Raises:
@@ -290,7 +289,7 @@ def _check_columns(path: Path, head: bytes, columns: Sequence[str]) -> None:
         )
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: Document) -> dict[str, str]:
     """Return a row as text: true and false as JSON has them, what is not known as nothing."""
     cells = {}
     for name, value in plain(row).items():

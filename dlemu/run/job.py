@@ -72,14 +72,13 @@ from dlemu.run.replay import (
     replay_epoch,
 )
 from dlemu.storage.files import count_linked, write_atomically
-from dlemu.terminal import say, silent
+from dlemu.terminal import Say, say, silent
 from dlemu.units import PAGE_BYTES, ceil_div, format_rate, round_up
 
 _PORTION_BYTES = 1 << 28
 """Of records that rank 0 takes from other hosts at a time."""
 _LOOKED_AT = 64
 """Files that are looked at, for links and for what a format adds to its samples."""
-Say = Callable[[str], None]
 OnRun = Callable[[Path, Summary], None]
 """Is given a run's folder and its document."""
 

@@ -29,9 +29,9 @@ from dlemu.judge.outcome import LABEL, judge_runs, row_of
 from dlemu.judge.summary import RunsSummary, Summary, time_of_day
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.world import World
-from dlemu.run.job import OnRun, Say, run_job
+from dlemu.run.job import OnRun, run_job
 from dlemu.run.live import Live
-from dlemu.terminal import say
+from dlemu.terminal import Say, say
 
 _MAX_PREFETCH = 2
 _RUNS = 5

@@ -28,9 +28,9 @@ from dlemu.host.devices import devices_under
 from dlemu.judge.folders import Record, hold
 from dlemu.judge.records import SIZING, check_writable, conditions_of, damaged, read_sizing
 from dlemu.ranks.world import World
-from dlemu.run.job import Say
 from dlemu.sizing.search import Point, Range, Sizing
 from dlemu.storage.files import read_regular
+from dlemu.terminal import Say
 
 _NOT_HERE = {
     "num_accelerators": "it is what is searched for; size.start says where to begin",

@@ -34,12 +34,12 @@ from dlemu.judge.records import Steps, read_steps, write_json
 from dlemu.judge.summary import introduction
 from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
-from dlemu.run.job import Say, check_job, run_job
+from dlemu.run.job import check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.formula import Calibration, step_overhead
 from dlemu.storage.owned import OwnedFolder, held
 from dlemu.storage.s3 import in_bucket
-from dlemu.terminal import complain, say, silent
+from dlemu.terminal import Say, complain, say, silent
 from dlemu.units import ceil_div, counted, format_bytes
 
 _IN_MEMORY = Path("/dev/shm")

@@ -42,14 +42,14 @@ from dlemu.judge.folders import hold
 from dlemu.judge.summary import header
 from dlemu.loaders import most_accelerators
 from dlemu.ranks.world import Alone
-from dlemu.run.job import Say, check_job
+from dlemu.run.job import check_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import First, Sized, SizingRecord, Target, names_of
 from dlemu.sizing.measured import PROBE_READERS, START_SECONDS, Search, probed_rate
 from dlemu.sizing.search import Goal, Point, Range, Sizing, about_runs, conclude, search
 from dlemu.storage.owned import OwnedFolder, direct
 from dlemu.storage.probe import probe_writing
-from dlemu.terminal import complain, say
+from dlemu.terminal import Say, complain, say
 from dlemu.units import (
     ceil_div,
     format_bytes,

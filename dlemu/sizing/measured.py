@@ -35,7 +35,7 @@ from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import file_sizes, has_tier
 from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
-from dlemu.run.job import Say, check_job, run_job
+from dlemu.run.job import check_job, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import (
     FIRST_DATASET,
@@ -50,7 +50,7 @@ from dlemu.sizing.formula import PredictionInput, predict
 from dlemu.sizing.predict import known_rates, rate_at, supply_of
 from dlemu.sizing.search import Event, Goal, Point, Sizing, about_runs, search
 from dlemu.storage.probe import probe_rate
-from dlemu.terminal import silent
+from dlemu.terminal import Say, silent
 from dlemu.units import ceil_div, counted, format_rate, format_seconds
 
 _PROBE_SECONDS = 3.0
@@ -67,13 +67,11 @@ def size_all(
     say: Say,
     *,
     on_answer: OnAnswer,
-    go_on: Callable[[Path], str],
     live: Live | None = None,
 ) -> list[Sized]:
     """Size every target and workload; return all answers, on all ranks.
 
-    Rank 0 calls `on_answer` after each, with those so far and whether it is the last. When the
-    search is interrupted, `go_on(folder)` is said: how it goes on.
+    Rank 0 calls `on_answer` after each, with those so far and whether it is the last.
     """
     if world.rank != 0:
         say = silent
@@ -84,19 +82,15 @@ def size_all(
     live = live or Live()
     with ExitStack() as stack:
         record = world.on_first(lambda: stack.enter_context(hold_search(workload, world, say)))
-        try:
-            for target, job in jobs:
-                answers.append(Search(target, job, record, world, say, live).run())
-                live.job = ""
-                if world.rank == 0:
-                    is_last = len(answers) == len(jobs)
-                    try:
-                        record.conclude(answers[-1], is_last=is_last)
-                    finally:  # a full disk hides no answer
-                        on_answer(answers, is_last)
-        except KeyboardInterrupt:
-            say(f"interrupted; to resume: {go_on(record.folder)}")
-            raise
+        for target, job in jobs:
+            answers.append(Search(target, job, record, world, say, live).run())
+            live.job = ""
+            if world.rank == 0:
+                is_last = len(answers) == len(jobs)
+                try:
+                    record.conclude(answers[-1], is_last=is_last)
+                finally:  # a full disk hides no answer
+                    on_answer(answers, is_last)
     return answers
 
 

@@ -40,13 +40,12 @@ from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver, availabil
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate
-from dlemu.tools.paths.cells import write_random_files
+from dlemu.tools.paths.cells import OnEvent, write_random_files
 from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
 _MORE_THAN_ASKED = 1.1
 """A small file is read as a page: the share of the model may be this much above `scale`."""
-OnEvent = Callable[[str], object]
 Way = Literal["mmap", "pread", "odirect", "cufile"]
 WAYS: tuple[Way, ...] = get_args(Way)
 

@@ -256,8 +256,11 @@ def test_several_runs_have_the_noise_of_their_spread(
 
 def sizing(folder: Path, number: int, real: float | None, **more: Any) -> Path:
     """Write the answer of a search whose runs are gone."""
-    own = {"num_accelerators": number, "real_accelerators": real, "at_least": real is None}
-    own |= {"interval": None if real is None else [real - 0.3, real + 0.3]}
+    own: dict[str, Any] = {"num_accelerators": number, "real_accelerators": real}
+    own |= {
+        "at_least": real is None,
+        "interval": None if real is None else [real - 0.3, real + 0.3],
+    }
     document = document_of([sized()])
     document["answers"] = [document["answers"][0] | own | more]
     folder.mkdir()

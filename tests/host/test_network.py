@@ -132,12 +132,8 @@ def test_the_link_nearest_to_its_rate_is_named() -> None:
     assert [use.received_share, use.sent_share] == pytest.approx([0.48, 0.6])
     assert (use.received_bytes_per_second, use.sent_bytes_per_second) == (160e6, 75e6)
     assert (use.resent_share, use.unordered_share) == (0.03, 0.005)
-
-
-def test_the_users_rate_is_that_of_all_links_together() -> None:
     use = network_use(COUNTED, 10.0, {"a": 10**9, "b": None}, gbps=2.0)
-    assert use is not None
-    assert use.nic == "a, b"
+    assert use is not None and use.nic == "a, b", "the user's rate is that of all links together"
     assert [use.gbps, use.received_share, use.sent_share] == pytest.approx([2.0, 0.64, 0.3])
 
 

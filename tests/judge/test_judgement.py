@@ -8,12 +8,7 @@ import pytest
 from dlemu.config.model import Workload, load_workload
 from dlemu.judge.evidence import objects_fields
 from dlemu.judge.metrics import Metrics, measure_run
-from dlemu.judge.outcome import (
-    cached_too_much,
-    hidden_share,
-    judge_run,
-    remarks_of,
-)
+from dlemu.judge.outcome import cached_too_much, hidden_share, judge_run, remarks_of
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import Summary
 from dlemu.storage.counted import GetCounts

@@ -138,10 +138,6 @@ class Server:
 class _SlowServer(Server):
     def __init__(self, device: int, source: Path, slow: str) -> None:
         super().__init__(device, source)
-        self._seconds: float
-        self._stalls: str
-        self._on: str
-        self._open_seconds: float
         self._seconds, self._stalls, self._on, self._open_seconds, log = json.loads(slow)
         self._log = Path(log)
         self._threads = ThreadPoolExecutor(64)

@@ -177,8 +177,7 @@ def store_runs(folder: Path) -> None:
         rows.append(RunRow({**row, "gap_seconds": 30.0 if number else None}))
         counting += [each.summary] if number else []
     names = ("system", "num_accelerators", "dataset")
-    first: Any = counting[0]
-    begun: Any = MADE["several"] | {name: first[name] for name in names}
+    begun: Any = MADE["several"] | {name: counting[0].get(name) for name in names}
     begun |= {"start": _time(0), "runs": rows}
     write_summary(folder, {**judge_runs(begun, counting), "end": _time(330)})
 
@@ -255,7 +254,8 @@ def _checkpoint() -> dict[str, Any]:
         "cached_share": 0.0,
     }
     told |= {"saves": saves, "loads": loads, "host_memory_bytes": 256 * GIB}
-    made: dict[str, Any] = MADE["checkpoint"] | {
+    begun: dict[str, Any] = MADE["checkpoint"]
+    return begun | {
         "start": _time(0),
         "versions": VERSIONS,
         "system": [SYSTEM],
@@ -269,7 +269,6 @@ def _checkpoint() -> dict[str, Any]:
         "status": "complete",
         "end": _time(120),
     }
-    return made
 
 
 def store_checkpoint(folder: Path) -> None:

@@ -19,9 +19,9 @@ from dlemu.formats.raw import Bare
 from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.ranks.world import Alone
 
-FILES_OF_5 = {"num_files_train": 6, "num_samples_per_file": 5}
-FILES_OF_13 = {"num_files_train": 2, "num_samples_per_file": 13}
-VARIED = {"record_length_bytes_stdev": 4000.0}
+FILES_OF_5: dict[str, object] = {"num_files_train": 6, "num_samples_per_file": 5}
+FILES_OF_13: dict[str, object] = {"num_files_train": 2, "num_samples_per_file": 13}
+VARIED: dict[str, object] = {"record_length_bytes_stdev": 4000.0}
 COLUMNS = [
     {"name": "a", "dtype": "float32", "size": 2000, "read": True},
     {"name": "b", "dtype": "float64"},

@@ -2,12 +2,14 @@
 
 import errno
 import gc
+import itertools
 import os
 import resource
 import subprocess
 from contextlib import closing
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from unittest.mock import DEFAULT, Mock
 
 import psutil
 import pytest
@@ -188,21 +190,11 @@ def test_a_host_that_gives_no_more_processes_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """torch's half-made iterator prints nothing when it is collected, and no worker is left."""
-    case = make_case(
-        tmp_path,
-        "npz",
-        {"reader.data_loader": "pytorch", "reader.read_threads": 2},
-        num_accelerators=2,
-    )
-    fork, left = os.fork, [3]
-
-    def fork_thrice() -> int:
-        left[0] -= 1
-        if left[0] < 0:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return fork()
-
-    monkeypatch.setattr(os, "fork", fork_thrice)
+    keys = {"reader.data_loader": "pytorch", "reader.read_threads": 2}
+    case = make_case(tmp_path, "npz", keys, num_accelerators=2)
+    refused = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    thrice = itertools.chain([DEFAULT] * 3, itertools.repeat(refused))
+    monkeypatch.setattr(os, "fork", Mock(wraps=os.fork, side_effect=thrice))
     before = set(psutil.Process().children())
     loader = case.open()
     with pytest.raises(RunError, match=r"^no worker 1 of accelerator 1: Resource temporarily"):

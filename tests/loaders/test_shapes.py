@@ -3,6 +3,7 @@
 import os
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -87,8 +88,8 @@ def test_only_the_columns_that_are_marked_are_read(tmp_path: Path, gap: int) -> 
         wanted += file.serialized_size + 8
         for group in range(file.num_row_groups):
             row = file.row_group(group)
-            columns = (0, 2) if gap == 0 else (0, 1, 2)
-            wanted += sum(row.column(number).total_compressed_size for number in columns)
+            taken = (0, 2) if gap == 0 else (0, 1, 2)
+            wanted += sum(row.column(number).total_compressed_size for number in taken)
     assert read == wanted
 
 
@@ -116,23 +117,14 @@ def test_a_footer_that_differs_from_what_was_written(tmp_path: Path) -> None:
         list(opened.epoch(0, case.plan(0)))
 
 
-def test_ranges_of_ones_own_files_are_joined_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_of_ones_own_files_are_joined_once(tmp_path: Path) -> None:
     """All footers are alike, and a large one takes as long as its file."""
-    joined: list[Ranges] = []
-    join = Ranges.joined
-
-    def noted(ranges: Ranges, gap: int) -> object:
-        joined.append(ranges)
-        return join(ranges, gap)
-
-    monkeypatch.setattr(Ranges, "joined", noted)
     case = make_case(tmp_path, "parquet of 13", {"reader.read_threads": 0})
-    with closing(case.open(keep=0)) as opened:
+    join = patch.object(Ranges, "joined", autospec=True, side_effect=Ranges.joined)
+    with join as joined, closing(case.open(keep=0)) as opened:
         for epoch in range(2):
             list(opened.epoch(epoch, case.plan(epoch)))
-    assert len(joined) == 1
+    assert joined.call_count == 1
 
 
 def test_rows_need_decoding_to_be_handed_over(tmp_path: Path) -> None:
@@ -140,7 +132,6 @@ def test_rows_need_decoding_to_be_handed_over(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"hand_over=batch needs reader.decode=library"):
         case.open(keep=1)
     decoded = case.workload.with_keys({"reader.decode": "library"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dlemu.loaders.find_spec", lambda name: None)
-        with pytest.raises(WorkloadError, match=r"needs pyarrow .*pip install 'dlemu\[parquet\]'"):
-            check_loader(decoded, 1)
+    line = r"needs pyarrow .*pip install 'dlemu\[parquet\]'"
+    with patch("dlemu.loaders.find_spec", lambda _: None), pytest.raises(WorkloadError, match=line):
+        check_loader(decoded, 1)

@@ -200,7 +200,7 @@ def test_a_watched_origin_is_cold_too_even_for_direct_reads(
     for path in paths:
         path.touch()
     cache = Cache(set())
-    keys = {"cache__origin": str(tmp_path), "dataset__data_folder": "/mounted/data"}
+    keys: Any = {"cache__origin": str(tmp_path), "dataset__data_folder": "/mounted/data"}
 
     said = start(cache, monkeypatch, num_files=8, direct=True, **keys)
 
@@ -227,8 +227,8 @@ def test_a_fuse_cache_between_two_drives(tmp_path: Path) -> None:
         ):
             places = {"dataset.data_folder": point / "data", "cache.origin": origin}
             places |= {"output.folder": tmp_path / "run"}
-            keys = {key: str(place) for key, place in places.items()}
-            job = job.with_keys({**keys, "cache.devices": [str(cache)]})
+            named = {key: str(place) for key, place in places.items()}
+            job = job.with_keys({**named, "cache.devices": [str(cache)]})
             said: list[str] = []
             outcome = run_job(job, world=Alone(), say=said.append)
 

@@ -250,7 +250,7 @@ calibrate._SECONDS = 0.2
 with dlemu.make_world() as world:
     workload = dlemu.load_workload(sys.argv[1])
     answer = dlemu.size(workload, world=world, say=lambda text: None)
-    calibrate.calibrate_host(workload, world, lambda text: None)
+    list(calibrate.calibrate_host(workload, world, lambda text: None))
     found = world.gather((answer.num_accelerators, len(answer.confirmations)))
     if world.rank == 0:
         print(found)
@@ -370,9 +370,8 @@ def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
     assert (cut["status"], cut["error"]) == ("incomplete", "interrupted")
     below = folder.relative_to(tmp_path)
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said == (
-        f"interrupted; to resume: dlemu size 'workload=a b' size.quick=true output.folder={below}"
-    )
+    goes_on = "interrupted; this goes on after the runs so far: dlemu size"
+    assert said == f"{goes_on} 'workload=a b' size.quick=true"
 
     # Another search does not go on there, nor one in a folder that is in use.
     other = unnamed.with_keys({"size.confirm": 1, "metric.au": 0.02})

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -191,11 +192,9 @@ def test_a_file_is_closed_before_another_is_opened(
 def test_a_drives_error_is_named(
     opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
 ) -> None:
-    def refuse(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     reader, file = opened(file_path, **way)
-    monkeypatch.setattr(os, "preadv", refuse)
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+    monkeypatch.setattr(os, "preadv", Mock(side_effect=error))
     line = rf"^{file_path} cannot be read at byte 8192: Input/output error$"
     with pytest.raises(DatasetError, match=line):
         reader.read(file, 8192, [100])
@@ -226,16 +225,12 @@ def test_a_direct_read_that_ends_between_two_pages_is_not_gone_on_with(
     opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a file's end does that, and from there no O_DIRECT read can begin."""
-    offsets: list[int] = []
-
-    def cut(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
-        offsets.append(offset)
-        return 4096 if len(offsets) == 1 else 904
-
     reader, file = opened(file_path, direct=True, piece_bytes=16384)
+    cut = Mock(side_effect=[4096, 904])
     monkeypatch.setattr(os, "preadv", cut)
     with pytest.raises(DatasetError, match="ends at byte 5000, but held 50003"):
         reader.read(file, 0, [16384])
+    offsets = [given.args[2] for given in cut.call_args_list]
     assert offsets == [0, 4096], "a whole page that came is gone on from"
 
 
@@ -365,23 +360,17 @@ def test_calls_are_counted(
     calls = [1, 1, 2, 4]
     if way["direct"]:
         extents[3], calls = (4000, 16_384), [1, 2, 2, 5]
-    made = []
-    read = os.preadv
-
-    def counted(*words: Any) -> int:
-        made.append(1)
-        return read(*words)
-
-    monkeypatch.setattr(os, "preadv", counted)
+    made = Mock(wraps=os.preadv)
+    monkeypatch.setattr(os, "preadv", made)
     reader, file = opened(file_path, **way)
     for (offset, length), number in zip(extents, calls, strict=True):
-        reader.num_reads, before = 0, len(made)
+        reader.num_reads, before = 0, made.call_count
         reader.read_each(file, [offset], [length])
-        assert reader.num_reads == number == len(made) - before
+        assert reader.num_reads == number == made.call_count - before
     reader.read_each(file, [0, 5000], [100, 100])
     reader.head(file)
     reader.read(file, 0, [20_000])
-    assert reader.num_reads == len(made) - sum(calls[:3])
+    assert reader.num_reads == made.call_count - sum(calls[:3])
 
 
 def test_the_call_that_reads_an_extent_drops_what_is_not_kept_of_it(

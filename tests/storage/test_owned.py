@@ -10,6 +10,7 @@ import threading
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -196,20 +197,12 @@ def test_scratch_files_of_a_killed_process_go_first(tmp_path: Path) -> None:
     assert tmp_path.exists(), "a target's folder is the user's, empty or not"
 
 
-def test_direct_is_what_the_file_system_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in (*files.NO_DIRECT, 0):
-
-        def opens(path: Path, *, direct: bool, number: int = number) -> int:
-            if number:
-                raise OSError(number, os.strerror(number))
-            return create(path)
-
-        monkeypatch.setattr(owned, "create", opens)
-        assert direct(tmp_path) == (number == 0)
-        assert not list(tmp_path.iterdir())
-    monkeypatch.undo()
+def test_direct_is_what_the_file_system_says(tmp_path: Path) -> None:
+    for number in files.NO_DIRECT:
+        with patch.object(owned, "create", side_effect=OSError(number, os.strerror(number))):
+            assert not direct(tmp_path) and not list(tmp_path.iterdir())
+    with patch.object(owned, "create", side_effect=lambda path, **_: create(path)):
+        assert direct(tmp_path) and not list(tmp_path.iterdir())
     with pytest.raises(FileNotFoundError):
         direct(tmp_path / "none")
 
@@ -256,9 +249,7 @@ def test_a_folder_renamed_meanwhile_is_not_held(
 def test_a_file_system_without_locks_is_used_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(descriptor: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    error = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=error))
     with held(tmp_path), held(tmp_path):
         pass

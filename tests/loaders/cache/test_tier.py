@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -164,17 +165,12 @@ def test_what_a_power_failure_may_have_lost_is_not_trusted(tmp_path: Path) -> No
         assert run(workload.with_keys(keys))["hit_share_per_epoch"] == shares
 
 
-def test_an_interrupted_preload_copies_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def join(thread: threading.Thread) -> None:
-        raise KeyboardInterrupt
-
+def test_an_interrupted_preload_copies_nothing_more(tmp_path: Path) -> None:
     workload = made(tmp_path, {"cache.capacity": 1.0, "cache.warm": True, "origin.latency": 3.0})
     before = {*threading.enumerate()}
     with closing(HostTier(Dataset.of(workload), Alone(), range(2))) as tier:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(threading.Thread, "join", join)
+        interrupted = patch.object(threading.Thread, "join", side_effect=KeyboardInterrupt)
+        with interrupted, pytest.raises(KeyboardInterrupt):
             tier.copy(lambda path: None)
         until(lambda: {*threading.enumerate()} <= before, "the end of the threads")
     assert len(entries(tmp_path / "cache")) <= 16, "each of 16 threads ends with its file"
@@ -216,10 +212,8 @@ def test_ranks_of_a_host_share_a_cache(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: str, memory: memoryview, num_bytes: int) -> None:
-        raise RunError(f"{path} cannot be written to the cache: No space left on device")
-
-    monkeypatch.setattr(reader, "write_entry", full)
+    full = RunError("x cannot be written to the cache: No space left on device")
+    monkeypatch.setattr(reader, "write_entry", Mock(side_effect=full))
     for fill in ("sync", "async"):
         workload = made(tmp_path, {"cache.fill": fill, "output.folder": str(tmp_path / fill)})
         with pytest.raises(DlemuError, match="No space left on device"):
@@ -303,25 +297,17 @@ def test_a_folder_that_is_not_this_cache_is_refused_and_kept(
 def test_a_folder_that_cannot_be_claimed_is_not_made(
     claimed: tuple[Workload, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(OwnedFolder, "write", full)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(OwnedFolder, "write", Mock(side_effect=full))
     new = claimed[1].with_name("new")
     with pytest.raises(WorkloadError, match=r"new: No space left on device; name an empty folder"):
         claim(claimed[0].with_keys({"cache.folder": str(new)}))
     assert not new.exists()
 
 
-def test_a_run_that_cannot_begin_lets_the_folder_go(
-    claimed: tuple[Workload, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unlink(path: Path) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    dataset = Dataset.of(claimed[0])
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"):
-        patch.setattr(os, "unlink", unlink)
+def test_a_run_that_cannot_begin_lets_the_folder_go(claimed: tuple[Workload, Path]) -> None:
+    dataset, error = Dataset.of(claimed[0]), OSError(errno.EIO, os.strerror(errno.EIO))
+    with patch.object(os, "unlink", side_effect=error), pytest.raises(OSError, match="Input/out"):
         HostTier(dataset, Alone(), range(1))
     first = claim(claimed[0])
     with pytest.raises(WorkloadError, match="is in use by another dlemu"):

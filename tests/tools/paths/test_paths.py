@@ -289,7 +289,7 @@ def test_a_drive_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("output", ["results", "target"])
 def test_two_sweeps_of_one_folder_do_not_meet(tmp_path: Path, output: str) -> None:
     """The second one would remove and rewrite the files that the first one reads."""
-    one = plan(tmp_path)
+    one = plan(tmp_path, workers=(1,), io_sizes=(4096,))
     target = one.target[0]
     mine = one.model_copy(update={"output": tmp_path / output})
     with held(target), pytest.raises(WorkloadError, match="is in use by another dlemu; wait"):
@@ -326,17 +326,8 @@ def test_all_paths_on_a_gpu_and_the_mode_is_told(tmp_path: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     events: list[str] = []
 
-    cells = run_paths(
-        plan(
-            tmp_path,
-            target=(target,),
-            paths=None,
-            patterns=("seq_read", "random_write"),
-            seconds=1.0,
-            file_size=64 * MIB,
-        ),
-        events.append,
-    )
+    sizes = {"seconds": 1.0, "file_size": 64 * MIB, "patterns": ("seq_read", "random_write")}
+    cells = run_paths(plan(tmp_path, target=(target,), paths=None, **sizes), events.append)
 
     print("\n".join(events))
     assert {c.path for c in cells} >= {"host_buffered", "host_direct", "host_direct_gpu_copy"}

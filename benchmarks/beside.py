@@ -1,9 +1,9 @@
-"""What reading, writing and checkpoints cost, and how fast they are, beside fio and DLIO.
+"""What reading and writing cost, and how fast they are, beside fio, DLIO and obstore.
 
-    python -m benchmarks.fio [parts=read,generate,checkpoint,paths] [rounds=5] [cases=WORD,...]
-        [folder=build/fio] [seconds=1] [json=FILE]
+    python -m benchmarks.beside [parts=read,generate,checkpoint,paths,objects] [rounds=5]
+        [cases=WORD,...] [folder=build/beside] [seconds=1] [json=FILE]
 
-All sides move the same bytes in turn, round after round; fio is the base. `cases` takes those
+All sides move the same bytes in turn, round after round; the first is the base. `cases` takes those
 whose names hold one of the words. Starts of programs are left out: Python's and fio's own, and of
 DLIO (if `make peers` has set it up) by the difference of two runs.
 
@@ -19,6 +19,10 @@ side that makes none either shows what the making takes.
 paths: blocks of `dlemu paths`; fio has psync, which is what its workers do: one blocking call at a
 time. `folder=DRIVE,DRIVE` reads from several at the same time. On tmpfs, where no drive hides it,
 the table shows the price of Python alone.
+
+objects: a dataset from a server of ranges, which is no S3 server (tests/lab/object_server.py). So a
+rate says what this host's client side can do, and nothing about any storage. The base is a plain
+loop of obstore, which asks for the same ranges with as many threads, and drops the bytes.
 """
 
 import contextlib
@@ -27,6 +31,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,15 +60,18 @@ from dlemu.checkpoint.files import Reader, Writer
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.datagen.assemble import Content
-from dlemu.dataset.layout import Dataset
+from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import make_plan
 from dlemu.loaders import open_loader
 from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import Alone
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.pagecache import drop
+from dlemu.storage.s3.objects import RANGE_BYTES, WHOLE_BYTES
+from dlemu.storage.s3.store import store_of
 from dlemu.tools.paths.blocks import DataPath, Pattern, Work, perform
 from dlemu.tools.paths.cells import write_random_file
+from tests.lab.object_server import RangeServer
 from tests.lab.peer import is_there, run_dlio
 
 Rows = Iterator[list[str]]
@@ -105,6 +113,11 @@ CELLS: tuple[tuple[DataPath, Pattern, int, int], ...] = (
 FIO_NAMES = {"seq_read": "read", "random_read": "randread", "seq_write": "write"}
 PAUSE = 0.5
 """Seconds before each measurement of blocks: rented drives save up credit while idle."""
+JPEG = {"dataset.num_files_train": 4000, "dataset.num_samples_per_file": 1}
+OBJECTS = {name: DATASETS[name] for name in ("unet3d", "resnet50", "cosmoflow")}
+OBJECTS["jpeg"] = ("resnet50_h100", JPEG | {"dataset.format": "jpeg"})
+WORKERS, IN_FLIGHT = 2, 4
+"""Of an accelerator that reads objects, and requests of each worker."""
 
 
 def run_fio(*words: str, way: str = "read") -> Rate:
@@ -125,22 +138,28 @@ def dlio_rate(move: Callable[[int], float], few: int, many: int) -> Rate:
     return large.beyond(small)
 
 
-def job(name: str, data: Path, loader: str = "threads", direct: bool = False) -> Workload:
-    """Return the workload of a dataset."""
-    base, keys = DATASETS[name]
-    reader = {
+def job(
+    name: str, data: Path | str, loader: str = "threads", direct: bool = False, url: str = ""
+) -> Workload:
+    """Return the workload of a dataset; one in a bucket has the server's URL."""
+    base, keys = (OBJECTS | DATASETS)[name]
+    reader: dict[str, object] = {
         "dataset.data_folder": str(data),
         "reader.data_loader": loader.partition(" ")[0],
         "reader.hand_over": "batch" if loader.endswith("batch") else "none",
         "reader.odirect": direct,
     }
+    if url:
+        reader |= {"storage.endpoint_url": url, "reader.gets_in_flight": IN_FLIGHT}
+        reader["reader.read_threads"] = WORKERS
     return load_workload(base, keys | reader)
 
 
-def read_epochs(name: str, data: str, loader: str, direct: bool) -> Rate:
+def read_epochs(name: str, data: str, loader: str, direct: bool, url: str = "") -> Rate:
     """Read EPOCHS epochs in this process and its workers; their start is left out."""
-    workload = job(name, Path(data), loader, direct)
-    dataset, keep = Dataset.of(workload), int(workload.reader.hands_over)
+    workload = job(name, data, loader, direct, url)
+    dataset = Dataset(workload, layout_of(workload), access=workload.access)
+    keep = int(workload.reader.hands_over)
     with closing(open_loader(dataset, accelerators=range(1), keep=keep)) as opened:
 
         def read(epoch: int) -> float:
@@ -437,6 +456,55 @@ def _title(cell: tuple[DataPath, Pattern, int, int]) -> str:
     return f"{path} {pattern}, {io_size >> 10} KiB, {workers} workers"
 
 
+def get_all(name: str, files: str, url: str) -> Rate:
+    """Get all objects with obstore alone, in the ranges that dlemu takes, and drop them."""
+    workload = job(name, "s3://bucket/data", url=url)
+    requests: list[tuple[str, dict[str, object]]] = []
+    for path in sorted(Path(files, "train").iterdir()):
+        key, size = f"data/train/{path.name}", path.stat().st_size
+        starts = range(0, size, RANGE_BYTES) if size > WHOLE_BYTES else ()
+        ranges = [{"range": (start, min(start + RANGE_BYTES, size))} for start in starts]
+        requests += [(key, {"options": each}) for each in ranges] or [(key, {})]
+    assert workload.access is not None
+    store = store_of(workload.access, 0, "bucket")
+    library, client = store._library, store._store
+
+    def get() -> float:
+        left, sizes = iter(requests), []
+
+        def work() -> None:
+            for key, options in left:  # one step of an iterator is atomic under the GIL
+                sizes.append(len(library.get(client, key, **options).bytes()))
+
+        threads = [threading.Thread(target=work) for _ in range(WORKERS * IN_FLIGHT)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(sizes)
+
+    get()  # connects
+    return timed(lambda: sum(get() for _ in range(EPOCHS)), cpu_of_self)
+
+
+def objects(name: str, asked: Asked, folder: Path) -> Rows:
+    """Compare the readers of objects; none asks for a list, or for the size of an object."""
+    with scratch(folder) as above, RangeServer(above) as server:
+        files, bucket = above / "data", "s3://bucket/data"
+        generate(job(name, files), world=Alone())
+
+        def plain() -> Rate:
+            return Rate(*apart(get_all, name, str(files), server.url))
+
+        def ours(loader: str) -> Rate:
+            return Rate(*apart(read_epochs, name, bucket, loader, False, server.url))
+
+        sides: Sides = {"plain loop": plain, "dlemu, dropped": partial(ours, "threads")}
+        sides["dlemu, handed over"] = partial(ours, "threads batch")
+        yield from compare(f"objects {name}", sides, asked.value("rounds", 5))
+        assert set(server.seen.methods) == {"GET"}, server.seen
+
+
 def cases(asked: Asked, folders: list[Path]) -> dict[str, dict[str, Callable[[], Rows]]]:
     """Return how each case is compared, by part and name."""
     folder = folders[0]
@@ -453,13 +521,14 @@ def cases(asked: Asked, folders: list[Path]) -> dict[str, dict[str, Callable[[],
             for place in ("page cache", "O_DIRECT")
         },
         "paths": {_title(cell): partial(blocks, cell, asked, folders) for cell in CELLS},
+        "objects": {name: partial(objects, name, asked, folder) for name in OBJECTS},
     }
 
 
 def main(arguments: list[str]) -> None:
     """Compare the cases, and print the table."""
     asked = Asked(arguments, "parts", "rounds", "cases", "folder", "seconds")
-    parts = cases(asked, [Path(each) for each in asked.names("folder", ["build/fio"])])
+    parts = cases(asked, [Path(each) for each in asked.names("folder", ["build/beside"])])
     chosen = [
         compared
         for part in asked.names("parts", parts)
