@@ -19,9 +19,9 @@ from dlemu.formats.raw import Bare
 from dlemu.loaders import Batch, Loader, open_loader
 from dlemu.ranks.world import Alone
 
-FILES_OF_5 = {"num_files_train": 6, "num_samples_per_file": 5}
-FILES_OF_13 = {"num_files_train": 2, "num_samples_per_file": 13}
-VARIED = {"record_length_bytes_stdev": 4000.0}
+FILES_OF_5: dict[str, object] = {"num_files_train": 6, "num_samples_per_file": 5}
+FILES_OF_13: dict[str, object] = {"num_files_train": 2, "num_samples_per_file": 13}
+VARIED: dict[str, object] = {"record_length_bytes_stdev": 4000.0}
 COLUMNS = [
     {"name": "a", "dtype": "float32", "size": 2000, "read": True},
     {"name": "b", "dtype": "float64"},
@@ -31,20 +31,23 @@ COLUMNS = [
 ]
 DATASETS: dict[str, dict[str, object]] = {
     **{
-        str(name): {"format": name, "num_files_train": 26} | VARIED
+        str(name): {"format": name, "num_files_train": 26, **VARIED}
         for name, format in FORMATS.items()
         if not format.in_columns
         # Bare samples are all read alike.
         if name == "jpeg" or not isinstance(format, Bare)
     },
-    "npz of 5": {"format": "npz"} | FILES_OF_5,
-    "npy of 5": {"format": "npy", "record_element_type": "float32"} | FILES_OF_5,
-    "hdf5 of 5": {"format": "hdf5"} | FILES_OF_5,
-    "tfrecord of 13": {"format": "tfrecord", "record_length_bytes": 20_000.3}
-    | VARIED
-    | FILES_OF_13,
-    "webdataset of 13": {"format": "webdataset"} | VARIED | FILES_OF_13,
-    "raw of 13": {"format": "raw"} | FILES_OF_13,
+    "npz of 5": {"format": "npz", **FILES_OF_5},
+    "npy of 5": {"format": "npy", "record_element_type": "float32", **FILES_OF_5},
+    "hdf5 of 5": {"format": "hdf5", **FILES_OF_5},
+    "tfrecord of 13": {
+        "format": "tfrecord",
+        "record_length_bytes": 20_000.3,
+        **VARIED,
+        **FILES_OF_13,
+    },
+    "webdataset of 13": {"format": "webdataset", **VARIED, **FILES_OF_13},
+    "raw of 13": {"format": "raw", **FILES_OF_13},
     "indexed of 13": {
         "format": "mmap_indexed_binary",
         "record_length_bytes_stdev": 9000.0,
