@@ -138,7 +138,8 @@ class Server:
 class _SlowServer(Server):
     def __init__(self, device: int, source: Path, slow: str) -> None:
         super().__init__(device, source)
-        self._seconds, self._stalls, self._on, self._open_seconds, log = json.loads(slow)
+        given: tuple[float, str, str, float, str] = json.loads(slow)
+        self._seconds, self._stalls, self._on, self._open_seconds, log = given
         self._log = Path(log)
         self._threads = ThreadPoolExecutor(64)
 
