@@ -31,20 +31,23 @@ COLUMNS = [
 ]
 DATASETS: dict[str, dict[str, object]] = {
     **{
-        str(name): {"format": name, "num_files_train": 26} | VARIED
+        str(name): {"format": name, "num_files_train": 26, **VARIED}
         for name, format in FORMATS.items()
         if not format.in_columns
         # Bare samples are all read alike.
         if name == "jpeg" or not isinstance(format, Bare)
     },
-    "npz of 5": {"format": "npz"} | FILES_OF_5,
-    "npy of 5": {"format": "npy", "record_element_type": "float32"} | FILES_OF_5,
-    "hdf5 of 5": {"format": "hdf5"} | FILES_OF_5,
-    "tfrecord of 13": {"format": "tfrecord", "record_length_bytes": 20_000.3}
-    | VARIED
-    | FILES_OF_13,
-    "webdataset of 13": {"format": "webdataset"} | VARIED | FILES_OF_13,
-    "raw of 13": {"format": "raw"} | FILES_OF_13,
+    "npz of 5": {"format": "npz", **FILES_OF_5},
+    "npy of 5": {"format": "npy", "record_element_type": "float32", **FILES_OF_5},
+    "hdf5 of 5": {"format": "hdf5", **FILES_OF_5},
+    "tfrecord of 13": {
+        "format": "tfrecord",
+        "record_length_bytes": 20_000.3,
+        **VARIED,
+        **FILES_OF_13,
+    },
+    "webdataset of 13": {"format": "webdataset", **VARIED, **FILES_OF_13},
+    "raw of 13": {"format": "raw", **FILES_OF_13},
     "indexed of 13": {
         "format": "mmap_indexed_binary",
         "record_length_bytes_stdev": 9000.0,

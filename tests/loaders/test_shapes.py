@@ -62,13 +62,13 @@ def test_records_in_any_order(
 @pytest.mark.parametrize("gap", [0, 1 << 20])
 def test_only_the_columns_that_are_marked_are_read(tmp_path: Path, gap: int) -> None:
     """With a large gap the column between them is read as well, and each row group once."""
-    columns = [{"name": "a", "dtype": "float32", "read": True}, {"name": "b", "dtype": "float64"}]
-    columns.append({"name": "l", "dtype": "list", "size": 3, "read": True})
+    schema = [{"name": "a", "dtype": "float32", "read": True}, {"name": "b", "dtype": "float64"}]
+    schema.append({"name": "l", "dtype": "list", "size": 3, "read": True})
     workload = workload_of(
         tmp_path,
         {"reader.batch_size": 10, "reader.data_loader": "threads", "reader.coalesce_gap": gap},
         **{"format": "parquet", "num_files_train": 2, "num_samples_per_file": 50},
-        parquet={"columns": columns, "row_group_size": 20},
+        parquet={"columns": schema, "row_group_size": 20},
     )
     (tmp_path / "train").mkdir()
     lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(150, np.float32)), 3)

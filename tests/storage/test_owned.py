@@ -165,6 +165,14 @@ def test_without_a_mark_nothing_is_dlemus(full: OwnedFolder) -> None:
         full.entries()
 
 
+def test_a_link_is_dlemus_only_if_somebody_named_it(full: OwnedFolder) -> None:
+    link = full.path.parent / "link"
+    link.symlink_to(full.path)
+    assert of_steps(link).entries() == full.entries()
+    with pytest.raises(WorkloadError, match="link is a symbolic link, not made by dlemu; rename"):
+        of_steps(link, is_named=False).entries()
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder, line = of_steps(tmp_path / "file"), r"^some.folder .*file cannot be used \("
