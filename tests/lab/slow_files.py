@@ -178,9 +178,9 @@ class _SlowServer(Server):
 
     def _never_answers(self, what: int, node: int, body: bytes) -> bool:
         if what == LOOKUP:
-            return self._on == "lookup" and os.fsdecode(body.rstrip(b"\0")) == self._stalls
+            return bool(self._on == "lookup" and os.fsdecode(body.rstrip(b"\0")) == self._stalls)
         kinds = {READ: "read", OPEN: "open", _READDIR: "list"}
-        return kinds.get(what) == self._on and self._paths[node - _ROOT].name == self._stalls
+        return bool(kinds.get(what) == self._on and self._paths[node - _ROOT].name == self._stalls)
 
     def _open_slowly(self, unique: int, came: float) -> None:
         time.sleep(max(0.0, came + self._open_seconds - time.perf_counter()))
