@@ -1,16 +1,21 @@
 """What is typed is taken as it stands; what is shown acts on no terminal and needs no locale."""
 
+import contextlib
 import json
 import os
+import pkgutil
+import pydoc
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import dlemu as package
 from dlemu.cli.main import run
 from dlemu.config.model import load_workload
 from dlemu.config.published import command
@@ -110,6 +115,15 @@ def test_a_files_name_shows_no_control_character(
     assert run(["verify", *SMALL, data]) == 1
     out = capsys.readouterr().out
     assert not ACTS.search(out) and "a\\x1b[31m" in out
+
+
+def test_help_shows_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the default of an argument would."""
+    monkeypatch.setenv("DLEMU_TEST_PLANTED", "planted-value")
+    names = (each.name for each in pkgutil.walk_packages(package.__path__, "dlemu."))
+    for name in (each for each in names if not each.endswith("__main__")):
+        with contextlib.suppress(ImportError):
+            assert "planted" not in pydoc.render_doc(import_module(name)), name
 
 
 # --- any locale -----------------------------------------------------------------------------------

@@ -124,6 +124,18 @@ def killed_after(num_files: int, workload: Workload) -> int | None:
     return child.exitcode
 
 
+def test_subfolders_may_be_links_to_other_drives(tmp_path: Path) -> None:
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    (tmp_path / "drive").mkdir()
+    (tmp_path / "data" / "train" / "1").symlink_to(tmp_path / "drive")
+
+    workload = generated(tmp_path / "data", num_subfolders_train=2)
+
+    assert len(list((tmp_path / "drive").iterdir())) == 3
+    assert verify(tmp_path / "data", full=True, world=Alone()) == []
+    assert generate(workload, world=Alone()).files_written == 0
+
+
 def test_killed_at_any_moment_it_continues(tmp_path: Path) -> None:
     kind = {"num_files_train": 300, "num_subfolders_train": 3, "format": "tfrecord"}
     sizes = {"record_length_bytes": 3e5, "record_length_bytes_stdev": 1e5}

@@ -159,6 +159,11 @@ def test_a_damaged_summary_is_never_moved(tmp_path: Path) -> None:
     assert (tmp_path / "summary.json").read_text() == "{"
 
 
+def keys_of(*words: str) -> dict[str, object]:
+    """Return KEY=VALUE words as the keys of a workload."""
+    return {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in words)}
+
+
 @pytest.mark.mpi
 def test_hosts_that_share_no_folder_have_one_report(data: str, tmp_path: Path) -> None:
     name = "host.2.jsonl"  # the first rank on host b
@@ -167,8 +172,7 @@ def test_hosts_that_share_no_folder_have_one_report(data: str, tmp_path: Path) -
     (there / name).touch()  # of an earlier run
     # Long enough for a plot.
     times = ["train.computation_time=0.2", "train.epochs=3", "num_accelerators=4"]
-    words = (word.split("=", 1) for word in [*QUICK[1:], data, *times, "output.folder=run"])
-    keys = {key: yaml.safe_load(value) for key, value in words}
+    keys = keys_of(*QUICK[1:], data, *times, "output.folder=run")
     rank = ["tests.lab.ranks", str(tmp_path), "a,a,b,b", "run", json.dumps(keys)]
     command = mpirun(4, sys.executable, "-m", *rank)
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -187,6 +191,28 @@ def test_hosts_that_share_no_folder_have_one_report(data: str, tmp_path: Path) -
     page = tmp_path / "page.html"
     assert run(["report", str(here), "--html", str(page)]) in EXIT_STATUS.values()
     assert "CPUs over time, host of rank 2" in page.read_text()
+
+
+@pytest.mark.mpi
+def test_a_shared_folder_is_written_once(data: str, tmp_path: Path) -> None:
+    """Two hosts, one folder: rank 0 leaves alone what the others have written."""
+    keys = keys_of(*QUICK[1:], data, f"output.folder={tmp_path}/run", "num_accelerators=2")
+    program = (
+        "import os, sys, dlemu.run.job as job\n"
+        "from pathlib import Path\n"
+        "from tests.lab.ranks import main\n"
+        "write, own = job.write_steps, int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+        "def one(folder, rank, *parts):\n"
+        "    assert rank == own, 'of another rank'\n"
+        "    write(folder, rank, *parts)\n"
+        "job.write_steps = one\n"
+        f"sys.exit(main(Path({str(tmp_path)!r}), ['a', 'b'], 'run', {keys!r}))\n"
+    )
+    command = mpirun(2, sys.executable, "-c", program)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((tmp_path / "run").glob("steps.*.npy"))) == 2
+    assert len(list((tmp_path / "run").glob("host.*.jsonl"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,52 @@ def test_times_are_drawn_apart_on_every_accelerator(kind: str) -> None:
     assert new_steps(0, draw(accelerators=range(0))).shape == (50, 0), "a rank may have none"
 
 
+def test_only_the_last_to_finish_can_be_late() -> None:
+    """It has the smallest wait and the longest compute; the device ends 0.5 s too late."""
+    clock = VirtualClock()
+    deadlines: list[float] = []
+
+    def compute(deadline: float) -> None:
+        deadlines.append(deadline)
+        clock.time = deadline + 0.5
+
+    times = np.array([[9.0, 1.0]])
+    batches = [[batch_of(1, ready=1, accelerator=0), batch_of(1, ready=2, accelerator=1)]]
+    steps = replay_epoch(
+        batches, new_steps(0, times), barrier=nothing, clock=clock, compute=compute
+    )
+    assert deadlines == [10]
+    assert steps["compute"].tolist() == [[9.5, 1]]
+    assert steps["barrier"].tolist() == [[0, 10.5 - 3]]
+    assert steps["computation_time"].tolist() == [[9, 1]], "what was asked is kept"
+
+
+def test_checkpoints_are_taken_between_steps_and_no_step_has_their_time() -> None:
+    clock = VirtualClock()
+    taken: list[int] = []
+    asked: list[int] = []
+
+    def batches() -> Iterator[list[Batch]]:
+        for step in range(5):
+            asked.append(len(taken))
+            yield [batch_of(1, ready=clock.time, step=step)]
+
+    def take(step: int) -> float:
+        taken.append(step)
+        clock.time += 10
+        return 10.0
+
+    play = partial(replay_epoch, barrier=nothing, clock=clock)
+    steps = replay_blocks(batches(), new_steps(0, np.ones((5, 1))), [2, 5], take, play)
+
+    assert taken == [2, 5]
+    assert asked == [0, 0, 1, 1, 1], "a batch after a checkpoint is asked for after it"
+    assert steps["stall"].ravel().tolist() == [0, 10, 0, 0, 10]
+    assert steps["start"].ravel().tolist() == [0, 1, 12, 13, 14]
+    assert steps["wait"].sum() == 0
+    assert clock.time == 25
+
+
 def test_a_loader_that_ends_early_takes_no_checkpoint() -> None:
     play = partial(replay_epoch, barrier=nothing, clock=VirtualClock())
     whole = new_steps(0, np.ones((5, 1)))

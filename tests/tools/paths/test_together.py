@@ -217,8 +217,11 @@ def test_a_rank_that_is_killed_while_it_measures_is_named(
         until(lambda: len(list(reading(run))) == 4, "all readers")
         run.ranks()[culprit].kill()
         assert run.end() != 0
-        (line,) = (each for each in run.errors if each.startswith("dlemu: "))
-        assert f"rank {culprit} on host " in line and "ended without a word" in line
+        lines = [each for each in run.errors if each.startswith("dlemu: ")]
+        for line in lines:
+            assert f"rank {culprit} on host " in line and "ended without a word" in line
+        # A slow host's mpirun may end the other rank before it can say so, and names it itself.
+        assert len(lines) == 1 or any(f"process rank {culprit} " in each for each in run.errors)
         until(lambda: not run.alive(), "the end of all processes")
     assert not [*folders[1 - culprit].iterdir()], "what the others wrote is removed"
 
