@@ -71,6 +71,7 @@ def answer_of(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("changes", "tone", "said"),
     [
+        ({"quick": True}, "caution", "; a quick search"),
         ({}, "pass", "feeds 8 H100s of 3D U-Net at AU 90% or more; limit: the drive, 24 GB/s"),
         ({"workload": "mine", "num_accelerators": 1}, "pass", "feeds 1 accelerator of mine at "),
         ({"workload": "dlrm_dcnv2_b200", "remarks": ["BUT"]}, "caution", "24 GB/s; BUT"),
