@@ -103,7 +103,8 @@ def test_what_was_read_is_kept_and_a_kill_is_named(
     if lies_in_memory(tmp_path):
         pytest.skip("lies in memory")
     folder = tmp_path / "out"
-    words = parse([f"files={tmp_path}/*.bin", "ways=pread", "readers=1,3", f"output={folder}"])
+    given = [f"files={tmp_path}/*.bin", "ways=pread", "readers=1,3", "drive=d7_ps1010"]
+    words = parse([*given, f"output={folder}"])
 
     def interrupted(*_: object, **__: object) -> None:
         with pytest.raises(RunError, match=r"no result \(incomplete\): the command did not end"):
