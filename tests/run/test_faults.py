@@ -204,6 +204,12 @@ def test_a_rank_that_is_killed_is_named(folder: Path, culprit: int, loader: str)
     with start(workload, num_ranks=2, own_shared=True) as run:
         run.wait_for("epoch 1 of 100")
         run.ranks()[culprit].kill()
+        run.end(timeout=_HANGS)
+        if not any(line.startswith("dlemu: ") for line in run.errors):
+            # mpirun has ended the other rank before it noticed, and names the one itself.
+            assert any(f"process rank {culprit} " in line for line in run.errors), run.told()
+            leaves_nothing(run)
+            return
         summary = "incomplete" if culprit == 0 else "failed"
         fails(run, f"rank {culprit} on host ", "ended without a word", summary=summary, status=ANY)
 
