@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
@@ -178,15 +179,23 @@ def _parts(document: Document) -> Iterable[Document]:
         case "cached prediction":
             return [document["cold"], document["warm"]]
         case "load":
-            return list(document["cells"])
-        case "paths":
-            here = {each: _here(each) for each in {cell["target"] for cell in document["cells"]}}
             return [
-                {**cell, "together": ",".join(cell["together"]), "here": here[cell["target"]]}
-                for cell in document["cells"]
+                {**cell, "identity": (cell["way"], cell["readers"])} for cell in document["cells"]
             ]
+        case "paths":
+            return _cells_of_paths(document["cells"])
         case _:
             return [{}]
+
+
+def _cells_of_paths(cells: Sequence[Document]) -> Iterator[Document]:
+    from dlemu.tools.paths.blocks import Asked
+
+    names = [field.name for field in fields(Asked) if field.name != "target"]
+    here = {target: _here(target) for target in {cell["target"] for cell in cells}}
+    for cell in cells:
+        row = {**cell, "together": ",".join(cell["together"]), "here": here[cell["target"]]}
+        yield {**row, "identity": [row[name] for name in names]}
 
 
 def _here(target: str) -> Document:
@@ -196,16 +205,6 @@ def _here(target: str) -> Document:
     return {"host": target.rpartition(":")[0], "drives": ()}
 
 
-_ASKED = {
-    "load": ("way", "readers"),
-    "paths": (
-        *("path", "pattern", "io_size", "workers", "seconds", "queue_depth", "queues", "gpu"),
-        "together",
-    ),
-}
-"""By kind, what tells the rows of a document from each other."""
-
-
 def _written(row: Document, workload: "Workload | None") -> Document:
     """Return what no document holds: when a row is written, its name, and what was asked for."""
     identity: tuple[object, ...]
@@ -213,7 +212,7 @@ def _written(row: Document, workload: "Workload | None") -> Document:
         identity = (Path(row["folder"]).resolve(), row.get("target") or row["start"])
     else:
         identity = (time.time_ns(),)
-    identity = (*identity, *(row[name] for name in _ASKED.get(row["kind"], ())))
+    identity = (*identity, *row.get("identity", ()))
     own = {"time": time_of_day(), "id": short_hash(row.get("workload"), *identity)}
     if workload is None:
         return own
