@@ -106,31 +106,21 @@ def test_a_dataset_of_others_is_read_by_the_names_and_sizes_it_has(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("ranks", "words", "accelerators", "status"),
-    [
-        (3, ["metric.au=1", "reader.preprocess_time=0.01", "reader.preprocess=sleep"], 3, 2),
-        (3, ["num_accelerators=2"], 2, 0),
-    ],
-)
-def test_ranks_make_one_run(
-    ranks: int, words: list[str], accelerators: int, status: int, data: str, tmp_path: Path
-) -> None:
-    words = [*QUICK, data, "reader.batch_size=3", "output.folder=run", *words]
-    done = execute(
-        [*mpirun(ranks, "--bind-to", "none", *warm.command(), "run", *words)], cwd=tmp_path
-    )
-    assert done.returncode == status, done.stderr
+def test_ranks_make_one_run(data: str, tmp_path: Path) -> None:
+    """Of three ranks, one has no accelerator."""
+    words = [*QUICK, data, "reader.batch_size=3", "output.folder=run", "num_accelerators=2"]
+    words += ["metric.au=1", "reader.preprocess_time=0.01", "reader.preprocess=sleep"]
+    done = execute(mpirun(3, "--bind-to", "none", *warm.command(), "run", *words), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
     verdicts = re.findall(r"^(PASS|FAIL): ", done.stdout, re.MULTILINE)
-    assert verdicts == ["FAIL" if status else "PASS"], "rank 0 alone speaks"
-    assert done.stdout.count("results: run") == 1
+    assert verdicts == ["FAIL"], "rank 0 alone speaks"
+    assert done.stdout.count("results: run") == 1 and done.stdout.endswith("\nresults: run\n")
     assert "Traceback" not in done.stderr
-    assert len(list((tmp_path / "run").glob("steps.*.npy"))) == ranks
-    assert summary_of(tmp_path / "run")["num_accelerators"] == accelerators
+    assert len(list((tmp_path / "run").glob("steps.*.npy"))) == 3
+    assert summary_of(tmp_path / "run")["num_accelerators"] == 2
     steps = read_steps(tmp_path / "run")
-    per_epoch = 56 // (3 * accelerators)
-    assert len(steps) == 2 * per_epoch * accelerators, "as many steps on every accelerator"
-    assert sorted(set(steps["accelerator"].tolist())) == list(range(accelerators))
+    assert len(steps) == 2 * (56 // 6) * 2, "as many steps on every accelerator"
+    assert set(steps["accelerator"].tolist()) == {0, 1}
 
 
 def on_ranks(*words: str, cwd: Path) -> tuple[int, list[str]]:
@@ -148,11 +138,7 @@ def on_ranks(*words: str, cwd: Path) -> tuple[int, list[str]]:
     ("command", "line"),
     [
         # Found by the plan, which every rank makes.
-        (
-            "run reader.batch_size=15",
-            "56 samples are too few for 2 steps: a step of 2 accelerators",
-        ),
-        ("run division=closed", "division=closed: dataset.record_length_bytes=20000 is not all"),
+        ("run reader.batch_size=15", "56 samples are too few for 2 steps: a step of 2 accelera"),
         ("try .", "this command measures from one process, and 2 ranks were started: start it"),
     ],
 )
@@ -169,10 +155,6 @@ def test_what_all_ranks_find_wrong_one_says(
 @pytest.mark.mpi
 def test_the_line_that_says_how_a_command_ended_is_the_last(tmp_path: Path) -> None:
     data = generate(tmp_path)
-    words = [*QUICK, data, "metric.max_cached_share=0", "output.drop_caches=false"]
-    status, lines = on_ranks("run", *words, "output.folder=cached", cwd=tmp_path)
-    assert (status, lines[-1]) == (1, "results: cached")
-    assert any(line.startswith("NO VERDICT: ") for line in lines)
     path = sorted((tmp_path / "data" / "train").iterdir())[20]  # of rank 1
     os.truncate(path, 1000)
     words = [*QUICK, data, "reader.file_shuffle=off", "output.folder=run"]
@@ -205,7 +187,7 @@ def test_two_ranks_open_disjoint_files_and_together_the_plans(data: str, tmp_pat
         pytest.skip("no strace; apt-get install strace")
     # Caches are left as they are: dropping them opens every file as well.
     words = [data, "train.epochs=1", "output.drop_caches=false", "output.folder=run"]
-    words += ["reader.data_loader=pytorch", "reader.read_threads=2", "metric.au=0.0001"]
+    words += ["reader.read_threads=2", "metric.au=0.0001"]
     script = tmp_path / "traced.sh"
     script.write_text(
         f"exec strace -ff -qq --seccomp-bpf -e trace=openat"
