@@ -190,9 +190,9 @@ class _Run:
             self._dataset = Dataset(workload, layout, access=access)
         self._workload = self._dataset.workload
         if world.rank == 0:  # refuses what cannot be planned
-            steps = [self._count_steps()] * self._workload.train.epochs
+            num_steps = self._count_steps()
             if self._workload.workflow.checkpoint:
-                check_blocks(self._workload, steps)
+                check_blocks(self._workload, num_steps)
         self._introduce(started)
 
     def _introduce(self, fields: Mapping[str, Any]) -> None:
