@@ -191,9 +191,9 @@ def _row(runs: Sequence[Document]) -> dict[str, str]:
         figures["with first step (%)"] = [each["whole_epoch_au_percentage"] for each in epochs]
         figures["samples/s"] = rates
     if tool:
-        told = [each["told_per_epoch"] for each in runs]
-        figures["as recorded (%)"] = [au for each in told for au in each["train_au_percentage"]]
-        rates = [each for run in told for each in run["train_throughput_samples_per_second"]]
+        recorded = [each["recorded_per_epoch"] for each in runs]
+        figures["as recorded (%)"] = [au for each in recorded for au in each["train_au_percentage"]]
+        rates = [each for run in recorded for each in run["train_throughput_samples_per_second"]]
         figures.setdefault("samples/s", rates)
         figures.setdefault("AU (%)", run.get("au_percentage", ()))
     return cells | {head: f"{fmean(each):.2f}" for head, each in figures.items() if each}

@@ -120,7 +120,7 @@ def test_a_sample_is_preprocessed_before_the_next_is_read(
     reader = reader_of(Source.open(Dataset.of(workload), keep=0))
     read: list[int] = []
     monkeypatch.setattr(
-        "dlemu.loaders.worker.time.sleep", lambda _: read.append(reader._reader.so_far().num_bytes)
+        "dlemu.loaders.worker.time.sleep", lambda _: read.append(reader._reader.cost().num_bytes)
     )
     reader.start_epoch(0)
     samples = np.arange(BATCH)
