@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from dlemu.errors import DatasetError, RunError, WorkloadError
-from dlemu.loaders import pytorch
+from dlemu.loaders import check_loader, pytorch
 from dlemu.storage import extents as storage
 from dlemu.storage.files import open_sized
 from tests.lab.dataset import flip
@@ -57,7 +58,26 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda path: flip(path, _second_record(path), 0xFF),
         LENGTH,
     ),
-    "foreign": ("npz", lambda path: np.savez_compressed(path, x=np.zeros(20_000, "u1")), "compr"),
+    "Parquet footer": (
+        "parquet of 13",
+        lambda path: flip(path, -20),
+        "its footer differs from what was written",
+    ),
+    "foreign, compressed": (
+        "npz",
+        lambda path: np.savez_compressed(path, x=np.zeros(20_000, np.uint8)),
+        "compressed",
+    ),
+    "foreign, shorter than its index says": (
+        "indexed of 13",
+        lambda path: os.truncate(path, path.stat().st_size - 1),
+        "its index points past its end: sample 12",
+    ),
+    "foreign, without an index": (
+        "indexed of 13",
+        lambda path: Path(f"{path}.sz.idx").unlink(),
+        "its index .*sz.idx cannot be read: No such file",
+    ),
 }
 
 
@@ -88,7 +108,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, fault: str) -> None:
     path = victim(case)
     apply(path)
     with pytest.raises(DatasetError) as raised:
-        read_all(case, keep=False, known_places=fault != "foreign")
+        read_all(case, keep=False, known_places="foreign" not in fault)
     line = str(raised.value)
     assert line.startswith(str(path)) and re.search(said, line), line
     assert "\n" not in line
@@ -121,6 +141,13 @@ def test_settings_that_cannot_be_are_refused(
     case = make_case(tmp_path, dataset, {f"reader.{key}": value for key, value in keys.items()})
     with pytest.raises(WorkloadError, match=line):
         case.open()
+
+
+def test_rows_need_pyarrow(tmp_path: Path) -> None:
+    workload = make_case(tmp_path, "parquet of 13", {"reader.decode": "library"}).workload
+    line = r"needs pyarrow .*pip install 'dlemu\[parquet\]'"
+    with patch("dlemu.loaders.find_spec", lambda _: None), pytest.raises(WorkloadError, match=line):
+        check_loader(workload, 1)
 
 
 @pytest.mark.parametrize("between_epochs", [False, True])
