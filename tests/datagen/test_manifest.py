@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,8 +244,11 @@ def test_ranks_verify_and_repair_together(tmp_path: Path) -> None:
     for path in bad:
         flip(tmp_path / path, -1)
     for repair in (False, True):
-        check = partial(verify, tmp_path, full=True, repair=repair)
-        for faults in ManyHosts(1, 2).run(lambda world, check=check: check(world=world)):
+
+        def check(world: Any, repair: bool = repair) -> list[Fault]:
+            return verify(tmp_path, full=True, repair=repair, world=world)
+
+        for faults in ManyHosts(1, 2).run(check):
             assert [(fault.path, fault.repaired) for fault in faults] == [(p, repair) for p in bad]
     assert tree(tmp_path) == whole
 
