@@ -61,6 +61,7 @@ def layout_in(folder: Path) -> Layout:
         ("files", "dlemu.files.npy is missing; restore it from a copy, or generate the dataset an"),
         ("short", "dlemu.files.npy is damaged .it does not fit dlemu.json"),
         ("cut", "is damaged"),
+        ("FIFO", "dlemu.files.npy is a FIFO, not a file"),
         ({"prefix": "../../x"}, r"dataset.prefix: .* must be part of a file name: no"),
         ({"element_type": "float32"}, "element_type float32 has not 1 bytes"),
         ({"dims": [3, 5]}, r"dims \[3, 5\] do not make 5000 bytes"),
@@ -71,8 +72,10 @@ def test_a_damaged_one_is_refused(
 ) -> None:
     generated(tmp_path)
     path = tmp_path / "dlemu.json"
-    if damage == "files":
+    if damage in ("files", "FIFO"):
         (tmp_path / "dlemu.files.npy").unlink()
+        if damage == "FIFO":
+            os.mkfifo(tmp_path / "dlemu.files.npy")
     elif damage == "short":
         np.save(tmp_path / "dlemu.files.npy", np.zeros(5, FILE_TYPE))
     elif damage == "cut":
