@@ -15,10 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import DatasetError
 from dlemu.storage.extents import ExtentReader, File, Part, extent_reader, settle_direct
 from dlemu.storage.files import open_sized
-from tests.lab.drives import mounted
 
 NUM_BYTES = 50_003
 CONTENT = np.random.default_rng(5).bytes(NUM_BYTES)
@@ -238,19 +237,6 @@ def test_a_direct_read_that_ends_between_two_pages_is_not_gone_on_with(
         reader.read(file, 0, [16384])
     offsets = [given.args[2] for given in cut.call_args_list]
     assert offsets == [0, 4096], "a whole page that came is gone on from"
-
-
-@pytest.mark.root
-def test_o_direct_refused(tmp_path: Path) -> None:
-    with mounted(tmp_path / "ramfs", kind="ramfs") as ramfs:
-        (ramfs / "file").write_bytes(CONTENT)
-        with pytest.raises(WorkloadError) as raised:
-            settle_direct(ramfs / "file", True)
-        assert str(raised.value) == (
-            f"reader.odirect: {ramfs} (ramfs) does not take O_DIRECT; "
-            f"use reader.odirect=auto or another folder"
-        )
-        assert settle_direct(ramfs / "file", "auto") is False
 
 
 def test_o_direct_where_it_works(file_path: Path) -> None:
