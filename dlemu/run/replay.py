@@ -123,8 +123,11 @@ def check_blocks(workload: Workload, num_steps: Sequence[int]) -> None:
     Raises:
         WorkloadError: they are too close together.
     """
+    first: dict[tuple[int, ...], int] = {}
     for epoch, steps in enumerate(num_steps):
         due = due_after(workload.checkpoint, epoch=epoch, num_steps=steps)
+        first.setdefault((steps, *due), epoch)
+    for (steps, *due), epoch in first.items():  # of epochs that are alike the first
         records = new_steps(epoch, np.ones((steps, 1)))
         records["compute"] = 1.0
         records["stall"][np.array(due, int) - 1] = 1.0

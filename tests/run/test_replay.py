@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlemu.config.model import load_workload
 from dlemu.config.sections import Distribution
 from dlemu.loaders import Batch
-from dlemu.run.replay import draw_computation_times, new_steps, replay_blocks, replay_epoch
+from dlemu.run.replay import (
+    check_blocks,
+    draw_computation_times,
+    new_steps,
+    replay_blocks,
+    replay_epoch,
+)
 from tests.lab.virtual import VirtualClock
 
 
@@ -147,3 +154,15 @@ def test_a_loader_that_ends_early_leaves_a_shorter_record_and_takes_no_checkpoin
     assert steps.shape == (1, 1)
     assert not whole["stall"].any()
     assert play([], whole).shape == (0, 1)
+
+
+def test_of_epochs_that_are_alike_the_first_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint after each even epoch; an epoch takes half a millisecond to measure."""
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "dlemu.run.replay.measure_run",
+        lambda workload, steps: seen.append((steps["epoch"][0], steps["stall"].sum())),
+    )
+    keys = {"checkpoint.checkpoint_after_epoch": 2, "checkpoint.epochs_between_checkpoints": 2}
+    check_blocks(load_workload("unet3d_h100", keys), [24] * 10_000)
+    assert seen == [(0, 0), (1, 1)]
