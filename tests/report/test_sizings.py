@@ -9,7 +9,7 @@ import pytest
 
 from dlemu.report.blocks import Verdict
 from dlemu.report.page import page_of, section
-from dlemu.report.present import status_of
+from dlemu.report.present import present, status_of
 from dlemu.report.sizing import plots_of, present_answer, sentence, write_table
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
@@ -37,7 +37,7 @@ def test_an_interrupted_search_shows_its_runs(tmp_path: Path, printed: Printed) 
     shown = text[text.index(head) :].splitlines()
     assert shown[4].split()[:2] == ["12", "62.80"] and shown[4].endswith("storage")
     alone = write(tmp_path / "alone", unfinished=1)
-    assert section(read_result(alone)).verdict.endswith("after 1 run")
+    assert "; the search was interrupted after 1 run\n" in printed("report", alone, status=1)
     line = f"dlemu: {alone}: the search did not end, so nothing is compared\n"
     assert printed("compare", folder, alone, status=1) == line
 
@@ -134,7 +134,8 @@ def test_a_first_answer_without_a_run_is_shown_as_the_others(
     answer = replace(sized(), **none, points=(), confirmations=())
     found = read_result(write(tmp_path / "try", answer))
     assert status_of(found.document) == 0, "it is no verdict"
-    assert section(found).verdict.startswith("d1 cannot feed one H100 of 3D U-Net; one needs 2.86 ")
-    page = page_of([section(found)])
+    shown = section(found, present(found.document))
+    assert shown.verdict.startswith("d1 cannot feed one H100 of 3D U-Net; one needs 2.86 ")
+    page = page_of([shown])
     assert "cannot feed one H100" in page and "<figure>" not in page
     printed("compare", found.folder, found.folder, status=1)
