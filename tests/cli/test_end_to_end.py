@@ -57,7 +57,7 @@ def test_generated_replayed_and_shown_again(
 
 
 def test_an_au_under_the_threshold_exits_with_2(data: str, tmp_path: Path) -> None:
-    words = ["reader.preprocess_time=0.02", "reader.preprocess=sleep", "metric.au=0.9"]
+    words = ["reader.preprocess_time=0.005", "reader.preprocess=sleep", "metric.au=0.9"]
     words += ["reader.read_threads=1", f"output.folder={tmp_path}"]
     assert run(["run", *QUICK, data, *words]) == 2
     assert run(["report", str(tmp_path)]) == 2, "the same verdict, the same status"
