@@ -74,14 +74,6 @@ def test_parts_of_one_run_tell_no_interval_of_a_difference() -> None:
     assert found["within_one_run"] == pytest.approx(2.776 * math.sqrt(2 / 3))
 
 
-def costs_of(seconds: float, mtbf: float | None) -> str:
-    """Return the text of a prediction whose checkpoint takes so many seconds."""
-    keys = {"drive": "d7_ps1010", "checkpoint.mtbf": mtbf}
-    document = predict_checkpoint(load_model("llama3_8b", keys))
-    document["save"]["seconds"] = seconds
-    return render_text(present_predicted_checkpoint(document))
-
-
 @pytest.mark.parametrize(
     ("seconds", "mtbf", "line"),
     [
@@ -91,7 +83,10 @@ def costs_of(seconds: float, mtbf: float | None) -> str:
     ],
 )
 def test_what_failures_cost(seconds: float, mtbf: float, line: str) -> None:
-    assert line in costs_of(seconds, mtbf)
+    keys = {"drive": "d7_ps1010", "checkpoint.mtbf": mtbf}
+    document = predict_checkpoint(load_model("llama3_8b", keys))
+    document["save"]["seconds"] = seconds
+    assert line in render_text(present_predicted_checkpoint(document))
 
 
 def test_reads_are_told_where_ranges_or_records_are_read() -> None:
