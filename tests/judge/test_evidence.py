@@ -26,7 +26,7 @@ from dlemu.judge.evidence import (
 )
 from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import with_metrics
-from dlemu.judge.records import STEP
+from dlemu.judge.records import STEP, Steps
 from dlemu.judge.summary import CacheMeasured, Summary
 from dlemu.loaders.cache.host import Preload
 from dlemu.report.in_run import present_cache
@@ -275,10 +275,13 @@ shares = st.none() | st.floats(0, 1)
 
 @settings(max_examples=100, deadline=None)
 @given(
-    waits=st.lists(st.floats(0, 2), min_size=1, max_size=4),
-    compute=st.floats(1, 1.5),
-    read=st.floats(0, 10),
-    decode=st.floats(0, 10),
+    steps=st.builds(
+        lambda waits, **seconds: steps_of(*waits, **seconds),
+        st.lists(st.floats(0, 2), min_size=1, max_size=4),
+        compute=st.floats(1, 1.5),
+        read=st.floats(0, 10),
+        decode=st.floats(0, 10),
+    ),
     reading=st.floats(0, 1),
     cached=shares,
     hosts=st.lists(
@@ -297,15 +300,8 @@ shares = st.none() | st.floats(0, 1)
     ),
 )
 def test_storage_is_blamed_only_where_nothing_else_can_be(
-    waits: list[float],
-    compute: float,
-    read: float,
-    decode: float,
-    reading: float,
-    cached: float | None,
-    hosts: list[HostReport],
+    steps: Steps, reading: float, cached: float | None, hosts: list[HostReport]
 ) -> None:
-    steps = steps_of(*waits, compute=compute, read=read, decode=decode)
     seen = evidence(steps=steps, hosts=hosts, read_seconds=800 * reading, page_cache_share=cached)
     limit = find_run_limit(seen)
     summary = Summary(limit={"name": limit.name, "evidence": ""})
