@@ -107,7 +107,7 @@ def test_a_sample_is_preprocessed_before_the_next_is_read(
     with reading(source_of(tmp_path, SLEEPS, **shape, record_length_bytes=10_000.0)) as reader:
         monkeypatch.setattr(
             "dlemu.loaders.worker.time.sleep",
-            lambda _: read.append(reader._reader.so_far().num_bytes),
+            lambda _: read.append(reader._reader.cost().num_bytes),
         )
         assert reader.make(Task(0, 0, samples, samples, samples, None), lambda: True) is not None
     assert len(read) == len(set(read)) == BATCH and read == sorted(read)

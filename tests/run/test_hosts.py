@@ -4,7 +4,6 @@ import contextlib
 import csv
 import json
 import re
-import signal
 import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
@@ -23,8 +22,7 @@ from tests.lab.drives import own_drive
 from tests.lab.hosts import Hosts, hosts
 from tests.lab.waiting import until
 
-_STALL_SECONDS = 5
-_LONG = ["train.epochs=100000", f"output.stall_seconds={_STALL_SECONDS}"]
+_LONG = ["train.epochs=100000", "output.stall_seconds=5"]
 """A run that ends by itself only when no test waits any more."""
 
 
@@ -67,14 +65,8 @@ def gone(ran: Run) -> None:
 
 def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:
     """Two share a drive of one machine, one has a wrong time of day."""
-    sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=126")]
-    words = [
-        *QUICK,
-        *sizes,
-        "train.computation_time=0.1",
-        "train.epochs=1",
-        "reader.read_threads=2",
-    ]
+    words = [*QUICK, "dataset.record_length_bytes=200000", "dataset.num_files_train=126"]
+    words += ["train.computation_time=0.1", "train.epochs=1", "reader.read_threads=2"]
     (tmp_path / "seen").mkdir()
     with own_drive(80 << 20) as shared, own_drive(80 << 20) as other:
         for drive in (shared, other):
@@ -163,20 +155,13 @@ def test_a_data_folder_that_vanishes_on_one_host_is_named(lab: Hosts, tmp_path: 
         assert lab.left() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_outlives_a_launcher_that_is_ended(
-    lab: Hosts, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_nothing_outlives_a_launcher_that_is_killed(lab: Hosts, tmp_path: Path) -> None:
     with job(lab, tmp_path, [1, 1, 1], *_LONG) as ran:
         ran.wait_for("epoch 2 of")
         (launcher,) = (each for each in ran.alive() if each.name() == "prterun")
-        launcher.send_signal(number)
+        launcher.kill()
         gone(ran)
-        # mpirun kills its ranks a second after it asked them to end: not all may have said so.
-        ended = (
-            ("interrupted", "incomplete") if number == signal.SIGINT else ("failed", "incomplete")
-        )
-        assert ran.summary["status"] in ended
+        assert ran.summary["status"] in ("failed", "incomplete")
 
 
 def test_each_host_has_a_cache_of_its_own(lab: Hosts, tmp_path: Path) -> None:
