@@ -1,6 +1,8 @@
 """Names, places and sizes of samples; and how large a dataset must be."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +16,9 @@ from dlemu.errors import WorkloadError
 NAMES = ["unet3d_h100", "resnet50_h100", "cosmoflow_h100"]
 
 
-def layout(**changes: object) -> Layout:
-    given_here: dict[str, object] = {
-        "format": "npz",
-        "num_files": 168,
-        "samples_per_file": 1,
-        "mean_bytes": 1000.0,
-        "stdev_bytes": 0.0,
-        "element_bytes": 1,
-        "seed": 0,
-    }
-    return Layout(**(given_here | changes))  # type: ignore[arg-type]
+def layout(**changes: Any) -> Layout:
+    least = Layout("npz", 168, 1, mean_bytes=1000.0, stdev_bytes=0.0, element_bytes=1, seed=0)
+    return replace(least, **changes)
 
 
 @pytest.mark.parametrize(
