@@ -41,9 +41,9 @@ def present(document: Document) -> list[Block]:
     kind = str(document["kind"])
     blocks: list[Block] = list(named_by(f"dlemu.report.{_PRESENT[kind]}")(document))
     if "tool" in document:
-        from dlemu.report.foreign import present_told
+        from dlemu.report.foreign import present_recorded
 
-        blocks += present_told(document)
+        blocks += present_recorded(document)
     if kind in _NAME_FOLDER and "folder" in document:
         blocks += _files_of(document, Path(document["folder"]))
     return blocks

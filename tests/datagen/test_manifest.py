@@ -53,7 +53,6 @@ def layout_in(folder: Path) -> Layout:
     ("damage", "problem"),
     [
         ("{", "dlemu.json is damaged"),
-        ("{}", "dlemu.json is damaged"),
         ("[]", "dlemu.json is damaged .it holds no JSON object"),
         (
             '{"manifest": 4}',
@@ -62,6 +61,7 @@ def layout_in(folder: Path) -> Layout:
         ("files", "dlemu.files.npy is missing; restore it from a copy, or generate the dataset an"),
         ("short", "dlemu.files.npy is damaged .it does not fit dlemu.json"),
         ("cut", "is damaged"),
+        ("FIFO", "dlemu.files.npy is a FIFO, not a file"),
         ({"prefix": "../../x"}, r"dataset.prefix: .* must be part of a file name: no"),
         ({"element_type": "float32"}, "element_type float32 has not 1 bytes"),
         ({"dims": [3, 5]}, r"dims \[3, 5\] do not make 5000 bytes"),
@@ -72,8 +72,10 @@ def test_a_damaged_one_is_refused(
 ) -> None:
     generated(tmp_path)
     path = tmp_path / "dlemu.json"
-    if damage == "files":
+    if damage in ("files", "FIFO"):
         (tmp_path / "dlemu.files.npy").unlink()
+        if damage == "FIFO":
+            os.mkfifo(tmp_path / "dlemu.files.npy")
     elif damage == "short":
         np.save(tmp_path / "dlemu.files.npy", np.zeros(5, FILE_TYPE))
     elif damage == "cut":
@@ -155,39 +157,31 @@ def test_verify_names_each_bad_file(tmp_path: Path, name: str) -> None:
     assert verify(tmp_path, full=True, world=Alone()) == sorted(by_size + by_content)
 
 
-def test_verify_looks_at_indexes_and_checksums(tmp_path: Path) -> None:
+def test_verify_looks_at_indexes_and_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that cannot be read is named, and the rest is verified."""
     generated(tmp_path, format="tfrecord")
     layout = layout_in(tmp_path)
-    (tmp_path / layout.index_paths(1)[0]).unlink()
-    index = tmp_path / layout.index_paths(2)[0]
+    unreadable, missing, other = (layout.index_paths(file)[0] for file in range(3))
+    (tmp_path / missing).unlink()
+    index = tmp_path / other
     index.write_bytes(index.read_bytes().replace(b"0 ", b"1 "))
     files = np.load(tmp_path / "dlemu.files.npy")
     files["crc32c"][3] ^= 1
     np.save(tmp_path / "dlemu.files.npy", files)
 
-    assert verify(tmp_path, full=True, world=Alone()) == [
-        Fault(layout.index_paths(1)[0], "is missing"),
-        Fault(layout.index_paths(2)[0], "differs from what was written"),
-        Fault(layout.path(3), "is as generated, but the manifest has another checksum for it"),
-    ]
-
-
-def test_an_index_that_cannot_be_read_is_named_and_the_rest_is_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generated(tmp_path, format="tfrecord")
-    layout = layout_in(tmp_path)
-    flip(tmp_path / layout.path(4), 4500)
-
-    def unreadable(path: Path) -> bytes:
-        if path == tmp_path / layout.index_paths(1)[0]:
+    def read(path: Path) -> bytes:
+        if path == tmp_path / unreadable:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return read_regular(path)
 
-    monkeypatch.setattr(target, "read_regular", unreadable)
+    monkeypatch.setattr(target, "read_regular", read)
     assert verify(tmp_path, full=True, world=Alone()) == [
-        Fault(layout.index_paths(1)[0], "cannot be read: Input/output error"),
-        Fault(layout.path(4), "differs from what was written at byte 4500"),
+        Fault(unreadable, "cannot be read: Input/output error"),
+        Fault(missing, "is missing"),
+        Fault(other, "differs from what was written"),
+        Fault(layout.path(3), "is as generated, but the manifest has another checksum for it"),
     ]
 
 
@@ -258,16 +252,18 @@ def test_ranks_verify_and_repair_together(tmp_path: Path) -> None:
             return verify(tmp_path, full=True, repair=repair, world=world)
 
         for faults in ManyHosts(1, 2).run(check):
-            assert [fault.path for fault in faults] == bad
-            assert all(fault.repaired == repair for fault in faults)
+            assert [(fault.path, fault.repaired) for fault in faults] == [(p, repair) for p in bad]
     assert tree(tmp_path) == whole
 
 
-def foreign(folder: Path, name: str, num_samples: int, prefix: str = "img", width: int = 1) -> None:
+def foreign(
+    folder: Path, name: str, num_samples: int, *, prefix: str = "img", folders: int = 0
+) -> None:
     """Write 4 files as DLIO does, payloads of 600 bytes."""
-    (folder / "train").mkdir(parents=True)
     for number in range(4):
-        path = folder / "train" / f"{prefix}_{number:0{width}d}_of_4.{name}"
+        below = folder / "train" / (str(number % folders) if folders else "")
+        below.mkdir(parents=True, exist_ok=True)
+        path = below / f"{prefix}_{number}_of_4.{name}"
         x = np.random.default_rng(number).integers(0, 256, (30, 20, num_samples), np.uint8)
         match name:
             case "npz":
@@ -278,19 +274,6 @@ def foreign(folder: Path, name: str, num_samples: int, prefix: str = "img", widt
             case "tfrecord":
                 images = ((x[..., sample].tobytes(), "byte") for sample in range(num_samples))
                 write_tfrecord(path, ({"image": each, "size": (24, "int")} for each in images))
-
-
-def test_survey_looks_into_subfolders(tmp_path: Path) -> None:
-    foreign(tmp_path, "npz", 1)
-    for number in range(4):
-        name = f"img_{number}_of_4.npz"
-        (tmp_path / "train" / str(number % 2)).mkdir(exist_ok=True)
-        (tmp_path / "train" / name).rename(tmp_path / "train" / str(number % 2) / name)
-
-    keys = {"num_files_train": 4, "record_length_bytes": 600.0}
-    found = survey(tmp_path, workload_of(tmp_path, **keys))
-
-    assert found.path(3) == "train/1/img_3_of_4.npz"
 
 
 def test_one_rank_looks_at_all_sizes_for_all_ranks(
@@ -323,15 +306,17 @@ def test_one_rank_looks_at_all_sizes_for_all_ranks(
 
 
 @pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
-@pytest.mark.parametrize("num_samples", [1, 3])
-def test_survey_of_a_dataset_of_dlio(tmp_path: Path, name: str, num_samples: int) -> None:
-    foreign(tmp_path, name, num_samples, prefix="my_img", width=3)
+@pytest.mark.parametrize(("num_samples", "folders", "below"), [(1, 2, "1/"), (3, 0, "")])
+def test_survey_of_a_dataset_of_dlio(
+    tmp_path: Path, name: str, num_samples: int, folders: int, below: str
+) -> None:
+    foreign(tmp_path, name, num_samples, prefix="my_img", folders=folders)
     keys = {"format": name, "num_files_train": 4, "num_samples_per_file": num_samples}
     keys["record_length_bytes"] = 600.0
 
     found = survey(tmp_path, workload_of(tmp_path, **keys))
 
-    assert found.path(3) == f"train/my_img_003_of_4.{name}"
+    assert found.path(3) == f"train/{below}my_img_3_of_4.{name}"
     assert (found.num_files, found.samples_per_file, found.mean_bytes) == (4, num_samples, 600)
     assert str(found).endswith(f"; 3 were opened, with {num_samples} samples each")
 

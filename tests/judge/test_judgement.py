@@ -71,7 +71,7 @@ def test_a_fail_that_flatters_says_how_much() -> None:
     """24 steps at 0.75 of the demand: a FAIL, and the true share is lower than it says."""
     steps = replay(0.75, num_steps=24, window=5)
     judgement, metrics = judged(steps)
-    assert judgement["verdict"] == "FAIL" and metrics.au_percentage > 78
+    assert judgement["verdict"] == "FAIL" and metrics.au_percentage > 77
     assert judgement["read_ahead"].startswith("read-ahead: up to 17.4% of the data")
     assert judgement["read_ahead"] in text_of(workload(), metrics, {}).splitlines()
 

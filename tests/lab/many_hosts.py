@@ -9,8 +9,7 @@ import heapq
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from types import SimpleNamespace
@@ -79,7 +78,8 @@ class ManyHosts:
         for rank, node in enumerate(self.nodes):
             node.runs = greenlet(lambda rank=rank: play(rank))
             self._wake(node.now, rank)
-        with _virtual_time(self.now):
+        # The deadlines of barriers are of this clock.
+        with patch.object(mpi, "time", SimpleNamespace(perf_counter=self.now)):
             while self._events and len(found) < self.num_ranks:
                 time, _, rank = heapq.heappop(self._events)
                 node = self.nodes[rank]
@@ -222,13 +222,6 @@ class _Comm:
 
     def Free(self) -> None:
         pass
-
-
-@contextmanager
-def _virtual_time(now: Callable[[], float]) -> Iterator[None]:
-    """Let the deadlines of barriers be of this clock."""
-    with patch.object(mpi, "time", SimpleNamespace(perf_counter=now)):
-        yield
 
 
 def replay_on(

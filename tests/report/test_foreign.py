@@ -77,7 +77,7 @@ def test_a_real_result_is_computed_again() -> None:
         stamp = load(DLIO / "per_epoch_stats.json")[str(epoch["epoch"])]["block1"]["duration"]
         assert epoch["seconds"] == pytest.approx(float(stamp), abs=0.02)
     # DLIO 2.0.0 counts samples over the whole epoch, as dlemu does.
-    told = found["told"]["metric"]["train_throughput_samples_per_second"]
+    told = found["recorded"]["metric"]["train_throughput_samples_per_second"]
     ours = [epoch["true_samples_per_second"] for epoch in found["per_epoch"]]
     assert ours == pytest.approx(told, rel=1e-3)
 
@@ -130,7 +130,7 @@ def test_the_wait_for_a_slow_first_batch_is_left_out(tmp_path: Path) -> None:
     found = one(tmp_path / "leaf")
     (epoch,) = found["per_epoch"]
     assert epoch["au_percentage"] == pytest.approx(100 / 1.04)
-    assert np.mean(found["told_per_epoch"]["train_au_percentage"]) == pytest.approx(
+    assert np.mean(found["recorded_per_epoch"]["train_au_percentage"]) == pytest.approx(
         (100 / 1.04 + 55.96) / 2, abs=0.3
     )
     assert "not the 14.948 s of waiting for other ranks after it" in found["differences"][0]

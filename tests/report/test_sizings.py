@@ -10,7 +10,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.report.blocks import Verdict
 from dlemu.report.page import page_of, section
-from dlemu.report.present import status_of
+from dlemu.report.present import present, status_of
 from dlemu.report.sizing import plots_of, present_answer, sentence, write_table
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
@@ -48,7 +48,10 @@ def test_an_interrupted_search_shows_its_runs(
     shown = text[text.index(head) :].splitlines()
     assert shown[4].split()[:2] == ["12", "62.80"] and shown[4].endswith("storage")
     alone = write(tmp_path / "alone", unfinished=1)
-    assert section(read_result(alone)).verdict.endswith("after 1 run")
+    verdict = next(
+        each for each in present(read_result(alone).document) if isinstance(each, Verdict)
+    )
+    assert verdict.line.endswith("after 1 run")
     assert run(["compare", str(folder), str(alone)]) == 1
     line = f"dlemu: {alone}: the search did not end, so nothing is compared\n"
     assert capsys.readouterr().err == line
@@ -149,7 +152,8 @@ def test_a_first_answer_without_a_run_is_shown_as_the_others(tmp_path: Path) -> 
     answer = replace(sized(), **none, points=(), confirmations=(), first=first)
     found = read_result(write(tmp_path / "try", answer))
     assert status_of(found.document) == 0, "it is no verdict"
-    assert section(found).verdict.startswith("d1 cannot feed one H100 of 3D U-Net; one needs 2.86 ")
-    page = page_of([section(found)])
+    shown = section(found, present(found.document))
+    assert shown.verdict.startswith("d1 cannot feed one H100 of 3D U-Net; one needs 2.86 ")
+    page = page_of([shown])
     assert "cannot feed one H100" in page and "<figure>" not in page
     assert run(["compare", str(found.folder), str(found.folder)]) == 1

@@ -163,6 +163,7 @@ def test_of_epochs_that_are_alike_the_first_is_checked(monkeypatch: pytest.Monke
         "dlemu.run.replay.measure_run",
         lambda workload, steps: seen.append((steps["epoch"][0], steps["stall"].sum())),
     )
-    keys = {"checkpoint.checkpoint_after_epoch": 2, "checkpoint.epochs_between_checkpoints": 2}
-    check_blocks(load_workload("unet3d_h100", keys), [24] * 10_000)
+    keys: dict[str, object] = {"train.epochs": 10_000, "checkpoint.checkpoint_after_epoch": 2}
+    keys["checkpoint.epochs_between_checkpoints"] = 2
+    check_blocks(load_workload("unet3d_h100", keys), 24)
     assert seen == [(0, 0), (1, 1)]

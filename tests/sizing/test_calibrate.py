@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,7 @@ from dlemu.cli.main import run
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.errors import DatasetError, RunError, WorkloadError
-from dlemu.judge.metrics import measure
-from dlemu.judge.outcome import Outcome
-from dlemu.judge.records import STEP, write_steps
-from dlemu.judge.summary import Summary
+from dlemu.judge.records import STEP
 from dlemu.ranks.world import Alone
 from dlemu.report.predict import present_calibration
 from dlemu.report.text import render_text
@@ -25,6 +22,7 @@ from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _Calibrator, _jitter, calibrate_host
 from dlemu.sizing.formula import Calibration
 from dlemu.storage.owned import held
+from tests.sizing.conftest import outcome
 
 TINY: dict[str, object] = {
     "dataset.record_length_bytes": 65536,
@@ -86,9 +84,7 @@ def test_what_a_killed_calibration_has_left_is_removed_by_the_next(
         assert own.is_dir() and not killed.exists()
     names = ["dlemu-calibrate.2", "dlemu-calibrate.link", "elsewhere"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert (tmp_path / "elsewhere" / "data" / "file").exists() and (
-        foreign / "data" / "file"
-    ).exists()
+    assert all((tmp_path / name / "data" / "file").exists() for name in names)
 
 
 def test_a_prediction_takes_what_was_measured(
@@ -122,6 +118,7 @@ def test_a_prediction_takes_what_was_measured(
     assert told["real_accelerators"] <= 1.0001 * most
 
 
+@pytest.mark.usefixtures("no_runs")
 def test_without_a_target_the_drive_stays_open(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,37 +133,20 @@ def test_without_a_target_the_drive_stays_open(
     assert run(["predict", *words(job), f"predict.calibration={path}", "drive=d3_s4520"]) == 0
 
 
-def outcome(folder: Path, limit: str, *, seconds: float, cached: float = 0.0) -> Outcome:
-    """Return a run of 20 steps of a batch, each so long, and bound by that."""
-    steps = np.zeros(20, STEP)
-    steps["step"] = np.arange(20)
-    steps["num_samples"], steps["num_bytes"] = 1, 65536
-    steps["compute"] = steps["computation_time"] = 0.002
-    steps["wait"] = seconds - 0.002
-    folder.mkdir()
-    write_steps(folder, 0, steps)
-    summary = Summary(
-        limit={"name": limit, "evidence": f"the {limit} was slow"},
-        measured={"page_cache_share": cached},
-    )
-    return Outcome(folder, measure(steps), summary)
-
-
 def concluded(
     job: Workload,
     folder: Path,
+    say: Callable[[str], None] = lambda text: None,
     *,
     full: str = "host cpu",
     read: str = "storage",
     cached: float = 0.0,
-    said: list[str] | None = None,
 ) -> Calibration:
     """Return what runs give that were bound so, the last with this share from memory."""
-    runs = _Calibrator(job, Alone(), ([] if said is None else said).append, folder, Live())
-    return runs._conclude(
+    return _Calibrator(job, Alone(), say, folder, Live())._conclude(
         outcome(folder / "one", "none", seconds=0.0021),
         outcome(folder / "full", full, seconds=0.002),
-        outcome(folder / "read", read, seconds=0.01, cached=cached),
+        outcome(folder / "read", read, cached=cached),
     )
 
 
@@ -176,7 +156,7 @@ def test_what_memory_served_is_not_the_drives(
 ) -> None:
     """A batch in 10 ms by four drives; where most is from memory, the host's figures are kept."""
     said: list[str] = []
-    found = concluded(job.with_keys({"drives": 4}), tmp_path, cached=cached, said=said)
+    found = concluded(job.with_keys({"drives": 4}), tmp_path, said.append, cached=cached)
     assert said[0].startswith(f"note: {cached:.0%} of the bytes of 3/3 came from memory; reader.")
     assert found.drive_read_bytes_per_second == pytest.approx(rate)
     assert found.page_cache_share == (cached if rate else 0.0)
@@ -188,7 +168,7 @@ def test_what_the_loader_bound_is_the_least_that_the_drive_gives(
     job: Workload, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    found = concluded(job, tmp_path, full="storage", read="loader", said=said)
+    found = concluded(job, tmp_path, said.append, full="storage", read="loader")
     assert (found.host_limit, found.drive_limit) == ("memory", "loader")
     text = render_text(present_calibration({"demand_bytes_per_second": 1e6, **found.model_dump()}))
     assert "at least" in text

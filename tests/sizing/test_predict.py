@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,33 +117,22 @@ def test_iops_bound_reads_below_a_drives_best_block() -> None:
 
 @settings(deadline=None)
 @given(
-    rate=st.floats(1e8, 1e12),
+    job=st.builds(
+        partial(replace, UNET3D),
+        threshold=st.floats(50, 99),
+        drive_read_bytes_per_second=st.floats(1e8, 1e12),
+        num_drives=st.integers(1, 64),
+        num_hosts=st.integers(1, 64),
+    ),
     host=st.floats(1e8, 1e12),
-    drives=st.integers(1, 64),
-    hosts=st.integers(1, 64),
     overhead=st.floats(0, 0.1),
     jitter=st.floats(0, 0.01),
-    threshold=st.floats(50, 99),
 )
 def test_the_most_that_pass_pass_and_one_more_fails(
-    rate: float,
-    host: float,
-    drives: int,
-    hosts: int,
-    overhead: float,
-    jitter: float,
-    threshold: float,
+    job: PredictionInput, host: float, overhead: float, jitter: float
 ) -> None:
-    job = replace(
-        UNET3D,
-        threshold=threshold,
-        drive_read_bytes_per_second=rate,
-        num_drives=drives,
-        num_hosts=hosts,
-    )
-    figures = HOST.model_copy(
-        update={"host_read_bytes_per_second": host, "overhead": overhead, "jitter": jitter}
-    )
+    own = {"host_read_bytes_per_second": host, "overhead": overhead, "jitter": jitter}
+    figures = HOST.model_copy(update=own)
 
     most = predict(job, figures)
 
@@ -151,12 +141,12 @@ def test_the_most_that_pass_pass_and_one_more_fails(
     assert most.au_low < most.au_high, "every answer has a band"
     assert most.read_low < most.read_high
     one_more = predict(replace(job, accelerators=most.num_accelerators + 1), figures)
-    assert not passes(one_more.au_percentage, threshold)
+    assert not passes(one_more.au_percentage, job.threshold)
     if most.num_accelerators:
-        assert passes(most.au_percentage, threshold)
+        assert passes(most.au_percentage, job.threshold)
         rate_of_all = most.num_accelerators * most.au_percentage / 100 * job.demand
         assert most.read_bytes_per_second == pytest.approx(rate_of_all)
-    doubled = predict(replace(job, num_drives=2 * drives), figures)
+    doubled = predict(replace(job, num_drives=2 * job.num_drives), figures)
     assert doubled.num_accelerators >= most.num_accelerators
 
 
@@ -194,15 +184,6 @@ def predicted(name: str, keys: dict[str, object]) -> dlemu.Predicted:
     return dlemu.predict(dlemu.load_workload(name, keys))
 
 
-def calibrated(folder: Path, *, keys: dict[str, object], **figures: object) -> dict[str, object]:
-    """Write CALIBRATED with other figures; return the keys of its job, and more."""
-    path = folder / "calibration.json"
-    found = CALIBRATED.model_copy(update=figures)
-    path.write_text(found.model_dump_json())
-    job = {"reader.data_loader": "threads", "reader.odirect": True}
-    return {**job, "predict.calibration": str(path), **keys}
-
-
 @pytest.mark.parametrize(
     ("keys", "figures", "number", "limit"),
     [
@@ -226,7 +207,10 @@ def test_a_calibration_knows_the_drive_and_the_host(
     limit: str,
     tmp_path: Path,
 ) -> None:
-    found = predicted("unet3d_h100", calibrated(tmp_path, keys=keys, **figures))
+    path = tmp_path / "calibration.json"
+    path.write_text(CALIBRATED.model_copy(update=figures).model_dump_json())
+    job = {"reader.data_loader": "threads", "reader.odirect": True}
+    found = predicted("unet3d_h100", {**job, "predict.calibration": str(path), **keys})
 
     assert (found.num_accelerators, found.low, found.high) == number
     assert found.limit == limit
