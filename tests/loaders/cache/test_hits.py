@@ -96,14 +96,21 @@ def execute(
     random: np.random.Generator,
 ) -> set[tuple[int, int]]:
     """Do the reads in a random order that the plan allows; return what is in the cache then."""
-    left, ended, there = set(range(len(files))), set[int](), set(there)
+    left, ended, there = set(range(len(files))), {-1}, set(there)
+
+    def gone(read: int) -> list[list[int]]:
+        """Return file, generation and last reader of what makes room."""
+        rows = hits.gone[hits.first_gone[read] : hits.first_gone[read + 1]]
+        return [list(map(int, row)) for row in rows]
+
+    needed = {read: {int(hits.after[read]), *(row[2] for row in gone(read))} for read in left}
     while left:
-        ready = [read for read in sorted(left) if _may(hits, read, ended)]
+        ready = [read for read in sorted(left) if needed[read] <= ended]
         assert ready, "no read may go on: readers would wait for each other for ever"
         assert min(left) in ready, "the first read never waits for a later one"
         read = int(random.choice(ready))
-        for file, generation, _ in hits.gone[hits.first_gone[read] : hits.first_gone[read + 1]]:
-            there.discard((int(file), int(generation)))
+        for file, generation, _ in gone(read):
+            there.discard((file, generation))
         if hits.admitted[read] >= 0:
             there.add((files[read], int(hits.admitted[read])))
             assert sum(sizes[file] for file, _ in there) <= capacity
@@ -112,12 +119,6 @@ def execute(
         ended.add(read)
         left.remove(read)
     return there
-
-
-def _may(hits: EpochHits, read: int, ended: set[int]) -> bool:
-    rows = hits.gone[hits.first_gone[read] : hits.first_gone[read + 1]]
-    needed = {int(row[2]) for row in rows} | {int(hits.after[read])}
-    return needed - {-1} <= ended
 
 
 MANY = {"dataset.format": "tfrecord", "dataset.num_samples_per_file": 5}
