@@ -71,15 +71,15 @@ def test_a_damaged_one_is_refused(
     tmp_path: Path, damage: str | dict[str, Any], problem: str
 ) -> None:
     generated(tmp_path)
-    path = tmp_path / "dlemu.json"
-    if damage in ("files", "FIFO"):
-        (tmp_path / "dlemu.files.npy").unlink()
-        if damage == "FIFO":
-            os.mkfifo(tmp_path / "dlemu.files.npy")
-    elif damage == "short":
-        np.save(tmp_path / "dlemu.files.npy", np.zeros(5, FILE_TYPE))
+    path, sizes = tmp_path / "dlemu.json", tmp_path / "dlemu.files.npy"
+    if damage == "short":
+        np.save(sizes, np.zeros(5, FILE_TYPE))
     elif damage == "cut":
-        os.truncate(tmp_path / "dlemu.files.npy", 140)
+        os.truncate(sizes, 140)
+    elif damage in ("files", "FIFO"):
+        sizes.unlink()
+        if damage == "FIFO":
+            os.mkfifo(sizes)
     elif isinstance(damage, str):
         path.write_text(damage)
     else:
