@@ -269,9 +269,9 @@ def test_one_rank_looks_at_all_sizes_for_all_ranks(
     largest = tmp_path / "train" / "img_1_of_4.npz"
     np.savez(largest, x=np.zeros(650, np.uint8), y=np.zeros(1, np.int64))
     size = largest.stat().st_size
-    keys: dict[str, object] = {"dataset.num_files_train": 4, "dataset.record_length_bytes": 600.0}
-    keys |= {"dataset.data_folder": str(tmp_path), "dataset.record_length_bytes_stdev": 0}
-    keys |= {"dataset.record_length_bytes_resize": None}
+    dataset = {"num_files_train": 4, "record_length_bytes": 600.0, "data_folder": str(tmp_path)}
+    dataset |= {"record_length_bytes_stdev": 0, "record_length_bytes_resize": None}
+    keys = {f"dataset.{key}": value for key, value in dataset.items()}
     workload = load_workload("unet3d_h100", {**keys, "reader.hand_over": "batch"})
     seen: list[str] = []
     found = survey(tmp_path, workload, at=seen.append)
