@@ -26,34 +26,20 @@ from dlemu.dataset.plan import (
 )
 from dlemu.errors import WorkloadError
 
-epochs = st.fixed_dictionaries(
-    {
-        "batch_size": st.integers(1, 9),
-        "num_accelerators": st.integers(1, 9),
-        "epoch": st.integers(0, 9),
-        "seed": st.integers(0, 2**63),
-        "samples_per_file": st.integers(1, 40),
-        "shuffle_files": st.booleans(),
-        "shuffle_samples": st.booleans(),
-    }
-)
-streams = st.builds(
-    lambda of_epoch, num_streams, shuffle_size: (
-        of_epoch | {"num_streams": num_streams, "shuffle_size": shuffle_size}
-    ),
-    epochs,
-    st.integers(1, 5),
-    st.integers(1, 50),
-)
-
-
+OF_EPOCH = {
+    "batch_size": st.integers(1, 9),
+    "num_accelerators": st.integers(1, 9),
+    "epoch": st.integers(0, 9),
+    "seed": st.integers(0, 2**63),
+    "samples_per_file": st.integers(1, 40),
+    "shuffle_files": st.booleans(),
+    "shuffle_samples": st.booleans(),
+}
+OF_STREAMS = {"num_streams": st.integers(1, 5), "shuffle_size": st.integers(1, 50)}
+epochs = st.fixed_dictionaries(OF_EPOCH)
+streams = st.fixed_dictionaries(OF_EPOCH | OF_STREAMS)
 PLAIN = PlanOptions(
-    batch_size=4,
-    num_accelerators=2,
-    epoch=0,
-    seed=1,
-    shuffle_files=False,
-    shuffle_samples=False,
+    batch_size=4, num_accelerators=2, epoch=0, seed=1, shuffle_files=False, shuffle_samples=False
 )
 
 
