@@ -16,7 +16,7 @@ from dlemu.storage.s3.store import Store, store_of
 from dlemu.units import ceil_div
 from tests.lab.object_server import RangeServer
 from tests.lab.waiting import until
-from tests.loaders.contract import DATASETS, Case, check_epoch, make_case
+from tests.loaders.contract import DATASETS, Case, check_epoch, make_case, read_all
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +103,9 @@ def test_samples_at_random_and_columns_are_ranges_of_their_own(
     assert counts.received_bytes == counts.needed_bytes
     server.seen.clear()
     case = in_bucket(folder, server, "parquet of 13")
-    opened = case.open(keep=0)
-    num_bytes = sum(batch.num_bytes for step in opened.epoch(0, case.plan(0)) for batch in step)
-    counts = opened.gets()
-    opened.close()
+    with closing(case.open(keep=0)) as opened:
+        num_bytes = sum(batch.num_bytes for step in opened.epoch(0, case.plan(0)) for batch in step)
+        counts = opened.gets()
     assert num_bytes == counts.received_bytes == counts.needed_bytes
     assert server.seen.methods == {"GET": server.seen.ranges} == {"GET": counts.gets}
 
@@ -116,10 +115,7 @@ def test_endpoints_are_dealt_to_the_workers(folder: Path, server: RangeServer) -
     case = in_bucket(folder, server, "npy", **{"reader.read_threads": 1})
     with RangeServer(folder) as second:
         urls = {"storage.endpoint_url": (server.url, second.url)}
-        opened = Case(case.workload.with_keys(urls), 2).open()
-        for _ in opened.epoch(0, case.plan(0)):
-            pass
-        opened.close()
+        read_all(Case(case.workload.with_keys(urls), 2))
         assert server.seen.methods == second.seen.methods != {}
 
 

@@ -56,7 +56,11 @@ def tiny(name: str = "cosmoflow_h100", **keys: object) -> Workload:
 
 
 def trial(drive: Path, out: Path, *workloads: Workload, **more: Any) -> Trial:
-    values = {"seconds": 10, "max_bytes": 1 << 20, "output": {"folder": str(out)}} | more
+    values: dict[str, Any] = {
+        "seconds": 10,
+        "max_bytes": 1 << 20,
+        "output": {"folder": str(out)},
+    } | more
     return Trial(folder=drive, jobs=workloads or (tiny(),), **values)
 
 
@@ -98,13 +102,8 @@ def test_its_folder_is_a_result_as_any_other(
     assert (row["num_accelerators"], row["label"], row["first"]) == ("3", "first", "true")
     assert "cosmoflow_h100" in (out / "table.md").read_text()
     assert "a first answer, not by the benchmark's rule" in (out / "table.md").read_text()
-    page = tmp_path / "page.html"
-    assert run_command(["report", str(out), "--html", str(page)]) == 0
-    shown = capsys.readouterr().out
-    assert shown == render_text(present_sizing(document)) + "\n"
-    assert "feeds at least 3 H100s of CosmoFlow" in page.read_text()
-    assert run_command(["report", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["answers"] == document["answers"]
+    assert run_command(["report", str(out)]) == 0
+    assert capsys.readouterr().out == render_text(present_sizing(document)) + "\n"
     assert run_command(["compare", str(out), str(out)]) == 0
 
 
@@ -209,17 +208,6 @@ def test_what_cannot_be_removed_is_told_of(
     assert capsys.readouterr().err == (
         f"dlemu: {own} could not be removed; remove it, or let the next dlemu do it\n"
     )
-
-
-def test_a_folder_of_that_name_that_is_somebody_else_s_is_left_alone(
-    drive: Path, tmp_path: Path
-) -> None:
-    (drive / "dlemu-try").mkdir()
-    (drive / "dlemu-try" / "img_0_of_1.npz").write_text("precious")
-
-    with pytest.raises(WorkloadError, match=r"holds img_0_of_1\.npz, which dlemu has not written"):
-        tried(drive, tmp_path)
-    assert (drive / "dlemu-try" / "img_0_of_1.npz").read_text() == "precious"
 
 
 def test_no_room_is_said_in_one_line(drive: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -56,21 +57,14 @@ def work(folder: Path, **changes: object) -> Work:
 # --- one measurement ------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=200), st.floats(0, 100))
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=200), st.floats(0, 100))
 def test_percentiles_are_right_to_a_hundred_and_twenty_eighth(
     values: list[int], percent: float
 ) -> None:
     latencies = Latencies()
     latencies.add(values)
     expected = np.percentile(values, percent, method="inverted_cdf") / 1e9
-    assert latencies.percentile(percent) == pytest.approx(expected, rel=1 / 128)
-
-
-def test_no_time_at_all() -> None:
-    latencies = Latencies()
-    latencies.add([0, 0, 3_000_000])
-    assert latencies.percentile(50) < 1e-9
-    assert latencies.percentile(99.9) == pytest.approx(0.003, rel=1 / 128)
+    assert latencies.percentile(percent) == pytest.approx(expected, rel=1 / 128, abs=1e-9)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -225,12 +219,9 @@ def test_what_is_killed_or_interrupted_is_named(
 
 def test_a_cell_is_shown_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk may have become full meanwhile."""
-
-    def full(*_: object) -> None:
-        raise RunError("the disk is full")
-
     events: list[str] = []
-    monkeypatch.setattr(JsonLines, "append", full)
+    full = RunError("the disk is full")
+    monkeypatch.setattr(JsonLines, "append", Mock(side_effect=full))
     with pytest.raises(RunError, match="the disk is full"):
         run_paths(sweep_of(tmp_path), events.append)
     assert re.search(r" [kMG]B/s, p99 ", events[-1])
@@ -263,10 +254,8 @@ def test_what_a_path_does_not_take_is_left_out_in_a_line(
 
 
 def test_a_drive_that_fills_up_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     with pytest.raises(RunError, match=r"/file cannot be written: No space left on device;"):
         write_random_file(str(tmp_path / "file"), 0, MIB)
 
