@@ -230,15 +230,8 @@ def test_a_step_that_memory_cannot_hold_is_left_out(
 
 def timed(batch: int, seconds: float, launch: float) -> Timed:
     steps = np.full(10, seconds)
-    return Timed(
-        batch=batch,
-        layout="contiguous",
-        seconds=steps,
-        launch=launch,
-        flops=1e12,
-        memory=0,
-        on_gpu=True,
-    )
+    same: dict[str, Any] = {"layout": "contiguous", "flops": 1e12, "memory": 0, "on_gpu": True}
+    return Timed(batch=batch, seconds=steps, launch=launch, **same)
 
 
 def test_a_launch_bound_step_is_left_out_of_the_fit() -> None:

@@ -3,9 +3,11 @@
 import ctypes
 import errno
 import json
+import math
 import multiprocessing
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +32,7 @@ from dlemu.terminal import silent
 from dlemu.tools.paths import cells as cells_module
 from dlemu.tools.paths import sweep, uring
 from dlemu.tools.paths.blocks import PATTERNS, DataPath, Latencies, Pattern, Work, perform
-from dlemu.tools.paths.cells import write_random_file
+from dlemu.tools.paths.cells import HostCounters, read_joules, write_random_file
 from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
 from dlemu.tools.paths.uring import Ring
 from tests.tools.paths.conftest import MIB, plan
@@ -405,3 +407,45 @@ def test_a_host_without_io_uring_is_told_why_in_a_line(
     assert problem is not None and "\n" not in problem
     with pytest.raises(RunError, match=told):
         raise RunError(problem)
+
+
+# --- joules between two readings of the counters --------------------------------------------------
+
+
+def test_packages_are_read_and_their_parts_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    counted = {"intel-rapl:0": 5_000_000, "intel-rapl:1": 7_500_000, "intel-rapl:0:0": 1, "dtpm": 1}
+    for name, microjoules in counted.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "energy_uj").write_text(f"{microjoules}\n")
+        (tmp_path / name / "max_energy_range_uj").write_text("8000000\n")
+    (tmp_path / "intel-rapl:2").mkdir()
+
+    assert read_joules(tmp_path) == {"intel-rapl:0": (5.0, 8.0), "intel-rapl:1": (7.5, 8.0)}
+
+
+def test_an_overrun_is_not_negative_energy() -> None:
+    cpus = {"user": 1.0, "nice": 0.0, "system": 1.0, "irq": 0.0, "softirq": 0.0}
+    before = {"intel-rapl:0": (90.0, 100.0), "intel-rapl:1": (10.0, 100.0), "gpu0": (3.0, math.inf)}
+    after = {"intel-rapl:0": (5.0, 100.0), "intel-rapl:1": (40.0, 100.0), "gpu0": (3.5, math.inf)}
+    start, end = HostCounters(8.0, cpus, before), HostCounters(10.0, cpus, after)
+
+    used = end.since(start)
+
+    assert (used.cpu_watts, used.gpu_watts) == pytest.approx(((15 + 30) / 2, 0.25))
+    assert end.since(HostCounters(8.0, cpus, {})).cpu_watts is None
+
+
+def test_each_gpu_that_counts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, the first is too old."""
+    nvml = Mock(NVMLError=RuntimeError)
+    nvml.nvmlDeviceGetCount.return_value = 2
+    nvml.nvmlDeviceGetTotalEnergyConsumption.side_effect = [RuntimeError("Not Supported"), 5500]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert read_joules(tmp_path) == {"gpu1": (5.5, math.inf)}
+    nvml.nvmlInit.side_effect = RuntimeError("Driver Not Loaded")
+    assert read_joules(tmp_path) == {}
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert read_joules(tmp_path) == {}, "without the library"
