@@ -66,14 +66,6 @@ class Net:
         return self.label.partition("_")[0]
 
     @property
-    def workload(self) -> str:
-        return f"{self.name}_h100"
-
-    @property
-    def launch_bound(self) -> bool:
-        return self.label == "cosmoflow"
-
-    @property
     def decodes(self) -> bool:
         return self.form == "jpeg"
 
@@ -88,17 +80,6 @@ class Net:
             _IN_FLIGHT * (self.workers * self.prefetch + 1),
             math.ceil(self.seconds * min(rate, 1.0) / c),
         )
-
-    @staticmethod
-    def all() -> "list[Net]":
-        """Return all jobs, small ones on a host without a GPU."""
-        import torch
-
-        return ON_GPU if torch.cuda.is_available() else ON_CPU
-
-    @staticmethod
-    def named(label: str) -> "Net":
-        return next(net for net in Net.all() if net.label == label)
 
 
 ON_GPU = [
@@ -118,6 +99,13 @@ ON_CPU = [
     Net("resnet50_jpeg4", 4, 30_000, "jpeg", workers=2, prefetch=1, side=32, seconds=0.0),
     Net("cosmoflow", 1, 300_000, "hdf5", workers=1, side=32, seconds=0.0),
 ]
+
+
+def nets() -> list[Net]:
+    """Return all jobs, small ones on a host without a GPU."""
+    import torch
+
+    return ON_GPU if torch.cuda.is_available() else ON_CPU
 
 
 class Files:
@@ -194,23 +182,22 @@ def write_pictures(folder: Path, number: int, num_bytes: int) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
-    encoded: list[bytes] = []
-    quality = 0
-    for _ in range(_NUM_PICTURES):
+
+    def drawn() -> Any:
         coarse = generator.integers(0, 256, (24, 32, 3), dtype=np.uint8)
         smooth = np.asarray(Image.fromarray(coarse).resize((500, 375)), np.float32)
         noisy = smooth + generator.normal(0, 28, smooth.shape)
-        image = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+        return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
-        def jpeg(quality: int, image: Any = image) -> bytes:
-            buffer = io.BytesIO()
-            image.save(buffer, "JPEG", quality=quality)
-            return buffer.getvalue()
+    def jpeg(image: Any, quality: int) -> bytes:
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=quality)
+        return buffer.getvalue()
 
-        quality = quality or min(
-            range(95, 20, -3), key=lambda each: abs(len(jpeg(each)) - num_bytes)
-        )
-        encoded.append(jpeg(quality))
+    images = [drawn() for _ in range(_NUM_PICTURES)]
+    qualities = range(95, 20, -3)
+    quality = min(qualities, key=lambda each: abs(len(jpeg(images[0], each)) - num_bytes))
+    encoded = [jpeg(image, quality) for image in images]
     for each in range(number):
         (folder / f"img_{each:07d}.jpeg").write_bytes(encoded[each % _NUM_PICTURES])
 
@@ -254,9 +241,7 @@ def _unsearched(precision: str, batch: int, device: str) -> Callable[[], object]
 
 
 unsearched_bf16 = partial(_unsearched, "bf16")
-unsearched_fp16 = partial(_unsearched, "fp16")
 unsearched_tf32 = partial(_unsearched, "tf32")
-unsearched_fp32 = partial(_unsearched, "fp32")
 
 
 class Real:

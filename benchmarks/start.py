@@ -69,16 +69,15 @@ def main(arguments: list[str]) -> None:
             sides[title] = partial(time_first_step, loader, folder)
         times = in_turn(sides, asked.value("rounds", 5))
     base = times[next(iter(COMMANDS))]
-    rows = [
-        [
-            name,
-            spread(values),
-            f"≤ {GOALS[name]:g}" if name in GOALS else "-",
-            spread(ratios(values, base, float), ".1f"),
-        ]
+    asked.show(
+        {
+            "command": name,
+            "seconds": spread(values),
+            "goal": f"≤ {GOALS[name]:g}" if name in GOALS else "-",
+            "times Python with NumPy": spread(ratios(values, base, float), ".1f"),
+        }
         for name, values in times.items()
-    ]
-    asked.show(["command", "seconds", "goal", "times Python with NumPy"], rows)
+    )
 
 
 if __name__ == "__main__":
