@@ -105,12 +105,12 @@ class Job:
         # c varies: a tenth more than now is needed.
         return int(1.1 * self.net.batch * max(self.net.num_steps(e.rate, c) for e in self.cells))
 
-    def keys(self, arm: str) -> dict[str, object]:
+    def workload(self, arm: str, more: Mapping[str, object] | None = None) -> dlemu.Workload:
         """Return how dlemu reads the arm's files."""
         net = self.net
         label = "pictures" if net.decodes else net.label
         place = f"{label}.{'R' if arm in _REAL or not self.at_once else 'E'}"
-        return {
+        keys = {
             "dataset.data_folder": str(self.folder / place),
             "dataset.format": net.form,
             "dataset.num_files_train": self.num_files,
@@ -125,9 +125,7 @@ class Job:
             "reader.hand_over": "batch",
             "train.epochs": 1,
         }
-
-    def workload(self, arm: str, keys: Mapping[str, object] | None = None) -> dlemu.Workload:
-        return dlemu.load_workload(f"{self.net.name}_h100", {**self.keys(arm), **(keys or {})})
+        return dlemu.load_workload(f"{net.name}_h100", {**keys, **(more or {})})
 
     @cached_property
     def file_bytes(self) -> float:
@@ -139,18 +137,17 @@ class Job:
         """`reader.preprocess_time` as `dlemu steptime` writes it."""
         net = self.net
         os.environ[FILES] = f"{net.form}:{net.pixels}:{self.workload('R').data_folder}"
-        function = "benchmarks.fidelity_real:decoding"
         seconds = _DECODE_SECONDS if net.decodes else _LOAD_SECONDS
-        found = time_preprocessing(function, net.workers, seconds)
+        found = time_preprocessing("benchmarks.fidelity_real:decoding", net.workers, seconds)
         print(f"{net.label}, loading a sample: {found.key()}", flush=True)
         return {"reader.preprocess_time": found.key()}
 
     def train(self, arm: str, loop: str, steps: int, repeat: int) -> dict[str, Any]:
         """Run R, B or N; return its times, and what `Meter` says."""
-        real, net, workload = self.real, self.net, self.workload("R")
-        one = arm == "B"
-        folder = workload.data_folder
-        loader = plain_loader(net, folder, steps, seed=repeat, pin=real.cuda, in_one_read=one)
+        real, net, workload, one = self.real, self.net, self.workload("R"), arm == "B"
+        loader = plain_loader(
+            net, workload.data_folder, steps, seed=repeat, pin=real.cuda, in_one_read=one
+        )
         if arm != "N":
             return real.train(loader, synchronous=loop == "rule")
         meter = dlemu.Meter(workload, batch_size=net.batch, sample_bytes=self.file_bytes)

@@ -63,32 +63,29 @@ def cached(capacity: float) -> Measured:
     """
     sample, num_files, origin, cache = 2_000_000, 96, 50e6, 500e6
     demand = 3 * origin
-    with own_drive(256 * _MIB) as slow, own_drive(256 * _MIB) as fast:
+    with own_drive(256 * _MIB) as slow, own_drive(256 * _MIB) as fast, scratch() as out:
         keys = {
             "workload": "unet3d_h100",
             "dataset.data_folder": slow / "data",
             "dataset.num_files_train": num_files,
             "dataset.record_length_bytes": sample,
             "dataset.record_length_bytes_stdev": 0,
+            "cache.folder": fast / "tier",
+            "cache.capacity": capacity,
+            "cache.policy": "keep",
+            "output.folder": out / "run",
+            "reader.data_loader": "threads",
+            "reader.batch_size": 1,
+            "reader.read_threads": 4,
+            "reader.odirect": True,
+            "train.computation_time": 2 * sample / demand,
+            "train.epochs": 2,
+            "num_accelerators": 2,
         }
         dlemu("datagen", keys)
-        with scratch() as out:
-            keys |= {
-                "cache.folder": fast / "tier",
-                "cache.capacity": capacity,
-                "cache.policy": "keep",
-                "output.folder": out / "run",
-                "reader.data_loader": "threads",
-                "reader.batch_size": 1,
-                "reader.read_threads": 4,
-                "reader.odirect": True,
-                "train.computation_time": 2 * sample / demand,
-                "train.epochs": 2,
-                "num_accelerators": 2,
-            }
-            with throttled_reads(slow, int(origin), (fast, int(cache))) as group:
-                dlemu("run", keys, enter=group.enter)
-            summary = summary_of(out / "run")
+        with throttled_reads(slow, int(origin), (fast, int(cache))) as group:
+            dlemu("run", keys, enter=group.enter)
+        summary = summary_of(out / "run")
     found = [epoch["whole_epoch_au_percentage"] for epoch in summary["per_epoch"]]
     hits = [0.0, summary["measured"]["cache"]["hit_share_per_epoch"][1]]
     seconds = [max(1 / demand, (1 - hit) / origin, hit / cache) for hit in hits]
