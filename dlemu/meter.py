@@ -55,7 +55,7 @@ class _Step:
     """Begin and end of each `computing`; empty: all from `taken` to `computed` is compute."""
     asked_compute: float | None = None
     """Seconds of emulated compute that were asked for; None: compute is real."""
-    told: tuple[Any, ...] = ()
+    counted: tuple[Any, ...] = ()
     """epoch, step, rank, num_samples, num_bytes, num_reads; seconds of read, decode, hand-over."""
 
     def row(self) -> tuple[Any, ...]:
@@ -65,14 +65,14 @@ class _Step:
         body = seconds(self.taken, self.computed)
         compute = sum(seconds(*span) for span in self.spans) if self.spans else body
         return (
-            *self.told[:6],
+            *self.counted[:6],
             moment + seconds(mark, self.asked),
             seconds(self.asked, self.taken),
             body - compute,
             compute,
             seconds(self.computed, self.met),
             compute if self.asked_compute is None else self.asked_compute,
-            *self.told[6:],
+            *self.counted[6:],
             *_NO_CHECKPOINT,
         )
 
@@ -185,7 +185,7 @@ class Meter:
             self._world.barrier()
             asked = current.met = stream.record()
             num_samples, num_bytes = self._counted(batch, current)
-            current.told = (
+            current.counted = (
                 epoch,
                 step,
                 self._world.rank,
@@ -212,9 +212,9 @@ class Meter:
         length = self._batch_size or length or 0
         if self._sample_bytes is not None:
             return length, round(length * self._sample_bytes)
-        told = getattr(batch, "num_bytes", None)
-        self._of_files &= told is not None
-        return length, _batch_bytes(batch) if told is None else told
+        of_files = getattr(batch, "num_bytes", None)
+        self._of_files &= of_files is not None
+        return length, _batch_bytes(batch) if of_files is None else of_files
 
     def compute(self, batch: object) -> None:
         """Emulate the accelerator: sleep until `train.computation_time` after the batch was taken.

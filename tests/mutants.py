@@ -10,8 +10,7 @@ as the code is. No test may need root: its rights are put down.
 The exit status is 0 if all changes were noticed but for a few, each with a reason in the list.
 
 --matrix goes on behind the first test that notices: build/kills.json keeps which tests noticed
-which change, and build/candidates.txt the tests that two others make up for (`cover`): all changes
-are noticed twice without them.
+which change.
 
 --random changes an operator, a condition or a number anywhere in the product instead
 (`random_mutants.py`); 9 of 10 must be noticed.
@@ -34,7 +33,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -46,10 +45,6 @@ ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_suffix(".toml")
 
 MOST_SURVIVORS = 5
-REDUNDANCY = 2
-"""So many tests are to notice each change."""
-KEPT = re.compile(r"contract|fault|hang|end_to_end|truth|golden|refusals|fuzz|layers")
-"""Tests that stay whatever changes they notice."""
 _LONGEST = 900.0
 """Seconds that the tests of one change may take."""
 _LONGEST_OF_ANY = 200.0
@@ -149,7 +144,20 @@ class Told:
     failed: tuple[str, ...] = ()
     claim: tuple[str, ...] = ()
     """Tests that must pass as the code is."""
-    ran: frozenset[str] | set[str] = frozenset()
+
+
+def tracked(root: Path) -> list[str]:
+    """Return the files that git knows or would add, but for those that are gone."""
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.check_output(words, cwd=root, text=True)
+    return [name for name in listed.split("\0") if name and (root / name).exists()]
+
+
+def copy_tracked(root: Path, folder: Path) -> None:
+    """Copy these files; links stay links."""
+    for name in tracked(root):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / name, folder / name, follow_symlinks=False)
 
 
 class Copy:
@@ -158,12 +166,7 @@ class Copy:
     def __init__(self, root: Path, folder: Path) -> None:
         self._folder = folder
         self._sound: set[str] = set()
-        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
-        for name in listed.stdout.split("\0"):
-            if name and (root / name).exists():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(root / name, folder / name, follow_symlinks=False)
+        copy_tracked(root, folder)
         (folder / "tmp").mkdir()
         for path in (folder, folder / "tmp"):
             path.chmod(0o777)
@@ -198,7 +201,7 @@ class Copy:
         """
         found = {each: self._told(each, matrix) for each in mutations}
         claims = {test for told in found.values() for test in told.claim} - self._sound
-        status, text, _ = self._run([*_ALL, *sorted(claims)]) if claims else (_PASSED, "", {})
+        status, text, _ = self._run([*_ALL, *sorted(claims)]) if claims else (_PASSED, "", ())
         if status != _PASSED:
             raise BrokenList(f"without any change the tests do not pass:\n{text}")
         self._sound.update(claims)
@@ -208,7 +211,6 @@ class Copy:
         path = self._folder / mutation.file
         text = path.read_text()
         path.write_text(text.replace(mutation.old, mutation.new))
-        ran: set[str] = set()
         seconds = _LONGEST_OF_ANY if mutation.drawn else _LONGEST
         tests = mutation.tests
         rounds: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(_ALL, tests)]
@@ -218,11 +220,9 @@ class Copy:
             rounds.insert(0, (_SOON, tests[:_NEAREST]))
         try:
             for options, asked in rounds:
-                status, words, outcomes = self._run([*options, *asked], seconds)
-                ran |= outcomes.keys()
-                failed = tuple(test for test, passed in outcomes.items() if not passed)
+                status, words, failed = self._run([*options, *asked], seconds)
                 if status == _FAILED:
-                    return Told(False, "killed", failed, failed, ran)
+                    return Told(False, "killed", failed, failed)
                 if status in (_PASSED, _NONE) or (status is None and mutation.drawn):
                     continue
                 if status is not None and not mutation.drawn:
@@ -230,18 +230,18 @@ class Copy:
                 how = "did not end" if status is None else "could not begin"
                 # One that begins as the code is will do, where others need the same code.
                 claim = mutation.tests if status is None else mutation.tests[:1]
-                return Told(False, f"killed: its tests {how}", (), claim, ran)
+                return Told(False, f"killed: its tests {how}", (), claim)
         finally:
             path.write_text(text)
-        return Told(True, "survived", (), (), ran)
+        return Told(True, "survived")
 
     def _run(
         self, words: Sequence[str], seconds: float = _LONGEST
-    ) -> tuple[int | None, str, dict[str, bool]]:
+    ) -> tuple[int | None, str, tuple[str, ...]]:
         """Run pytest with words.
 
-        Return its exit status (None: it did not end in time), the end of what it printed, and of
-        each test function that was run whether it passed with all its parameters.
+        Return its exit status (None: it did not end in time), the end of what it printed, and the
+        test functions that failed.
         """
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(json.dumps([words, seconds]) + "\n")
@@ -249,8 +249,8 @@ class Copy:
         line = self._server.stdout.readline()
         if not line:
             raise BrokenList("the process that runs the tests has ended")
-        status, told, outcomes = json.loads(line)
-        return status, told, outcomes
+        status, told, failed = json.loads(line)
+        return status, told, tuple(failed)
 
 
 def serve() -> None:
@@ -267,7 +267,7 @@ def serve() -> None:
     assert "dlemu" not in sys.modules, "what is to be changed must not be imported yet"
     for line in sys.stdin:
         words, seconds = json.loads(line)
-        with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as outcomes:
+        with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as failed:
             sys.stdout.flush()
             pid = os.fork()
             if pid == 0:
@@ -275,40 +275,38 @@ def serve() -> None:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.dup2(said.fileno(), 1)
                 os.dup2(said.fileno(), 2)
-                _test(words, outcomes)
+                _test(words, failed)
             status = _wait(pid, seconds)
             said.seek(0)
-            outcomes.seek(0)
+            failed.seek(0)
             told = "\n".join(said.read().splitlines()[-40:])
-            found = json.loads(outcomes.read() or "{}")
-        print(json.dumps([status, told, found]), flush=True)
+            found = dict.fromkeys(failed.read().splitlines())
+        print(json.dumps([status, told, [*found]]), flush=True)
 
 
-class _Outcomes:
-    """A plugin of pytest: of each test function, whether it passed with all its parameters."""
+@dataclass
+class _Failed:
+    """A plugin of pytest: writes the names of test functions that failed."""
 
-    def __init__(self) -> None:
-        self.passed: dict[str, bool] = {}
+    file: IO[str]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        test = report.nodeid.partition("[")[0]
-        if report.when == "call" or report.failed:
-            self.passed[test] = self.passed.get(test, True) and not report.failed
+        if report.failed:
+            print(report.nodeid.partition("[")[0], file=self.file)
 
 
-def _test(words: Sequence[str], file: IO[str]) -> NoReturn:
+def _test(words: Sequence[str], failed: IO[str]) -> NoReturn:
     import pytest
 
-    outcomes, status = _Outcomes(), 3  # pytest's own for what it did not expect
+    status = 3  # pytest's own for what it did not expect
     try:
         found = importlib.util.find_spec("dlemu")
         if Path("dlemu").is_dir() and not (found and str(found.origin).startswith(os.getcwd())):
             print("the tests would not import the copy that is changed")
         else:
-            status = pytest.main([*_OPTIONS, *words], plugins=[outcomes])
+            status = pytest.main([*_OPTIONS, *words], plugins=[_Failed(failed)])
     finally:
-        json.dump(outcomes.passed, file)
-        file.flush()
+        failed.flush()
         sys.stdout.flush()
         os._exit(status)
 
@@ -396,58 +394,24 @@ def run(mutations: Sequence[Mutation], *, root: Path, jobs: int = 1, matrix: boo
 
 
 def judge(found: Found) -> tuple[int, str]:
-    """Return the exit status, and what is told of the survivors."""
+    """Return the exit status, and what is told of the survivors.
+
+    Of changes that were drawn a tenth may survive, and none needs a reason.
+    """
+    drawn = any(mutation.drawn for mutation in found)
+    most = len(found) // 10 if drawn else MOST_SURVIVORS
     survivors = [mutation for mutation, told in found.items() if told.survived]
-    lines = [f"{len(found)} mutations, {len(survivors)} survived (at most {MOST_SURVIVORS} may)"]
-    wrong = len(survivors) > MOST_SURVIVORS
+    lines = [f"{len(found)} mutations, {len(survivors)} survived (at most {most} may)"]
+    wrong = len(survivors) > most
     for mutation in survivors:
-        lines.append(f"  {mutation.name}: {mutation.reason or 'NO REASON; add a test'}")
-        wrong |= not mutation.reason
+        reason = mutation.reason or ("any change" if drawn else "NO REASON; add a test")
+        lines.append(f"  {mutation.name}: {reason}")
+        wrong |= not (drawn or mutation.reason)
     for mutation, told in found.items():
         if mutation.reason and not told.survived:
             lines.append(f"  {mutation.name} was noticed: take its reason off the list")
             wrong = True
     return int(wrong), "\n".join(lines)
-
-
-def judge_random(found: Found) -> tuple[int, str]:
-    """Return the exit status, 1 where more than a tenth survived, and the survivors."""
-    survivors = [f"  {each.name}" for each, told in found.items() if told.survived]
-    head = f"{len(found)} mutations, {len(survivors)} survived (at most a tenth may)"
-    return int(10 * len(survivors) > len(found)), "\n".join([head, *survivors])
-
-
-def cover(kills: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return tests that notice each change at least twice, or as often as it is noticed at all.
-
-    `kills` has the tests that notice each change. The test that adds most is taken first.
-    """
-    needs = {change: min(REDUNDANCY, len(tests)) for change, tests in kills.items()}
-    changes: dict[str, set[str]] = {}
-    for change, tests in kills.items():
-        for test in tests:
-            changes.setdefault(test, set()).add(change)
-    taken = []
-    while any(needs.values()):
-        best = max(sorted(changes), key=lambda test: sum(needs[c] > 0 for c in changes[test]))
-        taken.append(best)
-        for change in changes.pop(best):
-            needs[change] = max(0, needs[change] - 1)
-    return taken
-
-
-def keep(found: Found, folder: Path) -> str:
-    """Add what was found to kills.json, write candidates.txt anew, and return a line on them."""
-    folder.mkdir(exist_ok=True)
-    path = folder / "kills.json"
-    known = json.loads(path.read_text()) if path.exists() else {"kills": {}, "ran": []}
-    known["kills"] |= {each.name: told.failed for each, told in found.items()}
-    known["ran"] = sorted({*known["ran"]}.union(*(told.ran for told in found.values())))
-    path.write_text(json.dumps(known, indent=1))
-    spared = {*cover(known["kills"])}
-    left = [test for test in known["ran"] if test not in spared and not KEPT.search(test)]
-    (folder / "candidates.txt").write_text("".join(f"{test}\n" for test in left))
-    return f"{len(left)} of {len(known['ran'])} tests may go: {folder / 'candidates.txt'}"
 
 
 def main() -> int:
@@ -467,8 +431,7 @@ def main() -> int:
         if asked.random:
             from tests.random_mutants import draw
 
-            drawn = [Mutation(**each) for each in draw(ROOT, asked.random, asked.seed, words)]
-            status, told = judge_random(run(drawn, root=ROOT, jobs=asked.jobs))
+            mutations = [Mutation(**each) for each in draw(ROOT, asked.random, asked.seed, words)]
         else:
             listed = read_list(LIST)
             if lines := stale(listed, ROOT):  # all of them, whatever was asked for
@@ -476,14 +439,16 @@ def main() -> int:
             mutations = [each for each in listed if any(word in each.name for word in words)]
             if not mutations:
                 raise BrokenList(f"no mutation has {' or '.join(words)} in its name")
-            found = run(mutations, root=ROOT, jobs=asked.jobs, matrix=asked.matrix)
-            status, told = judge(found)
-            if asked.matrix:
-                told += f"\n{keep(found, ROOT / 'build')}"
+        found = run(mutations, root=ROOT, jobs=asked.jobs, matrix=asked.matrix)
     except BrokenList as error:
         print(error, file=sys.stderr)
         return 1
+    status, told = judge(found)
     print(told)
+    if asked.matrix:
+        (ROOT / "build").mkdir(exist_ok=True)
+        kills = {mutation.name: told.failed for mutation, told in found.items()}
+        (ROOT / "build" / "kills.json").write_text(json.dumps(kills, indent=1))
     return status
 
 

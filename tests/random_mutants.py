@@ -2,12 +2,13 @@
 
 import ast
 import random
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-_PRODUCT = ("dlemu", "datagen")
+from tests.mutants import tracked
+
+_PRODUCT = ("dlemu/", "datagen/")
 _WIDE = ("tests/test_golden.py", "tests/test_refusals.py")
 """Notice most."""
 _NOWHERE = ("dlemu/storage/gpu/cuda.py", "dlemu/run/compute.py", "dlemu/loaders/dali/")
@@ -26,14 +27,13 @@ def draw(root: Path, number: int, seed: int, only: Sequence[str] = ("",)) -> lis
 
     Each kind of change is as likely as the others: numbers are by far the most frequent.
     """
-    command = ["git", "ls-files", *(f"{folder}/*.py" for folder in _PRODUCT)]
-    names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
-    files = [name for name in names.stdout.split() if any(word in name for word in only)]
-    files = [name for name in files if not name.startswith(_NOWHERE)]
-    kinds: dict[str, list[tuple[str, ast.expr, ast.expr]]] = {}
+    files = [name for name in tracked(root) if name.startswith(_PRODUCT) and name.endswith(".py")]
+    kinds: dict[str, list[tuple[str, ast.Module, ast.expr, ast.expr]]] = {}
     for file in files:
-        for node, other in _changes(ast.parse((root / file).read_text())):
-            kinds.setdefault(type(node).__name__, []).append((file, node, other))
+        if any(word in file for word in only) and not file.startswith(_NOWHERE):
+            tree = ast.parse((root / file).read_text())
+            for node, other in _changes(tree):
+                kinds.setdefault(type(node).__name__, []).append((file, tree, node, other))
     generator = random.Random(seed)
     drawn = []
     for _ in range(number):
@@ -46,8 +46,6 @@ def draw(root: Path, number: int, seed: int, only: Sequence[str] = ("",)) -> lis
 def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield expressions, and what might stand there by mistake."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.JoinedStr):
-            continue  # Python 3.11 does not tell where its parts stand
         if _cannot_matter(node):
             continue
         yield from _changes(node)
@@ -94,26 +92,28 @@ def _other(operator: ast.AST) -> Any:
     return _OTHER[type(operator)]()
 
 
-def _fields(root: Path, file: str, node: ast.expr, other: ast.expr) -> dict[str, Any]:
+class _Put(ast.NodeTransformer):
+    """Puts one expression in the place of another."""
+
+    def __init__(self, own: ast.AST, other: ast.AST) -> None:
+        self._own, self._other = own, other
+
+    def visit(self, node: ast.AST) -> Any:
+        return self._other if node is self._own else self.generic_visit(node)
+
+
+def _fields(
+    root: Path, file: str, tree: ast.Module, node: ast.expr, other: ast.expr
+) -> dict[str, Any]:
     """Return the fields of a mutation that puts one expression in the place of another."""
-    text = (root / file).read_text()
-    lines = text.encode().splitlines(keepends=True)
-    begin, end = (
-        len(b"".join(lines[: line - 1])) + column
-        for line, column in (
-            (node.lineno, node.col_offset),
-            (node.end_lineno or 0, node.end_col_offset or 0),
-        )
-    )
-    data = text.encode()
-    own, new = data[begin:end].decode(), ast.unparse(other)
-    changed = data[:begin] + f"({new})".encode() + data[end:]
-    what = f"line {node.lineno}: {' '.join(own.split())} -> {new}"
+    what = f"line {node.lineno}: {ast.unparse(node)} -> {ast.unparse(other)}"
+    new = ast.unparse(_Put(node, other).visit(tree))
+    _Put(other, node).visit(tree)
     return {
         "file": file,
         "what": what,
-        "old": text,
-        "new": changed.decode(),
+        "old": (root / file).read_text(),
+        "new": new,
         "tests": _tests_of(root, file),
         "drawn": True,
     }
@@ -122,7 +122,7 @@ def _fields(root: Path, file: str, node: ast.expr, other: ast.expr) -> dict[str,
 def _tests_of(root: Path, file: str) -> tuple[str, ...]:
     """Return the tests of a module, nearest first.
 
-    That of its name, those of its room, the ones that see all, and those that import it.
+    Those of its name, those of its room, the ones that see all, and those that import it.
     """
     path = Path(file)
     parts = path.with_suffix("").parts
@@ -130,15 +130,11 @@ def _tests_of(root: Path, file: str) -> tuple[str, ...]:
     room = root / "tests" / module.split(".")[1]
     parent, _, name = module.rpartition(".")
     naming = (f"from {module} import", f"import {module}", f"from {parent} import {name}")
-    found = sorted((root / "tests").rglob("test_*.py"))
-    importing = [each for each in found if any(word in each.read_text() for word in naming)]
-    named = (each for each in found if each.stem == f"test_{path.stem}")
-    own = sorted(named, key=lambda each: room not in each.parents)
-    near = [
-        *own,
-        *(each for each in importing if each.parent == room),
-        *sorted(room.rglob("test_*.py")),
-    ]
-    chosen = [*near, *(root / each for each in _WIDE), *importing]
-    names = [str(each.relative_to(root)) for each in chosen if each.exists()]
-    return tuple(dict.fromkeys(names))
+    found = []
+    for test in (root / "tests").rglob("test_*.py"):
+        inside, own = room in test.parents, str(test.relative_to(root))
+        imports = any(word in test.read_text() for word in naming)
+        near = (test.stem == f"test_{path.stem}", inside and imports, inside, own in _WIDE, imports)
+        if any(near):
+            found.append((near.index(True), own))
+    return tuple(own for _, own in sorted(found))

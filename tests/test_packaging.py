@@ -1,7 +1,6 @@
 """The wheel and the sdist hold all that dlemu needs, and work outside of the checkout."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_layers import ROOT
-
-
-def tracked() -> list[str]:
-    """Return the files that git knows or would add."""
-    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    return subprocess.check_output(words, cwd=ROOT, text=True).splitlines()
+from tests.mutants import ROOT, copy_tracked, tracked
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +20,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout, so nothing says which files belong to it")
     copy = tmp_path_factory.mktemp("copy")
-    for name in tracked():
-        if (ROOT / name).is_symlink() or (ROOT / name).exists():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    copy_tracked(ROOT, copy)
     out = tmp_path_factory.mktemp("built")
     run(["-c", f"from setuptools import build_meta as b; b.build_sdist({str(out)!r})"], copy)
     with tarfile.open(next(out.glob("*.tar.gz"))) as file:
@@ -58,8 +48,9 @@ def run(words: list[str], folder: Path, **environment: str) -> str:
 
 
 def test_the_wheel_holds_every_module_and_workload(built: Path) -> None:
-    wanted = {name for name in tracked() if name.startswith(("dlemu/", "datagen/", "workloads/"))}
-    wanted = {name for name in wanted if not (ROOT / name).is_symlink() and (ROOT / name).exists()}
+    product = ("dlemu/", "datagen/", "workloads/")
+    wanted = {name for name in tracked(ROOT) if name.startswith(product)}
+    wanted = {name for name in wanted if not (ROOT / name).is_symlink()}
     inside = {name if name.startswith("dlemu/") else f"dlemu/{name}" for name in wanted}
     site = built / "site"
     found = {str(path.relative_to(site)) for path in (site / "dlemu").glob("**/*.*")}

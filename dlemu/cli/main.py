@@ -330,7 +330,7 @@ class _Job:
             return None
         word = words.others[0]
         if self.name == "checkpoint" and word in named("model"):
-            raise WorkloadError(f"{word!r} is no override; write model={word}")
+            raise WorkloadError(f"{word!r} is no folder and no key=value; write model={word}")
         if "://" in word and self.name != "checkpoint":
             raise WorkloadError(
                 f"{word} alone does not say which workload to take; write workload=NAME "
@@ -338,8 +338,8 @@ class _Job:
             )
         is_new = "/" in word or (self.about.makes_folder and word not in known_workloads())
         if not (is_new or Path(word).is_dir()):
-            wanted = f"workload={word}" if word in known_workloads() else "key=value"
-            raise WorkloadError(f"{word!r} is no override; write {wanted}")
+            wanted = f"workload={word}" if word in known_workloads() else "key=value, or create it"
+            raise WorkloadError(f"{word!r} is no folder and no key=value; write {wanted}")
         if len(words.others) > 1:
             raise WorkloadError(f"one data folder is needed, got {', '.join(words.others)}")
         if not (self.about.makes_folder or "workload" in words.values or Path(word).exists()):

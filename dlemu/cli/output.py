@@ -13,6 +13,7 @@ from dlemu.terminal import Answer, answer, complain, say
 if TYPE_CHECKING:
     from dlemu.config.model import Workload
     from dlemu.ranks.world import World
+    from dlemu.report.blocks import Block
 
 Document = Mapping[str, Any]
 _COLUMNS = {
@@ -32,6 +33,8 @@ class Found:
     `error` says why. `folder` is that of its files."""
     workloads: Sequence["Workload"] = ()
     """Of its rows: their keys are what the user asked for."""
+    blocks: Sequence["Block"] | None = None
+    """How it is shown, where that is made already."""
     apart: bool = True
     """Whether an empty line comes before its text."""
 
@@ -84,7 +87,7 @@ class Output:
 
         # What looks at results prints either; what has measured prints both.
         if not (self.as_json and self.command in ("report", "compare")):
-            show(document, apart=found.apart)
+            show(document, found.blocks, apart=found.apart)
         if self.table is not None:
             from dlemu.cli.scripts import append_rows, rows_of
 
@@ -102,7 +105,13 @@ def _columns_of(command: str) -> Sequence[str]:
     return columns
 
 
-def show(document: Document, *, apart: bool = True, is_last: bool = True) -> None:
+def show(
+    document: Document,
+    blocks: Sequence["Block"] | None = None,
+    *,
+    apart: bool = True,
+    is_last: bool = True,
+) -> None:
     """Print a document, at a command's end as `dlemu report` does later.
 
     In the quiet mode nothing is printed of one that is not the last: one run of several.
@@ -110,7 +119,7 @@ def show(document: Document, *, apart: bool = True, is_last: bool = True) -> Non
     from dlemu.report.present import present
     from dlemu.report.text import answer_of
 
-    found = answer_of(present(document), apart=apart)
+    found = answer_of(present(document) if blocks is None else blocks, apart=apart)
     say(found if is_last else Answer(found, "", found.fitted))
 
 

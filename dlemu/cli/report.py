@@ -18,6 +18,7 @@ from dlemu.judge.records import SIZING, SUMMARY, damaged
 from dlemu.report.blocks import Lines, Section
 from dlemu.report.compare import compare_folders, losses
 from dlemu.report.page import across, page_of, section
+from dlemu.report.present import files_of, present
 from dlemu.report.stored import Stored, find_results, read_result
 from dlemu.report.text import answer_of
 from dlemu.terminal import say, shown_line
@@ -43,13 +44,15 @@ def main(words: Words) -> Iterator[Found]:
         try:
             with _sound(folder):
                 each = read_result(folder, keys)
-                found = section(each, on_page=html is not None)
+                blocks = present(each.document)
+                found = section(each, blocks, on_page=html is not None)
+                blocks = [*blocks, *files_of(each.shown)]  # a page has the folder in its heads
             if trace is not None:
                 _write_trace(trace, each)
         except DlemuError as error:
             yield Found({"kind": "error", "error": str(error)})
             continue
-        yield Found(each.shown, apart=bool(sections))
+        yield Found(each.shown, blocks=blocks, apart=bool(sections))
         sections.append(found)
     if "--json" not in words.options:
         _show_table(sections)
@@ -79,7 +82,7 @@ def show_across(jobs: Mapping[Path, str]) -> None:
         verdict = f"failed: {failure}"
         if not failure:
             try:
-                sections.append(section(read_result(folder), on_page=False))
+                sections.append(section(read_result(folder)))
                 continue
             except RunError:
                 verdict = "no result"

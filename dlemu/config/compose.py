@@ -348,12 +348,12 @@ def value_of_word(key: str, text: str) -> Any:
 
 
 def without_secrets(words: Iterable[str]) -> list[str]:
-    """Return words of a command line with the values of secrets left out, to be shown."""
+    """Return words of a command line with secrets, and passwords in URLs, left out."""
     parts = (word.partition("=") for word in words)
     return [
         f"{key}=..."
         if key.lstrip("+").removeprefix("workload.") in SECRET_KEYS
-        else key + is_set + value
+        else key + is_set + re.sub(r"(https?://).*@", r"\1...@", value)
         for key, is_set, value in parts
     ]
 

@@ -197,16 +197,16 @@ def all_keys() -> Mapping[str, Key]:
 
 def keys_of_model(model: type[BaseModel], above: str = "") -> Iterator[Key]:
     """Yield the keys of a model; their names begin with `above`."""
-    told = _docstrings(model)
+    docstrings = _docstrings(model)
     hints = get_type_hints(model, include_extras=True)
     fields = model.model_fields.items()
     # What has no meaning for a user is none of his keys.
-    unread = {name for name, field in fields if Use(by="") in field.metadata} - told.keys()
+    unread = {name for name, field in fields if Use(by="") in field.metadata} - docstrings.keys()
     own = [name for name in model.model_fields if name not in {*NO_KEYS, *unread}]
     for name in sorted(own, key=lambda name: _group(hints[name]) is not None):
         group, key = _group(hints[name]), f"{above}{name}"
-        if group is None or told.get(name):
-            yield _key(key, told.get(name, ""), hints[name], model.model_fields[name])
+        if group is None or docstrings.get(name):
+            yield _key(key, docstrings.get(name, ""), hints[name], model.model_fields[name])
         if group is not None:
             yield from keys_of_model(group, f"{key}.")
 
@@ -240,12 +240,12 @@ def _docstrings(model: type[BaseModel]) -> Mapping[str, str]:
     body = next(
         n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == model.__name__
     )
-    told = {}
+    docstrings = {}
     for field, below in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
             assert isinstance(field.target, ast.Name)
-            told[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
-    return told
+            docstrings[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    return docstrings
 
 
 def about(group: str) -> str:

@@ -67,12 +67,12 @@ class Npz(npy.Npy):
         header = npy.header(npy.array_shape(file), file.dtype, PAGE_BYTES - _LOCAL_BYTES)
         payload_bytes = int(file.sizes.sum())
         sink.reserve(PAGE_BYTES)
-        crc, so_far = isal_zlib.crc32, zlib.crc32(header)
+        crc, checksum = isal_zlib.crc32, zlib.crc32(header)
         if len(file.samples) == 1:
-            so_far = sink.payload(int(file.samples[0]), payload_bytes, crc, so_far)
+            checksum = sink.payload(int(file.samples[0]), payload_bytes, crc, checksum)
         else:
-            so_far = sink.interleaved(file, crc, so_far)
-        x = _Member(b"x.npy", 0, len(header) + payload_bytes, so_far)
+            checksum = sink.interleaved(file, crc, checksum)
+        x = _Member(b"x.npy", 0, len(header) + payload_bytes, checksum)
         labels = npy.header((len(file.samples),), _LABEL) + bytes(
             _LABEL.itemsize * len(file.samples)
         )
@@ -131,8 +131,8 @@ def _directory(members: list[_Member], start: int) -> bytes:
     """Return the directory at `start` and the end records, always in zip64."""
     entries = b"".join(member.central() for member in members)
     count = len(members)
-    told = (_END64_MAGIC, _END64.size - 12, _VERSION, _VERSION, 0, 0, count, count)
-    end64 = _END64.pack(*told, len(entries), start)
+    fields = (_END64_MAGIC, _END64.size - 12, _VERSION, _VERSION, 0, 0, count, count)
+    end64 = _END64.pack(*fields, len(entries), start)
     locator64 = _LOCATOR64.pack(_LOCATOR64_MAGIC, 0, start + len(entries), 1)
     end = _END.pack(_END_MAGIC, 0, 0, count, count, len(entries), _IN_EXTRA, 0)
     return entries + end64 + locator64 + end

@@ -498,10 +498,10 @@ def find_daemon(mount: Mount | None, *, proc: Path = PROC) -> int | None:
     connection = f"fuse_connection:\t{mount.number.partition(':')[2]}"
     others = []
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
-        told = list(_fuse_files(proc / str(pid)))
-        if any(connection in text.splitlines() for text in told):
+        texts = list(_fuse_files(proc / str(pid)))
+        if any(connection in text.splitlines() for text in texts):
             return pid
-        if told and not any("fuse_connection:" in text for text in told):
+        if texts and not any("fuse_connection:" in text for text in texts):
             others.append(pid)
     words = {pid: read_text(proc / str(pid) / "cmdline").split("\0") for pid in others}
     named = [pid for pid in others if mount.point in words[pid]]

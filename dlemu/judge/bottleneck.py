@@ -311,7 +311,7 @@ def _reads(evidence: Evidence) -> Limit | None:
     # Hosts may share the storage, so the rates of all hosts are added up.
     given = sum(host.read_bytes_per_second for host in evidence.hosts)
     gets = evidence.gets
-    got = _given(evidence, given / _share_with_reads(evidence))
+    got = _rate_in_words(evidence, given / _share_with_reads(evidence))
     probe = total([host.probe for host in evidence.hosts])  # None if one is missing
     more, saved = (1.0, 0.0) if probe is None else _gain(evidence, given, probe)
     waited = f"{100 * explains:.0f}% of the loss was waiting for reads"
@@ -361,7 +361,7 @@ _SUSPECTS = (
 """The order in which limits are tried."""
 
 
-def _given(evidence: Evidence, rate: float) -> str:
+def _rate_in_words(evidence: Evidence, rate: float) -> str:
     """Return which storage gave how much, while it was read from."""
     hosts = evidence.hosts
     if evidence.gets is not None:

@@ -513,7 +513,7 @@ class RunRow(TypedDict, total=False):
     limit: str
     epochs_under: str
     """The epochs under the threshold, as text; "" if there is none."""
-    told_au_percentage: float
+    recorded_au_percentage: float
     """As another tool recorded it, mean over epochs; of a run of its own alone."""
 
 

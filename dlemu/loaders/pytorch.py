@@ -235,7 +235,7 @@ class _Shared:
         if memory is None:
             method = reader.multiprocessing_context if reader.read_threads else "fork"
             memory = SharedMemory(size, method)
-        self._given = source, row_bytes, memory
+        self._arguments = source, row_bytes, memory
         view = memoryview(memory.bytes)
         self.serial = view[:8].cast("q")
         """One number, of the epoch that is wanted; workers give up batches of any other."""
@@ -244,7 +244,7 @@ class _Shared:
         self.slots = Slots(view[head_bytes:], source, row_bytes) if row_bytes else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Shared, self._given
+        return _Shared, self._arguments
 
 
 class _Order(Sampler[_Asked]):

@@ -347,7 +347,7 @@ class TaskReader(ABC):
     def close(self) -> None:
         """Close all files."""
 
-    def so_far(self) -> Cost:
+    def cost(self) -> Cost:
         """Return what all batches so far have cost."""
         counts, tier = self._counts, self._tier
         return Cost(

@@ -64,9 +64,9 @@ class Activity:
 def describe(busy: list[tuple[float, str]], most: int = 8) -> str:
     """Return the lines of `Activity.busy` as one, the longest wait first."""
     now = perf_counter()
-    told = [f"{text} for {now - since:.0f} s" for since, text in sorted(busy)]
-    more = [f"{len(told) - most} more"] if len(told) > most else []
-    return ", ".join(told[:most] + more) or "no worker is busy"
+    lines = [f"{text} for {now - since:.0f} s" for since, text in sorted(busy)]
+    more = [f"{len(lines) - most} more"] if len(lines) > most else []
+    return ", ".join(lines[:most] + more) or "no worker is busy"
 
 
 class WorkersLoader(Loader):

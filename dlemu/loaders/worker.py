@@ -450,7 +450,7 @@ class SampleReader:
         `wanted` is called after each file or run of samples; if it returns False, None is returned
         at once. Raises DatasetError if a file is missing, damaged or not what the workload says.
         """
-        before = self._reader.so_far()
+        before = self._reader.cost()
         if self._rows.slots is not None:
             self._rows.start_batch(task)
         computed, unprepared = 0.0, len(task.samples)
@@ -462,7 +462,7 @@ class SampleReader:
             computed += self._prepare(min(num_samples, unprepared))
             unprepared -= min(num_samples, unprepared)
         computed += self._prepare(unprepared)
-        cost = self._reader.so_far().since(before)
+        cost = self._reader.cost().since(before)
         self._note(IDLE, -1)
         return cost._replace(decode_seconds=cost.decode_seconds + computed)
 

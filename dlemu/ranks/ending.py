@@ -69,7 +69,7 @@ class Interrupts:
         """Whether this process prints "interrupted"; of several ranks, one does."""
         self.cause: Callable[[BaseException], BaseException] = lambda error: error
         """Tells the end of another rank that let a launcher interrupt this one: `World.cause`."""
-        self._said = False
+        self._has_spoken = False
         self._since: float | None = None
         self._main = threading.get_ident()
         self._left = False
@@ -93,8 +93,8 @@ class Interrupts:
 
     def say(self) -> int:
         """Print "interrupted", once; return the exit status."""
-        if self.speaks and not self._said:
-            self._said = True
+        if self.speaks and not self._has_spoken:
+            self._has_spoken = True
             complain("interrupted")
         return _INTERRUPTED
 

@@ -55,7 +55,7 @@ _NEEDED = {
 """Keys that figures and verdicts rest on. A workload of a later version may have others."""
 _PLACE = ("num_accelerators", "num_hosts", "hostname", "start", "end")
 """Fields of DLIO's summary that a run's document has by the same names."""
-_TOLD = ("train_au_percentage", "train_throughput_samples_per_second")
+_RECORDED = ("train_au_percentage", "train_throughput_samples_per_second")
 """Figures of each epoch that DLIO's summary has."""
 _WORDS = {"success": "PASS", "fail": "FAIL"}
 
@@ -69,7 +69,7 @@ _BLOCK = re.compile(r"block(\d+)")
 
 @dataclass(frozen=True)
 class DlioSteps:
-    """The steps of all ranks, and what cannot be told of them."""
+    """The steps of all ranks, and what is not known of them."""
 
     steps: Steps
     """(steps,) of all ranks; a rank is an accelerator. `num_bytes` is 0: nobody counted."""
@@ -220,20 +220,20 @@ def present_foreign(document: Document) -> list[Block]:
     return [Verdict(f"{document['verdict']}: {by}", tone_of(document)), Lines([what, *notes])]
 
 
-def present_told(document: Document) -> list[Block]:
+def present_recorded(document: Document) -> list[Block]:
     """Return the blocks of what another tool recorded of its run, or of several."""
     tool = document["tool"]
     if document["kind"] == "runs":
-        recorded = Column(f"AU as {tool} recorded it (%)", "told_au_percentage", ".2f")
+        recorded = Column(f"AU as {tool} recorded it (%)", "recorded_au_percentage", ".2f")
         return [
             table_of(document["runs"], Column("run", "name"), recorded),
-            *(Fold(r["name"], [*present_run(r), *present_told(r)]) for r in document["runs"]),
+            *(Fold(r["name"], [*present_run(r), *present_recorded(r)]) for r in document["runs"]),
             Lines([f"not read: {why}" for why in document["incomplete"].values()]),
         ]
-    told = document["told_per_epoch"]
+    recorded = document["recorded_per_epoch"]
     rows = [
-        ("AU (%)", told["train_au_percentage"], ".2f"),
-        ("samples/s", told["train_throughput_samples_per_second"], ".2f"),
+        ("AU (%)", recorded["train_au_percentage"], ".2f"),
+        ("samples/s", recorded["train_throughput_samples_per_second"], ".2f"),
         ("first step: waiting for other ranks (s)", document["first_barrier_seconds"], ".3f"),
     ]
     if document["kind"] != "run":
@@ -244,7 +244,7 @@ def present_told(document: Document) -> list[Block]:
 
 
 def _word(document: Document) -> str:
-    return document["told"]["metric"].get("train_au_meet_expectation") or "no word on it"
+    return document["recorded"]["metric"].get("train_au_meet_expectation") or "no word on it"
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -294,8 +294,8 @@ def read_foreign(
 
 def _row(name: str, run: Document) -> RunRow:
     """Return a run's document with its row among several."""
-    told = fmean(run["told_per_epoch"]["train_au_percentage"])
-    row = {**run, **row_of(name, cast(Summary, run)), "told_au_percentage": told}
+    recorded = fmean(run["recorded_per_epoch"]["train_au_percentage"])
+    row = {**run, **row_of(name, cast(Summary, run)), "recorded_au_percentage": recorded}
     return cast(RunRow, row)
 
 
@@ -317,18 +317,18 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
     """Return the document of one run, and its steps; None: they are missing.
 
     It is the document of a run where steps and configuration are there, else the tool's own
-    figures; with what the tool recorded (`told`), and what it counts in another way.
+    figures; with what the tool recorded (`recorded`), and what it counts in another way.
 
     Raises:
         RunError: the run did not end, or a file is damaged.
     """
-    told = _read_summary(folder)
+    recorded = _read_summary(folder)
     notes: list[str] = []
     tree = _read_config(folder, notes)
     workload = None if tree is None else _workload_of(tree, keys, notes)
     dlio, metrics, outputs = None, None, read_output(folder)
     try:
-        dlio = steps_of(folder, outputs, told["num_accelerators"], workload)
+        dlio = steps_of(folder, outputs, recorded["num_accelerators"], workload)
         edition = cast(Edition, keys.get("metric.edition", "v1.0"))
         metrics = (
             measure(dlio.steps, edition=edition)
@@ -347,7 +347,9 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
     try:
         document: dict[str, Any] = {
             "kind": "foreign",
-            "verdict": _WORDS.get(told["metric"].get("train_au_meet_expectation"), "NO VERDICT"),
+            "verdict": _WORDS.get(
+                recorded["metric"].get("train_au_meet_expectation"), "NO VERDICT"
+            ),
             "reasons": [],
             "remarks": [],
             "au_percentage": [],
@@ -356,14 +358,15 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
             document["au_percentage"] = [epoch.au_percentage for epoch in metrics.epochs]
             if workload is not None:
                 document = {**with_metrics(Summary(), workload, metrics), "status": "complete"}
-        document |= {name: told[name] for name in _PLACE if name in told}
+        document |= {name: recorded[name] for name in _PLACE if name in recorded}
         document |= {
             "tool": tool,
-            "workload": _chosen(folder) or str(name or told.get("workload") or "unknown"),
+            "workload": _chosen(folder) or str(name or recorded.get("workload") or "unknown"),
             "notes": notes,
-            "told": told,
-            "told_per_epoch": {
-                name: [float(each) for each in told["metric"].get(name) or ()] for name in _TOLD
+            "recorded": recorded,
+            "recorded_per_epoch": {
+                name: [float(each) for each in recorded["metric"].get(name) or ()]
+                for name in _RECORDED
             },
             "first_barrier_seconds": barriers,
             "differences": [],
@@ -380,13 +383,13 @@ def _read_summary(folder: Path) -> Mapping[str, Any]:
     paths = [path for path in sorted(folder.glob(f"*{SUMMARY}")) if path.is_file()]
     if not paths:
         raise RunError(f"{folder} holds no {SUMMARY}: DLIO writes it when a run ends, this did not")
-    told = read_object(paths[0])
-    metric = told.get("metric")
+    recorded = read_object(paths[0])
+    metric = recorded.get("metric")
     if not isinstance(metric, dict) or "train_au_percentage" not in metric:
         raise RunError(f"{paths[0]} holds no figures of a training (train_au_percentage)")
-    if not isinstance(told.get("num_accelerators"), int):
+    if not isinstance(recorded.get("num_accelerators"), int):
         raise damaged(paths[0], "num_accelerators is no number")
-    return told
+    return recorded
 
 
 def _read_config(folder: Path, notes: list[str]) -> dict[str, Any] | None:

@@ -357,7 +357,7 @@ def _lines(cached: Mapping[str, Any], epochs: Sequence[Document], slow: str) -> 
     if preload := cached["preload"]:
         yield _preload(preload, slow)
     if cached["capacity_bytes"]:
-        yield f"{_worth(cached, epochs)}{slow}"
+        yield f"{_cold_and_warm(cached, epochs)}{slow}"
     if max(epoch["cache_write_bytes"] for epoch in epochs):
         yield f"{_wear(cached, epochs)}{slow}"
 
@@ -376,7 +376,7 @@ def _preload(preload: Mapping[str, Any], slow: str) -> str:
     )
 
 
-def _worth(cached: Mapping[str, Any], epochs: Sequence[Document]) -> str:
+def _cold_and_warm(cached: Mapping[str, Any], epochs: Sequence[Document]) -> str:
     """Return the AU of cold and of warm epochs, and from when on the cache saves time."""
     au = [epoch["au_percentage"] for epoch in epochs]
     shares = [epoch["hit_share"] or 0.0 for epoch in epochs]

@@ -130,14 +130,14 @@ def page_of(sections: Sequence[Section]) -> str:
     return render_page(f"dlemu: {', '.join([title, *about])}", sections)
 
 
-def section(stored: Stored, *, on_page: bool = True) -> Section:
-    """Return the section of a page about what one folder holds.
+def section(stored: Stored, blocks: Sequence[Block] = (), *, on_page: bool = False) -> Section:
+    """Return the section of a page about what one folder holds, which `blocks` show.
 
     What only a page shows is left out elsewhere: the hosts' files of a long run are large.
     """
     document = stored.document
     rows: list[dict[str, str]] = []
-    blocks, title = present(document), str(document.get("workload") or stored.kind)
+    title = str(document.get("workload") or stored.kind)
     if stored.kind == "sizing":
         answers, unfinished = document["answers"], document["unfinished"]
         names = [f"{answer['workload']} on {answer['target']}" for answer in answers]
@@ -150,7 +150,7 @@ def section(stored: Stored, *, on_page: bool = True) -> Section:
     elif "verdict" not in document:
         rows.append(where_cells(document, "") | {"workload": title})
     else:
-        blocks += _of_each_run(stored) if on_page else ()
+        blocks = [*blocks, *(_of_each_run(stored) if on_page else ())]
         rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})
     return Section(title, str(stored.folder), blocks, rows)
 
@@ -191,9 +191,9 @@ def _row(runs: Sequence[Document]) -> dict[str, str]:
         figures["with first step (%)"] = [each["whole_epoch_au_percentage"] for each in epochs]
         figures["samples/s"] = rates
     if tool:
-        told = [each["told_per_epoch"] for each in runs]
-        figures["as recorded (%)"] = [au for each in told for au in each["train_au_percentage"]]
-        rates = [each for run in told for each in run["train_throughput_samples_per_second"]]
+        recorded = [each["recorded_per_epoch"] for each in runs]
+        figures["as recorded (%)"] = [au for each in recorded for au in each["train_au_percentage"]]
+        rates = [each for run in recorded for each in run["train_throughput_samples_per_second"]]
         figures.setdefault("samples/s", rates)
         figures.setdefault("AU (%)", run.get("au_percentage", ()))
     return cells | {head: f"{fmean(each):.2f}" for head, each in figures.items() if each}

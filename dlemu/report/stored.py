@@ -185,9 +185,9 @@ def _read_run(folder: Path, summary: Summary, keys: Mapping[str, object]) -> Sum
             f"{folder} holds steps of {counted(metrics.num_accelerators, 'accelerator')}, "
             f"the run had {summary['num_accelerators']}; a steps.<rank>.npy is missing"
         )
-    if ended and metrics.read_bytes != (told := summary["measured"]["read_bytes"]):
+    if ended and metrics.read_bytes != (stored := summary["measured"]["read_bytes"]):
         raise RunError(
-            f"{folder}: its steps read {metrics.read_bytes:,} bytes, {told:,} by summary.json; "
+            f"{folder}: its steps read {metrics.read_bytes:,} bytes, {stored:,} by summary.json; "
             "records are missing, or are another run's"
         )
     if ended and not keys:

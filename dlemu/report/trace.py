@@ -162,7 +162,7 @@ def _steps(rank: int, steps: Steps, shift: float) -> Iterator[str]:
         chunk = steps[begin : begin + _CHUNK]
         if not np.isfinite([chunk["start"], step_seconds(chunk)]).all():
             raise RunError(f"the steps of rank {rank} are damaged: a time is no number")
-        told = zip(
+        rows = zip(
             *(chunk[name].tolist() for name in ("epoch", "step", "num_samples", "num_bytes")),
             *((1e3 * chunk[name]).tolist() for name in ("read", "decode", "hand_over")),
             strict=True,
@@ -171,7 +171,7 @@ def _steps(rank: int, steps: Steps, shift: float) -> Iterator[str]:
             f', "args": {{"epoch": {epoch + 1}, "step": {step + 1}, "samples": {samples}, '
             f'"bytes": {num_bytes}, "read_ms": {read:.3f}, "decode_ms": {decode:.3f}, '
             f'"hand_over_ms": {hand_over:.3f}}}}}'
-            for epoch, step, samples, num_bytes, read, decode, hand_over in told
+            for epoch, step, samples, num_bytes, read, decode, hand_over in rows
         ]
         threads = chunk["accelerator"].tolist()
         edges = _edges(chunk, shift)

@@ -86,9 +86,9 @@ class ColdStart:
         with dog.phase("while looking for cached files", dog.longest_at):
             paths = self._paths(self.workload.data_folder, sample)
             seen = _named(lambda: look(paths, at=dog.at))
-        told = world.all_gather((world.host_index, seen))
-        looked_at = sum(pages.num_files for host, pages in told if host == 0)
-        if not _any_cached([pages for _, pages in told]):
+        by_rank = world.all_gather((world.host_index, seen))
+        looked_at = sum(pages.num_files for host, pages in by_rank if host == 0)
+        if not _any_cached([pages for _, pages in by_rank]):
             most = 1 - _CHANCE ** (1 / looked_at)
             self.say(
                 f"cold start: nothing to drop, none of {looked_at:,} files is in the page cache; "
@@ -96,7 +96,7 @@ class ColdStart:
                 f"(with {100 * (1 - _CHANCE):g}% confidence)"
             )
             return None
-        here = _any_cached([pages for host, pages in told if host == world.host_index])
+        here = _any_cached([pages for host, pages in by_rank if host == world.host_index])
         return mine if here else range(0)
 
     def _paths(self, folder: Path, files: Sequence[int]) -> Iterator[str]:

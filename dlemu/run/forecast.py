@@ -116,7 +116,7 @@ def check_run(workload: Workload, found: RunForecast, world: World) -> None:
     if world.rank == 0:
         check_free(workload)
         if workload.workflow.checkpoint:
-            check_blocks(found.workload, [found.num_steps] * workload.train.epochs)
+            check_blocks(found.workload, found.num_steps)
             examine_in_run(found.workload, found.num_accelerators, found.num_steps)
 
 

@@ -190,9 +190,9 @@ class _Run:
             self._dataset = Dataset(workload, layout, access=access)
         self._workload = self._dataset.workload
         if world.rank == 0:  # refuses what cannot be planned
-            steps = [self._count_steps()] * self._workload.train.epochs
+            num_steps = self._count_steps()
             if self._workload.workflow.checkpoint:
-                check_blocks(self._workload, steps)
+                check_blocks(self._workload, num_steps)
         self._introduce(started)
 
     def _introduce(self, fields: Mapping[str, Any]) -> None:
@@ -313,8 +313,8 @@ class _Run:
                     own = self._checkpoints
                     ended = world.gather(None if own is None else own.finish())
                     if ended is not None:
-                        told = [each for each in ended if each is not None]
-                        found = combine_checkpoints(workload, self._num_accelerators, told)
+                        wrote = [each for each in ended if each is not None]
+                        found = combine_checkpoints(workload, self._num_accelerators, wrote)
                         self._summary["checkpoints"] = found
                 self._live.does("gathering the results")
                 most_lost = max(world.all_gather(_lost_share(parts)))
@@ -332,8 +332,8 @@ class _Run:
             self._tier = HostTier(self._dataset, self._world, self._own)
         with closing(self._tier) as tier:
             self._dataset = tier.dataset
-            told = self._world.all_gather(tier.notes)
-            notes = list(dict.fromkeys(note for notes in told for note in notes))
+            by_rank = self._world.all_gather(tier.notes)
+            notes = list(dict.fromkeys(note for notes in by_rank for note in notes))
             self._summary["notes"] = [*self._summary["notes"], *notes]
             self._say("\n".join([tier.describe(), *(f"note: {note}" for note in notes)]))
             if self._workload.cache.warm is True:
@@ -507,13 +507,13 @@ def portions(sizes: Sequence[int], most: int) -> Iterator[range]:
 
     `sizes` has the bytes of each rank. Ranks without any may be in none.
     """
-    first, so_far = 0, 0
+    first, taken = 0, 0
     for rank, size in enumerate([*sizes, 0]):
         last = rank == len(sizes)
-        if so_far and (last or so_far + size > most):
+        if taken and (last or taken + size > most):
             yield range(first, rank)
-            first, so_far = rank, 0
-        so_far += size
+            first, taken = rank, 0
+        taken += size
 
 
 def complete_summary(summary: Summary, seen: Evidence, metrics: Metrics) -> Summary:

@@ -245,12 +245,12 @@ def full_measurement(
     samples = num_files * job.dataset.num_samples_per_file
     steps = train.epochs * samples / (job.reader.batch_size * max(1, number))
     each = START_SECONDS + steps * train.computation_time.mean / job.metric.au
-    told = f"measures for about {format_seconds(about_runs(job.size.confirm) * each)}{kind}"
+    measuring = f"measures for about {format_seconds(about_runs(job.size.confirm) * each)}{kind}"
     size = command("size", job, _SIZE_KEYS, more)
     if not num_bytes:
-        return told, (size,)
+        return measuring, (size,)
     writing = f"writes {format_bytes(num_bytes)} in about {format_seconds(num_bytes / write_rate)}"
-    return f"{writing}, then {told}", (datagen_command(job, num_files), size)
+    return f"{writing}, then {measuring}", (datagen_command(job, num_files), size)
 
 
 def _job(folder: Path, files: Files, own: Path) -> tuple[Workload, int]:

@@ -274,8 +274,8 @@ class Search:
             self._say(describe_plan(self._enough, self._first, self._expected))
         if workload.workflow.checkpoint:
             steps = self._enough.num_steps(self._first)
-            told = planned_in_run(workload, self._first, steps)
-            self._say(f"     written in the first run: {told}")
+            planned = planned_in_run(workload, self._first, steps)
+            self._say(f"     written in the first run: {planned}")
 
 
 def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:

@@ -130,22 +130,22 @@ def _add_up(
                     taken = list(islice(left, _FILES_AT_ONCE))
                 if not taken:
                     return
-                told = []
+                counts = []
                 for path in taken:
                     if stopped.is_set():
                         return
                     at(str(path))
                     file, size = open_sized(path)
                     try:
-                        told.append(count(file, size))
+                        counts.append(count(file, size))
                     finally:
                         os.close(file)
-                known = [each for each in told if each is not None]
+                known = [each for each in counts if each is not None]
                 with lock:
-                    total.num_files += len(told)
+                    total.num_files += len(counts)
                     total.resident += sum(each[0] for each in known)
                     total.pages += sum(each[1] for each in known)
-                    total.unknown += len(told) - len(known)
+                    total.unknown += len(counts) - len(known)
         except Exception as error:
             errors.append(error)
             stopped.set()

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dlemu import Meter
 from dlemu import meter as own_loop
-from dlemu.config.model import load_workload
+from dlemu.config.model import Workload, load_workload
 from dlemu.errors import WorkloadError
 from dlemu.host.intervals import IntervalSummary
 from dlemu.judge.records import STEP
@@ -48,6 +49,12 @@ class Slow(Alone):
 
     def barrier(self, timeout: float | None = None) -> None:
         self.clock.time += self.seconds
+
+
+def loaded(folder: Path, text: str) -> Workload:
+    """Return the workload of a file with this text."""
+    (folder / "own.yaml").write_text(text)
+    return load_workload(folder / "own.yaml")
 
 
 def test_an_emulated_loop_is_a_replayed_job() -> None:
@@ -111,14 +118,12 @@ def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
     for batch in meter.epoch(Delayed(clock, 9.0, 1.0, 1.0, 1.0), 0):
         with meter.computing():
             clock.time += 50.0 if batch == "batch 0" else 3.0
-    file = tmp_path / "own.yaml"
-    file.write_text(meter.workload_yaml("own"))
-    found = load_workload(file)
+    text = meter.workload_yaml("own")
+    found = loaded(tmp_path, text)
     time = found.train.computation_time
     assert (found.name, time.mean, time.stdev) == ("own", 3.0, 0.0), "without the first step"
-    assert found.dataset == load_workload("unet3d_h100").dataset
-    assert "waiting for batches: 25.0 %" in file.read_text()
-    text = file.read_text()
+    assert found.dataset == WORKLOAD.dataset
+    assert "waiting for batches: 25.0 %" in text
     assert "the loader does not tell its bytes" in text and "reader:" not in text
     assert "batch size: that of unet3d_h100; Meter(batch_size=)" in text
     told = meter.report()
@@ -127,25 +132,23 @@ def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
+    names = {"name": "own", "timed_by": "a clock"}
     steps = np.zeros(4, STEP)
     steps["step"] = range(4)
     steps["num_samples"], steps["compute"], steps["overhead"] = 4, [9, 1, 2, 3], 0.5
     steps["num_bytes"] = [0, 36, 40, 44]
-    file = tmp_path / "own.yaml"
-    file.write_text(own_workload_yaml(WORKLOAD, steps, name="own", timed_by="a clock"))
-    found = load_workload(file)
+    found = loaded(tmp_path, own_workload_yaml(WORKLOAD, steps, **names))
     assert (found.reader.batch_size, found.dataset.record_length_bytes) == (4, 10)
     assert found.train.computation_time.mean == 2.5, "the loop's own work is part of a step"
     # Means of 4 samples deviate by sqrt(2/3); the samples by twice that.
     assert found.dataset.record_length_bytes_stdev == pytest.approx(2 * (2 / 3) ** 0.5, rel=1e-4)
     streams = WORKLOAD.with_keys({"reader.data_loader": "tensorflow"})
-    file.write_text(own_workload_yaml(streams, steps, name="own", timed_by="a clock"))
-    found = load_workload(file)
+    found = loaded(tmp_path, own_workload_yaml(streams, steps, **names))
     assert found.dataset.record_length_bytes == 10
-    usual = load_workload("unet3d_h100").dataset.record_length_bytes_stdev
+    usual = WORKLOAD.dataset.record_length_bytes_stdev
     assert found.dataset.record_length_bytes_stdev == usual, "read ahead: no deviation of samples"
     with pytest.raises(WorkloadError, match="at least two steps"):
-        own_workload_yaml(WORKLOAD, steps[:1], name="own", timed_by="a clock")
+        own_workload_yaml(WORKLOAD, steps[:1], **names)
 
 
 def test_a_loader_of_ones_own_is_counted_by_its_batches(tmp_path: Path) -> None:
@@ -168,24 +171,16 @@ def test_a_loader_of_ones_own_is_counted_by_its_batches(tmp_path: Path) -> None:
         assert re.search(rf"^samples/s +{samples}\.00", told, re.MULTILINE), told
         assert ("read, nominal" in told) is (rate is not None)
         assert rate is None or re.search(rf"^read, nominal \(MB/s\) +{rate} ", told, re.MULTILINE)
-        file = tmp_path / "own.yaml"
-        file.write_text(meter.workload_yaml("own"))
-        assert load_workload(file).reader.batch_size == samples
+        assert loaded(tmp_path, meter.workload_yaml("own")).reader.batch_size == samples
     with pytest.raises(WorkloadError, match="batch_size must be above 0, got 0"):
         Meter(WORKLOAD, batch_size=0)
 
 
-class Files:
-    """A loader of one's own: each batch is one file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        for name in "abc":
-            (folder / name).write_bytes(bytes(3000))
-
-    def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
-        for file in sorted(self.folder.iterdir()):
-            yield np.fromfile(file, np.uint8).reshape(3, 1000)
+def files(folder: Path) -> Iterator[NDArray[np.uint8]]:
+    """Yield batches as a loader of one's own does: each is one file."""
+    for name in "abc":
+        (folder / name).write_bytes(bytes(3000))
+        yield np.fromfile(folder / name, np.uint8).reshape(3, 1000)
 
 
 def test_the_folder_of_ones_own_loop_is_watched(
@@ -201,7 +196,7 @@ def test_the_folder_of_ones_own_loop_is_watched(
         clock = VirtualClock()
         meter = Meter(WORKLOAD, clock=clock, folder=tmp_path, sample_bytes=sample_bytes)
         for epoch in (3, 4):  # any numbers
-            for _ in meter.epoch(Files(tmp_path), epoch):
+            for _ in meter.epoch(files(tmp_path), epoch):
                 clock.time += 1.0
         document = meter.document()
         assert document is not None and document["measured"]["device_read_bytes"] == 9000
@@ -223,7 +218,7 @@ def test_a_loop_over_files_in_memory_has_no_verdict() -> None:
     """Counted by the real kernel."""
     with TemporaryDirectory(dir="/dev/shm") as folder:
         meter = Meter(WORKLOAD, folder=folder, sample_bytes=1000)
-        for _ in meter.epoch(Files(Path(folder)), 0):
+        for _ in meter.epoch(files(Path(folder)), 0):
             pass
         document = meter.document()
     assert document is not None and document["verdict"] == "NO VERDICT"
@@ -244,9 +239,7 @@ def test_the_threads_time_to_queue_a_step_is_in_the_workload(
         with meter.computing():
             clock.time += 9.0 if number == 0 else 0.25
         clock.time += 0.5
-    file = tmp_path / "own.yaml"
-    file.write_text(meter.workload_yaml("own"))
-    train = load_workload(file).train
+    train = loaded(tmp_path, meter.workload_yaml("own")).train
     assert (train.launch_time, train.computation_time.mean) == (0.125, 0.75)
 
 

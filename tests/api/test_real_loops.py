@@ -8,7 +8,7 @@ knows the step's time with its data on the device, and asks the meter nothing.
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,57 +62,54 @@ class Stream:
             self.num_waits += 1
 
 
+# Seconds of one step of the loops, but for LAUNCH: of the host, for each launch.
+COMPUTE, LAUNCH, STACK, COPY = 0.090, 0.00002, 0.0019, 0.0014
+AHEAD = 4
+"""Batches that the loader reads ahead of the loop."""
+
+
 @dataclass
 class Job:
-    """What one loop is made of, in seconds."""
+    """A loop, what the meter says of it, and what is true; percentages."""
 
     read: float
-    """The storage needs for a batch."""
-    compute: float = 0.090
+    """Seconds that the storage needs for a batch."""
     num_launches: int = 100
-    launch: float = 0.00002
-    """Of the host, for each."""
-    stack: float = 0.0019
-    copy: float = 0.0014
-    ahead: int = 4
-    """Batches that the loader reads ahead of the loop."""
-    clock: VirtualClock = field(default_factory=VirtualClock)
+    told: bool = True
+    """Whether the meter is told the device, and where the model runs."""
 
-    def batches(self) -> Iterator[int]:
+    def __post_init__(self) -> None:
+        self.clock = VirtualClock()
+        self.stream = Stream(self.clock)
+        self.meter = Meter(WORKLOAD, clock=self.clock)
+        self.ends: list[float] = []
+        """Of each step."""
+
+    def arriving(self) -> Iterator[int]:
         """Yield batches as storage of one speed gives them to a loader that reads ahead."""
-        ready, taken = self.clock.time, [self.clock.time] * self.ahead
+        ready, taken = self.clock.time, [self.clock.time] * AHEAD
         for number in range(NUM_STEPS):
             ready = max(ready, taken[number]) + self.read
             self.clock.time = max(self.clock.time, ready)
             taken.append(self.clock.time)
             yield number
 
+    def batches(self) -> Iterator[int]:
+        return self.meter.epoch(self.arriving(), 0, device=self.stream if self.told else None)
+
+    def launch_model(self) -> None:
+        with self.meter.computing() if self.told else nullcontext():
+            for _ in range(self.num_launches):
+                self.stream.launch(COMPUTE / self.num_launches, host=LAUNCH)
+
     @property
     def step_time(self) -> float:
         """Of a step with its data on the device: launches may be what takes longest."""
-        return max(self.compute, self.num_launches * self.launch)
-
-
-def launch_model(job: Job, stream: Stream) -> None:
-    for _ in range(job.num_launches):
-        stream.launch(job.compute / job.num_launches, host=job.launch)
-
-
-@dataclass
-class Found:
-    """What the meter says, and what is true; percentages."""
-
-    meter: Meter
-    job: Job
-    ends: list[float]
-    """Of each step."""
-    num_waits: int
-    """How often the meter waited for the device while the loop ran."""
+        return max(COMPUTE, self.num_launches * LAUNCH)
 
     @property
     def true_au(self) -> float:
-        busy = (NUM_STEPS - 1) * self.job.step_time
-        return 100 * busy / (self.ends[-1] - self.ends[0])
+        return 100 * (NUM_STEPS - 1) * self.step_time / (self.ends[-1] - self.ends[0])
 
     @property
     def metrics(self) -> Any:
@@ -121,39 +118,31 @@ class Found:
         return metrics.epochs[0]
 
 
-def run_pipelined(job: Job, *, timed: bool = True, marked: bool = True) -> Found:
+def run_pipelined(job: Job) -> Job:
     """Pinned memory, copies on a stream of their own, the host at most one step ahead."""
-    clock = job.clock
-    compute, copies = Stream(clock), Stream(clock)
-    meter = Meter(WORKLOAD, clock=clock)
-    ends: list[float] = []
-    for _ in meter.epoch(job.batches(), 0, device=compute if timed else None):
-        copies.launch(job.copy)
-        compute.wait_for(copies.record())
-        with meter.computing() if marked else nullcontext():
-            launch_model(job, compute)
-        ends.append(compute.record())
-        if len(ends) > 1:
-            clock.time = max(clock.time, ends[-2])
-    return Found(meter, job, ends, compute.num_waits)
+    copies = Stream(job.clock)
+    for _ in job.batches():
+        copies.launch(COPY)
+        job.stream.wait_for(copies.record())
+        job.launch_model()
+        job.ends.append(job.stream.record())
+        if len(job.ends) > 1:
+            job.clock.time = max(job.clock.time, job.ends[-2])
+    return job
 
 
-def run_synchronous(job: Job, *, timed: bool = True, marked: bool = True) -> Found:
+def run_synchronous(job: Job) -> Job:
     """Stacked and copied by the training thread, which takes the loss of each step."""
-    clock = job.clock
-    compute = Stream(clock)
-    meter = Meter(WORKLOAD, clock=clock)
-    ends: list[float] = []
-    for _ in meter.epoch(job.batches(), 0, device=compute if timed else None):
-        clock.time += job.stack
-        compute.launch(job.copy)
-        clock.time = max(clock.time, compute.free)  # memory that is not pinned: the host waits
-        with meter.computing() if marked else nullcontext():
-            launch_model(job, compute)
-        clock.time = max(clock.time, compute.free)  # loss.item()
-        ends.append(clock.time)
+    clock, stream = job.clock, job.stream
+    for _ in job.batches():
+        clock.time += STACK
+        stream.launch(COPY)
+        clock.time = max(clock.time, stream.free)  # memory that is not pinned: the host waits
+        job.launch_model()
+        clock.time = max(clock.time, stream.free)  # loss.item()
+        job.ends.append(clock.time)
         clock.time += 0.0002  # what a loop logs
-    return Found(meter, job, ends, compute.num_waits)
+    return job
 
 
 LOOPS = {"pipelined": run_pipelined, "synchronous": run_synchronous}
@@ -165,14 +154,14 @@ LOOPS = {"pipelined": run_pipelined, "synchronous": run_synchronous}
 def test_au_is_that_of_the_experiments_own_clock(loop: str, rate: float, launches: int) -> None:
     job = Job(read=0.0, num_launches=launches)
     job.read = job.step_time / rate
-    found = LOOPS[loop](job)
-    steps = found.meter.steps
+    LOOPS[loop](job)
+    assert job.stream.num_waits == 0, "no synchronization in the step"
     # The device waits for a copy while the host launches; no more is gained without that wait.
-    hidden = 100 * job.copy / job.step_time if loop == "pipelined" and launches == 6000 else 0.0
-    assert found.true_au - 0.3 - hidden <= found.metrics.au_percentage <= found.true_au + 0.3
-    assert found.num_waits == 0, "no synchronization in the step"
+    hidden = 100 * COPY / job.step_time if loop == "pipelined" and launches == 6000 else 0.0
+    assert job.true_au - 0.3 - hidden <= job.metrics.au_percentage <= job.true_au + 0.3
+    steps = job.meter.steps
     parts = [steps[name].sum() for name in ("wait", "overhead", "compute", "barrier")]
-    assert sum(parts) == pytest.approx(found.ends[-1], abs=0.001), "the steps are the whole time"
+    assert sum(parts) == pytest.approx(job.ends[-1], abs=0.001), "the steps are the whole time"
     assert (np.diff(steps["start"]) > 0).all()
 
 
@@ -191,7 +180,7 @@ def test_a_synchronous_loops_own_work_is_no_wait_and_no_compute() -> None:
 )
 def test_the_hosts_view_is_off_and_the_report_says_so(loop: str, read: float, off: float) -> None:
     """Launches are all that a host sees of a loop that runs ahead; of the other, copies as well."""
-    found = LOOPS[loop](Job(read), timed=False, marked=False)
+    found = LOOPS[loop](Job(read, told=False))
     assert found.metrics.au_percentage - found.true_au == pytest.approx(off, abs=1)
     told = found.meter.report().splitlines()
     assert any(line.startswith("note: compute is the host's view: ") for line in told)
@@ -217,21 +206,19 @@ def test_a_step_may_compute_in_several_parts() -> None:
 
 def test_two_epochs_each_begin_where_they_began() -> None:
     job = Job(read=0.030)
-    stream = Stream(job.clock)
-    meter = Meter(WORKLOAD, clock=job.clock)
+    stream, meter = job.stream, job.meter
     for epoch in range(2):
-        for _ in meter.epoch(job.batches(), epoch, device=stream):
+        for _ in meter.epoch(job.arriving(), epoch, device=stream):
             with meter.computing():
                 stream.launch(0.090)
         stream.wait(stream.free)
         job.clock.time += 5.0  # a validation that is no step
-    steps = meter.steps
-    assert steps["start"][NUM_STEPS] == pytest.approx(5.0 + 0.030 + 0.090 * NUM_STEPS)
+    assert meter.steps["start"][NUM_STEPS] == pytest.approx(5.0 + 0.030 + 0.090 * NUM_STEPS)
     metrics = meter.metrics()
     assert metrics is not None
     assert [e.first_step_seconds for e in metrics.epochs] == pytest.approx([0.120, 0.120])
     with pytest.raises(WorkloadError, match="epoch 1 was recorded already"):
-        meter.epoch(job.batches(), 1)
+        meter.epoch(job.arriving(), 1)
 
 
 def test_compute_is_timed_inside_the_loop_and_not_inside_itself() -> None:
@@ -250,16 +237,15 @@ def test_compute_is_timed_inside_the_loop_and_not_inside_itself() -> None:
     [
         ("cpu", r"^device must be cuda or cuda:<number>, got cpu; leave it out"),
         ("cuda:99", r"^device=cuda:99: this PyTorch \(.*\) sees \d+ GPUs; install one made for"),
+        ("", r"^device=cuda needs torch: pip install 'dlemu\[torch"),
     ],
 )
-def test_a_device_that_cannot_be_timed_is_one_line(device: str, message: str) -> None:
+def test_a_device_that_cannot_be_timed_is_one_line(
+    device: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a name there is no torch."""
     pytest.importorskip("torch", reason="pip install 'dlemu[torch]'")
+    if not device:
+        monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(WorkloadError, match=message):
-        Meter(WORKLOAD, clock=VirtualClock()).epoch(range(3), 0, device=device)
-
-
-def test_without_torch_a_device_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    meter = Meter(WORKLOAD, clock=VirtualClock())
-    with pytest.raises(WorkloadError, match=r"^device=cuda needs torch: pip install 'dlemu\[torch"):
-        meter.epoch(range(3), 0, device="cuda")
+        Meter(WORKLOAD, clock=VirtualClock()).epoch(range(3), 0, device=device or "cuda")

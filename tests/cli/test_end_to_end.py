@@ -18,7 +18,7 @@ from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import make_plan
 from dlemu.judge.records import read_steps
 from tests.lab import warm
-from tests.lab.commands import QUICK, execute, generate, summary_of, with_checkout
+from tests.lab.commands import QUICK, Printed, execute, generate, summary_of, with_checkout
 from tests.lab.mpirun import mpirun
 
 DATA = Path(__file__).parents[1] / "data"
@@ -33,16 +33,14 @@ BY_FOUR = ["dataset.num_samples_per_file=4", "dataset.num_files_train=14"]
     ],
 )
 def test_generated_replayed_and_shown_again(
-    loader: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    loader: str, words: list[str], tmp_path: Path, printed: Printed
 ) -> None:
     words = [*QUICK, "dataset.record_length_bytes_stdev=0", *words]
     words += [f"dataset.data_folder={tmp_path / 'data'}", f"output.folder={tmp_path / 'run'}"]
     words += [f"reader.data_loader={loader}", "reader.read_threads=2"]
-    assert run(["datagen", *words]) == 0
-    assert run(["verify", "--full", *words]) == 0
-    capsys.readouterr()
-    assert run(["run", *words]) == 0
-    text = capsys.readouterr().out
+    printed("datagen", *words)
+    printed("verify", "--full", *words)
+    text = printed("run", *words)
     report = text[text.index("\n\n") + 2 :]
     lines = report.splitlines()
     assert lines[0].startswith("PASS: AU ") and lines[2].startswith("limit: ")
@@ -50,8 +48,7 @@ def test_generated_replayed_and_shown_again(
     assert lines[-1] == f"results: {tmp_path / 'run'}" and len(lines) < 30
     names = {"summary.json", "steps.0.npy", "config.yaml", "host.0.jsonl", "series.csv"}
     assert {path.name for path in (tmp_path / "run").iterdir()} == names
-    assert run(["report", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out == report, "the same, to the byte"
+    assert printed("report", tmp_path / "run") == report, "the same, to the byte"
     steps, summary = read_steps(tmp_path / "run"), summary_of(tmp_path / "run")
     assert steps["num_samples"].sum() == 2 * 56
     assert summary["measured"]["read_bytes"] == steps["num_bytes"].sum() >= 2 * 56 * 20_000
@@ -68,14 +65,13 @@ def test_an_au_under_the_threshold_exits_with_2(data: str, tmp_path: Path) -> No
 
 
 def test_the_peers_file_generates_runs_and_says_once_what_it_ignores(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, printed: Printed
 ) -> None:
     """DLIO's own keys: folders, shapes, a distribution of times, generate_data, storage_root."""
     words = [f"storage.storage_root={tmp_path}", f"output.folder={tmp_path / 'run'}"]
     words += ["reader.multiprocessing_context=fork", "metric.au=0.01", "metric.max_cached_share=1"]
     words.append("train.computation_time={type:uniform,min:0.001,max:0.003}")
-    assert run(["run", f"workload={DATA / 'dlio_hdf5.yaml'}", *words]) == 0
-    text = capsys.readouterr().out
+    text = printed("run", f"workload={DATA / 'dlio_hdf5.yaml'}", *words)
     assert text.startswith("ignored: dataset.chunk_size, ")
     assert text.count("ignored:") == 1 and "evaluation.eval_time" in text.splitlines()[0]
     names = sorted(path.name for path in (tmp_path / "data" / "volumes" / "train").glob("*/*"))
@@ -83,12 +79,11 @@ def test_the_peers_file_generates_runs_and_says_once_what_it_ignores(
     times = read_steps(tmp_path / "run")["computation_time"]
     assert 0.001 <= times.min() < times.max() <= 0.003
     assert len(np.unique(times)) == len(times), "drawn anew for every step"
-    assert not run(["report", str(tmp_path / "run")])
-    assert "ignored:" not in capsys.readouterr().out
+    assert "ignored:" not in printed("report", tmp_path / "run")
 
 
 def test_a_dataset_of_others_is_read_by_the_names_and_sizes_it_has(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, printed: Printed
 ) -> None:
     """12 files as DLIO has them, but with another prefix, padding, folders."""
     for number in range(12):
@@ -100,9 +95,8 @@ def test_a_dataset_of_others_is_read_by_the_names_and_sizes_it_has(
     words = [*QUICK, f"dataset.data_folder={tmp_path / 'data'}", f"output.folder={tmp_path / 'r'}"]
     words += ["dataset.format=hdf5", "dataset.num_files_train=12", "reader.batch_size=3"]
     words += ["dataset.record_length_bytes=4300", "dataset.record_length_bytes_stdev=0"]
-    assert run(["run", *words]) == 0
     note = f"note: no manifest in {tmp_path / 'data'}: 12 hdf5 files were found"
-    assert note in capsys.readouterr().out
+    assert note in printed("run", *words)
     steps = read_steps(tmp_path / "r")
     assert steps["num_bytes"].sum() >= 2 * sum((60 + number) ** 2 for number in range(12))
     assert steps["num_samples"].sum() == 24
@@ -112,31 +106,21 @@ def test_a_dataset_of_others_is_read_by_the_names_and_sizes_it_has(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    ("ranks", "words", "accelerators", "status"),
-    [
-        (3, ["metric.au=1", "reader.preprocess_time=0.01", "reader.preprocess=sleep"], 3, 2),
-        (3, ["num_accelerators=2"], 2, 0),
-    ],
-)
-def test_ranks_make_one_run(
-    ranks: int, words: list[str], accelerators: int, status: int, data: str, tmp_path: Path
-) -> None:
-    words = [*QUICK, data, "reader.batch_size=3", "output.folder=run", *words]
-    done = execute(
-        [*mpirun(ranks, "--bind-to", "none", *warm.command(), "run", *words)], cwd=tmp_path
-    )
-    assert done.returncode == status, done.stderr
+def test_ranks_make_one_run(data: str, tmp_path: Path) -> None:
+    """Of three ranks, one has no accelerator."""
+    words = [*QUICK, data, "reader.batch_size=3", "output.folder=run", "num_accelerators=2"]
+    words += ["metric.au=1", "reader.preprocess_time=0.01", "reader.preprocess=sleep"]
+    done = execute(mpirun(3, "--bind-to", "none", *warm.command(), "run", *words), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
     verdicts = re.findall(r"^(PASS|FAIL): ", done.stdout, re.MULTILINE)
-    assert verdicts == ["FAIL" if status else "PASS"], "rank 0 alone speaks"
-    assert done.stdout.count("results: run") == 1
+    assert verdicts == ["FAIL"], "rank 0 alone speaks"
+    assert done.stdout.count("results: run") == 1 and done.stdout.endswith("\nresults: run\n")
     assert "Traceback" not in done.stderr
-    assert len(list((tmp_path / "run").glob("steps.*.npy"))) == ranks
-    assert summary_of(tmp_path / "run")["num_accelerators"] == accelerators
+    assert len(list((tmp_path / "run").glob("steps.*.npy"))) == 3
+    assert summary_of(tmp_path / "run")["num_accelerators"] == 2
     steps = read_steps(tmp_path / "run")
-    per_epoch = 56 // (3 * accelerators)
-    assert len(steps) == 2 * per_epoch * accelerators, "as many steps on every accelerator"
-    assert sorted(set(steps["accelerator"].tolist())) == list(range(accelerators))
+    assert len(steps) == 2 * (56 // 6) * 2, "as many steps on every accelerator"
+    assert set(steps["accelerator"].tolist()) == {0, 1}
 
 
 def on_ranks(*words: str, cwd: Path) -> tuple[int, list[str]]:
@@ -154,11 +138,7 @@ def on_ranks(*words: str, cwd: Path) -> tuple[int, list[str]]:
     ("command", "line"),
     [
         # Found by the plan, which every rank makes.
-        (
-            "run reader.batch_size=15",
-            "56 samples are too few for 2 steps: a step of 2 accelerators",
-        ),
-        ("run division=closed", "division=closed: dataset.record_length_bytes=20000 is not all"),
+        ("run reader.batch_size=15", "56 samples are too few for 2 steps: a step of 2 accelera"),
         ("try .", "this command measures from one process, and 2 ranks were started: start it"),
     ],
 )
@@ -175,10 +155,6 @@ def test_what_all_ranks_find_wrong_one_says(
 @pytest.mark.mpi
 def test_the_line_that_says_how_a_command_ended_is_the_last(tmp_path: Path) -> None:
     data = generate(tmp_path)
-    words = [*QUICK, data, "metric.max_cached_share=0", "output.drop_caches=false"]
-    status, lines = on_ranks("run", *words, "output.folder=cached", cwd=tmp_path)
-    assert (status, lines[-1]) == (1, "results: cached")
-    assert any(line.startswith("NO VERDICT: ") for line in lines)
     path = sorted((tmp_path / "data" / "train").iterdir())[20]  # of rank 1
     os.truncate(path, 1000)
     words = [*QUICK, data, "reader.file_shuffle=off", "output.folder=run"]
@@ -211,7 +187,7 @@ def test_two_ranks_open_disjoint_files_and_together_the_plans(data: str, tmp_pat
         pytest.skip("no strace; apt-get install strace")
     # Caches are left as they are: dropping them opens every file as well.
     words = [data, "train.epochs=1", "output.drop_caches=false", "output.folder=run"]
-    words += ["reader.data_loader=pytorch", "reader.read_threads=2", "metric.au=0.0001"]
+    words += ["reader.read_threads=2", "metric.au=0.0001"]
     script = tmp_path / "traced.sh"
     script.write_text(
         f"exec strace -ff -qq --seccomp-bpf -e trace=openat"

@@ -9,7 +9,7 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.storage.files import create
-from tests.lab.commands import QUICK, SMALL, generate
+from tests.lab.commands import QUICK, SMALL, Printed, generate
 
 ASK = "add workload=NAME (dlemu help workloads lists them) or a file.yaml"
 
@@ -22,44 +22,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def data(written: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
-    return Path(shutil.copytree(written, tmp_path / "data"))
-
-
-def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the one line on stderr of a command that exits with 1 and prints nothing else."""
-    capsys.readouterr()
-    status = run(words)
-    said = capsys.readouterr()
-    assert (status, said.out) == (1, "")
-    assert said.err.startswith("dlemu: ") and said.err.endswith("\n")
-    assert said.err.count("\n") == 1, said.err
-    return said.err.removeprefix("dlemu: ").rstrip("\n")
-
-
-def forget(data: Path) -> None:
-    """Make the manifest one of a dataset that Python wrote, for keys without a name."""
-    tree = json.loads((data / "dlemu.json").read_text())
-    del tree["workload"]
-    (data / "dlemu.json").write_text(json.dumps(tree))
-
-
 @pytest.mark.parametrize("form", ["run {}", "size dataset.data_folder={}", "datagen {}"])
 def test_the_dataset_of_another_workload_is_refused_however_it_is_named(
-    form: str, written: Path, capsys: pytest.CaptureFixture[str]
+    form: str, written: Path, printed: Printed
 ) -> None:
     """Its samples would be read at the wrong rate: a PASS of no workload."""
-    said = refusal([*form.format(written).split(), "workload=cosmoflow_h100"], capsys)
-    assert said == (
-        f"{written} holds a unet3d_h100 dataset; leave workload= out, or name another folder"
-    )
+    said = printed(*form.format(written).split(), "workload=cosmoflow_h100", status=1)
+    remedy = "leave workload= out, or name another folder"
+    assert said == f"dlemu: {written} holds a unet3d_h100 dataset; {remedy}\n"
 
 
-def test_a_dataset_serves_each_row_of_its_network_and_keys_that_describe_it(
-    written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_serves_each_row_of_its_network_and_keys_that_describe_it(written: Path) -> None:
     named = f"dataset.data_folder={written}"
     assert run(["verify", named, "workload=unet3d_b200"]) == 0
     same = ["dataset.format=npz", *SMALL[1:], "dataset.record_element_type=uint8"]
@@ -67,27 +40,25 @@ def test_a_dataset_serves_each_row_of_its_network_and_keys_that_describe_it(
     assert run(["verify", named, "workload=cosmoflow_h100", *same]) == 0
 
 
-def test_what_nobody_knows_is_asked_for(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    forget(data)
-    said = refusal(["run", str(data)], capsys)
-    assert said == f"{data} does not say for which workload it was written; {ASK}"
-    assert run(["run", str(data), "workload=unet3d_h100", "--cfg", "job"]) == 0
+def test_what_nobody_knows_is_asked_for(written: Path, tmp_path: Path, printed: Printed) -> None:
+    """As of a dataset that Python wrote, for keys without a name."""
+    data = shutil.copytree(written, tmp_path / "data")
+    tree = json.loads((data / "dlemu.json").read_text())
+    del tree["workload"]
+    (data / "dlemu.json").write_text(json.dumps(tree))
+    said = printed("run", data, status=1)
+    assert said == f"dlemu: {data} does not say for which workload it was written; {ASK}\n"
+    assert printed("run", data, "workload=unet3d_h100", "--cfg", "job")
 
 
-def test_a_workload_of_a_file_is_found_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_workload_of_a_file_is_found_again(tmp_path: Path, printed: Printed) -> None:
     own, data = tmp_path / "own.yaml", tmp_path / "data"
     own.write_text("dataset: {format: npz, num_files_train: 3, record_length_bytes: 700}\n")
-    assert run(["datagen", str(data), f"workload={own}"]) == 0
-    capsys.readouterr()
-
-    assert run(["run", str(data), "--cfg", "job"]) == 0
-    assert "name: own\n" in capsys.readouterr().out
+    printed("datagen", data, f"workload={own}")
+    assert "name: own\n" in printed("run", data, "--cfg", "job")
     own.unlink()
-    assert refusal(["run", str(data)], capsys) == (
-        f"{data} was written for workload={own}, which is not there; {ASK}"
-    )
+    line = f"dlemu: {data} was written for workload={own}, which is not there; {ASK}\n"
+    assert printed("run", data, status=1) == line
 
 
 # A link planted under the temporary name of a file: the file that it leads to stays as it is.

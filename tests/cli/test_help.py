@@ -9,18 +9,12 @@ import pytest
 
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.help import SHELLS, keys_of
-from dlemu.cli.main import run
 from dlemu.config.keys import all_keys
 from dlemu.config.model import read_by
+from tests.lab.commands import Printed
 
 RUN_EXAMPLES = ("datasize", "predict", "verify")
 """Commands whose examples run here; those of the others are checked by their keys."""
-
-
-def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert run(words) == 0
-    return capsys.readouterr().out
 
 
 def test_every_key_has_its_meaning_and_is_read_by_commands() -> None:
@@ -31,10 +25,8 @@ def test_every_key_has_its_meaning_and_is_read_by_commands() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_has_the_commands_keys_and_no_other(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short, whole = said([command, "--help"], capsys), said([command, "--help-all"], capsys)
+def test_the_help_has_the_commands_keys_and_no_other(command: str, printed: Printed) -> None:
+    short, whole = printed(command, "--help"), printed(command, "--help-all")
     own = {key.name for key in keys_of(command)}
     known = own | {*all_keys()}
     for text in (short, whole):
@@ -42,11 +34,11 @@ def test_the_help_has_the_commands_keys_and_no_other(
         assert shown <= own
         assert max(map(len, text.splitlines())) <= 100
     assert shown == own
-    assert said(["help", command], capsys) == short
+    assert printed("help", command) == short
     assert {*COMMANDS[command].keys.split()} <= own
 
 
-def test_words_are_found_however_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_are_found_however_they_are_typed(printed: Printed) -> None:
     for words, shown in (
         ("reader.read_threads", "  unet3d_h100     4\n"),
         ("++reader.odirect=true", "values   true, false, auto"),
@@ -55,24 +47,21 @@ def test_words_are_found_however_they_are_typed(capsys: pytest.CaptureFixture[st
         ("dali", "dali.gpus_per_host"),
         ("n*", "the number of accelerators, with its fraction"),
     ):
-        assert shown in said(["help", words], capsys)
-    assert said(["help", "keys"], capsys).count("\n  ") > 3 * len(all_keys())
+        assert shown in printed("help", words)
+    assert printed("help", "keys").count("\n  ") > 3 * len(all_keys())
 
 
-def test_examples_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed) -> None:
     monkeypatch.chdir(tmp_path)
-    data = "dataset.data_folder=data/cosmoflow"
     small = ["dataset.num_files_train=2", "dataset.record_length_bytes=20kB"]
     small.append("dataset.record_length_bytes_stdev=0")
-    assert run(["datagen", "workload=cosmoflow_h100", data, *small]) == 0
+    printed("datagen", "data/cosmoflow", "workload=cosmoflow_h100", *small)
     for name, command in COMMANDS.items():
         for example in command.examples:
             words = shlex.split(example)[1:]
             if name not in RUN_EXAMPLES and not command.function:
                 words.append("--cfg=job")
-            assert run(words) == 0, capsys.readouterr().err
+            printed(*words, status=0)
 
 
 # Completion, asked of the shells themselves.
@@ -103,15 +92,12 @@ ASK = {
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_offers_what_fits(
-    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shell_offers_what_fits(shell: str, tmp_path: Path, printed: Printed) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     (tmp_path / "storage").mkdir()
     (tmp_path / "store.txt").touch()
-    assert run(["completion", shell]) == 0
-    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "script").write_text(printed("completion", shell))
     lines = [f"COMP_LINE='{line}' COMP_POINT={len(line)}; echo; ask" for line in ASKED]
     program = "\n".join([ASK[shell], "source ./script", *lines])
     command = [shell, {"bash": "--norc", "zsh": "-f"}[shell], "-c", program]

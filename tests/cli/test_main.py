@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -19,19 +19,16 @@ from dlemu.errors import RunError
 from dlemu.formats import FORMATS
 from dlemu.storage.gpu import cuda
 from tests.lab import warm
-from tests.lab.commands import QUICK, SMALL, dlemu, generate, with_checkout
+from tests.lab.commands import QUICK, SMALL, Printed, dlemu, generate
 from tests.lab.waiting import until
 
 
 def test_a_checkout_that_is_not_installed_has_no_version(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, printed: Printed
 ) -> None:
-    def unknown(name: str) -> str:
-        raise PackageNotFoundError(name)
-
+    unknown = Mock(side_effect=PackageNotFoundError("dlemu"))
     monkeypatch.setattr("importlib.metadata.version", unknown)
-    assert run(["--version"]) == 0
-    assert capsys.readouterr().out == "dlemu (a checkout that is not installed)\n"
+    assert printed("--version") == "dlemu (a checkout that is not installed)\n"
 
 
 def test_no_threads_are_started_to_multiply_matrices() -> None:
@@ -59,24 +56,20 @@ def test_help_may_be_cut_short() -> None:
     assert done.stderr == ""
 
 
-def test_overrides_mean_what_hydra_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_mean_what_hydra_says(printed: Printed) -> None:
     words = ["workload=resnet50_h100", "+reader.io_depth=4", "~metric", "++train.epochs=9"]
-    assert run(["run", *words, "reader={read_threads:3}", "--cfg", "job"]) == 0
-    tree = yaml.safe_load(capsys.readouterr().out)
+    tree = yaml.safe_load(printed("run", *words, "reader={read_threads:3}", "--cfg", "job"))
     assert (tree["reader"]["io_depth"], tree["reader"]["read_threads"]) == (4, 3)
     assert tree["reader"]["batch_size"] == 400, "a group that is given joins the workload's"
     assert (tree["metric"]["au"], tree["train"]["epochs"]) == (0.9, 9)
 
 
-def test_files_of_ones_own_are_found_in_a_config_dir(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_ones_own_are_found_in_a_config_dir(tmp_path: Path, printed: Printed) -> None:
     (tmp_path / "drive").mkdir()
     (tmp_path / "drive" / "own.yaml").write_text("{name: Own, read_bandwidth: 9GB}")
     (tmp_path / "mine.yaml").write_text("dataset: {format: npz, num_files_train: 7}\n")
-    words = ["workload=mine", "drive=own", "drive.capacity=5TB", "--config-dir", str(tmp_path)]
-    assert run(["predict", *words, "--cfg", "job"]) == 0
-    tree = yaml.safe_load(capsys.readouterr().out)
+    words = ["workload=mine", "drive=own", "drive.capacity=5TB", "--config-dir", tmp_path]
+    tree = yaml.safe_load(printed("predict", *words, "--cfg", "job"))
     assert (tree["name"], tree["dataset"]["num_files_train"]) == ("mine", 7)
     assert (tree["drive"]["read_bandwidth"], tree["drive"]["capacity"]) == (9e9, 5e12)
 
@@ -91,42 +84,30 @@ _SWEPT = {
 
 @pytest.mark.parametrize("command", _SWEPT)
 def test_several_values_are_a_job_each_and_one_table(
-    command: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, data: str, tmp_path: Path, printed: Printed
 ) -> None:
     key, words = _SWEPT[command]
     place = f"checkpoint.checkpoint_folder={tmp_path}/x" if command == "checkpoint" else data
-    capsys.readouterr()
-    assert run([command, *words, place, f"{key}=1,2", f"output.folder={tmp_path}/all", "-m"]) == 0
+    text = printed(command, *words, place, f"{key}=1,2", f"output.folder={tmp_path}/all", "-m")
     folders = [tmp_path / "all" / f"{key}={number}" for number in (1, 2)]
-    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+    shown = [line.split()[0] for line in text.splitlines() if line]
     assert [each for each in shown if each.startswith("/")][-2:] == [*map(str, folders)]
     stored = "sizing.json" if command == "size" else "summary.json"
     assert [(folder / stored).is_file() for folder in folders] == [True, True]
 
 
 def test_a_job_that_fails_ends_no_sweep(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    data: str, tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["run", *QUICK, data, "num_accelerators=99,1", f"output.folder={tmp_path}/all", "-m"]
-    capsys.readouterr()
-    assert run(words) == 1
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
-    *_, failed, ended, _, _ = said.out.splitlines()
+    *_, failed, ended, _, _, line = printed(*words, status=1).splitlines()
     assert "/num_accelerators=99" in failed and f"failed: {line[7:]}" in failed
     assert "/num_accelerators=1" in ended and "PASS" in ended
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("dlemu.run.job.run_job", interrupted)
-    assert run(words) == 130, "Ctrl-C ends all"
-    assert capsys.readouterr().out.count("interrupted; ") == 1
+    monkeypatch.setattr("dlemu.run.job.run_job", Mock(side_effect=KeyboardInterrupt))
+    assert printed(*words, status=130).count("interrupted; ") == 1, "Ctrl-C ends all"
 
 
-def test_verify_names_what_is_bad_and_repairs_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_names_what_is_bad_and_repairs_it(tmp_path: Path, printed: Printed) -> None:
     data = generate(tmp_path)
     folder = tmp_path / "data"
     files = sorted((folder / "train").iterdir())
@@ -135,15 +116,12 @@ def test_verify_names_what_is_bad_and_repairs_it(
     with files[5].open("r+b") as file:
         file.seek(9000)
         file.write(b"!!!!")
-    capsys.readouterr()
-    assert run(["verify", *SMALL, data]) == 1
-    assert capsys.readouterr().out == (
+    assert printed("verify", *SMALL, data, status=1) == (
         f"train/{files[3].name}: is missing\n{folder}: 1 bad file; sizes were checked; "
         f"dlemu verify {folder} --repair writes them again\n"
     )
     (folder / "train" / ".DS_Store").touch()
-    assert run(["verify", str(folder), "--full", "--repair"]) == 0
-    assert capsys.readouterr().out == (
+    assert printed("verify", folder, "--full", "--repair") == (
         "train/.DS_Store: does not belong to the dataset; nothing reads it\n"
         f"train/{files[3].name}: is missing, written again\n"
         f"train/{files[5].name}: differs from what was written at byte 9000, written again\n"
@@ -164,11 +142,8 @@ def test_a_signal_ends_a_run_and_says_so(
 ) -> None:
     """Epochs that were whole before it are reported, and never judged."""
     words = [*QUICK, data, keys, "output.folder=run"]
-    command = [*warm.command(), "run", *words]
-    environment = with_checkout()
-    process = subprocess.Popen(
-        command, stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=environment
-    )
+    command = [*warm.COMMAND, "run", *words]
+    process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=tmp_path)
     until((tmp_path / "run" / seen).exists, "the first records")
     process.send_signal(number)
     out, said = process.communicate(timeout=60)
@@ -186,40 +161,31 @@ def test_a_signal_ends_a_run_and_says_so(
 
 
 def test_an_interrupted_datagen_says_which_command_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     words = [*QUICK, f"dataset.data_folder={tmp_path / 'a b'}", "dataset.num_files_train=3"]
     with monkeypatch.context() as patch:
-        patch.setattr("dlemu.datagen.generate", interrupted)
-        assert run(["datagen", *words]) == 130
-        line = capsys.readouterr().out.splitlines()[-1]
+        patch.setattr("dlemu.datagen.generate", Mock(side_effect=KeyboardInterrupt))
+        *_, line, _ = printed("datagen", *words, status=130).splitlines()
         assert line.startswith("interrupted; this goes on after the files so far: dlemu datagen ")
         # Of a run that writes its dataset first it is the run that goes on, and is said once.
-        assert run(["run", *words, "workflow.generate_data=true"]) == 130
-        (again,) = (text for text in capsys.readouterr().out.splitlines() if "interrupted" in text)
+        again = printed("run", *words, "workflow.generate_data=true", status=130)
         assert again.startswith("interrupted; this runs it again: dlemu run ")
+        assert again.count("interrupted; ") == 1
     assert run(shlex.split(line.partition(": dlemu ")[2])) == 0
 
 
 # What a host lacks is told in one line, before anything is written, read or made cold.
 
-CASES: list[tuple[str, str, dict[str, object], str]] = [
+CASES = [
     (
         "run",
         "torch",
-        {"reader.data_loader": "pytorch", "workflow.generate_data": "true"},
-        r"reader.data_loader=pytorch needs torch: pip install 'dlemu\[torch\]', or use reader.",
+        ["reader.data_loader=pytorch", "workflow.generate_data=true"],
+        "reader.data_loader=pytorch needs torch: pip install 'dlemu[torch]', or use reader.",
     ),
-    ("size", "h5py", {"dataset.format": "hdf5"}, r"dataset.format=hdf5 needs h5py: pip install h5"),
-    (
-        "run",
-        "",
-        {"train.compute": "gpu"},
-        r"train.compute=gpu: no GPU: no driver; or set train.compute=",
-    ),
+    ("size", "h5py", ["dataset.format=hdf5"], "dataset.format=hdf5 needs h5py: pip install h5"),
+    ("run", "", ["train.compute=gpu"], "train.compute=gpu: no GPU: no driver; or set train."),
 ]
 OURS = ("dlemu.loaders.pytorch", "dlemu.loaders.dali.loader", "dlemu.loaders.dali.pipelines")
 
@@ -239,24 +205,19 @@ def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_missing_is_told_at_once(
     command: str,
     package: str,
-    keys: dict[str, object],
+    keys: list[str],
     line: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    printed: Printed,
     tmp_path: Path,
 ) -> None:
     """There is no dataset either, and `run` would write it first: neither is come to."""
-
-    def none() -> int:
-        raise RunError("no GPU: no driver")
-
-    monkeypatch.setattr(cuda, "num_gpus", none)
+    monkeypatch.setattr(cuda, "num_gpus", Mock(side_effect=RunError("no GPU: no driver")))
     without(package, monkeypatch)
     data = tmp_path / "data"
     data.mkdir()
     words = ["workload=unet3d_h100", f"dataset.data_folder={data}", "dataset.num_files_train=10"]
     words += [f"output.folder={tmp_path / 'results'}", "reader.data_loader=threads"]
-    assert run([command, *words, *(f"{key}={value}" for key, value in keys.items())]) == 1
-    told = capsys.readouterr().err
+    told = printed(command, *words, *keys, status=1)
     assert told.count("\n") == 1 and not list(data.iterdir()), "nothing was written"
-    assert re.search(line, told.removeprefix("dlemu: ")), told
+    assert told.startswith(f"dlemu: {line}")

@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from dlemu.cli import words as words_module
-from dlemu.cli.main import run
 from dlemu.cli.words import OPTIONS, parse, with_command_first
 from dlemu.terminal import set_mode
-from tests.lab.commands import QUICK, SMALL
+from tests.lab.commands import QUICK, SMALL, Printed
 from tests.lab.golden import FOLDER
 
 BINARY = re.compile(r"\b[KMGT]iB/s")
@@ -21,34 +20,24 @@ def usual_mode() -> None:
     set_mode()
 
 
-def job(data: str, folder: Path) -> list[str]:
-    return ["run", *QUICK, data, f"output.folder={folder / 'run'}"]
-
-
-def test_quiet_prints_the_verdict_only(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert run([*job(data, tmp_path), "-q", f"output.log={tmp_path / 'log'}"]) == 0
-    said = capsys.readouterr()
-    assert re.fullmatch(r"PASS: AU .*\n", said.out) and said.err == ""
+def test_quiet_prints_the_verdict_only(data: str, tmp_path: Path, printed: Printed) -> None:
+    words = [data, f"output.folder={tmp_path / 'run'}", f"output.log={tmp_path / 'log'}"]
+    said = printed("run", *QUICK, *words, "-q")
+    assert re.fullmatch(r"PASS: AU .*\n", said)
     log = (tmp_path / "log").read_text()
-    assert "samples/s" in log and said.out.strip() in log, "what is hidden is kept"
+    assert "samples/s" in log and said.strip() in log, "what is hidden is kept"
 
 
-def test_the_log_has_the_command_the_time_and_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_has_the_command_the_time_and_errors(tmp_path: Path, printed: Printed) -> None:
     log = tmp_path / "a b.log"
     words = ["run", *SMALL, "dataset.data_folder=/nosuch", f"output.log={log}"]
-    assert run(words) == 1
+    refused = printed(*words, status=1)
     time, command = log.read_text().splitlines()[0].split(" $ ")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", time)
-    assert (
-        command.startswith("dlemu run workload=unet3d_h100 ") and f"'output.log={log}'" in command
-    )
-    assert capsys.readouterr().err.rstrip("\n") == log.read_text().splitlines()[-1][20:]
-    assert run([*words, "--cfg", "job"]) == 0 and len(log.read_text().splitlines()) == 2
+    assert command.startswith("dlemu run workload=unet3d_h100 ")
+    assert f"'output.log={log}'" in command
+    assert refused.rstrip("\n") == log.read_text().splitlines()[-1][20:]
+    assert printed(*words, "--cfg", "job") and len(log.read_text().splitlines()) == 2
 
 
 def test_rates_are_in_one_family_of_units() -> None:
@@ -93,30 +82,24 @@ def test_mlpstorage_has_the_command_behind_the_model(words: str, own: str) -> No
     assert with_command_first(words.split()) == own.split()
 
 
-def test_a_command_line_of_mlpstorage_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_line_of_mlpstorage_works(printed: Printed) -> None:
     words = "--model unet3d --accelerator-type h100 --num-accelerators 4 --num-client-hosts 1 "
     words += "--client-host-memory-in-gb 64 --data-dir /mnt/unet3d --params reader.read_threads=8"
-    assert run(["run", *words.split(), "++workload.train.epochs=2", "--cfg", "job"]) == 0
-    tree = yaml.safe_load(capsys.readouterr().out)
-    assert (tree["name"], tree["reader"]["read_threads"], tree["train"]["epochs"]) == (
-        "unet3d_h100",
-        8,
-        2,
-    )
-    assert (tree["num_accelerators"], tree["host_memory"]) == (4, 64 << 30)
+    text = printed("run", *words.split(), "++workload.train.epochs=2", "--cfg", "job")
+    tree = yaml.safe_load(text)
+    assert (tree["name"], tree["reader"]["read_threads"]) == ("unet3d_h100", 8)
+    assert (tree["train"]["epochs"], tree["num_accelerators"]) == (2, 4)
+    assert tree["host_memory"] == 64 << 30
 
 
-def test_every_word_that_is_refused_has_a_row_in_the_page(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_word_that_is_refused_has_a_row_in_the_page(printed: Printed) -> None:
     page = (Path(__file__).parents[2] / "docs" / "from_dlio.md").read_text()
     rows = set(re.findall(r"`(?:mlpstorage )?([\w-]+)[^`]*`", page))
     assert not words_module._REFUSED - rows
     for word, words in (
-        ("closed", ["closed", "checkpointing", "llama3-8b", "run", "file"]),
-        ("object", ["open", "training", "unet3d", "run", "object"]),
-        ("--loops", ["run", "--loops=3"]),
+        ("closed", "closed checkpointing llama3-8b run file"),
+        ("object", "open training unet3d run object"),
+        ("--loops", "run --loops=3"),
     ):
-        assert run(words) == 1
         line = f"{word} is a word of mlpstorage; the table in docs/from_dlio.md says what to write"
-        assert capsys.readouterr().err == f"dlemu: {line}\n"
+        assert printed(*words.split(), status=1) == f"dlemu: {line}\n"

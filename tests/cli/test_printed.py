@@ -3,13 +3,13 @@
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dlemu.cli.main import run
-from tests.lab.commands import QUICK, SMALL
+from tests.lab.commands import QUICK, SMALL, Printed
 
 Said = Callable[[list[str]], str]
 """Runs a command; returns all that it prints."""
@@ -28,7 +28,7 @@ STARTS = "defaults: [cosmoflow_h100, _self_]\ndataset: {num_files_train: 3}\n"
 @pytest.fixture
 def said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Said]:
+) -> Said:
     """The working directory is empty but for two workloads of one's own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text(OWN % (tmp_path / "root"))
@@ -40,7 +40,7 @@ def said(
         captured = capfd.readouterr()
         return captured.out + captured.err
 
-    yield answer
+    return answer
 
 
 def commands_in(text: str) -> list[list[str]]:
@@ -139,15 +139,14 @@ def test_the_facts_come_before_the_line_on_a_disk_that_is_too_small(
     words: list[str],
     fact: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    printed: Printed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = shutil._ntuple_diskusage(10**9, 0, 10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
-    assert run([words[0], str(tmp_path / "new"), *words[1:], "--dry-run"]) == 1
-    said = capsys.readouterr()
-    assert f"\n{fact}" in said.out and "free" in said.err
-    assert said.err.count("\n") == 1 and not list(tmp_path.iterdir())
+    said = printed(words[0], tmp_path / "new", *words[1:], "--dry-run", status=1)
+    assert f"\n{fact}" in said.partition("\ndlemu: ")[0]
+    assert "free" in said.splitlines()[-1] and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -163,20 +162,13 @@ def test_the_facts_come_before_the_line_on_a_disk_that_is_too_small(
     ],
 )
 def test_what_would_be_refused_is_refused_with_the_same_line(
-    words: list[str],
-    said: str,
-    data: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], said: str, data: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("sizing.measured", "run.forecast"):  # advice depends on what a probe reads
         monkeypatch.setattr(f"dlemu.{module}.probe_dataset", lambda *_, **__: 1e9)
     before = everything(data.parent)
     command, *keys = [word.format(data=data) for word in words]
-    capsys.readouterr()
-    assert run([command, str(data), *keys, "--dry-run"]) == 1
-    refused = capsys.readouterr().err
-    assert refused.count("\n") == 1 and said in refused
+    *_, refused = printed(command, data, *keys, "--dry-run", status=1).splitlines()
+    assert refused.startswith("dlemu: ") and said in refused
     assert everything(data.parent) == before
-    assert run([command, str(data), *keys]) == 1
-    assert capsys.readouterr().err == refused
+    assert printed(command, data, *keys, status=1).splitlines()[-1] == refused

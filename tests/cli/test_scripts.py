@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from dlemu.cli import scripts
 from dlemu.cli.main import run
 from dlemu.host.devices import lies_in_memory
-from tests.lab.commands import QUICK
+from tests.lab.commands import QUICK, Printed, summary_of
 
+Document = Callable[..., Any]
 HOST = ["workload=unet3d_h100", "host_memory=64GiB"]
 
 
@@ -20,20 +22,23 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def document_of(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 0) -> Any:
-    """Return the one document that a command prints."""
-    capsys.readouterr()
-    assert run([*words, "--json"]) == status
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def document(capsys: pytest.CaptureFixture[str]) -> Document:
+    """The one document that a command prints; the rest goes to stderr."""
+
+    def answer(*words: object, status: tuple[int, ...] = (0,)) -> Any:
+        capsys.readouterr()
+        assert run([*map(str, words), "--json"]) in status
+        return json.loads(capsys.readouterr().out)
+
+    return answer
 
 
-def test_a_run_tells_what_its_summary_holds(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_tells_what_its_summary_holds(data: str, tmp_path: Path, document: Document) -> None:
     folder, table = tmp_path / "run", tmp_path / "runs.csv"
     words = ["run", *QUICK, data, "num_accelerators=2", f"output.folder={folder}"]
-    told = document_of([*words, "--csv", str(table), "--label", "a, b"], capsys)
-    assert told == {"folder": str(folder)} | json.loads((folder / "summary.json").read_text())
+    told = document(*words, "--csv", table, "--label", "a, b")
+    assert told == {"folder": str(folder)} | summary_of(folder)
 
     (row,) = rows_of(table)
     assert tuple(row) == scripts.RUN
@@ -45,16 +50,11 @@ def test_a_run_tells_what_its_summary_holds(
     assert float(row["read_MB_per_second"]) == pytest.approx(rate)
 
 
-def test_several_runs_are_one_row(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_runs_are_one_row(data: str, tmp_path: Path, document: Document) -> None:
     folder, table = tmp_path / "runs", tmp_path / "runs.csv"
     words = ["run", *QUICK, data, "train.epochs=1", "warmup=1", "runs=2", f"output.folder={folder}"]
-    capsys.readouterr()
-    status = run([*words, "--json", f"--csv={table}"])
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"folder": str(folder)} | json.loads((folder / "summary.json").read_text())
-    assert status == (0 if told["verdict"] == "PASS" else 2)
+    told = document(*words, f"--csv={table}", status=(0, 2))  # a FAIL if their rates differ much
+    assert told == {"folder": str(folder)} | summary_of(folder)
     (row,) = rows_of(table)
     assert (row["runs"], row["verdict"]) == ("2", told["verdict"])
     assert float(row["au_percent"]) == pytest.approx(told["au_percentage"]["mean"])
@@ -72,33 +72,30 @@ def test_the_hash_is_that_of_what_was_asked(tmp_path: Path) -> None:
     assert len(set(hashes)) == 3 and len({row["id"] for row in rows}) == 4
 
 
-def test_the_keys_of_a_job_are_a_document(capsys: pytest.CaptureFixture[str]) -> None:
-    told = document_of(["run", *HOST, "train.epochs=3", "--cfg", "job"], capsys)
+def test_the_keys_of_a_job_are_a_document(document: Document) -> None:
+    told = document("run", *HOST, "train.epochs=3", "--cfg", "job")
     assert (told["train"]["epochs"], told["host_memory"]) == (3, 64 << 30)
 
 
-def test_paths_are_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_paths_are_a_row_for_each_cell(tmp_path: Path, document: Document) -> None:
     table, out = tmp_path / "cells.csv", tmp_path / "out"
     words = ["paths", str(tmp_path), "seconds=0.1", "io_sizes=64KiB", "workers=1"]
     words += ["patterns=seq_read", "paths=host_buffered", "file_size=1MiB", f"output={out}"]
-    told = document_of([*words, "--csv", str(table), "--label=x"], capsys)
-    assert told == {"folder": str(out), **json.loads((out / "summary.json").read_text())}
+    told = document(*words, "--csv", table, "--label=x")
+    assert told == {"folder": str(out), **summary_of(out)}
     (row,) = rows_of(table)
     assert (row["label"], row["path"], row["target"]) == ("x", "host_buffered", str(tmp_path))
     assert float(row["gib_per_second"]) == told["cells"][0]["gib_per_second"]
 
 
-def test_files_of_a_model_are_a_row_for_each_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_a_model_are_a_row_for_each_read(tmp_path: Path, document: Document) -> None:
     if lies_in_memory(tmp_path):
         pytest.skip("lies in memory")
     for name in ("a", "b"):
         (tmp_path / f"{name}.safetensors").write_bytes(bytes(1 << 20))
     table, files = tmp_path / "t.csv", f"files={tmp_path}/*.safetensors"
     words = ["load", files, "ways=pread,odirect", "load.readers=2", f"--csv={table}"]
-    words += [f"output={tmp_path}/out"]
-    told = document_of(words, capsys)
+    told = document(*words, f"output={tmp_path}/out")
     assert (told["num_files"], told["num_bytes"], told["model"]) == (2, 2 << 20, None)
     assert "probed" in told["drive_source"]
     rows = [(row["way"], row["readers"], row["pages_before"]) for row in rows_of(table)]
@@ -107,11 +104,10 @@ def test_files_of_a_model_are_a_row_for_each_read(
 
 
 def test_another_table_stops_a_run_before_it_begins(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: str, tmp_path: Path, printed: Printed
 ) -> None:
-    table = tmp_path / "t.csv"
+    table, folder = tmp_path / "t.csv", tmp_path / "run"
     table.write_text("a,b\n")
-    folder = tmp_path / "run"
-    assert run(["run", *QUICK, data, f"output.folder={folder}", "--csv", str(table)]) == 1
-    assert "t.csv has other columns" in capsys.readouterr().err
+    words = ["run", *QUICK, data, f"output.folder={folder}", "--csv", table]
+    assert "t.csv has other columns" in printed(*words, status=1)
     assert table.read_text() == "a,b\n" and not folder.exists()

@@ -74,7 +74,11 @@ def test_each_editions_files_are_closed_as_they_stand(name: str, tmp_path: Path)
     keys = {"division": "closed", "runs": 5, "warmup": 1, "dataset.num_files_train": "auto"}
     job = loaded(name, tmp_path, keys | {"metric.edition": name.partition(" ")[0]})
     size = dataset_size(job, num_accelerators=1, host_memory=2**30)
-    assert check_closed(job, size).reader == load_workload(job.name).reader
+    row = load_workload(job.name)
+    assert check_closed(job, size).reader == job.reader == row.reader
+    assert (job.train, job.metric.au) == (row.train, row.metric.au)
+    same: dict[str, object] = {"dataset.data_folder": None, "dataset.num_files_train": "auto"}
+    assert job.with_keys(same).dataset == row.with_keys(same).dataset
 
 
 _SMALL: dict[str, object] = {

@@ -53,7 +53,6 @@ def layout_in(folder: Path) -> Layout:
     ("damage", "problem"),
     [
         ("{", "dlemu.json is damaged"),
-        ("{}", "dlemu.json is damaged"),
         ("[]", "dlemu.json is damaged .it holds no JSON object"),
         (
             '{"manifest": 4}',
@@ -62,6 +61,7 @@ def layout_in(folder: Path) -> Layout:
         ("files", "dlemu.files.npy is missing; restore it from a copy, or generate the dataset an"),
         ("short", "dlemu.files.npy is damaged .it does not fit dlemu.json"),
         ("cut", "is damaged"),
+        ("FIFO", "dlemu.files.npy is a FIFO, not a file"),
         ({"prefix": "../../x"}, r"dataset.prefix: .* must be part of a file name: no"),
         ({"element_type": "float32"}, "element_type float32 has not 1 bytes"),
         ({"dims": [3, 5]}, r"dims \[3, 5\] do not make 5000 bytes"),
@@ -72,8 +72,10 @@ def test_a_damaged_one_is_refused(
 ) -> None:
     generated(tmp_path)
     path = tmp_path / "dlemu.json"
-    if damage == "files":
+    if damage in ("files", "FIFO"):
         (tmp_path / "dlemu.files.npy").unlink()
+        if damage == "FIFO":
+            os.mkfifo(tmp_path / "dlemu.files.npy")
     elif damage == "short":
         np.save(tmp_path / "dlemu.files.npy", np.zeros(5, FILE_TYPE))
     elif damage == "cut":
@@ -126,9 +128,9 @@ def test_a_damaged_plan_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
-def test_verify_names_each_bad_file(tmp_path: Path, name: str) -> None:
+def test_verify_names_each_bad_file_and_writes_no_other(tmp_path: Path, name: str) -> None:
     generated(tmp_path, format=name, num_files_train=9, num_subfolders_train=2)
-    layout = layout_in(tmp_path)
+    whole, layout = tree(tmp_path), layout_in(tmp_path)
     paths = [tmp_path / layout.path(file) for file in range(9)]
     size = paths[0].stat().st_size
     paths[0].unlink()
@@ -137,96 +139,73 @@ def test_verify_names_each_bad_file(tmp_path: Path, name: str) -> None:
         file.write(b"x")
     flip(paths[3], 4500)
     shutil.copy(paths[5], paths[4])
-    (tmp_path / "train" / "img_1_of_8.npz").write_bytes(b"")
-
-    payload_start = FORMATS[layout.format].places(np.array([5000])).offsets[0]
-    by_size = [
-        Fault(layout.path(0), "is missing"),
-        Fault(layout.path(1), f"has 4000 bytes, should have {size}"),
-        Fault(layout.path(2), f"has {size + 1} bytes, should have {size}"),
-        Fault("train/img_1_of_8.npz", "does not belong to the dataset; move it elsewhere"),
-    ]
-    by_content = [
-        Fault(layout.path(3), "differs from what was written at byte 4500"),
-        # Only the payload differs, but for an .npz's head, which is compared last.
-        Fault(layout.path(4), f"differs from what was written at byte {payload_start}"),
-    ]
-    assert verify(tmp_path, full=False, world=Alone()) == sorted(by_size)
-    assert verify(tmp_path, full=True, world=Alone()) == sorted(by_size + by_content)
-
-
-def test_verify_looks_at_indexes_and_checksums(tmp_path: Path) -> None:
-    generated(tmp_path, format="tfrecord")
-    layout = layout_in(tmp_path)
-    (tmp_path / layout.index_paths(1)[0]).unlink()
-    index = tmp_path / layout.index_paths(2)[0]
-    index.write_bytes(index.read_bytes().replace(b"0 ", b"1 "))
-    files = np.load(tmp_path / "dlemu.files.npy")
-    files["crc32c"][3] ^= 1
-    np.save(tmp_path / "dlemu.files.npy", files)
-
-    assert verify(tmp_path, full=True, world=Alone()) == [
-        Fault(layout.index_paths(1)[0], "is missing"),
-        Fault(layout.index_paths(2)[0], "differs from what was written"),
-        Fault(layout.path(3), "is as generated, but the manifest has another checksum for it"),
-    ]
-
-
-def test_an_index_that_cannot_be_read_is_named_and_the_rest_is_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generated(tmp_path, format="tfrecord")
-    layout = layout_in(tmp_path)
-    flip(tmp_path / layout.path(4), 4500)
-
-    def unreadable(path: Path) -> bytes:
-        if path == tmp_path / layout.index_paths(1)[0]:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return read_regular(path)
-
-    monkeypatch.setattr(target, "read_regular", unreadable)
-    assert verify(tmp_path, full=True, world=Alone()) == [
-        Fault(layout.index_paths(1)[0], "cannot be read: Input/output error"),
-        Fault(layout.path(4), "differs from what was written at byte 4500"),
-    ]
-
-
-def written(path: Path) -> tuple[int, int]:
-    """Return a file's inode, and when it was written."""
-    return path.stat().st_ino, path.stat().st_mtime_ns
-
-
-@pytest.mark.parametrize("name", ["npz", "npy", "hdf5", "tfrecord"])
-def test_repair_writes_exactly_what_is_bad(tmp_path: Path, name: str) -> None:
-    generated(tmp_path, format=name, num_files_train=9, num_subfolders_train=2)
-    whole, layout = tree(tmp_path), layout_in(tmp_path)
-    shutil.rmtree(tmp_path / "train" / "1")
-    os.truncate(tmp_path / layout.path(2), 17)
-    with open(tmp_path / layout.path(4), "r+b") as file:
-        file.seek(4500)
-        file.write(b"damaged!")
-    extra = ["train/0/mine.npz", "train/.nfs1", f"{layout.path(6)}.partial"]
+    extra = {
+        "train/0/mine.npz": "does not belong to the dataset; move it elsewhere",
+        "train/.nfs1": "does not belong to the dataset; nothing reads it",
+        f"{layout.path(6)}.partial": "is left of an interrupted writing; dlemu datagen removes it",
+    }
     for path in extra:
         (tmp_path / path).write_bytes(b"mine")
-    bad = {layout.path(file) for file in (1, 2, 3, 4, 5, 7)}
+
+    payload_start = FORMATS[layout.format].places(np.array([5000])).offsets[0]
+    by_size = extra | {
+        layout.path(0): "is missing",
+        layout.path(1): f"has 4000 bytes, should have {size}",
+        layout.path(2): f"has {size + 1} bytes, should have {size}",
+    }
+    by_content = by_size | {
+        layout.path(3): "differs from what was written at byte 4500",
+        # Only the payload differs, but for an .npz's head, which is compared last.
+        layout.path(4): f"differs from what was written at byte {payload_start}",
+    }
+    for full, problems in ((False, by_size), (True, by_content)):
+        faults = verify(tmp_path, full=full, world=Alone())
+        assert [(fault.path, fault.problem) for fault in faults] == sorted(problems.items())
+
+    shutil.rmtree(tmp_path / "train" / "1")
+    bad = {layout.path(file) for file in (0, 1, 2, 3, 4, 5, 7)}
     if name == "tfrecord":
         (tmp_path / layout.index_paths(8)[0]).unlink()
-        index = tmp_path / layout.index_paths(6)[0]
-        index.write_bytes(index.read_bytes().replace(b"0 ", b"1 "))
+        flip(tmp_path / layout.index_paths(6)[0], 0)
         bad |= {layout.index_paths(file)[0] for file in (6, 8)}
-    stay = {path for path in whole if path not in bad and (tmp_path / path).is_file()}
-    before = {path: written(tmp_path / path) for path in stay}
-
+    stay = [tmp_path / path for path in whole if path not in bad and (tmp_path / path).is_file()]
+    before = [path.stat()[:8] for path in stay]
     faults = verify(tmp_path, full=True, repair=True, world=Alone())
-
     assert {fault.path for fault in faults if fault.repaired} == bad
     assert {fault.path for fault in faults if not fault.repaired} == set(extra)
     for path in extra:
         assert (tmp_path / path).read_bytes() == b"mine"
         (tmp_path / path).unlink()
     assert tree(tmp_path) == whole
-    assert {path: written(tmp_path / path) for path in stay} == before, "nothing else is touched"
-    assert verify(tmp_path, full=True, world=Alone()) == []
+    assert [path.stat()[:8] for path in stay] == before, "nothing else is touched"
+
+
+def test_verify_looks_at_indexes_and_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that cannot be read is named, and the rest is verified."""
+    generated(tmp_path, format="tfrecord")
+    layout = layout_in(tmp_path)
+    unreadable, missing, other = (layout.index_paths(file)[0] for file in range(3))
+    (tmp_path / missing).unlink()
+    index = tmp_path / other
+    index.write_bytes(index.read_bytes().replace(b"0 ", b"1 "))
+    files = np.load(tmp_path / "dlemu.files.npy")
+    files["crc32c"][3] ^= 1
+    np.save(tmp_path / "dlemu.files.npy", files)
+
+    def read(path: Path) -> bytes:
+        if path == tmp_path / unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read_regular(path)
+
+    monkeypatch.setattr(target, "read_regular", read)
+    assert verify(tmp_path, full=True, world=Alone()) == [
+        Fault(unreadable, "cannot be read: Input/output error"),
+        Fault(missing, "is missing"),
+        Fault(other, "differs from what was written"),
+        Fault(layout.path(3), "is as generated, but the manifest has another checksum for it"),
+    ]
 
 
 def test_what_is_not_as_the_manifest_says_is_not_written(tmp_path: Path) -> None:
@@ -258,16 +237,18 @@ def test_ranks_verify_and_repair_together(tmp_path: Path) -> None:
             return verify(tmp_path, full=True, repair=repair, world=world)
 
         for faults in ManyHosts(1, 2).run(check):
-            assert [fault.path for fault in faults] == bad
-            assert all(fault.repaired == repair for fault in faults)
+            assert [(fault.path, fault.repaired) for fault in faults] == [(p, repair) for p in bad]
     assert tree(tmp_path) == whole
 
 
-def foreign(folder: Path, name: str, num_samples: int, prefix: str = "img", width: int = 1) -> None:
+def foreign(
+    folder: Path, name: str, num_samples: int, *, prefix: str = "img", folders: int = 0
+) -> None:
     """Write 4 files as DLIO does, payloads of 600 bytes."""
-    (folder / "train").mkdir(parents=True)
     for number in range(4):
-        path = folder / "train" / f"{prefix}_{number:0{width}d}_of_4.{name}"
+        below = folder / "train" / (str(number % folders) if folders else "")
+        below.mkdir(parents=True, exist_ok=True)
+        path = below / f"{prefix}_{number}_of_4.{name}"
         x = np.random.default_rng(number).integers(0, 256, (30, 20, num_samples), np.uint8)
         match name:
             case "npz":
@@ -278,19 +259,6 @@ def foreign(folder: Path, name: str, num_samples: int, prefix: str = "img", widt
             case "tfrecord":
                 images = ((x[..., sample].tobytes(), "byte") for sample in range(num_samples))
                 write_tfrecord(path, ({"image": each, "size": (24, "int")} for each in images))
-
-
-def test_survey_looks_into_subfolders(tmp_path: Path) -> None:
-    foreign(tmp_path, "npz", 1)
-    for number in range(4):
-        name = f"img_{number}_of_4.npz"
-        (tmp_path / "train" / str(number % 2)).mkdir(exist_ok=True)
-        (tmp_path / "train" / name).rename(tmp_path / "train" / str(number % 2) / name)
-
-    keys = {"num_files_train": 4, "record_length_bytes": 600.0}
-    found = survey(tmp_path, workload_of(tmp_path, **keys))
-
-    assert found.path(3) == "train/1/img_3_of_4.npz"
 
 
 def test_one_rank_looks_at_all_sizes_for_all_ranks(
@@ -323,15 +291,17 @@ def test_one_rank_looks_at_all_sizes_for_all_ranks(
 
 
 @pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
-@pytest.mark.parametrize("num_samples", [1, 3])
-def test_survey_of_a_dataset_of_dlio(tmp_path: Path, name: str, num_samples: int) -> None:
-    foreign(tmp_path, name, num_samples, prefix="my_img", width=3)
+@pytest.mark.parametrize(("num_samples", "folders", "below"), [(1, 2, "1/"), (3, 0, "")])
+def test_survey_of_a_dataset_of_dlio(
+    tmp_path: Path, name: str, num_samples: int, folders: int, below: str
+) -> None:
+    foreign(tmp_path, name, num_samples, prefix="my_img", folders=folders)
     keys = {"format": name, "num_files_train": 4, "num_samples_per_file": num_samples}
     keys["record_length_bytes"] = 600.0
 
     found = survey(tmp_path, workload_of(tmp_path, **keys))
 
-    assert found.path(3) == f"train/my_img_003_of_4.{name}"
+    assert found.path(3) == f"train/{below}my_img_3_of_4.{name}"
     assert (found.num_files, found.samples_per_file, found.mean_bytes) == (4, num_samples, 600)
     assert str(found).endswith(f"; 3 were opened, with {num_samples} samples each")
 

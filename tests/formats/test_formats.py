@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import h5py
@@ -91,6 +90,12 @@ def read_csv(path: Path, num_samples: int) -> list[bytes]:
     ]
 
 
+def refused(name: str, path: Path, num_samples: int, problem: str) -> None:
+    """Check that a file in which so many samples are sought is refused for this."""
+    with pytest.raises(DatasetError, match=problem):
+        locate(FORMATS[name], path, num_samples)
+
+
 READ_BACK: dict[str, Callable[[Path, int], list[bytes]]] = {
     "npy": read_npy,
     "npz": read_npz,
@@ -168,12 +173,10 @@ def test_a_job_reads_hdf5_in_parts_by_the_library(tmp_path: Path) -> None:
 def test_bare_samples_have_no_head_and_must_be_of_one_size(tmp_path: Path) -> None:
     path = tmp_path / "a.raw"
     path.write_bytes(b"")
-    with pytest.raises(DatasetError, match="0 bytes are not 1 samples"):
-        locate(FORMATS["raw"], path, 1)
+    refused("raw", path, 1, "0 bytes are not 1 samples")
     write_file(path, FORMATS["raw"], file_samples([64] * 6))
     for count in (5, 7):
-        with pytest.raises(DatasetError, match="samples of one size"):
-            locate(FORMATS["raw"], path, count)
+        refused("raw", path, count, "samples of one size")
     # It cannot be seen whether one was cut. Loaders compare the size that the plan knows.
     FORMATS["raw"].check_head(bytes(PAGE_BYTES), 1)
 
@@ -216,12 +219,6 @@ def test_an_index_has_a_line_for_each_record(tmp_path: Path) -> None:
     assert sum(length for _, length in lines) == len(data)
 
 
-def write_dlio_npz(path: Path, **options: object) -> None:
-    """As DLIO's generator does: np.savez of x, samples last, and y."""
-    x = np.frombuffer(content(1, 60), np.uint8).reshape(5, 4, 3)
-    np.savez(path, x=x, y=np.zeros(3, np.int64), **options)  # type: ignore[arg-type]
-
-
 class NoSeek(io.BytesIO):
     """A pipe."""
 
@@ -229,186 +226,160 @@ class NoSeek(io.BytesIO):
         raise OSError
 
 
-class TestFilesOfOthers:
-    """Written by NumPy, zipfile, h5py and tfrecord, as DLIO uses them."""
+# --- files of others: NumPy, zipfile, h5py and tfrecord ------------------------------------------
 
-    def test_npz(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.npz"
-        write_dlio_npz(path)
-        places = locate(FORMATS["npz"], path, 3)
-        assert places.offsets.tolist() == [183] * 3, "where np.savez puts it"
-        assert (places.lengths.tolist(), places.interleaved) == ([20] * 3, 3)
-        FORMATS["npz"].check_head(path.read_bytes()[:PAGE_BYTES], path.stat().st_size)
 
-    @pytest.mark.parametrize("order", ["y first", "streamed", "comment", "large header"])
-    def test_npz_that_only_the_directory_tells(self, tmp_path: Path, order: str) -> None:
-        path, array = tmp_path / "a.npz", np.frombuffer(content(1, 600), np.uint8)
-        if order == "y first":
-            np.savez(path, y=np.zeros(1), x=array)
-        elif order == "streamed":  # sizes behind the data, as a writer to a pipe must
-            pipe = NoSeek()
-            with zipfile.ZipFile(pipe, "w") as archive, archive.open("x.npy", "w") as member:
-                np.save(member, array)
-            path.write_bytes(pipe.getvalue())
-        elif order == "comment":
-            np.savez(path, y=np.zeros(1), x=array)
-            with zipfile.ZipFile(path, "a") as archive:
-                archive.comment = b"c" * 60_000
-        else:
-            header = b"\x93NUMPY\1\0" + (9000).to_bytes(2, "little")
-            text = b"{'descr': '|u1', 'fortran_order': False, 'shape': (600,), }"
-            with zipfile.ZipFile(path, "w") as archive:
-                archive.writestr("x.npy", header + text.ljust(9000) + array.tobytes())
+def test_an_npz_of_numpy(tmp_path: Path) -> None:
+    path, x = tmp_path / "a.npz", np.frombuffer(content(1, 60), np.uint8).reshape(5, 4, 3)
+    np.savez(path, x=x, y=np.zeros(3, np.int64))
+    places = locate(FORMATS["npz"], path, 3)
+    assert places.offsets.tolist() == [183] * 3, "where np.savez puts it"
+    assert (places.lengths.tolist(), places.interleaved) == ([20] * 3, 3)
+    FORMATS["npz"].check_head(path.read_bytes()[:PAGE_BYTES], path.stat().st_size)
 
-        places = locate(FORMATS["npz"], path, 1)
 
-        start = int(places.offsets[0])
-        assert path.read_bytes()[start : start + 600] == array.tobytes()
+@pytest.mark.parametrize("order", ["y first", "streamed", "comment", "large header"])
+def test_an_npz_that_only_the_directory_tells(tmp_path: Path, order: str) -> None:
+    path, array = tmp_path / "a.npz", np.frombuffer(content(1, 600), np.uint8)
+    if order == "y first":
+        np.savez(path, y=np.zeros(1), x=array)
+    elif order == "streamed":  # sizes behind the data, as a writer to a pipe must
+        pipe = NoSeek()
+        with zipfile.ZipFile(pipe, "w") as archive, archive.open("x.npy", "w") as member:
+            np.save(member, array)
+        path.write_bytes(pipe.getvalue())
+    elif order == "comment":
+        np.savez(path, y=np.zeros(1), x=array)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = b"c" * 60_000
+    else:
+        header = b"\x93NUMPY\1\0" + (9000).to_bytes(2, "little")
+        text = b"{'descr': '|u1', 'fortran_order': False, 'shape': (600,), }"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", header + text.ljust(9000) + array.tobytes())
 
-    @pytest.mark.parametrize(
-        ("array", "problem"),
-        [
-            (np.asfortranarray(np.zeros((4, 5), np.uint8)), "fortran_order"),
-            (np.zeros(4, ">f8"), "byte order"),
-            (np.array([{}, []], dtype=object), "numbers"),
-            (np.zeros(3, [("a", "u1")]), "numbers"),
-        ],
-    )
-    @pytest.mark.parametrize("name", ["npy", "npz"])
-    def test_arrays_that_cannot_be_read_in_place(
-        self, tmp_path: Path, name: str, array: NDArray[np.generic], problem: str
-    ) -> None:
-        path = tmp_path / f"a.{name}"
-        if name == "npy":
-            np.save(path, array)
-        else:
-            np.savez(path, x=array)
-        with pytest.raises(DatasetError, match=problem):
-            locate(FORMATS[name], path, 1)
+    assert taken(path.read_bytes(), locate(FORMATS["npz"], path, 1)) == [array.tobytes()]
 
-    @pytest.mark.parametrize("shape", [(60,), (20, 3)])
-    def test_an_npy_with_bytes_behind_its_array(self, tmp_path: Path, shape: tuple[int]) -> None:
-        path = tmp_path / "a.npy"
-        np.save(path, np.zeros(shape, np.uint8))
-        with path.open("ab") as file:
-            file.write(b"more")
-        with pytest.raises(DatasetError, match="is 60 bytes, but 64 are there"):
-            locate(FORMATS["npy"], path, shape[-1])
 
-    @pytest.mark.parametrize("sides", ["-60, -1", "60.0,", f"{2**63},"])
-    def test_an_npy_with_sides_that_none_can_have(self, tmp_path: Path, sides: str) -> None:
-        path = tmp_path / "a.npy"
-        text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({sides}), }}".ljust(
-            118
-        ).encode()
-        path.write_bytes(b"\x93NUMPY\1\0" + (118).to_bytes(2, "little") + text + bytes(60))
-        with pytest.raises(DatasetError, match="damaged: it has no shape"):
-            locate(FORMATS["npy"], path, 1)
+@pytest.mark.parametrize(
+    ("array", "problem"),
+    [
+        (np.asfortranarray(np.zeros((4, 5), np.uint8)), "fortran_order"),
+        (np.zeros(4, ">f8"), "byte order"),
+        (np.array([{}, []], dtype=object), "numbers"),
+        (np.zeros(3, [("a", "u1")]), "numbers"),
+    ],
+)
+@pytest.mark.parametrize("name", ["npy", "npz"])
+def test_arrays_that_cannot_be_read_in_place(
+    tmp_path: Path, name: str, array: NDArray[np.generic], problem: str
+) -> None:
+    path = tmp_path / f"a.{name}"
+    if name == "npy":
+        np.save(path, array)
+    else:
+        np.savez(path, x=array)
+    refused(name, path, 1, problem)
 
-    def test_compressed_encrypted_or_without_x(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.npz"
-        np.savez_compressed(path, x=np.zeros(100))
-        with pytest.raises(DatasetError, match=r"compressed.*np\.savez"):
-            locate(FORMATS["npz"], path, 1)
-        np.savez(path, z=np.zeros(100))
-        with pytest.raises(DatasetError, match="under the name x"):
-            locate(FORMATS["npz"], path, 1)
-        np.savez(path, x=np.zeros(100))
-        data = bytearray(path.read_bytes())
-        data[6] |= 1
-        path.write_bytes(data)
-        with pytest.raises(DatasetError, match="encrypted"):
-            locate(FORMATS["npz"], path, 1)
 
-    def test_hdf5(self, tmp_path: Path) -> None:
-        path, array = tmp_path / "a.hdf5", np.frombuffer(content(1, 60), np.uint8).reshape(3, 5, 4)
-        with h5py.File(path, "w", libver="latest", userblock_size=512) as file:
-            file["records_0"], file["labels"] = array, np.zeros(3, np.int64)
-        places = locate(FORMATS["hdf5"], path, 3)
-        data = path.read_bytes()
-        for index, start in enumerate(places.offsets.tolist()):
-            assert data[start : start + 20] == array[index].tobytes()
+@pytest.mark.parametrize("shape", [(60,), (20, 3)])
+def test_an_npy_with_bytes_behind_its_array(tmp_path: Path, shape: tuple[int]) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros(shape, np.uint8))
+    with path.open("ab") as file:
+        file.write(b"more")
+    refused("npy", path, shape[-1], "is 60 bytes, but 64 are there")
 
-    @pytest.mark.parametrize(
-        "options", [{"chunks": (1, 5)}, {"compression": "gzip"}, {"dtype": ">i4"}]
-    )
-    def test_hdf5_that_cannot_be_read_in_place(
-        self, tmp_path: Path, options: dict[str, object]
-    ) -> None:
-        path = tmp_path / "a.hdf5"
-        with h5py.File(path, "w") as file:
-            file.create_dataset("records_0", data=np.zeros((3, 5)), **options)
-        with pytest.raises(DatasetError, match=r"enable_chunking=true|native"):
-            locate(FORMATS["hdf5"], path, 3)
-        with h5py.File(path, "w") as file:
-            file["other"] = np.zeros(3)
-        with pytest.raises(DatasetError, match=r"records_0, but .*other"):
-            locate(FORMATS["hdf5"], path, 3)
 
-    def test_csv_of_pandas(self, tmp_path: Path) -> None:
-        """Numbers have as many digits as they need, so lines differ."""
-        path, rows = tmp_path / "a.csv", [content(sample, 50) for sample in range(3)]
-        path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
-        places, parsed = locate(FORMATS["csv"], path, 3), CountedFile(str(path))
-        lines = [data.decode() for data in taken(path.read_bytes(), places)]
-        assert [bytes(map(int, line.split(","))) for line in lines] == rows
-        assert [bytes(FORMATS["csv"].parse(parsed, 3).sample(2))] == rows[2:]
-        assert abs(path.stat().st_size - 150 * TEXT_BYTES) < 30
-        path.write_text("1,2.5\n")
-        with pytest.raises(DatasetError, match="is damaged"):
-            FORMATS["csv"].parse(CountedFile(str(path)), 1).sample(0)
-        for text, count in (("1\n2", 1), ("1\n2\n", 3), ("", 1)):
-            path.write_text(text)
-            with pytest.raises(DatasetError, match=f"asks for {count}; or it was cut"):
-                locate(FORMATS["csv"], path, count)
+@pytest.mark.parametrize("sides", ["-60, -1", "60.0,", f"{2**63},"])
+def test_an_npy_with_sides_that_none_can_have(tmp_path: Path, sides: str) -> None:
+    path = tmp_path / "a.npy"
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({sides}), }}".ljust(118).encode()
+    path.write_bytes(b"\x93NUMPY\1\0" + (118).to_bytes(2, "little") + text + bytes(60))
+    refused("npy", path, 1, "damaged: it has no shape")
 
-    def test_tfrecord_of_any_order(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.tfrecord"
-        extra: dict[str, Any] = {
-            "size": (5000, "int"),
-            "a": (b"x" * 9000, "byte"),
-            "z": ([0.5] * 9, "float"),
-        }
-        images: list[dict[str, Any]] = [
-            {"image": (content(sample, 5000 + sample), "byte")} for sample in range(4)
-        ]
-        write_tfrecord(
-            path, (each | extra if n % 2 else extra | each for n, each in enumerate(images))
-        )
-        places = locate(FORMATS["tfrecord"], path, 4)
-        data = path.read_bytes()
-        for sample, start in enumerate(places.offsets.tolist()):
-            assert data[start : start + 5000 + sample] == content(sample, 5000 + sample)
-        write_tfrecord(path, [{"label": (1, "int")}])
-        with pytest.raises(DatasetError, match=r"0 at byte 0: it has no feature image, .*label"):
-            locate(FORMATS["tfrecord"], path, 1)
 
-    def test_webdataset_of_the_library(self, tmp_path: Path) -> None:
-        """Of several members the largest is the payload, wherever it stands."""
-        from webdataset import TarWriter
+def test_an_npz_compressed_encrypted_or_without_x(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.zeros(100))
+    refused("npz", path, 1, r"compressed.*np\.savez")
+    np.savez(path, z=np.zeros(100))
+    refused("npz", path, 1, "under the name x")
+    np.savez(path, x=np.zeros(100))
+    data = bytearray(path.read_bytes())
+    data[6] |= 1
+    path.write_bytes(data)
+    refused("npz", path, 1, "encrypted")
 
-        path = tmp_path / "a.tar"
-        with TarWriter(str(path)) as writer:
-            for sample in range(4):
-                image = content(sample, 5000 + sample)
-                key = f"folder/{sample}"
-                writer.write({"__key__": key, "cls": 7, "jpg": image, "json": {"of": sample}})
-        places, data = locate(FORMATS["webdataset"], path, 4), path.read_bytes()
-        parsed = FORMATS["webdataset"].parse(CountedFile(str(path)), 4)
-        for sample, start in enumerate(places.offsets.tolist()):
-            wanted = content(sample, 5000 + sample)
-            assert data[start : start + 5000 + sample] == wanted == bytes(parsed.sample(sample))
-        assert places.lengths.tolist() == [5000, 5001, 5002, 5003]
-        parsed.close()
 
-    def test_tfrecord_that_lacks_its_last_byte(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.tfrecord"
-        num_bytes, _ = write_file(path, FORMATS["tfrecord"], file_samples([5000] * 3))
-        os.truncate(path, num_bytes - 1)
-        with pytest.raises(
-            DatasetError, match=r"record 2 at byte \d+: the record has .*it was cut"
-        ):
-            locate(FORMATS["tfrecord"], path, 3)
+def test_an_hdf5_of_h5py(tmp_path: Path) -> None:
+    path, array = tmp_path / "a.hdf5", np.frombuffer(content(1, 60), np.uint8).reshape(3, 5, 4)
+    with h5py.File(path, "w", libver="latest", userblock_size=512) as file:
+        file["records_0"], file["labels"] = array, np.zeros(3, np.int64)
+    found = taken(path.read_bytes(), locate(FORMATS["hdf5"], path, 3))
+    assert found == [row.tobytes() for row in array]
+
+
+@pytest.mark.parametrize("options", [{"chunks": (1, 5)}, {"compression": "gzip"}, {"dtype": ">i4"}])
+def test_an_hdf5_that_cannot_be_read_in_place(tmp_path: Path, options: dict[str, object]) -> None:
+    path = tmp_path / "a.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("records_0", data=np.zeros((3, 5)), **options)
+    refused("hdf5", path, 3, r"enable_chunking=true|native")
+    with h5py.File(path, "w") as file:
+        file["other"] = np.zeros(3)
+    refused("hdf5", path, 3, r"records_0, but .*other")
+
+
+def test_a_csv_of_pandas(tmp_path: Path) -> None:
+    """Numbers have as many digits as they need, so lines differ."""
+    path, rows = tmp_path / "a.csv", [content(sample, 50) for sample in range(3)]
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+    places, parsed = locate(FORMATS["csv"], path, 3), CountedFile(str(path))
+    lines = [data.decode() for data in taken(path.read_bytes(), places)]
+    assert [bytes(map(int, line.split(","))) for line in lines] == rows
+    assert [bytes(FORMATS["csv"].parse(parsed, 3).sample(2))] == rows[2:]
+    assert abs(path.stat().st_size - 150 * TEXT_BYTES) < 30
+    path.write_text("1,2.5\n")
+    with pytest.raises(DatasetError, match="is damaged"):
+        FORMATS["csv"].parse(CountedFile(str(path)), 1).sample(0)
+    for text, count in (("1\n2", 1), ("1\n2\n", 3), ("", 1)):
+        path.write_text(text)
+        refused("csv", path, count, f"asks for {count}; or it was cut")
+
+
+def test_a_tfrecord_of_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    extra: dict[str, object] = {"size": (5000, "int"), "a": (b"x" * 9000, "byte")}
+    extra["z"] = ([0.5] * 9, "float")
+    images = [content(sample, 5000 + sample) for sample in range(4)]
+    each: list[dict[str, object]] = [{"image": (image, "byte")} for image in images]
+    write_tfrecord(path, (one | extra if n % 2 else extra | one for n, one in enumerate(each)))
+    assert taken(path.read_bytes(), locate(FORMATS["tfrecord"], path, 4)) == images
+    write_tfrecord(path, [{"label": (1, "int")}])
+    refused("tfrecord", path, 1, r"0 at byte 0: it has no feature image, .*label")
+
+
+def test_a_webdataset_of_the_library(tmp_path: Path) -> None:
+    """Of several members the largest is the payload, wherever it stands."""
+    from webdataset import TarWriter
+
+    path = tmp_path / "a.tar"
+    images = [content(sample, 5000 + sample) for sample in range(4)]
+    with TarWriter(str(path)) as writer:
+        for sample, image in enumerate(images):
+            key = f"folder/{sample}"
+            writer.write({"__key__": key, "cls": 7, "jpg": image, "json": {"of": sample}})
+    assert taken(path.read_bytes(), locate(FORMATS["webdataset"], path, 4)) == images
+    with closing(FORMATS["webdataset"].parse(CountedFile(str(path)), 4)) as parsed:
+        assert [bytes(parsed.sample(sample)) for sample in range(4)] == images
+
+
+def test_a_tfrecord_that_lacks_its_last_byte(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    num_bytes, _ = write_file(path, FORMATS["tfrecord"], file_samples([5000] * 3))
+    os.truncate(path, num_bytes - 1)
+    refused("tfrecord", path, 3, r"record 2 at byte \d+: the record has .*it was cut")
 
 
 INDEX = b"0 116\n116 200\n316 66\n"

@@ -31,6 +31,15 @@ def reader(path: Path) -> Callable[[int, int], bytes]:
     return lambda offset, length: data[offset : offset + length]
 
 
+def find(path: Path, files: Parquet = FILES) -> Ranges:
+    return files.find(reader(path), path.stat().st_size)
+
+
+def refused(path: Path, problem: str, files: Parquet = FILES) -> None:
+    with pytest.raises(DatasetError, match=problem):
+        find(path, files)
+
+
 @pytest.mark.parametrize("num_rows", [1, 299, 300, 1000])
 def test_pyarrow_reads_what_was_written(tmp_path: Path, num_rows: int) -> None:
     path = tmp_path / "a.parquet"
@@ -46,10 +55,8 @@ def test_pyarrow_reads_what_was_written(tmp_path: Path, num_rows: int) -> None:
     assert pa.types.is_list(table.schema.field("l").type)
     assert set(map(len, table.column("l").to_pylist())) == {5000}
     page = np.empty(4 * min(300, num_rows), np.uint8)
-    pages = 2 * FILES._total(
-        num_rows, lambda *chunk: len(_pages(*chunk))
-    )  # of the two files before
-    Content(11).fill(page, pages)
+    before = 2 * FILES._total(num_rows, lambda *chunk: len(_pages(*chunk)))  # two files
+    Content(11).fill(page, before)
     first = table.column("a").chunk(0)
     assert first.to_numpy()[:300].tobytes() == page.tobytes()
 
@@ -66,7 +73,7 @@ def test_a_file_of_pyarrow_is_found_by_its_footer(tmp_path: Path) -> None:
     """With its dictionaries, statistics and another order of the columns."""
     path = tmp_path / "a.parquet"
     write_with_pyarrow(path, compression="none")
-    found = FILES.find(reader(path), path.stat().st_size)
+    found = find(path)
     assert found.ends.tolist() == [20, 40, 50]
     file = pq.ParquetFile(path).metadata
     for group in range(3):
@@ -84,47 +91,35 @@ def test_an_unknown_codec_does_not_end_the_process(tmp_path: Path) -> None:
     data = path.read_bytes()
     assert data.count(plain) == 1
     path.write_bytes(data.replace(plain, unknown))
-    assert FILES.find(reader(path), len(data)).ends.tolist() == [300]
+    assert find(path).ends.tolist() == [300]
 
 
-def broken(data: bytes) -> bytes:
-    length = int.from_bytes(data[-8:-4], "little")
-    return data[: -8 - length] + b"\xff" * length + data[-8:]
-
-
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda data: data[:-100], "it was cut"),
-        (lambda data: data[:-5] + b"\x40" + data[-4:], "its footer would have 10737"),
-        (broken, "its footer is damaged"),
-    ],
-)
-def test_a_damaged_file_is_refused(
-    tmp_path: Path, damage: Callable[[bytes], bytes], problem: str
-) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_with_pyarrow(path, compression="none")
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DatasetError, match=problem):
-        FILES.find(reader(path), path.stat().st_size)
+    data = path.read_bytes()
+    length = int.from_bytes(data[-8:-4], "little")
+    for damaged, problem in (
+        (data[:-100], "it was cut"),
+        (data[:-5] + b"\x40" + data[-4:], "its footer would have 10737"),
+        (data[: -8 - length] + b"\xff" * length + data[-8:], "its footer is damaged"),
+    ):
+        path.write_bytes(damaged)
+        refused(path, problem)
 
 
 def test_what_cannot_be_read_in_place_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_with_pyarrow(path, compression="snappy")
-    with pytest.raises(DatasetError, match=r"column a is compressed, \d+ bytes to \d+;"):
-        FILES.find(reader(path), path.stat().st_size)
+    refused(path, r"column a is compressed, \d+ bytes to \d+;")
     write_with_pyarrow(path, compression="none")
     table = pq.read_table(path)
     other = Parquet((ColumnSection(name="x"),), 10)
-    with pytest.raises(DatasetError, match=r"it has no column 'x', but \['b', 'a'"):
-        other.find(reader(path), path.stat().st_size)
+    refused(path, r"it has no column 'x', but \['b', 'a'", other)
     with pytest.raises(DatasetError, match=r"it has 50 rows, .* asks for 7 samples"):
         FILES.locate(reader(path), path.stat().st_size, num_samples=7)
     pq.write_table(table.slice(0, 0), path, compression="none")
-    with pytest.raises(DatasetError, match="it has no rows, or an empty row group"):
-        FILES.find(reader(path), path.stat().st_size)
+    refused(path, "it has no rows, or an empty row group")
 
 
 def test_without_pyarrow_one_line_says_what_to_install(
@@ -134,7 +129,7 @@ def test_without_pyarrow_one_line_says_what_to_install(
     write_with_pyarrow(path, compression="none")
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(WorkloadError, match=r"pip install 'dlemu\[parquet\]'"):
-        Parquet(COLUMNS[:1], 7).find(reader(path), path.stat().st_size)
+        find(path, Parquet(COLUMNS[:1], 7))
 
 
 @pytest.mark.parametrize(

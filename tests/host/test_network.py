@@ -13,6 +13,7 @@ from dlemu.host.network import (
     network_use,
     read_network,
 )
+from tests.host.copies import Host
 
 DEV = """\
 Inter-|   Receive                                                |  Transmit
@@ -34,44 +35,39 @@ TcpExt: 0 12
 """
 
 
-def write(folder: Path, **texts: str) -> Path:
-    """Write files of /proc/self/net; return the /proc."""
-    net = folder / "proc" / "self" / "net"
-    net.mkdir(parents=True)
-    for name, text in texts.items():
-        (net / name).write_text(text)
-    return folder / "proc"
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
 
 
-def interfaces(folder: Path, **files: dict[str, str]) -> tuple[Path, list[tuple[int, str]]]:
+def interfaces(host: Host, **files: dict[str, str]) -> list[tuple[int, str]]:
     """Make /sys/class/net: a file for each entry, a link to another interface for "->NAME"."""
     index = list(enumerate(files, start=1))
+    net = host.sys / "class" / "net"
     for number, name in index:
-        place = folder / "sys" / "class" / "net" / name
-        place.mkdir(parents=True)
-        (place / "ifindex").write_text(f"{number}\n")
+        host.write(net / name / "ifindex", f"{number}\n")
         for key, text in files[name].items():
             if text.startswith("->"):
-                (place / key).symlink_to(place.parent / text[2:])
+                host.link(net / name / key, net / text[2:])
             elif key == "device":
-                (place / key).mkdir()
+                (net / name / key).mkdir()
             else:
-                (place / key).write_text(text + "\n")
-    (folder / "sys" / "class" / "net" / "bonding_masters").write_text("bond0\n")
-    return folder / "sys", index
+                host.write(net / name / key, f"{text}\n")
+    host.write(net / "bonding_masters", "bond0\n")
+    return index
 
 
-def test_counters_are_those_of_the_kernels_files(tmp_path: Path) -> None:
-    proc = write(tmp_path, dev=DEV, snmp=SNMP, netstat=NETSTAT)
-    assert read_network(proc=proc) == NetworkCounters(
-        {"eth0": NicCounters(513042855, 523116)}, 10429, 5808, 7, 12
-    )
-
-
-def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
-    assert read_network(proc=write(tmp_path / "a")) is None
-    found = read_network(proc=write(tmp_path / "b", dev=DEV, netstat="TcpExt: Other\nTcpExt: 1\n"))
-    assert found == NetworkCounters({"eth0": NicCounters(513042855, 523116)})
+def test_counters_are_those_of_the_kernels_files_and_none_where_it_tells_nothing(
+    host: Host,
+) -> None:
+    assert read_network(proc=host.proc) is None
+    eth0 = {"eth0": NicCounters(513042855, 523116)}
+    host.write("proc/self/net/dev", DEV)
+    host.write("proc/self/net/netstat", "TcpExt: Other\nTcpExt: 1\n")
+    assert read_network(proc=host.proc) == NetworkCounters(eth0)
+    host.write("proc/self/net/snmp", SNMP)
+    host.write("proc/self/net/netstat", NETSTAT)
+    assert read_network(proc=host.proc) == NetworkCounters(eth0, 10429, 5808, 7, 12)
 
 
 def test_growth_is_that_of_what_was_there_at_both_times() -> None:
@@ -82,7 +78,7 @@ def test_growth_is_that_of_what_was_there_at_both_times() -> None:
     twice = total([grown, grown])
     assert twice == NetworkCounters({"a": NicCounters(200, 10)}, 8, 20, None, 4)
     both = total([twice, NetworkCounters({"b": NicCounters(1, 2)}, 1, 1, 1, 1)])
-    assert (both.received_bytes, both.sent_bytes) == (201, 12)
+    assert (both.received_bytes, both.sent_bytes, both.resent_segments) == (201, 12, None)
 
 
 UP = {"device": "", "speed": "100000"}
@@ -105,19 +101,19 @@ UP = {"device": "", "speed": "100000"}
     ],
 )
 def test_the_links_are_those_whose_bytes_count_once(
-    files: dict[str, dict[str, str]], links: dict[str, int | None], tmp_path: Path
+    files: dict[str, dict[str, str]], links: dict[str, int | None], host: Host
 ) -> None:
-    sys, index = interfaces(tmp_path, **files)
-    assert find_links(files, sys=sys, index=lambda: index) == links
+    index = interfaces(host, **files)
+    assert find_links(files, sys=host.sys, index=lambda: index) == links
 
 
 @pytest.mark.parametrize("own", [[(1, "lo"), (7, "eth0")], [(1, "lo"), (2, "eth0"), (3, "x")], []])
 def test_the_interfaces_of_another_namespace_tell_no_rate(
-    own: Sequence[tuple[int, str]], tmp_path: Path
+    own: Sequence[tuple[int, str]], host: Host
 ) -> None:
     """/sys shows the interfaces of whoever mounted it."""
-    sys, _ = interfaces(tmp_path, lo={}, eth0=UP)
-    assert find_links(["lo", "eth0"], sys=sys, index=lambda: own) == {"eth0": None}
+    interfaces(host, lo={}, eth0=UP)
+    assert find_links(["lo", "eth0"], sys=host.sys, index=lambda: own) == {"eth0": None}
 
 
 COUNTED = NetworkCounters(

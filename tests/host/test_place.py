@@ -8,24 +8,15 @@ import pytest
 
 from dlemu.host.devices import memory_below
 from dlemu.host.place import Attachment, cpus_of_node, find_attachment, find_connection, find_host
-from tests.host.test_devices import Host
-
-
-def describe(disk: Path, size: int, **attributes: str) -> None:
-    """Give a drive of `size` sectors, and its device folder these attributes."""
-    (disk / "size").write_text(f"{size}\n")
-    (disk / "device").mkdir()
-    for name, value in attributes.items():
-        (disk / "device" / name).write_text(f"{value}\n")
+from tests.host.copies import Host
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     host = Host(tmp_path)
-    describe(host.disk("sda", "8:0"), 2000, model="QEMU   HARDDISK   ", rev="2.5+")
+    host.disk("sda", "8:0")
     host.disk("sda2", "8:2", within="sda")
-    nvme = host.disk("nvme0n1", "259:0")
-    describe(nvme, 7501476528, model="SOLIDIGM SB5PH27X038T", firmware_rev="G70YG030")
+    host.disk("nvme0n1", "259:0")
     host.mount("/", "8:2")
     return host
 
@@ -48,13 +39,10 @@ def test_an_nvme_drive_tells_its_transport_and_queues(host: Host, tmp_path: Path
     local.mkdir()
     remote.mkdir()
     host.mount(local, "259:0")
-    block = host.sys / "class" / "block" / "nvme0n1"
     for queue in range(7):
-        (block / "mq" / str(queue)).mkdir(parents=True)
-    (block / "device" / "transport").write_text("tcp\n")
-
+        (host.sys / "devices/nvme0n1/mq" / str(queue)).mkdir(parents=True)
+    host.write("sys/devices/nvme0n1/device/transport", "tcp\n")
     connection = find_connection(local, proc=host.proc, sys=host.sys)
-
     assert connection == ("nvme0n1, tcp, 7 queues", 7)
     host.mount(remote, "0:40", "nfs4", "server:/export rw")
     assert find_connection(remote, proc=host.proc, sys=host.sys) is None
@@ -66,17 +54,12 @@ def test_a_loop_device_over_tmpfs_and_a_ram_disk_are_memory(host: Host, tmp_path
     image.parent.mkdir()
     image.touch()
     host.mount("/data", "7:3", "ext4", "/dev/loop3 rw")
-    loop = host.disk("loop3", "7:3") / "loop" / "backing_file"
-    loop.parent.mkdir()
-    loop.write_text(f"{image}\n")
+    host.loop("loop3", "7:3", image)
     names = ["nvme0n1", "loop3", "ram0", "zram1", "ramp0"]
     assert memory_below(names, proc=host.proc, sys=host.sys) == ["ram0", "zram1"]
     host.mount(image.parent, "0:30", "tmpfs", "tmpfs rw")
-    assert memory_below(names, proc=host.proc, sys=host.sys) == [
-        "loop3 over tmpfs",
-        "ram0",
-        "zram1",
-    ]
+    seen = memory_below(names, proc=host.proc, sys=host.sys)
+    assert seen == ["loop3 over tmpfs", "ram0", "zram1"]
 
 
 def test_a_host_is_described(tmp_path: Path) -> None:
@@ -86,7 +69,7 @@ def test_a_host_is_described(tmp_path: Path) -> None:
     host.mount("/", "8:0")
     host.mount(data, "259:0", "xfs", "/dev/nvme0n1 rw,noquota")
     line = host.lines[-1].replace(" rw shared:1 - ", " rw,noatime shared:1 - ")
-    (host.proc / "self" / "mountinfo").write_text(f"{host.lines[0]}\n{line}\n")
+    host.write("proc/self/mountinfo", f"{host.lines[0]}\n{line}\n")
     disk = host.disk("nvme0n1", "259:0")
     for name, text in {
         "device/model": "SAMSUNG  MZQL \n",
@@ -94,13 +77,10 @@ def test_a_host_is_described(tmp_path: Path) -> None:
         "queue/scheduler": "none [mq-deadline] kyber\n",
         "queue/read_ahead_kb": "128\n",
     }.items():
-        (disk / name).parent.mkdir(exist_ok=True)
-        (disk / name).write_text(text)
+        host.write(disk / name, text)
     for cpu, governor in enumerate(("powersave", "performance", "powersave")):
-        file = host.sys / f"devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor"
-        file.parent.mkdir(parents=True)
-        file.write_text(f"{governor}\n")
-    (host.proc / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n" * 3)
+        host.write(f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", f"{governor}\n")
+    host.write("proc/cpuinfo", "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n" * 3)
 
     found = find_host(data, proc=host.proc, sys=host.sys)
 
@@ -127,39 +107,33 @@ def test_a_host_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
 NEAR, SAME_NODE, FAR = "0000:82:00.0", "0000:c1:00.0", "0000:3b:00.0"
 
 
-class Server:
+class Server(Host):
     """Two sockets: nvme0 and a GPU below one switch, another GPU on each socket."""
 
     def __init__(self, folder: Path) -> None:
-        self.sys, self.proc = folder / "sys", folder / "proc"
-        self.proc.mkdir()
+        super().__init__(folder)
         for node, cpus in ((0, "0-1,8"), (1, "2-3")):
-            self.write(f"devices/system/node/node{node}/cpulist", cpus)
+            self.write(f"sys/devices/system/node/node{node}/cpulist", f"{cpus}\n")
         switch = "pci0000:80/0000:80:01.0/0000:81:00.0"
         self.function(f"{switch}/0000:82:00.0", 1)
         self.function("pci0000:c0/0000:c0:01.0/0000:c1:00.0", 1)
         self.function("pci0000:3a/0000:3a:00.0/0000:3b:00.0", 0)
         self.drive("nvme0n1", self.function(f"{switch}/0000:83:00.0", 1, "16.0 GT/s PCIe", 4))
 
-    def write(self, path: str, text: str) -> None:
-        (self.sys / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.sys / path).write_text(f"{text}\n")
-
-    def function(self, path: str, node: int, speed: str = "Unknown", width: int = 0) -> str:
+    def function(self, path: str, node: int, speed: str = "Unknown", width: int = 0) -> Path:
         """Add a PCI function; return its folder."""
+        folder = self.sys / "devices" / path
         facts = {"numa_node": node, "current_link_speed": speed, "current_link_width": width}
         for name, value in facts.items():
-            self.write(f"devices/{path}/{name}", str(value))
-        self.link(f"bus/pci/devices/{Path(path).name}", f"devices/{path}")
-        return f"devices/{path}"
+            self.write(folder / name, f"{value}\n")
+        self.link(f"sys/bus/pci/devices/{folder.name}", folder)
+        return folder
 
-    def drive(self, name: str, function: str) -> None:
-        (self.sys / function / "nvme" / name).mkdir(parents=True)
-        self.link(f"class/block/{name}", f"{function}/nvme/{name}")
-
-    def link(self, path: str, target: str) -> None:
-        (self.sys / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.sys / path).symlink_to(self.sys / target)
+    def drive(self, name: str, function: Path | str) -> None:
+        """Add a drive below a PCI function or any other folder."""
+        folder = self.sys / "devices" / function / "nvme" / name
+        folder.mkdir(parents=True)
+        self.link(f"sys/class/block/{name}", folder)
 
     def attachment(self, name: str, *gpus: str) -> Attachment:
         return find_attachment(Path("/dev", name), gpus, proc=self.proc, sys=self.sys)
@@ -207,8 +181,7 @@ def test_a_link_carries_what_its_coding_leaves(
 
 
 def test_a_drive_of_several_paths_is_where_its_first_path_is(server: Server) -> None:
-    (server.sys / "devices/virtual/nvme-subsystem/nvme2n1").mkdir(parents=True)
-    server.link("class/block/nvme2n1", "devices/virtual/nvme-subsystem/nvme2n1")
+    server.drive("nvme2n1", "virtual")
     server.drive("nvme2c0n1", server.function("pci0000:3a/0000:3a:02.0", 0, "32.0 GT/s PCIe", 4))
     found = server.attachment("nvme2n1", NEAR, FAR)
     assert (found.gpu, found.node, found.kind) == (1, 0, "PCIe link")
@@ -216,8 +189,7 @@ def test_a_drive_of_several_paths_is_where_its_first_path_is(server: Server) -> 
 
 
 def test_what_is_on_no_bus_has_no_node_and_no_gpu(server: Server, tmp_path: Path) -> None:
-    (server.sys / "devices/virtual/block/zram0").mkdir(parents=True)
-    server.link("class/block/zram0", "devices/virtual/block/zram0")
+    server.drive("zram0", "virtual")
     assert server.attachment("zram0", NEAR) == Attachment({"zram0": None})
     remote = find_attachment(tmp_path, proc=server.proc, sys=server.sys)
     assert (remote.kind, remote.node, remote.gpu) == ("network", None, None)

@@ -17,6 +17,7 @@ from dlemu.host.processes import (
     throttled_seconds,
     usable_cpus,
 )
+from tests.host.copies import Host
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -29,28 +30,20 @@ def test_a_process_knows_its_age(tmp_path: Path) -> None:
     assert process_age(proc=tmp_path) is None
 
 
-class Processes:
-    """A /proc of processes, made of files."""
-
-    def __init__(self, proc: Path) -> None:
-        self.proc = proc
-
-    def set(
-        self, pid: int, parent: int, *, ticks: int, inherited: int = 0, wait_ns: int = 0
-    ) -> None:
-        folder = self.proc / str(pid)
-        folder.mkdir(exist_ok=True)
-        before = f"{pid} (a) b) S {parent} 5 5 0 -1 4194304 137 0 1 0"
-        after = "20 0 1 0 87513 2998272 402"
-        (folder / "stat").write_text(f"{before} {ticks} 0 {inherited} 0 {after}\n")
-        (folder / "io").write_text(f"rchar: {ticks}\nwchar: 1\nread_bytes: {inherited}\n")
-        (folder / "schedstat").write_text(f"77 {wait_ns} 7\n")
-        (folder / "smaps_rollup").write_text(
-            "0-1 ---p 00000000 00:00 0    [rollup]\nRss:   9 kB\nPss:    8 kB\nSwapPss:  4 kB\n"
-        )
-
-    def end(self, pid: int) -> None:
-        shutil.rmtree(self.proc / str(pid))
+def process(
+    proc: Path, pid: int, parent: int, *, ticks: int, inherited: int = 0, wait_ns: int = 0
+) -> None:
+    """Make a process of a copy of /proc, or change one."""
+    folder = proc / str(pid)
+    folder.mkdir(exist_ok=True)
+    before = f"{pid} (a) b) S {parent} 5 5 0 -1 4194304 137 0 1 0"
+    after = "20 0 1 0 87513 2998272 402"
+    (folder / "stat").write_text(f"{before} {ticks} 0 {inherited} 0 {after}\n")
+    (folder / "io").write_text(f"rchar: {ticks}\nwchar: 1\nread_bytes: {inherited}\n")
+    (folder / "schedstat").write_text(f"77 {wait_ns} 7\n")
+    (folder / "smaps_rollup").write_text(
+        "0-1 ---p 00000000 00:00 0    [rollup]\nRss:   9 kB\nPss:    8 kB\nSwapPss:  4 kB\n"
+    )
 
 
 def cpu_ticks(tree: ProcessTree) -> int:
@@ -60,10 +53,9 @@ def cpu_ticks(tree: ProcessTree) -> int:
 
 
 def test_descendants_count_and_strangers_do_not(tmp_path: Path) -> None:
-    processes = Processes(tmp_path)
     (tmp_path / "meminfo").touch()
     for pid, parent in ((10, 1), (11, 10), (12, 11), (20, 1), (21, 20)):
-        processes.set(pid, parent, ticks=pid, inherited=100, wait_ns=10**9)
+        process(tmp_path, pid, parent, ticks=pid, inherited=100, wait_ns=10**9)
     tree = ProcessTree(tmp_path)
     tree.refresh([10])
 
@@ -78,38 +70,34 @@ def test_descendants_count_and_strangers_do_not(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_ended_leaves_what_it_used(tmp_path: Path) -> None:
-    processes = Processes(tmp_path)
-    processes.set(10, 1, ticks=100)
-    processes.set(11, 10, ticks=40)
-    processes.set(12, 11, ticks=7)
+    process(tmp_path, 10, 1, ticks=100)
+    process(tmp_path, 11, 10, ticks=40)
+    process(tmp_path, 12, 11, ticks=7)
     tree = ProcessTree(tmp_path)
     tree.refresh([10])
     assert cpu_ticks(tree) == 147
 
-    processes.end(10)
-    processes.end(11)  # waited for by none
-    processes.set(12, 1, ticks=9)
+    shutil.rmtree(tmp_path / "10")
+    shutil.rmtree(tmp_path / "11")  # waited for by none
+    process(tmp_path, 12, 1, ticks=9)
 
     assert cpu_ticks(tree) == 149, "and its worker is still followed"
-    processes.end(12)
+    shutil.rmtree(tmp_path / "12")
     assert cpu_ticks(tree) == 149
     assert tree.counters().num == 0
     assert tree.pss_bytes() is None
 
 
 def test_a_pid_given_anew_is_somebody_else(tmp_path: Path) -> None:
-    processes = Processes(tmp_path)
-    processes.set(10, 1, ticks=100)
+    process(tmp_path, 10, 1, ticks=100)
     tree = ProcessTree(tmp_path)
     tree.refresh([10])
     tree.counters()
 
-    processes.set(10, 1, ticks=1)
+    process(tmp_path, 10, 1, ticks=1)
     stat = tmp_path / "10" / "stat"
     stat.write_text(stat.read_text().replace(" 87513 ", " 99999 "))
-
-    processes.set(11, 10, ticks=7)
-
+    process(tmp_path, 11, 10, ticks=7)
     tree.refresh([])
 
     assert cpu_ticks(tree) == 100, "and its children are not ours either"
@@ -117,7 +105,7 @@ def test_a_pid_given_anew_is_somebody_else(tmp_path: Path) -> None:
 
 
 def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
-    Processes(tmp_path).set(10, 1, ticks=100)
+    process(tmp_path, 10, 1, ticks=100)
     for name in ("io", "schedstat", "smaps_rollup"):
         (tmp_path / "10" / name).unlink()
     tree = ProcessTree(tmp_path)
@@ -130,40 +118,31 @@ def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
 GIB = 1 << 30
 
 
-class Host:
-    """A host's cgroups as files: what the kernel would show of them."""
-
-    def __init__(self, folder: Path, mountinfo: str, groups: dict[str, str]) -> None:
-        self.folder = folder
-        self.proc = folder / "proc"
-        self.write("proc/self/mountinfo", mountinfo.replace("TOP", str(folder)))
-        for pid, text in groups.items():
-            self.write(f"proc/{pid}/cgroup", text)
-
-    def write(self, path: str, text: str) -> None:
-        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / path).write_text(text)
-
-
 @pytest.fixture
 def second(tmp_path: Path) -> Host:
     """Edition 2, as seen from the host."""
-    mountinfo = "30 1 0:26 / TOP/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
-    groups = {"self": "0::/job/step\n", "7": "0::/job/step\n", "8": "0::/x\n"}
-    return Host(tmp_path / "second", mountinfo, groups)
+    host = Host(tmp_path / "second")
+    mounted = f"{host.folder}/cgroup rw - cgroup2 cgroup2 rw,nsdelegate"
+    host.write("proc/self/mountinfo", f"30 1 0:26 / {mounted}\n")
+    for pid, group in (("self", "job/step"), ("7", "job/step"), ("8", "x")):
+        host.write(f"proc/{pid}/cgroup", f"0::/{group}\n")
+    return host
 
 
 @pytest.fixture
 def first(tmp_path: Path) -> Host:
     """Edition 1, as seen from a container without a cgroup namespace."""
-    mountinfo = (
+    host = Host(tmp_path / "first")
+    mounts = (
         "31 1 0:27 /docker/f00 TOP/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
         "32 1 0:28 /docker/f00 TOP/memory rw - cgroup cgroup rw,memory\n"
         "33 1 0:29 / TOP/blkio rw - cgroup cgroup rw,blkio\n"
         "34 1 0:30 / TOP/unified rw - cgroup2 cgroup2 rw\n"
     )
+    host.write("proc/self/mountinfo", mounts.replace("TOP", str(host.folder)))
     groups = "4:blkio:/a:b\n3:memory:/docker/f00\n2:cpu,cpuacct:/docker/f00/job\n0::/system\n"
-    return Host(tmp_path / "first", mountinfo, {"self": groups})
+    host.write("proc/self/cgroup", groups)
+    return host
 
 
 def test_a_group_is_followed_by_those_above_it(first: Host, second: Host) -> None:

@@ -30,34 +30,41 @@ from dlemu.host.wear import (
     look,
     media_bytes,
 )
+from tests.host.copies import Host
 
 GB = 10**9
 
 
-class Watched:
-    """A watch of one NVMe drive, whose pages are those of `pages`."""
+Pages = Mapping[tuple[int, int], bytes | OSError]
+"""By log and the index of its owner: a page, or why the drive refuses it."""
 
-    def __init__(self, folder: Path, pages: dict[tuple[int, int], bytes | OSError]) -> None:
-        self.folder, self.sys, self.proc = folder / "data", folder / "sys", folder / "proc"
-        self.folder.mkdir()
-        add_nvme(self.sys)
-        disk = (self.sys / "class" / "block" / "nvme0n1").resolve()
-        (self.sys / "dev" / "block").mkdir(parents=True)
-        (self.sys / "dev" / "block" / "259:0").symlink_to(disk)
-        (self.proc / "self").mkdir(parents=True)
-        mount = "1 0 259:0 / / rw - xfs /dev/nvme0n1 rw\n"
-        (self.proc / "self" / "mountinfo").write_text(mount)
-        self.stat = disk / "stat"
+
+class Watched(Host):
+    """A watch of one NVMe drive, whose pages are those of `pages`; they may change."""
+
+    def __init__(self, folder: Path, pages: Pages | None = None, vendor: str = "0x8086") -> None:
+        super().__init__(folder)
+        self.pages = pages or {}
+        self.mount("/", "259:0", "xfs")
+        disk, controller = self.disk("nvme0n1", "259:0"), self.sys / "devices" / "nvme0"
+        self.link(disk / "device", controller)
+        self.link("sys/class/nvme/nvme0", controller)
+        self.write(disk / "size", f"{7_681_501_126_656 // 512}\n")
+        self.write(controller / "model", "SOLIDIGM SB5PH27X076T\n")
+        self.write(controller / "device" / "vendor", f"{vendor}\n")
+        self.drive = BlockDevice("nvme0n1", (disk / "stat",))
         self.sectors(0)
-        self.drives = Drives({})
-        self.tell(pages)
-        self.watch = WearWatch(self.folder, read=self.drives.read, proc=self.proc, sys=self.sys)
+        self.watch = WearWatch(folder, read=self.read, proc=self.proc, sys=self.sys)
 
     def sectors(self, num: int) -> None:
-        self.stat.write_text(f"0 0 0 0 0 0 {num} 0 0 0 0\n")
+        self.write(self.drive.stats[0], f"0 0 0 0 0 0 {num} 0 0 0 0\n")
 
-    def tell(self, pages: dict[tuple[int, int], bytes | OSError]) -> None:
-        self.drives.pages = {("nvme0", *key): page for key, page in pages.items()}
+    def read(self, controller: str, log: int, uuid_index: int) -> bytes:
+        assert controller == "nvme0"
+        page = self.pages.get((log, uuid_index), OSError(errno.ENODATA, "the drive refuses"))
+        if isinstance(page, OSError):
+            raise page
+        return page
 
 
 def test_a_drive_that_tells_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,21 +74,14 @@ def test_a_drive_that_tells_everything(tmp_path: Path, monkeypatch: pytest.Monke
     host.watch.start()
     now[0] += 864.0  # a hundredth of a day
     host.sectors(20_000_000)
-    host.tell(
-        {
-            (HEALTH, 0): health_page(written=21_000, used=10),
-            (OCP, 0): ocp_page(7 * GB + 12_288_000_000),
-        }
-    )
+    ocp = ocp_page(7 * GB + 12_288_000_000)
+    host.pages = {(HEALTH, 0): health_page(written=21_000, used=10), (OCP, 0): ocp}
 
     wear = combine_hosts([host.watch.finish(file_bytes=10 * GB)], endurance=14_016 * 10**12)
 
-    assert wear["seconds"] == 864
-    assert wear["block_bytes_written"] == 10_240_000_000
-    assert wear["host_bytes_written"] == 10_240_000_000
+    assert (wear["seconds"], wear["waf"], wear["percentage_used"]) == (864, 1.2, 10)
+    assert wear["block_bytes_written"] == wear["host_bytes_written"] == 10_240_000_000
     assert wear["media_bytes_written"] == 12_288_000_000
-    assert wear["waf"] == 1.2
-    assert wear["percentage_used"] == 10
     assert wear["file_system_amplification"] == 1.024
     capacity = 7_681_501_126_656 // 512 * 512
     assert wear["drive_writes_per_day"] == pytest.approx(1024 * GB / capacity)
@@ -93,36 +93,27 @@ def test_a_drive_that_tells_everything(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_pages_of_several_owners_are_told_apart_by_index(tmp_path: Path) -> None:
-    host = Watched(tmp_path, {})
-    host.tell(
-        {
-            (HEALTH, 0): health_page(written=1),
-            (OCP, 0): bytes(512),
-            (OCP, 2): ocp_page(42),
-            (VENDOR, 1): vendor_page(5, 4),
-        }
-    )
-
-    found = look(BlockDevice("nvme0n1", (host.stat,)), read=host.drives.read, sys=host.sys)
-
+    pages = {(HEALTH, 0): health_page(written=1), (OCP, 0): bytes(512)}
+    host = Watched(tmp_path, {**pages, (OCP, 2): ocp_page(42), (VENDOR, 1): vendor_page(5, 4)})
+    found = look(host.drive, read=host.read, sys=host.sys)
     assert (found.ocp, found.vendor) == (42, VendorWrites(5, 4))
 
 
 def test_the_counters_of_a_drive_s_life(tmp_path: Path) -> None:
     host = Watched(tmp_path, {(HEALTH, 0): health_page(written=10**6, read=7, used=2, spare=90)})
-    device = BlockDevice("nvme0n1", (host.stat,))
-    told = lifetime(device, read=host.drives.read, sys=host.sys)
+    told = lifetime(host.drive, read=host.read, sys=host.sys)
     assert (told["host_bytes_written"], told["host_bytes_read"]) == (512 * GB, 3_584_000)
     assert (told["percentage_used"], told["available_spare"], told["media_errors"]) == (2, 90, 3)
+    assert told["power_on_hours"] == 742
     assert (told["waf"], told["media_source"]) == (None, "")
     assert "neither log C0h" in told["missing"]["media_bytes_written"]
 
-    host.drives.pages["nvme0", OCP, 0] = ocp_page(768 * GB)
-    told = lifetime(device, read=host.drives.read, sys=host.sys)
+    host.pages = {**host.pages, (OCP, 0): ocp_page(768 * GB)}
+    told = lifetime(host.drive, read=host.read, sys=host.sys)
     assert (told["waf"], told["media_source"], told["missing"]) == (1.5, "log C0h, in bytes", {})
 
-    host.tell({})
-    told = lifetime(device, read=host.drives.read, sys=host.sys)
+    host.pages = {}
+    told = lifetime(host.drive, read=host.read, sys=host.sys)
     assert (told["host_bytes_written"], told["percentage_used"]) == (None, None)
     assert "does not answer" in told["missing"]["host_bytes_written"]
 
@@ -158,7 +149,7 @@ def test_a_drive_of_a_known_maker_tells_its_waf_by_log_cah(tmp_path: Path) -> No
     pages = {(HEALTH, 0): health_page(written=0), (VENDOR, 0): vendor_page(1000, 1000)}
     host = Watched(tmp_path, {**pages})
     host.watch.start()
-    host.tell({(HEALTH, 0): health_page(written=10_000), (VENDOR, 0): vendor_page(1300, 1200)})
+    host.pages = {(HEALTH, 0): health_page(written=10_000), (VENDOR, 0): vendor_page(1300, 1200)}
 
     wear = combine_hosts([host.watch.finish()])
 
@@ -196,8 +187,7 @@ def test_a_unit_is_believed_only_if_it_fits_what_was_written(
 def test_what_is_less_than_the_counters_steps_gives_no_ratio() -> None:
     assert media_bytes(10**8, 10**8, None)[0] == 10**8
     found, why = media_bytes(10**8 - 1, 10**8, None)
-    assert found is None
-    assert "95.4 MiB were written" in why
+    assert found is None and "95.4 MiB were written" in why
 
 
 def drive(name: str, host: int | None, media: int | None, used: int | None) -> DriveWear:
@@ -239,19 +229,6 @@ def test_one_drive_that_cannot_tell_leaves_the_sum_unknown() -> None:
 PAGES = st.binary(min_size=512, max_size=512)
 
 
-def test_log_02h() -> None:
-    page = health_page(written=64_663_716, read=203_913_228, used=7, spare=99)
-
-    assert nvme.parse_health(page) == nvme.Health(
-        percentage_used=7,
-        available_spare=99,
-        read_bytes=203_913_228 * 512_000,
-        written_bytes=64_663_716 * 512_000,
-        power_on_hours=742,
-        media_errors=3,
-    )
-
-
 def test_log_c0h_is_taken_by_its_guid_alone() -> None:
     assert nvme.parse_ocp(ocp_page(2**70)) == 2**70
     # The same number in the order in which it is written, and zeros.
@@ -291,26 +268,22 @@ def test_a_device_that_is_not_there_or_no_nvme_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sda", "vda", "nvme7n1", "nvme0c0n1", "md0"])
 def test_other_drives_have_none(tmp_path: Path, name: str) -> None:
-    add_nvme(tmp_path, vendor="0x144d")
-    assert nvme.controller_of(name, sys=tmp_path) is None
-    assert not nvme.has_vendor_log("nvme0", sys=tmp_path)
+    host = Watched(tmp_path, vendor="0x144d")
+    assert nvme.controller_of(name, sys=host.sys) is None
+    assert not nvme.has_vendor_log("nvme0", sys=host.sys)
 
 
 def test_with_multipath_a_controller_in_use_is_taken(tmp_path: Path) -> None:
-    subsystem = tmp_path / "devices" / "virtual" / "nvme-subsystem" / "nvme-subsys0"
-    disk = subsystem / "nvme0n1"
-    disk.mkdir(parents=True)
-    (disk / "device").symlink_to(subsystem)
-    (tmp_path / "class" / "block").mkdir(parents=True)
-    (tmp_path / "class" / "block" / "nvme0n1").symlink_to(disk)
+    host = Host(tmp_path)
+    subsystem = host.sys / "devices/virtual/nvme-subsystem/nvme-subsys0"
+    host.link(host.disk("nvme0n1", "259:0") / "device", subsystem)
     for name, state in (("nvme0", "connecting"), ("nvme3", "live"), ("nvme4", "live")):
-        (subsystem / name).mkdir()
-        (subsystem / name / "state").write_text(f"{state}\n")
+        host.write(subsystem / name / "state", f"{state}\n")
 
-    assert nvme.controller_of("nvme0n1", sys=tmp_path) == "nvme3"
-    (subsystem / "nvme3" / "state").write_text("dead\n")
-    (subsystem / "nvme4" / "state").write_text("dead\n")
-    assert nvme.controller_of("nvme0n1", sys=tmp_path) == "nvme0"
+    assert nvme.controller_of("nvme0n1", sys=host.sys) == "nvme3"
+    for name in ("nvme3", "nvme4"):
+        host.write(subsystem / name / "state", "dead\n")
+    assert nvme.controller_of("nvme0n1", sys=host.sys) == "nvme0"
 
 
 OCP_GUID = uuid.UUID("AFD514C9-7C6F-4F9C-A4F2-BFEA2810AFC5")
@@ -336,44 +309,12 @@ def ocp_page(written: int, guid: uuid.UUID = OCP_GUID) -> bytes:
     return bytes(page)
 
 
-def vendor_page(nand: int, host: int, *, first: int = 0xAB) -> bytes:
+def vendor_page(nand: int, host: int) -> bytes:
     """Return log CAh, with some of the items that stand before the two."""
     page = bytearray(512)
-    items = {first: 0, 0xAC: 0, 0xAD: 7, 0xEA: 0, 0xF4: nand, 0xF5: host, 0xF8: 9}
+    items = {0xAB: 0, 0xAC: 0, 0xAD: 7, 0xEA: 0, 0xF4: nand, 0xF5: host, 0xF8: 9}
     for index, (number, raw) in enumerate(items.items()):
         page[12 * index] = number
         page[12 * index + 3] = 100
         page[12 * index + 5 : 12 * index + 11] = raw.to_bytes(6, "little")
     return bytes(page)
-
-
-class Drives:
-    """Answers for controllers: their pages may change, or be errors."""
-
-    def __init__(self, pages: Mapping[tuple[str, int, int], bytes | OSError]) -> None:
-        self.pages = dict(pages)
-
-    def read(self, controller: str, log: int, uuid_index: int) -> bytes:
-        missing = OSError(errno.ENODATA, "the drive refuses")
-        page = self.pages.get((controller, log, uuid_index), missing)
-        if isinstance(page, OSError):
-            raise page
-        return page
-
-
-def add_nvme(sys: Path, name: str = "nvme0n1", vendor: str = "0x8086") -> None:
-    """Make a drive of one namespace below a copy of /sys, as the kernel shows it."""
-    controller = name.removesuffix("n1")
-    folder = sys / "devices" / "pci" / "nvme" / controller
-    disk = folder / name
-    disk.mkdir(parents=True)
-    (disk / "device").symlink_to(folder)
-    (disk / "size").write_text(f"{7_681_501_126_656 // 512}\n")
-    (folder / "model").write_text("SOLIDIGM SB5PH27X076T\n")
-    (folder / "state").write_text("live\n")
-    (folder / "device").mkdir()
-    (folder / "device" / "vendor").write_text(f"{vendor}\n")
-    for kind, target in (("block", disk), ("nvme", folder)):
-        link = sys / "class" / kind / target.name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)

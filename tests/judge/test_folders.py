@@ -4,7 +4,6 @@ import fcntl
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,7 +22,9 @@ from dlemu.judge import folders
 from dlemu.judge.folders import hold, hold_for_runs, make
 from dlemu.judge.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
 from dlemu.report.present import EXIT_STATUS
-from tests.lab.commands import QUICK
+from dlemu.run.job import collect_files
+from tests.lab.commands import QUICK, Printed, execute
+from tests.lab.many_hosts import ManyHosts
 from tests.lab.mpirun import mpirun
 from tests.lab.stored import store_run, store_runs
 
@@ -159,11 +160,6 @@ def test_a_damaged_summary_is_never_moved(tmp_path: Path) -> None:
     assert (tmp_path / "summary.json").read_text() == "{"
 
 
-def keys_of(*words: str) -> dict[str, object]:
-    """Return KEY=VALUE words as the keys of a workload."""
-    return {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in words)}
-
-
 @pytest.mark.mpi
 def test_hosts_that_share_no_folder_have_one_report(data: str, tmp_path: Path) -> None:
     name = "host.2.jsonl"  # the first rank on host b
@@ -171,48 +167,30 @@ def test_hosts_that_share_no_folder_have_one_report(data: str, tmp_path: Path) -
     there.mkdir(parents=True)
     (there / name).touch()  # of an earlier run
     # Long enough for a plot.
-    times = ["train.computation_time=0.2", "train.epochs=3", "num_accelerators=4"]
-    keys = keys_of(*QUICK[1:], data, *times, "output.folder=run")
-    rank = ["tests.lab.ranks", str(tmp_path), "a,a,b,b", "run", json.dumps(keys)]
-    command = mpirun(4, sys.executable, "-m", *rank)
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    times = ["train.computation_time=0.2", "train.epochs=3", "num_accelerators=3"]
+    words = [*QUICK[1:], data, *times, "output.folder=run"]
+    keys = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in words)}
+    rank = ["tests.lab.ranks", str(tmp_path), "a,a,b", "run", json.dumps(keys)]
+    done = execute(mpirun(3, sys.executable, "-m", *rank), cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {path.name for path in here.iterdir()} == {
-        "config.yaml",
-        "summary.json",
-        "series.csv",
-        "host.0.jsonl",
-        name,
-        *(f"steps.{rank}.npy" for rank in range(4)),
-    }
+    names = "config.yaml host.0.jsonl series.csv steps.0.npy steps.1.npy steps.2.npy summary.json"
+    assert sorted(path.name for path in here.iterdir()) == sorted([*names.split(), name])
     assert (here / name).read_bytes() == (there / name).read_bytes() != b""
-    assert set(read_steps(here)["accelerator"].tolist()) == {0, 1, 2, 3}
+    assert set(read_steps(here)["accelerator"].tolist()) == {0, 1, 2}
     assert (tmp_path / "b" / "run.attempt-1" / name).read_bytes() == b""
     page = tmp_path / "page.html"
     assert run(["report", str(here), "--html", str(page)]) in EXIT_STATUS.values()
     assert "CPUs over time, host of rank 2" in page.read_text()
 
 
-@pytest.mark.mpi
-def test_a_shared_folder_is_written_once(data: str, tmp_path: Path) -> None:
+def test_a_shared_folder_is_written_once(tmp_path: Path) -> None:
     """Two hosts, one folder: rank 0 leaves alone what the others have written."""
-    keys = keys_of(*QUICK[1:], data, f"output.folder={tmp_path}/run", "num_accelerators=2")
-    program = (
-        "import os, sys, dlemu.run.job as job\n"
-        "from pathlib import Path\n"
-        "from tests.lab.ranks import main\n"
-        "write, own = job.write_steps, int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
-        "def one(folder, rank, *parts):\n"
-        "    assert rank == own, 'of another rank'\n"
-        "    write(folder, rank, *parts)\n"
-        "job.write_steps = one\n"
-        f"sys.exit(main(Path({str(tmp_path)!r}), ['a', 'b'], 'run', {keys!r}))\n"
-    )
-    command = mpirun(2, sys.executable, "-c", program)
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(list((tmp_path / "run").glob("steps.*.npy"))) == 2
-    assert len(list((tmp_path / "run").glob("host.*.jsonl"))) == 2
+    for rank in range(2):
+        write_steps(tmp_path, rank, np.zeros(2, STEP))
+        (tmp_path / f"host.{rank}.jsonl").touch()
+    before = {path: path.stat().st_ino for path in tmp_path.iterdir()}
+    ManyHosts(2).run(lambda world: collect_files(world, tmp_path))
+    assert {path: path.stat().st_ino for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -224,7 +202,7 @@ def test_a_shared_folder_is_written_once(data: str, tmp_path: Path) -> None:
     ],
 )
 def test_only_epochs_that_all_ranks_have_ended_count(
-    keys: dict[str, str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    keys: dict[str, str], line: str, tmp_path: Path, printed: Printed
 ) -> None:
     folder = tmp_path / "run"
     store_run(folder, wait=0.1)
@@ -233,31 +211,26 @@ def test_only_epochs_that_all_ranks_have_ended_count(
     write_steps(folder, 1, steps[(steps["accelerator"] >= 2) & (steps["epoch"] == 0)])
     unknown: dict[str, object] = {"metric": {}, "measured": {}, "limit": None}
     write_summary(folder, read_summary(folder) | unknown | keys)
-    assert run(["report", str(folder)]) == 1
-    out = capsys.readouterr().out
+    out = printed("report", folder, status=1)
     (verdict,) = [text for text in out.splitlines() if text.startswith("NO VERDICT")]
     assert verdict.startswith(f"NO VERDICT: {line}")
     assert "4 emulated accelerators, 1 epoch of" in out
 
 
-def test_of_several_runs_those_that_ended_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_several_runs_those_that_ended_are_shown(tmp_path: Path, printed: Printed) -> None:
     out = tmp_path / "out"
     store_runs(out)
     summary = read_summary(out)
     cut = {key: summary[key] for key in ("kind", "label", "division", "workload", "start")}
     cut |= {"status": "incomplete", "error": "interrupted"}
     write_summary(out, cut | {"runs": summary["runs"][:3]})
-    assert run(["report", str(out)]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed("report", out, status=1).splitlines()
     assert lines[0] == "NO VERDICT: interrupted after 2 of 3 runs"
     assert f"run.3 did not end: dlemu report {out}/run.3" in lines
     assert [line for line in lines if line.startswith("run.2 ")]
     write_summary(out, cut | {"runs": []})
-    assert run(["report", str(out)]) == 1
     names = " ".join(f"{out}/{name}" for name in ("run.1", "run.2", "run.3", "warmup.1"))
-    assert capsys.readouterr().err == (
+    assert printed("report", out, status=1) == (
         f"dlemu: {out}: no verdict (incomplete), no whole run that counts: interrupted; "
         f"dlemu report {names} shows what is there\n"
     )

@@ -7,7 +7,6 @@ and skip with the reason where there are none.
 import contextlib
 import itertools
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dlemu.host.devices import parse_mountinfo
+from tests.lab.waiting import until
 
 _numbers = itertools.count()
 
@@ -58,14 +58,6 @@ def cpu_quota(cores: float, *, period_us: int = 100_000) -> Iterator[Group]:
             _limit(group, "cpu.cfs_quota_us", str(quota_us))
         else:
             _limit(group, "cpu.max", f"{quota_us} {period_us}")
-        yield group
-
-
-@contextlib.contextmanager
-def memory_limit(num_bytes: int) -> Iterator[Group]:
-    """Hold memory, page cache included, to a number of bytes."""
-    with _group("memory", "memory") as (group, edition):
-        _limit(group, "memory.limit_in_bytes" if edition == 1 else "memory.max", str(num_bytes))
         yield group
 
 
@@ -149,15 +141,13 @@ def _disk_number(folder: Path) -> str:
 
 def _remove(folder: Path) -> None:
     """Move what is left in a group to the one above, and remove it."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def removed() -> bool:
         for pid in (folder / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):  # it has just ended
                 (folder.parent / "cgroup.procs").write_text(pid)
-        try:
+        with contextlib.suppress(OSError):  # the kernel holds processes that have ended
             folder.rmdir()
-            return
-        except OSError:  # busy, until the kernel has let go of the processes that ended
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+        return not folder.exists()
+
+    until(removed, f"the end of {folder}")

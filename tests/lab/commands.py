@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from dlemu.ranks.world import Alone
 from dlemu.run.job import run_job
 from tests.lab import warm
 
+Printed = Callable[..., str]
+"""What the fixture `printed` gives."""
 SIZES = [
     "dataset.num_files_train=56",
     "dataset.record_length_bytes=20000",

@@ -39,7 +39,6 @@ from dlemu.cli import main
 from dlemu.datagen import write as datagen_write
 from dlemu.host import devices, place, processes, wear
 from dlemu.host.devices import BlockDevice
-from dlemu.host.wear import Lifetime
 from dlemu.judge import folders, summary
 from dlemu.run import forecast
 from dlemu.storage import probe as storage_probe
@@ -55,7 +54,6 @@ _PROMPT = "$ "
 _LONG_NUMBER = re.compile(r"\b\d+\.\d{8,}(e[+-]\d+)?\b")
 _CHECKS = [Check(*each) for each in MADE["checks"]]
 _DISK = shutil._ntuple_diskusage(3_800_000_000_000, 0, 3_800_000_000_000)
-_LIFETIME: Lifetime = MADE["lifetime"]
 
 
 def commands_of(text: str) -> list[str]:
@@ -230,7 +228,7 @@ def fixed() -> Iterator[None]:
         forecast.probe_dataset: lambda *_, **__: 6e9,
         storage_probe.probe_writing: lambda *_, **__: 2e9,
         datagen_write.write_rate: lambda *_: 2e9,
-        wear.lifetime: lambda device: _LIFETIME,
+        wear.lifetime: lambda device: MADE["lifetime"],
         devices.devices_under: lambda *_, **__: [],
         devices.lies_in_memory: lambda *_, **__: False,
         own: lambda path: [BlockDevice("nvme1n1", ())] if path == Path() else own(path),

@@ -7,6 +7,7 @@ namespace instead. They need root, and skip with the reason where the kernel has
 import contextlib
 import itertools
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,7 +86,7 @@ class Hosts:
 
     def on(self, name: str, *command: str) -> list[str]:
         """Return the command line that runs `command` on one host."""
-        return [str(self.folder / "enter"), name, "exec " + " ".join(map(_quoted, command))]
+        return [str(self.folder / "enter"), name, f"exec {shlex.join(command)}"]
 
     def hold(self, name: str, group: Group) -> None:
         """Put what will be started on a host into a cgroup."""
@@ -93,12 +94,12 @@ class Hosts:
 
     def mount(self, name: str, source: Path, target: Path) -> None:
         """Show a folder of this machine at another path on one host: a disk of its own."""
-        self._add(name, f"mount --bind {_quoted(str(source))} {_quoted(str(target))}")
+        self._add(name, f"mount --bind {shlex.quote(str(source))} {shlex.quote(str(target))}")
 
     def set(self, name: str, variables: Mapping[str, str]) -> None:
         """Set environment variables for what will be started on a host."""
         for key, value in variables.items():
-            self._add(name, f"export {key}={_quoted(value)}")
+            self._add(name, f"export {key}={shlex.quote(value)}")
 
     def set_clock(self, name: str, seconds: float) -> None:
         """Put the time of day of Python programs on a host forward.
@@ -108,7 +109,7 @@ class Hosts:
         place = self.folder / "clock" / name
         place.mkdir(parents=True)
         (place / "sitecustomize.py").write_text(_CLOCK.format(seconds=seconds))
-        self._add(name, f"export PYTHONPATH={_quoted(str(place))}:$PYTHONPATH")
+        self._add(name, f"export PYTHONPATH={shlex.quote(str(place))}:$PYTHONPATH")
 
     def left(self) -> list[Path]:
         """Return what lies in the hosts' /dev/shm and temporary folders."""
@@ -196,7 +197,3 @@ def ip(*words: str) -> None:
 def _write_script(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
-
-
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"

@@ -9,8 +9,7 @@ import heapq
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from types import SimpleNamespace
@@ -79,7 +78,8 @@ class ManyHosts:
         for rank, node in enumerate(self.nodes):
             node.runs = greenlet(lambda rank=rank: play(rank))
             self._wake(node.now, rank)
-        with _virtual_time(self.now):
+        # The deadlines of barriers are of this clock.
+        with patch.object(mpi, "time", SimpleNamespace(perf_counter=self.now)):
             while self._events and len(found) < self.num_ranks:
                 time, _, rank = heapq.heappop(self._events)
                 node = self.nodes[rank]
@@ -179,38 +179,28 @@ class _Comm:
         self.hosts, self._members, self.rank, self.size = hosts, members, rank, len(members)
         self._turns = itertools.count()
 
-    def _meet(self, value: Any, ready: Callable[[dict[int, Any]], bool]) -> dict[int, Any]:
-        """Bring a value to a collective; return those that are there as soon as it is ready."""
-        hosts, first, own = self.hosts, self._members[0], self._members[self.rank]
-        meeting = hosts._meetings[first, self.size, next(self._turns)]
+    def allgather(self, value: T) -> list[T]:
+        hosts, own = self.hosts, self._members[self.rank]
+        meeting = hosts._meetings[self._members[0], self.size, next(self._turns)]
         meeting.values[own] = value
-        if own == first or len(meeting.values) == self.size:
+        if len(meeting.values) == self.size:
             for each in meeting.waiting:
                 hosts._wake(hosts.now(), each)
-            meeting.waiting.clear()
-        while not ready(meeting.values):
+        while len(meeting.values) < self.size:
             meeting.waiting.append(own)
             hosts.pause(own)
-        return meeting.values
-
-    def allgather(self, value: T) -> list[T]:
-        values = self._meet(value, lambda values: len(values) == self.size)
-        return [values[member] for member in self._members]
+        return [meeting.values[member] for member in self._members]
 
     def gather(self, value: T) -> list[T] | None:
-        if self.rank == 0:
-            return self.allgather(value)
-        self._meet(value, lambda values: True)
-        return None
+        found = self.allgather(value)
+        return found if self.rank == 0 else None
 
     def reduce(self, value: T, op: Callable[[T, T], T]) -> T | None:
         found = self.gather(value)
         return None if found is None else reduce(op, found)
 
     def bcast(self, value: T) -> T:
-        return cast(
-            T, self._meet(value, lambda values: self._members[0] in values)[self._members[0]]
-        )
+        return self.allgather(value)[0]
 
     def Barrier(self) -> None:
         self.allgather(None)
@@ -222,13 +212,6 @@ class _Comm:
 
     def Free(self) -> None:
         pass
-
-
-@contextmanager
-def _virtual_time(now: Callable[[], float]) -> Iterator[None]:
-    """Let the deadlines of barriers be of this clock."""
-    with patch.object(mpi, "time", SimpleNamespace(perf_counter=now)):
-        yield
 
 
 def replay_on(

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 _PIECE = 1 << 20
+_DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
+REFUSED = b"<Error><Code>SlowDown</Code></Error>"
 
 
 @dataclass
@@ -35,6 +37,12 @@ class Faults:
     """Requests wait until it is set."""
     hang_after: int = 0
     """So many are answered before."""
+
+    def meets(self, what: str) -> bool:
+        """Return whether a request meets one of so many."""
+        left = getattr(self, what)
+        setattr(self, what, max(0, left - 1))
+        return bool(left > 0)
 
 
 @dataclass
@@ -61,100 +69,89 @@ class Seen:
             self.ranges += ranged
 
 
-class RangeServer:
+class RangeServer(ThreadingHTTPServer):
     """Serves the files of a folder as the objects of any bucket: /BUCKET/NAME."""
 
+    request_queue_size = 1024
+
     def __init__(self, folder: Path, *, port: int = 0, address: str = "127.0.0.1") -> None:
-        self.seen, self.faults = Seen(), Faults()
-        self._lock = threading.Lock()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def setup(self) -> None:
-                super().setup()
-                self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-            def do_GET(self) -> None:
-                outer._answer(self, folder)
-
-            def do_HEAD(self) -> None:
-                outer.seen.methods["HEAD"] += 1
-                self.send_error(405)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads, request_queue_size = True, 1024
-
-        self._server = Server((address, port), Handler)
-        self.url = f"http://{address}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        super().__init__((address, port), _Handler)
+        self.folder, self.seen, self.faults = folder, Seen(), Faults()
+        self.lock = threading.Lock()
+        self.url = f"http://{address}:{self.server_port}"
 
     def __enter__(self) -> "RangeServer":
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
 
-    def _answer(self, handler: BaseHTTPRequestHandler, folder: Path) -> None:
-        path, _, query = handler.path.partition("?")
-        wanted = handler.headers.get("Range")
-        with self._lock:
-            self.seen.note("GET", path, query, ranged=wanted is not None)
-            refused = self.faults.refuse > 0
-            self.faults.refuse -= refused
-            cut = not refused and self.faults.cut > 0
-            self.faults.cut -= cut
-            answered = self.seen.methods["GET"] <= self.faults.hang_after
-        if self.faults.hang is not None and not answered:
-            self.faults.hang.wait()
+
+class _Handler(BaseHTTPRequestHandler):
+    server: RangeServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        seen, faults = self.server.seen, self.server.faults
+        path, _, query = self.path.partition("?")
+        wanted = self.headers.get("Range")
+        with self.server.lock:
+            seen.note("GET", path, query, ranged=wanted is not None)
+            refused = faults.meets("refuse")
+            cut = not refused and faults.meets("cut")
+            answered = seen.methods["GET"] <= faults.hang_after
+        if faults.hang is not None and not answered:
+            faults.hang.wait()
         if refused:
-            _send(handler, 503, b"<Error><Code>SlowDown</Code></Error>")
+            self._begin(503, len(REFUSED))
+            self.wfile.write(REFUSED)
             return
         try:
-            file = os.open(folder / path.strip("/").partition("/")[2], os.O_RDONLY)
+            file = os.open(self.server.folder / path.strip("/").partition("/")[2], os.O_RDONLY)
         except OSError:
-            _send(handler, 404, b"<Error><Code>NoSuchKey</Code></Error>")
+            self._begin(404, 0)
             return
         try:
-            size = os.fstat(file).st_size
-            start, stop = 0, size
-            if wanted is not None:
-                first, _, last = wanted.removeprefix("bytes=").partition("-")
-                start, stop = int(first), min(size, int(last) + 1)
-            handler.send_response(200 if wanted is None else 206)
-            handler.send_header("Content-Length", str(stop - start))
-            handler.send_header("ETag", '"0"')
-            handler.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
-            if wanted is not None:
-                handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-            handler.end_headers()
-            handler.wfile.flush()
-            if cut:
-                stop = start + (stop - start) // 2
-                handler.close_connection = True
-            while start < stop:
-                count = min(_PIECE, stop - start)
-                start += os.sendfile(handler.connection.fileno(), file, start, count)
-            if cut:
-                with suppress(OSError):
-                    handler.connection.shutdown(socket.SHUT_RDWR)
+            self._give(file, wanted, cut)
         except (BrokenPipeError, ConnectionResetError):
-            handler.close_connection = True
+            self.close_connection = True
         finally:
             os.close(file)
 
+    def _give(self, file: int, wanted: str | None, cut: bool) -> None:
+        """Answer with a file, or a range of it; `cut`: with half of that."""
+        size = os.fstat(file).st_size
+        start, stop, more = 0, size, {"ETag": '"0"', "Last-Modified": _DATE}
+        if wanted is not None:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, stop = int(first), min(size, int(last) + 1)
+            more["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        self._begin(200 if wanted is None else 206, stop - start, **more)
+        if cut:
+            stop = start + (stop - start) // 2
+            self.close_connection = True
+        while start < stop:
+            start += os.sendfile(self.connection.fileno(), file, start, min(_PIECE, stop - start))
+        if cut:
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
 
-def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
-    handler.send_response(status)
-    handler.send_header("Content-Length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body)
+    def _begin(self, status: int, length: int, **more: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(length), **more}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.flush()
+
+    def do_HEAD(self) -> None:
+        self.server.seen.methods["HEAD"] += 1
+        self.send_error(405)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
 
 
 @dataclass
@@ -180,11 +177,10 @@ def moto_server() -> Iterator[Moto]:
         with lock:
             ranged = "HTTP_RANGE" in environ
             moto.seen.note(method, environ["PATH_INFO"], query, ranged=ranged)
-            refused = moto.faults.refuse > 0
-            moto.faults.refuse -= refused
+            refused = moto.faults.meets("refuse")
         if refused:
             start("503 Slow Down", [("Content-Type", "application/xml")])
-            return [b"<Error><Code>SlowDown</Code></Error>"]
+            return [REFUSED]
         answer: Iterable[bytes] = inner(environ, start)
         return answer
 

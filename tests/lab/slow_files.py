@@ -37,13 +37,12 @@ IO = struct.Struct("<QQI")
 def slow_files(
     source: Path,
     *,
-    seconds: float,
+    seconds: float = 0,
     stalls: str = "",
     on: str = "read",
-    open_seconds: float = 0,
     log: Path | None = None,
 ) -> Iterator[Path]:
-    """Show a folder at a new place: reads take `seconds`, and to open a file `open_seconds`.
+    """Show a folder at a new place, where reads take `seconds`.
 
     Of the file or folder `stalls` what `on` names is never answered: "read", "open", "list" or
     "lookup". The thread and name of each file that is opened go to `log`; "hangs" follows the name
@@ -53,7 +52,7 @@ def slow_files(
         pytest.skip("mounting a FUSE file system takes root and /dev/fuse")
     point = source.with_name(f"{source.name}-slow-{os.getpid()}")
     point.mkdir()
-    slow = json.dumps([seconds, stalls, on, open_seconds, str(log or os.devnull)])
+    slow = json.dumps([seconds, stalls, on, str(log or os.devnull)])
     try:
         with serving("tests.lab.slow_files", [str(source), str(point), slow], point):
             yield point
@@ -138,8 +137,8 @@ class Server:
 class _SlowServer(Server):
     def __init__(self, device: int, source: Path, slow: str) -> None:
         super().__init__(device, source)
-        given: tuple[float, str, str, float, str] = json.loads(slow)
-        self._seconds, self._stalls, self._on, self._open_seconds, log = given
+        given: tuple[float, str, str, str] = json.loads(slow)
+        self._seconds, self._stalls, self._on, log = given
         self._log = Path(log)
         self._threads = ThreadPoolExecutor(64)
 
@@ -157,9 +156,6 @@ class _SlowServer(Server):
                 continue
             if what == OPEN:
                 self._note(pid, self._paths[node - _ROOT].name)
-                if self._open_seconds:
-                    self._threads.submit(self._open_slowly, unique, came)
-                    continue
             try:
                 self.answer(unique, self.reply(what, node, body))
             except OSError as error:
@@ -181,10 +177,6 @@ class _SlowServer(Server):
             return bool(self._on == "lookup" and os.fsdecode(body.rstrip(b"\0")) == self._stalls)
         kinds = {READ: "read", OPEN: "open", _READDIR: "list"}
         return bool(kinds.get(what) == self._on and self._paths[node - _ROOT].name == self._stalls)
-
-    def _open_slowly(self, unique: int, came: float) -> None:
-        time.sleep(max(0.0, came + self._open_seconds - time.perf_counter()))
-        self.answer(unique, struct.pack("<QII", 0, 0, 0))
 
     def _read(self, unique: int, node: int, body: bytes, came: float) -> None:
         path = self._paths[node - _ROOT]

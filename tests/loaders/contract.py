@@ -5,7 +5,9 @@ Expectations come from the plan and from `datagen.Content`, never from the readi
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,9 @@ from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.formats import FORMATS
 from dlemu.formats.raw import Bare
 from dlemu.loaders import Batch, Loader, open_loader
+from dlemu.loaders.source import Source
 from dlemu.ranks.world import Alone
+from tests.lab.dataset import generated
 
 FILES_OF_5: dict[str, object] = {"num_files_train": 6, "num_samples_per_file": 5}
 FILES_OF_13: dict[str, object] = {"num_files_train": 2, "num_samples_per_file": 13}
@@ -96,7 +100,6 @@ def make_case(
     keys: Mapping[str, object] | None = None,
     *,
     num_accelerators: int = 1,
-    **more: object,
 ) -> Case:
     """Return a case whose dataset lies in `folder`; it is written if it is not there yet."""
     tree = {
@@ -107,7 +110,27 @@ def make_case(
     }
     workload = check_workload(tree)
     generate(workload, world=Alone())
-    return Case(workload.with_keys({**(keys or {}), **more}), num_accelerators)
+    return Case(workload.with_keys(keys or {}), num_accelerators)
+
+
+def source_of(
+    folder: Path,
+    keys: Mapping[str, object] | None = None,
+    *,
+    keep: int = 0,
+    known_places: bool = True,
+    **dataset: Any,
+) -> Source:
+    """Return how 12 npz files of 1000 bytes are read in batches of 3, unless told otherwise."""
+    shape = {"num_files_train": 12, "record_length_bytes": 1000.0} | dataset
+    workload = generated(folder, {"reader.batch_size": 3, **(keys or {})}, **shape)
+    return Source.open(Dataset(workload, layout_of(workload), known_places), keep=keep)
+
+
+def read_all(case: Case, *, epochs: int = 1, **opening: Any) -> list[list[Batch]]:
+    """Read epochs and look at nothing; return their steps."""
+    with closing(case.open(**opening)) as loader:
+        return [step for each in range(epochs) for step in loader.epoch(each, case.plan(each))]
 
 
 def expected(case: Case, sample: int) -> NDArray[np.uint8]:

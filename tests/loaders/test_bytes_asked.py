@@ -5,16 +5,20 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from pyarrow import parquet as pq
 
 from dlemu.config.model import Workload
+from dlemu.datagen import survey
 from dlemu.errors import WorkloadError
 from dlemu.formats import FORMATS
+from dlemu.formats.parquet import Ranges
 from dlemu.loaders import FILES_KEPT
 from dlemu.units import PAGE_BYTES, round_up
 from tests.lab.dataset import generated
-from tests.loaders.contract import Case
+from tests.loaders.contract import Case, make_case, read_all
 
 SAMPLE, GROUP = 16_384, 4
 EPOCHS = 2
@@ -89,3 +93,31 @@ def test_asks_the_kernel_for_what_the_format_needs(
             for batches in loader.epoch(epoch, case.plan(epoch)):
                 read += sum(batch.num_bytes for batch in batches)
     assert num_samples * SAMPLE <= read <= sum(asked) <= most
+
+
+@pytest.mark.parametrize("gap", [0, 1 << 20])
+def test_only_the_columns_that_are_marked_are_read(tmp_path: Path, gap: int) -> None:
+    """With a large gap the column between them is read as well, and each row group once."""
+    keys = {"reader.data_loader": "threads", "reader.batch_size": 13, "reader.coalesce_gap": gap}
+    case = make_case(tmp_path, "parquet of 13", keys)
+    for name in ("dlemu.json", "dlemu.files.npy"):
+        (tmp_path / name).unlink()
+    assert survey(tmp_path, case.workload).num_samples == 26, "found by their footers"
+    wanted = 0
+    for path in (tmp_path / "train").iterdir():
+        file = pq.ParquetFile(path).metadata
+        wanted += file.serialized_size + 8
+        for group in map(file.row_group, range(file.num_row_groups)):
+            taken = (0, 2, 3, 4) if gap == 0 else range(5)
+            wanted += sum(group.column(number).total_compressed_size for number in taken)
+    steps = read_all(case, known_places=False, keep=0)
+    assert sum(batch.num_bytes for [batch] in steps) == wanted
+
+
+def test_ranges_of_ones_own_files_are_joined_once(tmp_path: Path) -> None:
+    """All footers are alike, and a large one takes as long as its file."""
+    case = make_case(tmp_path, "parquet of 13", {"reader.read_threads": 0})
+    join = patch.object(Ranges, "joined", autospec=True, side_effect=Ranges.joined)
+    with join as joined:
+        read_all(case, epochs=2, keep=0)
+    assert joined.call_count == 1

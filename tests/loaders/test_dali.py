@@ -4,10 +4,11 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,13 +26,7 @@ from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import availability
 from tests.lab.waiting import until
-from tests.loaders.contract import (
-    BY_DALI,
-    Case,
-    check_epoch,
-    make_case,
-    payload_bytes,
-)
+from tests.loaders.contract import BY_DALI, Case, check_epoch, make_case, payload_bytes, read_all
 
 
 def open_dali(case: Case, **options: bool) -> DaliLoader:
@@ -75,10 +70,9 @@ def test_without_an_index_our_own_reader_reads(tmp_path: Path) -> None:
     case = case_of(tmp_path, "tfrecord of 13", {})
     for file in range(case.layout.num_files):
         (tmp_path / case.layout.index_paths(file)[0]).unlink()
-    loader = open_dali(case, known_places=False)
-    assert loader.way == "host memory"
-    check_epoch(case, loader, 0)
-    loader.close()
+    with closing(open_dali(case, known_places=False)) as loader:
+        assert loader.way == "host memory"
+        check_epoch(case, loader, 0)
 
 
 @pytest.mark.parametrize("loop", ["rule", "pipelined"])
@@ -89,25 +83,20 @@ def test_its_own_readers_are_asked_when_the_loop_would_ask(
     """A first request makes `prefetch` batches; each batch that is taken asks for one more."""
     keys = {"reader.prefetch_size": prefetch, "train.loop": loop, "reader.batch_size": 2}
     case = case_of(tmp_path, "npy", keys)
-    asked: list[None] = []
+    asked = Mock()
 
     def counted(*given: Any, **keys: Any) -> Any:
         pipeline = read_numpy(*given, **keys)
-        run = pipeline.schedule_run
-
-        def schedule_run() -> None:
-            asked.append(None)
-            run()
-
-        pipeline.schedule_run = schedule_run
+        asked.side_effect = pipeline.schedule_run
+        pipeline.schedule_run = asked
         return pipeline
 
     monkeypatch.setattr(pipelines, "read_numpy", counted)
     loader = open_dali(case)
     for step, _ in enumerate(loader.epoch(0, case.plan(0))):
         taken = step + 1 if loop == "rule" else step + 2
-        until(lambda: len(asked) >= 1 + taken)  # noqa: B023
-        assert len(asked) == 1 + taken
+        until(lambda: asked.call_count >= 1 + taken)  # noqa: B023
+        assert asked.call_count == 1 + taken
         if step == 4:
             break
     loader.close()
@@ -115,33 +104,29 @@ def test_its_own_readers_are_asked_when_the_loop_would_ask(
 
 def test_counts_what_its_own_readers_read(tmp_path: Path) -> None:
     case = case_of(tmp_path, "npy", {})
-    loader = open_dali(case)
-    [first, *_] = steps = check_epoch(case, loader, 0)
-    sizes = case.layout.sizes(first[0].samples)
-    assert first[0].num_bytes == (sizes + 4096).sum(), "whole files"
-    total = sum(batches[0].num_bytes for batches in steps)
-    assert loader.path_bytes() == PathBytes(host=total)
-    loader.close()
+    with closing(open_dali(case)) as loader:
+        [first, *_] = steps = check_epoch(case, loader, 0)
+        sizes = case.layout.sizes(first[0].samples)
+        assert first[0].num_bytes == (sizes + 4096).sum(), "whole files"
+        total = sum(batches[0].num_bytes for batches in steps)
+        assert loader.path_bytes() == PathBytes(host=total)
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, 5000)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "cut": lambda path: os.truncate(path, 5000),
+    "enlarged": lambda path: np.save(path, np.zeros((50_000, 1, 1), np.uint8)),
+}
 
 
-def enlarge(path: Path) -> None:
-    np.save(path, np.zeros((50_000, 1, 1), np.uint8))
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, cut, enlarge])
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("direct", [False, True])
-def test_damage_is_told_in_one_line(tmp_path: Path, damage: Any, direct: bool) -> None:
+def test_damage_is_told_in_one_line(tmp_path: Path, damage: str, direct: bool) -> None:
     case = case_of(tmp_path, "npy", {"reader.odirect": direct})
     path = tmp_path / case.layout.path(int(case.plan(0).samples[2, 0, 1]))
-    damage(path)
-    loader = open_dali(case)
+    DAMAGES[damage](path)
     with pytest.raises(DatasetError) as raised:
-        list(loader.epoch(0, case.plan(0)))
-    loader.close()
+        read_all(case)
     text = str(raised.value)
     assert str(path) in text and "dlemu verify" in text
     assert "\n" not in text and len(text) < 500
@@ -151,10 +136,8 @@ def test_a_damaged_index_is_told_in_one_line(tmp_path: Path) -> None:
     case = case_of(tmp_path, "tfrecord of 13", {})
     path = tmp_path / case.layout.index_paths(1)[0]
     path.write_bytes(b"0 20000\n")
-    loader = open_dali(case)
     with pytest.raises(DatasetError, match=f"^{path}: it has 1 lines, .* asks for 13"):
-        list(loader.epoch(0, case.plan(0)))
-    loader.close()
+        read_all(case)
 
 
 def test_says_what_it_waits_for(tmp_path: Path) -> None:

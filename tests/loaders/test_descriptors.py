@@ -3,6 +3,7 @@
 import errno
 import gc
 import itertools
+import multiprocessing
 import os
 import resource
 import subprocess
@@ -11,7 +12,6 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from unittest.mock import DEFAULT, Mock
 
-import psutil
 import pytest
 
 from dlemu.config.model import Workload, check_workload
@@ -22,8 +22,9 @@ from dlemu.library import size
 from dlemu.loaders import OTHERS, check_loader, descriptors_needed, most_accelerators
 from dlemu.ranks.world import Alone
 from tests.lab import warm
+from tests.lab.dataset import workload_of
 from tests.lab.waiting import until
-from tests.loaders.contract import Case, check_epoch, make_case
+from tests.loaders.contract import Case, check_epoch, make_case, read_all
 
 ROOT = Path(__file__).parents[2]
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -60,9 +61,8 @@ def most_open(case: Case) -> int:
 @pytest.fixture(scope="module", autouse=True)
 def opened_for_good(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Have the libraries open what they keep open for as long as this process lives."""
-    case = make_case(tmp_path_factory.mktemp("first"), "npz", {"reader.data_loader": "pytorch"})
-    with closing(case.open(keep=1)) as loader:
-        list(loader.epoch(0, case.plan(0)))
+    keys = {"reader.data_loader": "pytorch"}
+    read_all(make_case(tmp_path_factory.mktemp("first"), "npz", keys))
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,14 @@ def test_readers_cost_what_the_formula_says(keys: dict[str, object], tmp_path: P
     """A file that is closed at once may not be seen, but workers and queues are."""
     keys = {"reader.data_loader": "pytorch"} | keys
     has_workers = keys["reader.data_loader"] == "pytorch" and keys["reader.read_threads"]
+    number = 3
     if "reader.multiprocessing_context" in keys:  # its servers stay open
         resource_tracker.ensure_running()
-    if keys.get("reader.multiprocessing_context") == "forkserver":
         forkserver.ensure_running()
+        number = 1  # each worker imports torch
     dataset = "hdf5 of 5" if keys["reader.read_threads"] == 5 else "npz"
-    case = make_case(tmp_path, dataset, keys, num_accelerators=3)
-    counted, formula = most_open(case), descriptors_needed(case.workload, 3) - OTHERS
+    case = make_case(tmp_path, dataset, keys, num_accelerators=number)
+    counted, formula = most_open(case), descriptors_needed(case.workload, number) - OTHERS
     assert counted == formula if has_workers else counted <= formula
     if dataset != "npz":
         assert formula == 3 * (1 + 5), "a descriptor each, and one"
@@ -156,13 +157,10 @@ def test_workers_that_read_through_a_cache_have_descriptors_for_it(tmp_path: Pat
 
 
 def test_requests_to_a_bucket_are_connections(tmp_path: Path) -> None:
-    workload = tiny(tmp_path, data_loader="threads", gets_in_flight=16).with_keys(
-        {
-            "dataset.data_folder": "s3://bucket/data",
-            "storage.endpoint_url": "http://localhost:9000",
-        }
-    )
-    assert descriptors_needed(workload, 3) == OTHERS + 3 * 2 * 16
+    keys = {"reader.data_loader": "threads", "reader.read_threads": 2, "reader.gets_in_flight": 16}
+    keys["storage.endpoint_url"] = "http://localhost:9000"
+    in_bucket = workload_of(Path("/"), keys, data_folder="s3://bucket/data")
+    assert descriptors_needed(in_bucket, 3) == OTHERS + 3 * 2 * 16
 
 
 def test_a_search_ends_at_the_most_that_can_be_run(tmp_path: Path) -> None:
@@ -195,11 +193,10 @@ def test_a_host_that_gives_no_more_processes_is_told_in_one_line(
     refused = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     thrice = itertools.chain([DEFAULT] * 3, itertools.repeat(refused))
     monkeypatch.setattr(os, "fork", Mock(wraps=os.fork, side_effect=thrice))
-    before = set(psutil.Process().children())
     loader = case.open()
     with pytest.raises(RunError, match=r"^no worker 1 of accelerator 1: Resource temporarily"):
         next(iter(loader.epoch(0, case.plan(0))))
     loader.close()
     del loader
     gc.collect()
-    assert not set(psutil.Process().children()) - before
+    assert not multiprocessing.active_children()

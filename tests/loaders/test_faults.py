@@ -1,37 +1,29 @@
 """Damaged datasets, dead workers, ended parents: one clear line, soon, and nothing left running."""
 
-import contextlib
 import itertools
 import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
-import psutil
 import pytest
 
 from dlemu.errors import DatasetError, RunError, WorkloadError
-from dlemu.loaders import pytorch
+from dlemu.loaders import check_loader, pytorch
 from dlemu.storage import extents as storage
 from dlemu.storage.files import open_sized
-from tests.lab import warm
 from tests.lab.dataset import flip
 from tests.lab.waiting import until
-from tests.loaders.contract import Case, make_case
+from tests.loaders.contract import Case, make_case, read_all
 
 LOADERS = ["threads", "pytorch"]
-
-
-def cut_in_half(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
 
 
 def put_folder(path: Path) -> None:
@@ -54,7 +46,6 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "missing": ("npz", Path.unlink, "is missing; dlemu verify lists what is damaged"),
     "cut by a byte": ("npy", lambda path: os.truncate(path, path.stat().st_size - 1), SIZE),
     "grown": ("hdf5", lambda path: path.write_bytes(path.read_bytes() + b"x"), SIZE),
-    "HDF5 in half": ("hdf5 of 5", cut_in_half, SIZE),
     "a folder": ("npz", put_folder, "is a folder, not a file"),
     "a FIFO": ("npz", put_fifo, "is a FIFO, not a file"),
     "a FIFO of many": ("tfrecord of 13", put_fifo, "is a FIFO, not a file"),
@@ -67,17 +58,31 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda path: flip(path, _second_record(path), 0xFF),
         LENGTH,
     ),
+    "Parquet footer": (
+        "parquet of 13",
+        lambda path: flip(path, -20),
+        "its footer differs from what was written",
+    ),
+    "foreign, compressed": (
+        "npz",
+        lambda path: np.savez_compressed(path, x=np.zeros(20_000, np.uint8)),
+        "compressed",
+    ),
+    "foreign, shorter than its index says": (
+        "indexed of 13",
+        lambda path: os.truncate(path, path.stat().st_size - 1),
+        "its index points past its end: sample 12",
+    ),
+    "foreign, without an index": (
+        "indexed of 13",
+        lambda path: Path(f"{path}.sz.idx").unlink(),
+        "its index .*sz.idx cannot be read: No such file",
+    ),
 }
 
 
 def _second_record(path: Path) -> int:
     return int.from_bytes(path.read_bytes()[:8], "little") + 16
-
-
-def read_all(case: Case, **opening: bool) -> None:
-    with closing(case.open(**opening)) as loader:
-        for _ in loader.epoch(0, case.plan(0)):
-            pass
 
 
 def victim(case: Case) -> Path:
@@ -87,28 +92,34 @@ def victim(case: Case) -> Path:
     return case.workload.data_folder / case.layout.path(int(files[files > 0][0]))
 
 
-@pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Wait for the end of all workers."""
+    yield
+    until(lambda: not multiprocessing.active_children(), "the end of the workers")
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"), [*((each, "threads") for each in FAULTS), ("missing", "pytorch")]
+)
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, fault: str) -> None:
     dataset, apply, said = FAULTS[fault]
     case = make_case(tmp_path, dataset, {"reader.data_loader": name, "reader.read_threads": 2})
     path = victim(case)
     apply(path)
     with pytest.raises(DatasetError) as raised:
-        read_all(case, keep=False)
+        read_all(case, keep=False, known_places="foreign" not in fault)
     line = str(raised.value)
     assert line.startswith(str(path)) and re.search(said, line), line
     assert "\n" not in line
-    _nothing_runs()
 
 
-@pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("decode", ["raw", "library"])
 @pytest.mark.parametrize("dataset", ["npz", "npz of 5", "tfrecord", "tfrecord of 13"])
 def test_damaged_content_is_found_where_checksums_are_checked(
-    tmp_path: Path, name: str, decode: str, dataset: str
+    tmp_path: Path, decode: str, dataset: str
 ) -> None:
-    keys = {"reader.data_loader": name, "reader.decode": decode, "reader.check_crc": True}
+    keys = {"reader.data_loader": "threads", "reader.decode": decode, "reader.check_crc": True}
     case = make_case(tmp_path, dataset, keys)
     path = victim(case)
     flip(path, path.stat().st_size // 2, 0xFF)
@@ -116,22 +127,27 @@ def test_damaged_content_is_found_where_checksums_are_checked(
         read_all(case)
 
 
-@pytest.mark.parametrize("name", LOADERS)
-def test_foreign_files_of_other_formats_are_named(tmp_path: Path, name: str) -> None:
-    case = make_case(tmp_path, "npz", {"reader.data_loader": name})
-    path = victim(case)
-    np.savez_compressed(path, x=np.zeros(20_000, np.uint8))
-    with pytest.raises(DatasetError, match=re.escape(str(path)) + ".*compressed"):
-        read_all(case, known_places=False)
+@pytest.mark.parametrize(
+    ("dataset", "keys", "line"),
+    [
+        ("npz", {"odirect": True, "decode": "library"}, r"reader.odirect must be false or auto"),
+        ("npy", {"check_crc": True}, r"reader.check_crc must be false for npy files"),
+        ("parquet of 13", {}, r"hand_over=batch needs reader.decode=library"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    tmp_path: Path, dataset: str, keys: dict[str, object], line: str
+) -> None:
+    case = make_case(tmp_path, dataset, {f"reader.{key}": value for key, value in keys.items()})
+    with pytest.raises(WorkloadError, match=line):
+        case.open()
 
 
-def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    keys: dict[str, object] = {"reader.odirect": True, "reader.decode": "library"}
-    with pytest.raises(WorkloadError, match=r"reader.odirect must be false or auto where"):
-        make_case(tmp_path, "npz", keys).open()
-    keys = {"reader.check_crc": True}
-    with pytest.raises(WorkloadError, match=r"reader.check_crc must be false for npy files"):
-        make_case(tmp_path / "npy", "npy", keys).open()
+def test_rows_need_pyarrow(tmp_path: Path) -> None:
+    workload = make_case(tmp_path, "parquet of 13", {"reader.decode": "library"}).workload
+    line = r"needs pyarrow .*pip install 'dlemu\[parquet\]'"
+    with patch("dlemu.loaders.find_spec", lambda _: None), pytest.raises(WorkloadError, match=line):
+        check_loader(workload, 1)
 
 
 @pytest.mark.parametrize("between_epochs", [False, True])
@@ -155,7 +171,6 @@ def test_a_killed_worker_is_named(tmp_path: Path, between_epochs: bool) -> None:
         f"worker 2 of accelerator 0 (pid {pids[2]}) was killed by SIGKILL; out of memory?"
     )
     loader.close()
-    _nothing_runs()
 
 
 def test_an_interrupt_while_workers_are_started_ends_all(
@@ -201,7 +216,8 @@ def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(storage, "open_sized", slow)
         loader = case.open()
-        program = _run_in_thread(lambda: list(loader.epoch(0, case.plan(0))))  # noqa: B023
+        read = partial(list, loader.epoch(0, case.plan(0)))
+        (program := threading.Thread(target=read)).start()
         wanted = f"worker 0 of accelerator 0 reads {re.escape(str(path.relative_to(folder)))} for "
         until(lambda: re.search(rf"{wanted}[1-9]\d* s", loader.waiting_for()), wanted)  # noqa: B023
         os.write(go_on, b"!")
@@ -211,48 +227,6 @@ def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     os.close(go_on)
 
 
-def _run_in_thread(run: Callable[[], object]) -> threading.Thread:
-    def quiet() -> None:
-        with contextlib.suppress(DatasetError):
-            run()
-
-    thread = threading.Thread(target=quiet)
-    thread.start()
-    return thread
-
-
-PROGRAM = """
-import sys, time
-from pathlib import Path
-from tests.loaders.contract import make_case
-case = make_case(Path(sys.argv[1]), "npz", {"reader.data_loader": "pytorch",
-    "reader.read_threads": 2, "reader.preprocess_time": 0.05,
-    "reader.preprocess": "sleep"})
-loader = case.open()
-for epoch in range(1000):
-    for batches in loader.epoch(epoch, case.plan(epoch)):
-        print(*loader.pids(), flush=True)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    assert parent.stdout is not None
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 2
-    parent.send_signal(number)
-    parent.wait(60)
-    until(lambda: not any(map(psutil.pid_exists, pids)), "the end of the workers")
-    parent.stdout.close()
-
-
 def test_a_worker_that_begins_after_the_end_of_its_parent_ends() -> None:
     fork = multiprocessing.get_context("fork")
     for parent, status in ((os.getpid(), 0), (os.getppid(), 1), (None, 0)):
@@ -260,16 +234,3 @@ def test_a_worker_that_begins_after_the_end_of_its_parent_ends() -> None:
         worker.start()
         worker.join(60)
         assert worker.exitcode == status
-
-
-# Servers that earlier tests of this process started, and that serve all of its tests.
-_SERVERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-
-
-def _nothing_runs() -> None:
-    """Check that no process was left; a reader's thread may still be on its way out."""
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            command = " ".join(process.cmdline())
-            if process.pid != warm.prepare() and not any(each in command for each in _SERVERS):
-                assert process.status() == psutil.STATUS_ZOMBIE, command

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import queue
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,22 +27,12 @@ def pipe() -> Iterator[Pipe]:
     made.close()
 
 
-def test_messages_come_in_their_order(pipe: Pipe) -> None:
-    messages = [(0, b""), None, ValueError("no"), list(range(1000))]
-    for message in messages:
-        pipe.put(message)
-    assert [repr(pipe.get()) for _ in messages] == [repr(message) for message in messages]
-
-
-@pytest.mark.parametrize("num_bytes", [0, 1, 65_535, 65_536, 1_000_000])
-def test_a_message_may_be_larger_than_the_pipe(pipe: Pipe, num_bytes: int) -> None:
-    def send() -> None:
-        for _ in range(3):
-            pipe.put(bytes(num_bytes))
-
-    sender = threading.Thread(target=send)
+def test_messages_come_in_their_order_and_may_be_larger_than_the_pipe(pipe: Pipe) -> None:
+    sizes = [0, 1, 65_535, 65_536, 1_000_000]
+    messages = [(0, b""), None, ValueError("no"), list(range(1000)), *map(bytes, sizes)]
+    sender = threading.Thread(target=lambda: [pipe.put(message) for message in messages])
     sender.start()
-    assert [len(pipe.get(timeout=60)) for _ in range(3)] == [num_bytes] * 3
+    assert [repr(pipe.get(timeout=60)) for _ in messages] == [repr(each) for each in messages]
     sender.join()
 
 
@@ -57,23 +46,20 @@ def test_half_a_message_is_none(pipe: Pipe) -> None:
     assert pipe.get(timeout=60) == "whole"
 
 
-def look(flag: Flag, begun: int) -> None:
-    flag.is_set()
-    os.write(begun, b"!")
-    while True:
-        flag.is_set()
-
-
 def test_who_is_killed_while_looking_at_a_flag_holds_up_nobody() -> None:
     context: Any = lean_context("fork", num_messages=1, requests=Requests(), processes=[])
-    flag = context.Event()
-    assert isinstance(flag, Flag)
-    begins, begun = os.pipe()
-    for _ in range(20):
-        looker = context.Process(target=look, args=(flag, begun))
+    flag, (begins, begun) = context.Event(), os.pipe()
+
+    def look() -> None:
+        os.write(begun, bytes([flag.is_set()]))
+        while True:
+            flag.is_set()
+
+    for _ in range(10):
+        looker = context.Process(target=look)
         looker.start()
-        os.read(begins, 1)
-        os.kill(looker.pid, signal.SIGKILL)
+        assert os.read(begins, 1) == b"\0"
+        looker.kill()
         looker.join()
     setter = threading.Thread(target=flag.set, daemon=True)
     setter.start()
@@ -143,32 +129,21 @@ def test_requests_are_sent_when_they_are_to_be(num_messages: int) -> None:
     assert made.get(timeout=60) == "fifth"
 
 
-@pytest.fixture(autouse=True)
-def handler_of_others() -> Iterator[None]:
-    """Leave no handler of torch's to other tests: workers of the main thread install it."""
-    before = signal.getsignal(signal.SIGCHLD)
-    yield
-    signal.signal(signal.SIGCHLD, before)
-    signal_handling._SIGCHLD_handler_set = False
-
-
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_worker_that_is_ended_is_no_error_once_nobody_watches(watched: bool) -> None:
+def test_a_worker_that_is_ended_is_no_error_once_nobody_watches(
+    watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch's handler of SIGCHLD calls raises if one of the workers was killed."""
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", True)  # no handler, then
     context: Any = lean_context("fork", num_messages=8, requests=Requests(), processes=[])
-    loader: Any = DataLoader(
-        range(100),  # type: ignore[arg-type]
-        batch_size=None,
-        num_workers=1,
-        persistent_workers=True,
-        multiprocessing_context=context,
-    )
+    several = {"persistent_workers": True, "multiprocessing_context": context}
+    loader: Any = DataLoader(range(100), batch_size=None, num_workers=1, **several)  # type: ignore[arg-type]
     next(iter(loader))
     [worker] = loader._iterator._workers
     if not watched:
         pipes.stop_watching(loader)
+    worker.kill()
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(RuntimeError, match="Killed") if watched else nullcontext():
-        worker.kill()
-        worker.join(60)
-        until(lambda: not watched, "the handler, which raises between two instructions")
+        signal_handling._error_if_any_worker_fails()
     pipes.stop_watching(loader)
-    assert worker.exitcode == -signal.SIGKILL

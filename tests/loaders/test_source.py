@@ -1,34 +1,19 @@
 """The memory in which batches are handed over: its room, its padding, and how many there are."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
-from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import PlanOptions, plan_epoch
 from dlemu.errors import WorkloadError
 from dlemu.loaders.source import Slots, Source, row_bytes_of, sample_bytes
 from dlemu.storage.files import aligned_buffer
-from tests.lab.dataset import generated
+from tests.loaders.contract import source_of
 
-NUM_FILES, BATCH = 6, 3
-
-
-def source_in(
-    folder: Path,
-    *,
-    known_places: bool = True,
-    keep: int = 1,
-    batch_size: int = BATCH,
-    loop: str = "rule",
-    **dataset: Any,
-) -> Source:
-    """Return a dataset in a folder; two workers read 5 batches ahead, rounded up to 6."""
-    keys = {"reader.batch_size": batch_size, "reader.read_threads": 2, "reader.prefetch_size": 5}
-    shape = {"format": "npy", "num_files_train": NUM_FILES, "record_length_bytes": 1000.0} | dataset
-    workload = generated(folder, {**keys, "train.loop": loop}, **shape)
-    return Source.open(Dataset(workload, layout_of(workload), known_places), keep=keep)
+BATCH = 3
+# Two workers read 5 batches ahead, rounded up to 6.
+AHEAD: dict[str, object] = {"reader.read_threads": 2, "reader.prefetch_size": 5}
 
 
 def slots_of(source: Source, row_bytes: int) -> Slots:
@@ -41,14 +26,14 @@ def test_each_batch_that_may_exist_at_once_has_a_slot(
 ) -> None:
     """One in use, one taken early, 6 ahead; whoever holds two of them needs one more."""
     for keep in (1, 2):
-        source = source_in(tmp_path, keep=keep, loop=loop)
+        source = source_of(tmp_path, AHEAD | {"train.loop": loop}, keep=keep)
         assert source.takes_early == takes_early
         assert slots_of(source, 1000).num_slots == 6 + takes_early + keep
         assert not source.reads_when_asked
 
 
 def test_many_lengths_take_more_than_a_page_and_lie_on_no_sample(tmp_path: Path) -> None:
-    slots = slots_of(source_in(tmp_path, batch_size=64), 1000)
+    slots = slots_of(source_of(tmp_path, AHEAD | {"reader.batch_size": 64}, keep=1), 1000)
     assert slots.data.shape == (7, 64, 1000)
     for slot in range(7):
         for row in range(64):
@@ -57,7 +42,7 @@ def test_many_lengths_take_more_than_a_page_and_lie_on_no_sample(tmp_path: Path)
 
 
 def test_a_row_that_is_used_again_is_padded_with_zeros(tmp_path: Path) -> None:
-    slots = slots_of(source_in(tmp_path), 1000)
+    slots = slots_of(source_of(tmp_path, AHEAD, keep=1), 1000)
     for kept in (700, 300, 500):
         memory = slots.row(2, 1, kept, kept)
         memory[:] = b"\x07" * kept
@@ -70,14 +55,8 @@ def test_a_row_that_is_used_again_is_padded_with_zeros(tmp_path: Path) -> None:
 
 def test_a_foreign_files_samples_may_be_larger_than_their_mean(tmp_path: Path) -> None:
     """Only the files' sizes are known: their mean, rounded up, and 8 standard deviations."""
-    source = source_in(
-        tmp_path,
-        format="tfrecord",
-        num_samples_per_file=2,
-        record_length_bytes=1000.0,
-        record_length_bytes_stdev=20.0,
-        known_places=False,
-    )
+    shape = {"format": "tfrecord", "num_files_train": 6, "num_samples_per_file": 2}
+    source = source_of(tmp_path, known_places=False, **shape, record_length_bytes_stdev=20.0)
     largest = max(path.stat().st_size for path in (tmp_path / "train").iterdir())
     assert largest % 2 == 1
     assert sample_bytes(source) == (largest + 1) // 2 + 8 * 20
@@ -86,28 +65,26 @@ def test_a_foreign_files_samples_may_be_larger_than_their_mean(tmp_path: Path) -
 def test_batches_that_are_dropped_need_no_memory_and_others_must_find_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert row_bytes_of(source_in(tmp_path, keep=0), 4) == 0
-    source = source_in(tmp_path)
+    assert row_bytes_of(source_of(tmp_path, AHEAD), 4) == 0
+    source = source_of(tmp_path, AHEAD, keep=1)
     wanted = 4 * Slots.num_bytes(source, 1000)
     assert wanted >= 4 * 7 * BATCH * 1000
-
-    class Memory:
-        available = wanted
-
-    monkeypatch.setattr("psutil.virtual_memory", lambda: Memory)
+    memory = SimpleNamespace(available=wanted)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     assert row_bytes_of(source, 4) == 1000
-    Memory.available = wanted - 1
-    with pytest.raises(WorkloadError, match=r"4 accelerators x 7 batches of 2\.9 KiB"):
+    refused = r"4 accelerators x 7 batches of 2\.9 KiB"
+    memory.available = wanted - 1
+    with pytest.raises(WorkloadError, match=refused):
         row_bytes_of(source, 4)
-    Memory.available = wanted
+    memory.available = wanted
     limit = wanted - 1, "memory.max of a container"
     monkeypatch.setattr("dlemu.host.processes.host_memory_bytes", lambda: limit)
-    with pytest.raises(WorkloadError, match=r"4 accelerators x 7 batches of 2\.9 KiB"):
+    with pytest.raises(WorkloadError, match=refused):
         row_bytes_of(source, 4)
 
 
 def test_a_streams_tasks_name_its_steps_and_where_files_hold_their_samples(tmp_path: Path) -> None:
-    source = source_in(tmp_path, num_files_train=24, record_length_bytes_stdev=200.0)
+    source = source_of(tmp_path, format="npy", num_files_train=24, record_length_bytes_stdev=200.0)
     plan = plan_epoch(24, PlanOptions(batch_size=BATCH, num_accelerators=2, epoch=1, seed=3))
     assert plan.num_steps == 4
     for stream in range(3):
@@ -119,8 +96,4 @@ def test_a_streams_tasks_name_its_steps_and_where_files_hold_their_samples(tmp_p
             assert task.fetch.tolist() == task.samples.tolist()
             sizes = source.layout.sizes(task.samples)
             assert task.places is not None
-            assert task.places.tolist() == [
-                [4096] * BATCH,
-                sizes.tolist(),
-                (4096 + sizes).tolist(),
-            ]
+            assert task.places.tolist() == [[4096] * BATCH, sizes.tolist(), (4096 + sizes).tolist()]

@@ -1,33 +1,14 @@
-"""How far ahead batches are read, under both training loops; and how batches are brought."""
+"""How far ahead batches are read, under both training loops."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.loaders import Batch
-from dlemu.loaders.steps import Takers, Window
+from dlemu.loaders.steps import Window
 from tests.lab.simulated import Loop, Read, true_au
-
-
-def batch_of(step: int) -> Batch:
-    return Batch(0, step, 0, np.array([step]), 1, 0.0, 0.0, 0.0, 0.0)
-
-
-def test_what_a_stream_raises_is_raised_where_the_step_is_taken() -> None:
-    def stream() -> Iterator[Batch]:
-        yield batch_of(0)
-        raise ValueError("a broken file")
-
-    takers = Takers([stream()], when_asked=False)
-    steps = takers.steps(3)
-    assert next(steps)[0].step == 0
-    with pytest.raises(ValueError, match="a broken file"):
-        next(steps)
-    takers.end()
 
 
 def alone(*seconds: float) -> list[list[Read]]:
@@ -37,9 +18,7 @@ def alone(*seconds: float) -> list[list[Read]]:
 @pytest.mark.parametrize(
     ("batches", "keys", "au"),
     [
-        # Nothing is read ahead of the first request: 3 s for each batch, 1 s of them computing.
-        (alone(3, 3, 3), {"workers": 1}, 100 * 1 / 3),
-        # Two workers share the storage: a batch each 3 s again.
+        # Two workers share the storage: 3 s for each batch, 1 s of them computing.
         ([[Read(num_bytes=6)]] * 3, {"workers": 2, "bytes_per_second": 2}, 100 * 1 / 3),
         # All four are asked for at once: the last is there 0.3 s after the third has computed.
         (alone(0.4, 0.4, 0.4, 2.5), {"workers": 1, "prefetch_factor": 4}, 100 * 3 / 3.3),

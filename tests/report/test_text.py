@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from dlemu.report.in_run import belongs_to, host_lines, wear_line
 from dlemu.report.paths import path_name, plots_of, present_paths
 from dlemu.report.text import render_text
 from dlemu.terminal import set_mode
+from dlemu.tools.paths.cells import Cell
 from tests.host.test_wear import GB, drive
 from tests.lab.shown import text_of
+from tests.lab.stored import MADE
 
 TABLE = Table(
     heads=("run", "verdict", "from memory (%)", "samples/s", "epochs under the threshold"),
@@ -116,22 +119,13 @@ def network_of(
     device: str | None, share: float | None, in_memory: bool = False, read: float = 1e9
 ) -> list[str]:
     """Return the report's lines on the network of two hosts, the second one's at this share."""
-    hosts = [
-        {
-            "host": name,
-            "device": device,
-            "read_bytes_per_second": read,
-            "network": {
-                "nic": "eth0",
-                "gbps": None if share is None else 10.0,
-                "received_share": share and share * part,
-                "sent_share": share and 0.01,
-                "received_bytes_per_second": 1.2e9 * part,
-                "sent_bytes_per_second": 3e6,
-            },
-        }
-        for name, part in (("a", 0.5), ("b", 1.0))
-    ]
+    hosts = []
+    for name, part in (("a", 0.5), ("b", 1.0)):
+        link = {"nic": "eth0", "gbps": share and 10.0, "sent_share": share and 0.01}
+        link |= {"received_share": share and share * part, "sent_bytes_per_second": 3e6}
+        link |= {"received_bytes_per_second": 1.2e9 * part}
+        own = {"host": name, "device": device, "read_bytes_per_second": read, "network": link}
+        hosts.append(own)
     return lines_of(hosts, in_memory=in_memory)
 
 
@@ -222,30 +216,10 @@ def test_a_report_shows_the_wear_of_what_wrote_files() -> None:
 
 
 def cell(path: str, io_size: int = 4096, gib: float = 0.1, **changes: Any) -> dict[str, Any]:
-    """Return the fields of a cell that a report shows."""
-    return {
-        "target": "/mnt/d1",
-        "path": path,
-        "pattern": "seq_read",
-        "io_size": io_size,
-        "workers": 24,
-        "queue_depth": 1,
-        "queues": None,
-        "gpu": None,
-        "together": (),
-        "ceiling": None,
-        "ceiling_bytes_per_second": None,
-        "host_user_percentage": 0.2,
-        "gib_per_second": gib,
-        "iops": gib * 2**30 / io_size,
-        "latency_p99": 0.0025,
-        "cpu_user_percentage": 0.14,
-        "cpu_system_percentage": 0.5,
-        "cpu_seconds_per_gb": 0.05,
-        "cpu_seconds_per_million_ios": None,
-        "mode": "host",
-        **changes,
-    }
+    """Return the fields of a cell."""
+    own = {"path": path, "io_size": io_size, "gib_per_second": gib, "host_bytes": 0}
+    own |= {"iops": gib * 2**30 / io_size, "workers": 24}
+    return asdict(Cell(**(MADE["paths"] | own | changes)))
 
 
 def shown(*cells: dict[str, Any]) -> str:

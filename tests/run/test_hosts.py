@@ -2,9 +2,7 @@
 
 import contextlib
 import csv
-import json
 import re
-import signal
 import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
@@ -14,17 +12,15 @@ import psutil
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.host.processes import host_memory_bytes
 from tests.lab import warm
 from tests.lab.bench import MARK, Run, followed
-from tests.lab.cgroups import freezer, memory_limit
+from tests.lab.cgroups import freezer
 from tests.lab.commands import QUICK, with_checkout
 from tests.lab.drives import own_drive
 from tests.lab.hosts import Hosts, hosts
 from tests.lab.waiting import until
 
-_STALL_SECONDS = 5
-_LONG = ["train.epochs=100000", f"output.stall_seconds={_STALL_SECONDS}"]
+_LONG = ["train.epochs=100000", "output.stall_seconds=5"]
 """A run that ends by itself only when no test waits any more."""
 
 
@@ -67,14 +63,8 @@ def gone(ran: Run) -> None:
 
 def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:
     """Two share a drive of one machine, one has a wrong time of day."""
-    sizes = [f"dataset.{each}" for each in ("record_length_bytes=200000", "num_files_train=126")]
-    words = [
-        *QUICK,
-        *sizes,
-        "train.computation_time=0.1",
-        "train.epochs=1",
-        "reader.read_threads=2",
-    ]
+    words = [*QUICK, "dataset.record_length_bytes=200000", "dataset.num_files_train=126"]
+    words += ["train.computation_time=0.1", "train.epochs=1", "reader.read_threads=2"]
     (tmp_path / "seen").mkdir()
     with own_drive(80 << 20) as shared, own_drive(80 << 20) as other:
         for drive in (shared, other):
@@ -97,18 +87,6 @@ def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:
         seconds = {row["host"]: float(row["seconds"]) for row in csv.DictReader(file)}
     assert set(seconds) == {"h0", "h1", "h2"}
     assert max(seconds.values()) < 600, "the hour is not in it"
-
-
-def test_the_memory_of_hosts_is_added_up_as_each_has_it(lab: Hosts, tmp_path: Path) -> None:
-    """The rule wants five times the memory of all: of a container, the limit of its cgroup."""
-    words = [*QUICK, "dataset.num_files_train=auto", "output.stall_seconds=60"]
-    with memory_limit(1 << 30) as group:
-        lab.hold("h1", group)
-        with over(lab, [1, 1], tmp_path, "datasize", *words, "--json") as ran:
-            assert ran.end() == 0, ran.told()
-    told = json.loads("".join(ran.out))
-    assert told["memory"]["num_bytes"] == host_memory_bytes()[0] + (1 << 30), told
-    assert "(of 2 hosts)" in told["memory"]["text"]
 
 
 def test_a_host_whose_link_is_cut_is_named(lab: Hosts, tmp_path: Path) -> None:
@@ -145,38 +123,13 @@ def test_a_host_that_is_frozen_is_named(lab: Hosts, tmp_path: Path) -> None:
         assert lab.left() == []
 
 
-def test_a_data_folder_that_vanishes_on_one_host_is_named(lab: Hosts, tmp_path: Path) -> None:
-    (tmp_path / "seen").mkdir()
-    for name in lab.names:
-        lab.mount(name, tmp_path / "data", tmp_path / "seen")
-    seen = f"dataset.data_folder={tmp_path / 'seen'}"
-    with job(lab, tmp_path, [1, 1], *_LONG, seen) as ran:
-        ran.wait_for("epoch 2 of")
-        rank = ran.ranks()[1]
-        unmount = ["nsenter", "-t", str(rank.pid), "-m", "umount", "-l", str(tmp_path / "seen")]
-        subprocess.run(unmount, check=True)
-        assert ran.end() != 0
-        named = f"rank 1 on host h1: {tmp_path / 'seen'}/"
-        assert any(named in line and "is missing" in line for line in ran.errors), ran.told()
-        assert ran.summary["status"] == "failed" and "is missing" in ran.summary["error"]
-        gone(ran)
-        assert lab.left() == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_outlives_a_launcher_that_is_ended(
-    lab: Hosts, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_nothing_outlives_a_launcher_that_is_killed(lab: Hosts, tmp_path: Path) -> None:
     with job(lab, tmp_path, [1, 1, 1], *_LONG) as ran:
         ran.wait_for("epoch 2 of")
         (launcher,) = (each for each in ran.alive() if each.name() == "prterun")
-        launcher.send_signal(number)
+        launcher.kill()
         gone(ran)
-        # mpirun kills its ranks a second after it asked them to end: not all may have said so.
-        ended = (
-            ("interrupted", "incomplete") if number == signal.SIGINT else ("failed", "incomplete")
-        )
-        assert ran.summary["status"] in ended
+        assert ran.summary["status"] in ("failed", "incomplete")
 
 
 def test_each_host_has_a_cache_of_its_own(lab: Hosts, tmp_path: Path) -> None:

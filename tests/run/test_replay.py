@@ -5,29 +5,25 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from dlemu.config.model import load_workload
 from dlemu.config.sections import Distribution
 from dlemu.loaders import Batch
-from dlemu.run.replay import draw_computation_times, new_steps, replay_blocks, replay_epoch
+from dlemu.run.replay import (
+    check_blocks,
+    draw_computation_times,
+    new_steps,
+    replay_blocks,
+    replay_epoch,
+)
 from tests.lab.virtual import VirtualClock
 
 
-def batch_of(
-    num_samples: int, *, ready: float, accelerator: int = 0, step: int = 0, num_bytes: int = 0
-) -> Batch:
-    return Batch(
-        epoch=0,
-        step=step,
-        accelerator=accelerator,
-        samples=np.arange(num_samples),
-        num_bytes=num_bytes,
-        ready=ready,
-        read_seconds=0.25,
-        decode_seconds=0.5,
-        hand_over_seconds=0.125,
-    )
+def batch_of(*, ready: float, accelerator: int = 0, step: int = 0, num_bytes: int = 0) -> Batch:
+    parts = {"read_seconds": 0.25, "decode_seconds": 0.5, "hand_over_seconds": 0.125}
+    return Batch(0, step, accelerator, np.arange(1), num_bytes, ready, **parts)
 
 
 def nothing() -> None:
@@ -40,13 +36,12 @@ def test_each_accelerator_of_a_rank_starts_when_its_own_batch_is_there() -> None
 
     def batches() -> Iterator[list[Batch]]:
         clock.time = 4
-        yield [batch_of(1, ready=when, accelerator=5 + n) for n, when in enumerate((1, 2, 4))]
+        yield [batch_of(ready=when, accelerator=5 + n) for n, when in enumerate((1, 2, 4))]
         clock.time = 7.5  # the loader had all three long before
-        yield [batch_of(1, ready=6, accelerator=5 + n, num_bytes=300) for n in range(3)]
+        yield [batch_of(ready=6, accelerator=5 + n, num_bytes=300) for n in range(3)]
 
-    steps = replay_epoch(
-        batches(), new_steps(4, np.full((2, 3), 3.0)), barrier=nothing, clock=clock
-    )
+    times = np.full((2, 3), 3.0)
+    steps = replay_epoch(batches(), new_steps(4, times), barrier=nothing, clock=clock)
     fields = ["epoch", "step", "num_samples", "num_bytes", "read", "decode", "hand_over"]
     assert steps[1, 2][fields].item() == (4, 1, 1, 300, 0.25, 0.5, 0.125)
     assert steps["accelerator"].tolist() == [[5, 6, 7]] * 2
@@ -57,22 +52,9 @@ def test_each_accelerator_of_a_rank_starts_when_its_own_batch_is_there() -> None
     assert clock.time == 10
 
 
-def test_a_loader_that_ends_early_leaves_a_shorter_record() -> None:
-    steps = replay_epoch(
-        [[batch_of(1, ready=0)]],
-        new_steps(0, np.ones((5, 1))),
-        barrier=nothing,
-        clock=VirtualClock(),
-    )
-    assert steps.shape == (1, 1)
-    none = replay_epoch([], new_steps(0, np.ones((5, 1))), barrier=nothing, clock=VirtualClock())
-    assert none.shape == (0, 1)
-
-
 parts = st.floats(0, 100)
 
 
-@settings(deadline=None)
 @given(st.data(), st.integers(1, 4), st.integers(1, 8))
 def test_the_steps_of_every_accelerator_add_up_to_the_whole_time(
     data: st.DataObject, accelerators: int, num_steps: int
@@ -85,7 +67,7 @@ def test_the_steps_of_every_accelerator_add_up_to_the_whole_time(
             clock.time += data.draw(parts)
             earlier = [clock.time - data.draw(parts) for _ in range(accelerators)]
             yield [
-                batch_of(1, ready=ready, accelerator=number, step=step)
+                batch_of(ready=ready, accelerator=number, step=step)
                 for number, ready in enumerate(earlier)
             ]
 
@@ -130,7 +112,7 @@ def test_only_the_last_to_finish_can_be_late() -> None:
         clock.time = deadline + 0.5
 
     times = np.array([[9.0, 1.0]])
-    batches = [[batch_of(1, ready=1, accelerator=0), batch_of(1, ready=2, accelerator=1)]]
+    batches = [[batch_of(ready=1, accelerator=0), batch_of(ready=2, accelerator=1)]]
     steps = replay_epoch(
         batches, new_steps(0, times), barrier=nothing, clock=clock, compute=compute
     )
@@ -142,13 +124,12 @@ def test_only_the_last_to_finish_can_be_late() -> None:
 
 def test_checkpoints_are_taken_between_steps_and_no_step_has_their_time() -> None:
     clock = VirtualClock()
-    taken: list[int] = []
-    asked: list[int] = []
+    taken, asked = list[int](), list[int]()
 
     def batches() -> Iterator[list[Batch]]:
         for step in range(5):
             asked.append(len(taken))
-            yield [batch_of(1, ready=clock.time, step=step)]
+            yield [batch_of(ready=clock.time, step=step)]
 
     def take(step: int) -> float:
         taken.append(step)
@@ -166,9 +147,23 @@ def test_checkpoints_are_taken_between_steps_and_no_step_has_their_time() -> Non
     assert clock.time == 25
 
 
-def test_a_loader_that_ends_early_takes_no_checkpoint() -> None:
+def test_a_loader_that_ends_early_leaves_a_shorter_record_and_takes_no_checkpoint() -> None:
     play = partial(replay_epoch, barrier=nothing, clock=VirtualClock())
     whole = new_steps(0, np.ones((5, 1)))
-    steps = replay_blocks([[batch_of(1, ready=0)]], whole, [3], lambda step: 1.0, play)
+    steps = replay_blocks([[batch_of(ready=0)]], whole, [3], lambda step: 1.0, play)
     assert steps.shape == (1, 1)
     assert not whole["stall"].any()
+    assert play([], whole).shape == (0, 1)
+
+
+def test_of_epochs_that_are_alike_the_first_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint after each even epoch; an epoch takes half a millisecond to measure."""
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "dlemu.run.replay.measure_run",
+        lambda workload, steps: seen.append((steps["epoch"][0], steps["stall"].sum())),
+    )
+    keys: dict[str, object] = {"train.epochs": 10_000, "checkpoint.checkpoint_after_epoch": 2}
+    keys["checkpoint.epochs_between_checkpoints"] = 2
+    check_blocks(load_workload("unet3d_h100", keys), 24)
+    assert seen == [(0, 0), (1, 1)]

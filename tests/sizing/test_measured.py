@@ -5,13 +5,13 @@ Most tests ask for so little AU that every number passes: what they check is not
 
 import json
 import os
-import shutil
+import runpy
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,74 +26,25 @@ from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.judge.folders import hold
-from dlemu.judge.metrics import measure
-from dlemu.judge.outcome import Outcome, judge_run
-from dlemu.judge.records import STEP, dump_workload, read_sizing, read_steps
-from dlemu.judge.summary import Summary
+from dlemu.judge.outcome import judge_run
+from dlemu.judge.records import read_sizing, read_steps
 from dlemu.ranks.world import Alone, World
+from dlemu.sizing import calibrate, measured
 from dlemu.sizing.answers import SizingRecord, settings_of
 from dlemu.sizing.measured import point_of
 from dlemu.sizing.search import Point
+from dlemu.terminal import silent
 from tests.lab import warm
-from tests.lab.commands import execute
-from tests.lab.mpirun import mpirun
+from tests.lab.many_hosts import ManyHosts
 from tests.lab.waiting import until
-
-TINY = {
-    "dataset.record_length_bytes": 4096,
-    "dataset.record_length_bytes_stdev": 0,
-    "dataset.num_files_train": 200,
-    "reader.data_loader": "threads",
-    "reader.read_threads": 1,
-    "train.computation_time": 0.002,
-    "train.epochs": 1,
-    "train.total_training_steps": 60,
-    "metric.au": 0.01,
-    "size.quick": True,
-    "size.confirm": 2,
-    "size.max_accelerators": 3,
-}
-"""200 samples: 66 steps with 3 accelerators, of which 4 are read ahead."""
+from tests.sizing.conftest import BATCH_BYTES, TINY, file_of, outcome, results_of, tiny
 
 
-def tiny(folder: Path, **keys: object) -> Workload:
-    """Return a workload whose dataset and results lie in a folder."""
-    own: dict[str, object] = {
-        "dataset.data_folder": str(folder / "data"),
-        "output.folder": str(folder / "results"),
-    }
-    own |= {key.replace("__", "."): value for key, value in keys.items()}
-    return load_workload("cosmoflow_h100", TINY | own)
-
-
-def words(workload: Workload, **more: object) -> list[str]:
-    """Return the overrides that a command line needs for a tiny workload."""
-    keys = TINY | {
-        "workload": "cosmoflow_h100",
-        "dataset.data_folder": workload.data_folder,
-        "output.folder": workload.output.folder,
-    }
-    keys |= {key.replace("__", "."): value for key, value in more.items()}
-    return [f"{key}={value}" for key, value in keys.items()]
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Workload:
-    workload = tiny(tmp_path)
-    generate(workload, world=Alone())
-    return workload
-
-
-def size_storage(workload: Workload, world: World, typed: Sequence[str] = ()) -> None:
+def size_storage(workload: Workload, typed: Sequence[str] = ()) -> None:
     """Do what `dlemu size` does."""
-    found = jobs.size(workload, world, Words([*typed]))
+    found = jobs.size(workload, Alone(), Words([*typed]))
     assert found is not None
     show(found.document)
-
-
-def results_of(workload: Workload) -> Path:
-    assert workload.output.folder is not None
-    return Path(workload.output.folder)
 
 
 def sizing_of(workload: Workload) -> dict[str, object]:
@@ -102,38 +53,26 @@ def sizing_of(workload: Workload) -> dict[str, object]:
     return sizing
 
 
-def test_what_memory_serves_is_no_number_of_a_drive(job: Workload) -> None:
-    folder = Path("/dev/shm") / f"dlemu-test-{os.getpid()}"
-    memory = job.with_keys({"dataset.data_folder": str(folder)})
-    try:
-        generate(memory, world=Alone())
-        with pytest.raises(RunError, match=r"100\.0% of the bytes came from memory, at most 20%"):
-            size_storage(memory, Alone())
-    finally:
-        shutil.rmtree(folder)
+def test_what_memory_serves_is_no_number_of_a_drive(
+    job: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = outcome(job.data_folder.parent / "run", cached=1.0)
+    monkeypatch.setattr(measured, "run_job", lambda *_, **__: cached)
+    with pytest.raises(RunError, match=r"100\.0% of the bytes came from memory, at most 20%"):
+        size_storage(job)
 
 
 @pytest.mark.parametrize(("in_memory", "limit"), [(True, "memory"), (False, "storage")])
 def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: Path) -> None:
-    steps = np.zeros(4, STEP)
-    steps["step"] = [0, 1, 0, 1]
-    steps["accelerator"] = [0, 0, 1, 1]
-    steps["num_samples"], steps["num_bytes"] = 3, 1000
-    steps["wait"], steps["compute"], steps["computation_time"] = 1.0, 3.0, 3.0
-    summary = Summary(
-        limit={"name": "storage", "evidence": "sda gave 1 MB/s"},
-        measured={"page_cache_share": 0.125},
-    )
-
     given = load_workload("unet3d_h100", {"host_memory": "1GiB"})
-    outcome = Outcome(tmp_path, measure(steps), summary)
-    point = point_of(given, outcome, 9.0, in_memory=in_memory)
+    run = outcome(tmp_path / "run", accelerators=2, seconds=0.008, cached=0.125)
+    point = point_of(given, run, 9.0, in_memory=in_memory)
 
-    # 2 accelerators, 2 steps of 4 s each.
-    assert (point.num_accelerators, point.au_percentage, point.seconds) == (2, 75.0, 9.0)
-    assert (point.samples_per_second, point.read_bytes_per_second) == (12 / 8, 4000 / 8)
+    assert (point.num_accelerators, point.au_percentage, point.seconds) == (2, 25.0, 9.0)
+    assert point.samples_per_second == pytest.approx(2 / 0.008)
+    assert point.read_bytes_per_second == pytest.approx(2 * BATCH_BYTES / 0.008)
     assert (point.limit, point.page_cache_share) == (limit, 0.125)
-    assert list(point.remarks) == judge_run(given, outcome.metrics, summary)["remarks"]
+    assert list(point.remarks) == judge_run(given, run.metrics, run.summary)["remarks"]
     assert "host_memory=1.0 GiB as given, not measured" in point.remarks
     assert "BUT 12% of the bytes came from memory, not from storage" in point.remarks
 
@@ -152,7 +91,7 @@ def test_each_run_of_a_search_writes_checkpoints(
         "model.parallelism.data": 2,
         "model.parallelism.zero_stage": 3,
     }
-    size_storage(job.with_keys(keys), Alone())
+    size_storage(job.with_keys(keys))
 
     said = capsys.readouterr().out
     assert "size.max_accelerators=2 here: the model is spread over 2, and each writes" in said
@@ -167,11 +106,12 @@ def test_each_run_of_a_search_writes_checkpoints(
         )
     assert len(list(folder.glob("global_epoch1_step*/*.pt"))) == 4, "of the last run"
     with pytest.raises(WorkloadError, match=r"holds runs with model\.model_size_bytes=100000"):
-        size_storage(job.with_keys(keys | {"model.model_size_bytes": 5}), Alone())
+        size_storage(job.with_keys(keys | {"model.model_size_bytes": 5}))
     with pytest.raises(WorkloadError, match=r"holds runs with workflow\.checkpoint=True"):
-        size_storage(job, Alone())
+        size_storage(job)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
 
@@ -197,18 +137,17 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
     seeds = [load_workload(run / "config.yaml").train.seed for run in runs]
     assert seeds == list(range(123, 123 + len(runs))), "each run reads in an order of its own"
     # The command goes on with the same runs, and shows the same answer.
-    size_storage(job, Alone())
+    size_storage(job)
     out = capsys.readouterr().out
     assert out.endswith(f"results: {folder}\n\n{dlemu.show(answer)}\n")
-    assert dlemu.size(job, say=said.append) == answer
 
 
 def test_what_is_refused_makes_no_run(job: Workload) -> None:
     with hold(results_of(job), ""), pytest.raises(WorkloadError, match="is in use by another"):
-        size_storage(job, Alone())
+        size_storage(job)
     (results_of(job) / "sizing.json").mkdir(parents=True)
     with pytest.raises(RunError, match=r"sizing.json cannot be written \(Is a directory\)"):
-        size_storage(job, Alone())
+        size_storage(job)
     assert [path.name for path in results_of(job).iterdir()] == ["sizing.json"]
     for key in ("size.targets", "size.workloads"):
         with pytest.raises(WorkloadError, match=r"call it for each of size\.targets"):
@@ -221,8 +160,8 @@ def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
         searches = [*found.get("unfinished", {}).values(), *found.get("answers", ())]
         return [point for search in searches for point in search["points"]]
 
-    command = [*warm.COMMAND, "size", *words(job, size__confirm=4)]
-    endless = [*warm.COMMAND, "size", *words(job, size__confirm=100)]
+    command = [*warm.COMMAND, "size", file_of(job)]
+    endless = [*command, "size.confirm=100"]
     child = warm.Popen(endless, stdout=subprocess.DEVNULL, start_new_session=True)
     until(lambda: len(points()) >= 2, "two runs")
     os.killpg(child.pid, signal.SIGKILL)
@@ -231,77 +170,59 @@ def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
     assert read_sizing(results_of(job))["status"] == "incomplete"
     (results_of(job) / "sizing.json.partial").write_text("what the kill cut short")
 
-    done = warm.run(command)
+    done = warm.run([*command, "size.confirm=4"])
 
     assert done.returncode == 0, done.stderr
     assert f"going on after {len(kept)} runs" in done.stdout
-    ended = points()
-    assert ended[: len(kept)] == kept and ended == sizing_of(job)["points"]
-
-    again = warm.run(command)
-    assert again.returncode == 0
-    assert points() == ended, "nothing was left to be measured"
+    assert points()[: len(kept)] == kept and points() == sizing_of(job)["points"]
+    picture = results_of(job) / "data.cosmoflow_h100.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-EACH_RANK = """
-import sys, dlemu
-from dlemu.sizing import calibrate
-calibrate._SECONDS = 0.2
-with dlemu.make_world() as world:
-    workload = dlemu.load_workload(sys.argv[1])
-    answer = dlemu.size(workload, world=world, say=lambda text: None)
-    list(calibrate.calibrate_host(workload, world, lambda text: None))
-    found = world.gather((answer.num_accelerators, len(answer.confirmations)))
-    if world.rank == 0:
-        print(found)
-"""
-
-
-@pytest.mark.mpi
+@pytest.mark.usefixtures("no_pictures")
 def test_ranks_share_the_accelerators_evenly_and_all_get_the_answer(
-    job: Workload, tmp_path: Path
+    job: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And they calibrate together."""
-    config = tmp_path / "own.yaml"
-    config.write_text(dump_workload(job.with_keys({"size.start": 1})))
-    done = subprocess.run(
-        mpirun(2, sys.executable, "-c", EACH_RANK, str(config)), capture_output=True, text=True
-    )
+    monkeypatch.setattr(calibrate, "_SECONDS", 0.2)
+    workload = job.with_keys({"size.start": 1, "size.confirm": 1})
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[(3, 2), (3, 2)]\n"
+    def work(world: World) -> tuple[int, int, int]:
+        answer = dlemu.size(workload, world=world, say=silent)
+        documents = list(calibrate.calibrate_host(workload, world, silent))
+        return answer.num_accelerators, len(answer.confirmations), len(documents)
+
+    assert ManyHosts(1, 2).run(work) == [(3, 1, 1), (3, 1, 0)]
     assert (results_of(job) / "calibration.cosmoflow_h100.json").is_file()
     seen = set()
     for folder in (results_of(job) / "runs").iterdir():
-        by_rank = tuple(
-            tuple(sorted(set(np.load(folder / f"steps.{rank}.npy")["accelerator"].tolist())))
-            for rank in range(2)
-        )
+        ranks = [np.load(folder / f"steps.{rank}.npy")["accelerator"] for rank in range(2)]
+        by_rank = tuple(tuple(sorted({*numbers.tolist()})) for numbers in ranks)
         seen.add(by_rank)
         assert len(read_steps(folder)) == 60 * sum(map(len, by_rank))
     assert {((0,), ()), ((0, 1), (2,))} <= seen, "fewer than ranks, and an odd number"
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_runs")
 def test_a_table_of_two_targets_and_two_workloads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    few = {"dataset.num_files_train": 40, "reader.batch_size": 1, "size.max_accelerators": 1}
     small = tiny(
         tmp_path,
         size__targets=[str(tmp_path / "d1" / "data"), str(tmp_path / "d2" / "data")],
         size__workloads=["cosmoflow_h100", "unet3d_h100"],
         size__drives=[1, 2],
         size__confirm=1,
-        size__max_accelerators=1,
     )
     for target in small.size.targets:
         for name in small.size.workloads:
-            own = {**TINY, "dataset.data_folder": f"{target}/{name}"}
-            generate(load_workload(name, own | {"reader.batch_size": 1}), world=Alone())
-    # What the user gave holds for every workload: here, a batch that 200 samples are enough for.
-    small = small.with_keys({"reader.batch_size": 1, "given": (*TINY, "reader.batch_size")})
+            own = {**TINY, **few, "dataset.data_folder": f"{target}/{name}"}
+            generate(load_workload(name, own), world=Alone())
+    # What the user gave holds for every workload: here, a batch that 40 samples are enough for.
+    small = small.with_keys({**few, "given": (*TINY, *few)})
 
-    size_storage(small, Alone())
+    size_storage(small)
 
     out = capsys.readouterr().out
     if devices_under(tmp_path):
@@ -316,11 +237,11 @@ def test_a_table_of_two_targets_and_two_workloads(
     num_runs = len(list((results_of(small) / "runs").iterdir()))
     assert num_runs == 4
 
-    size_storage(small, Alone())  # nothing is left to be measured
+    size_storage(small)  # nothing is left to be measured
     assert len(list((results_of(small) / "runs").iterdir())) == num_runs
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_runs")
 def test_a_dataset_that_ends_the_search_gives_an_answer(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,7 +249,7 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
     keys = {"size.max_accelerators": 9, "size.start": 8, "size.confirm": 1}
     larger = job.with_keys({**keys, "dataset.num_files_train": "auto"})
 
-    size_storage(larger, Alone())
+    size_storage(larger)
 
     sizing = sizing_of(job)
     assert (sizing["num_accelerators"], sizing["at_least"]) == (6, True)
@@ -339,12 +260,12 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
     # The command runs as it stands, and the search then goes on with what it has.
     command = str(sizing["bound"]).partition("dlemu datagen ")[2]
     assert run_command(["datagen", *command.split()]) == 0
-    size_storage(larger, Alone())
+    size_storage(larger)
     again = sizing_of(job)
     assert (again["num_accelerators"], again["bound"]) == (9, "")
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_runs")
 def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
     job: Workload,
     monkeypatch: pytest.MonkeyPatch,
@@ -353,18 +274,10 @@ def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     unnamed = job.with_keys({"output.folder": None})
-    write, room = SizingRecord._write, 3
-
-    def interrupt(record: SizingRecord, status: str) -> None:
-        nonlocal room
-        write(record, status)
-        room -= 1
-        if room == 0:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(SizingRecord, "_write", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        size_storage(unnamed, Alone(), ["workload=a b", "size.quick=true"])
+    first = outcome(tmp_path / "first", accelerators=3)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(measured, "run_job", Mock(side_effect=[first, KeyboardInterrupt]))
+        size_storage(unnamed, ["workload=a b", "size.quick=true"])
     (folder,) = (tmp_path / "outputs" / "size").iterdir()
     cut = read_sizing(folder)
     assert (cut["status"], cut["error"]) == ("incomplete", "interrupted")
@@ -375,28 +288,28 @@ def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
 
     # Another search does not go on there, nor one in a folder that is in use.
     other = unnamed.with_keys({"size.confirm": 1, "metric.au": 0.02})
-    size_storage(other, Alone())
+    size_storage(other)
     with hold(below, ""):
-        size_storage(unnamed.with_keys({"output.folder": str(tmp_path / "named")}), Alone())
+        size_storage(unnamed.with_keys({"output.folder": str(tmp_path / "named")}))
         assert "going on with" not in capsys.readouterr().out
-    size_storage(unnamed, Alone())
+    size_storage(unnamed)
     out = capsys.readouterr().out
     assert f"going on with the same search in {below}, which has not ended" in out
-    assert "going on after 2 runs" in out or "going on after 1 runs" in out
+    assert "going on after 1 run in" in out
     ended = read_sizing(folder)
     assert ended["status"] == "complete" and not {"wanted", "error"} & ended.keys()
     # It has ended: the same command begins anew.
-    size_storage(unnamed, Alone())
+    size_storage(unnamed)
     assert "going on" not in capsys.readouterr().out
     assert len(list(folder.parent.iterdir())) == 3
 
 
-def test_the_example_sizes_a_folder(tmp_path: Path) -> None:
-    small = ["metric.au=0.01", "size.confirm=1", "train.computation_time=0.005"]
-    command = ["examples/size_a_drive.py", str(tmp_path), *small, "size.max_accelerators=2"]
-    done = execute([sys.executable, *command], cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("at least 2; limit: ")
+@pytest.mark.usefixtures("no_runs")
+def test_the_example_sizes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path("examples/size_a_drive.py")["main"]
+    words = ["metric.au=0.01", "size.max_accelerators=2", "dataset.num_files_train=200"]
+    assert main(tmp_path, words) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("at least 2; limit: storage")
 
 
 # --- the log of a search --------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlemu
-from dlemu.config.compose import datasheet
 from dlemu.config.model import Drive, load_workload
 from dlemu.judge.metrics import passes
 from dlemu.sizing.formula import (
@@ -17,8 +17,6 @@ from dlemu.sizing.formula import (
     PredictionInput,
     Reads,
     dlio_files,
-    drives_for_one,
-    limited,
     predict,
     published,
     step_overhead,
@@ -116,33 +114,22 @@ def test_iops_bound_reads_below_a_drives_best_block() -> None:
 
 @settings(deadline=None)
 @given(
-    rate=st.floats(1e8, 1e12),
+    job=st.builds(
+        partial(replace, UNET3D),
+        threshold=st.floats(50, 99),
+        drive_read_bytes_per_second=st.floats(1e8, 1e12),
+        num_drives=st.integers(1, 64),
+        num_hosts=st.integers(1, 64),
+    ),
     host=st.floats(1e8, 1e12),
-    drives=st.integers(1, 64),
-    hosts=st.integers(1, 64),
     overhead=st.floats(0, 0.1),
     jitter=st.floats(0, 0.01),
-    threshold=st.floats(50, 99),
 )
 def test_the_most_that_pass_pass_and_one_more_fails(
-    rate: float,
-    host: float,
-    drives: int,
-    hosts: int,
-    overhead: float,
-    jitter: float,
-    threshold: float,
+    job: PredictionInput, host: float, overhead: float, jitter: float
 ) -> None:
-    job = replace(
-        UNET3D,
-        threshold=threshold,
-        drive_read_bytes_per_second=rate,
-        num_drives=drives,
-        num_hosts=hosts,
-    )
-    figures = HOST.model_copy(
-        update={"host_read_bytes_per_second": host, "overhead": overhead, "jitter": jitter}
-    )
+    own = {"host_read_bytes_per_second": host, "overhead": overhead, "jitter": jitter}
+    figures = HOST.model_copy(update=own)
 
     most = predict(job, figures)
 
@@ -151,12 +138,12 @@ def test_the_most_that_pass_pass_and_one_more_fails(
     assert most.au_low < most.au_high, "every answer has a band"
     assert most.read_low < most.read_high
     one_more = predict(replace(job, accelerators=most.num_accelerators + 1), figures)
-    assert not passes(one_more.au_percentage, threshold)
+    assert not passes(one_more.au_percentage, job.threshold)
     if most.num_accelerators:
-        assert passes(most.au_percentage, threshold)
+        assert passes(most.au_percentage, job.threshold)
         rate_of_all = most.num_accelerators * most.au_percentage / 100 * job.demand
         assert most.read_bytes_per_second == pytest.approx(rate_of_all)
-    doubled = predict(replace(job, num_drives=2 * drives), figures)
+    doubled = predict(replace(job, num_drives=2 * job.num_drives), figures)
     assert doubled.num_accelerators >= most.num_accelerators
 
 
@@ -194,15 +181,6 @@ def predicted(name: str, keys: dict[str, object]) -> dlemu.Predicted:
     return dlemu.predict(dlemu.load_workload(name, keys))
 
 
-def calibrated(folder: Path, *, keys: dict[str, object], **figures: object) -> dict[str, object]:
-    """Write CALIBRATED with other figures; return the keys of its job, and more."""
-    path = folder / "calibration.json"
-    found = CALIBRATED.model_copy(update=figures)
-    path.write_text(found.model_dump_json())
-    job = {"reader.data_loader": "threads", "reader.odirect": True}
-    return {**job, "predict.calibration": str(path), **keys}
-
-
 @pytest.mark.parametrize(
     ("keys", "figures", "number", "limit"),
     [
@@ -226,23 +204,15 @@ def test_a_calibration_knows_the_drive_and_the_host(
     limit: str,
     tmp_path: Path,
 ) -> None:
-    found = predicted("unet3d_h100", calibrated(tmp_path, keys=keys, **figures))
+    path = tmp_path / "calibration.json"
+    path.write_text(CALIBRATED.model_copy(update=figures).model_dump_json())
+    job = {"reader.data_loader": "threads", "reader.odirect": True}
+    found = predicted("unet3d_h100", {**job, "predict.calibration": str(path), **keys})
 
     assert (found.num_accelerators, found.low, found.high) == number
     assert found.limit == limit
     assert found.at_least is (limit == "loader")
     assert found.calibrated
-
-
-def test_one_function_says_what_a_drive_feeds() -> None:
-    """`dlemu help workloads` counts at AU 100 %, a prediction at the threshold."""
-    drive = Drive.model_validate(datasheet("d7_ps1010"))
-    for name in ("dlrm_h100", "unet3d_h100", "dlrm_b200", "resnet50_h100"):
-        workload = load_workload(name, PS1010)
-        one = dlemu.predict(workload).real_accelerators * workload.metric.au
-        assert 1 / drives_for_one(workload, drive) == pytest.approx(one, rel=1e-6), name
-    many = load_workload("unet3d_h100", {"train.computation_time": 0.01})
-    assert limited(many) == "yes: one needs 7.1 D7-PS1010"
 
 
 def test_minutes_are_the_pass_at_the_rate_of_eight() -> None:

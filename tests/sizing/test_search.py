@@ -18,12 +18,12 @@ from tests.lab.noisy_storage import Storage, sized
 Measure = Callable[[int], Point]
 
 
-def runs_of(found: dict[int, list[tuple[float, str]]]) -> Measure:
-    """Return runs with this AU and limit, in turn, by number of accelerators; the last remains."""
+def runs_of(found: dict[int, list[float]], limits: dict[int, str] | None = None) -> Measure:
+    """Return runs with this AU, in turn, by number of accelerators; the last remains."""
 
     def measure(number: int) -> Point:
-        runs = found[number]
-        au, limit = runs.pop(0) if len(runs) > 1 else runs[0]
+        runs, limit = found[number], (limits or {}).get(number, "unclear")
+        au = runs.pop(0) if len(runs) > 1 else runs[0]
         return Point(number, au, 0.0, 0.0, limit)
 
     return measure
@@ -92,72 +92,48 @@ def test_without_noise_the_answer_is_exact(
         assert sizing.real_accelerators == pytest.approx(feeds, rel=0.03)
 
 
-def test_no_real_number_contradicts_what_was_measured() -> None:
-    """4 that the storage holds at AU 58 promise 2.58; 2 fail for another reason."""
-    found = {4: (58.0, "storage"), 3: (77.4, "storage"), 2: (85.0, "unclear"), 1: (98.0, "none")}
-
-    sizing = size(runs_of({number: [run] for number, run in found.items()}), start=4, most=4)
-
-    assert (sizing.num_accelerators, sizing.fewest_failed) == (1, 2)
-    assert (sizing.real_accelerators, sizing.interval) == (None, None)
-    assert (sizing.limit, sizing.at_least) == ("unclear", True), "of 2, which decided"
+ONE_FAILS = Storage(20.2, low={4: 1.0}).measure
+IN_TURN = {11: [77.9], 10: [85.2], 9: [95.7, 85.6, 95.1]}
+DISTURBED = {1: [99.0], 2: [50.0], 3: [89.9]}
+MIXED = runs_of({4: [58.0], 3: [77.4], 2: [85.0], 1: [98.0]}, {4: "storage", 3: "storage"})
+BY_OTHERS = runs_of({5: [70.0], 4: [85.0], 3: [98.0]}, {5: "loader", 4: "host cpu"})
 
 
-def test_a_run_that_was_disturbed_is_made_again() -> None:
-    disturbed = {1: 40.0, 4: 20.0}  # a run that finds the number, and one that confirms it
-
-    sizing = size(Storage(8.4, low=disturbed).measure, start=9, confirm=3)
-
-    assert tried(sizing) == [9, 8, 8, 8, 8, 8, 8, 8]
-    assert (sizing.num_accelerators, sizing.limit, sizing.at_least) == (8, "storage", False)
-    assert sizing.real_accelerators == pytest.approx(8.4)
-
-
-def test_a_run_far_below_its_like_is_made_again() -> None:
-    found = {11: [77.9], 10: [85.2], 9: [95.7, 85.6, 95.1]}
-    unclear = {number: [(au, "unclear") for au in runs] for number, runs in found.items()}
-
-    sizing = size(runs_of(unclear), start=11, confirm=2)
-
-    assert (sizing.num_accelerators, tried(sizing)) == (9, [11, 10, 9, 9, 9, 9])
-
-
-def test_a_number_that_is_always_disturbed_fails() -> None:
-    """Else a host that does worse with one number than with more would be asked for ever."""
-    found = {1: [(99.0, "loader")], 2: [(50.0, "loader")], 3: [(89.9, "loader")]}
-
-    sizing = size(runs_of(found), start=3, most=3)
-
-    assert (sizing.num_accelerators, tried(sizing).count(2)) == (1, 3)
-
-
-def test_a_failing_confirmation_steps_down_by_one() -> None:
-    sizing = size(Storage(20.2, low={5: 1.0}).measure, start=18)
-
-    assert tried(sizing) == [18, 30, 21, 20, 20, 20, 19, 19, 19, 19, 19]
-    assert sizing.num_accelerators == 19
-    assert min(p.au_percentage for p in sizing.confirmations) >= 90
-
-
-def test_a_first_run_a_point_low_is_repeated_and_no_later_one() -> None:
-    """8.02 feed 8 at AU 90.2: a run that is a point low is three sd under the threshold."""
-    sizing = size(Storage(8.02, low={0: 1.0}).measure, start=8, confirm=1)
-    assert (sizing.num_accelerators, tried(sizing)) == (8, [8, 8, 9, 8])
-    assert sizing.real_accelerators == pytest.approx(8.02), "the first run does not count"
-    later = size(Storage(8.02, low={1: 1.0}).measure, start=9, confirm=1)
-    assert tried(later) == [9, 8, 7], "8 were counted as failed"
-
-
+@pytest.mark.quick
 @pytest.mark.parametrize(
-    ("ceiling", "limit", "start"), [(80, "step overhead", 100), (89.8, "none", 4)]
+    ("measure", "start", "confirm", "numbers", "limit", "real"),
+    [
+        # A run that finds 8, and one that confirms it, are disturbed: they are made again.
+        (Storage(8.4, low={1: 40.0, 4: 20.0}).measure, 9, 3, [9, *7 * [8]], "storage", 8.4),
+        # So is a run far below its like.
+        (runs_of(IN_TURN), 11, 2, [11, 10, 9, 9, 9, 9], "unclear", None),
+        # But not for ever, where a host does worse with one number than with more.
+        (runs_of(DISTURBED), 3, 2, [3, 3, 2, 2, 2, 1, 1], "unclear", None),
+        # A confirmation that fails steps down by one.
+        (ONE_FAILS, 18, 2, [18, 30, 21, 20, 20, 19, 19], "storage", 20.126),
+        # 8.02 feed 8 at AU 90.2: a run that is a point low is three sd under the threshold. The
+        # first run is repeated and does not count; a later one has failed.
+        (Storage(8.02, low={0: 1.0}).measure, 8, 1, [8, 8, 9, 8], "storage", 8.02),
+        (Storage(8.02, low={1: 1.0}).measure, 9, 1, [9, 8, 7], "storage", 7.93),
+        # A step whose overhead alone is over the limit: fewer accelerators do not help.
+        (Storage(1e6, ceiling=80, limit="slow").measure, 99, 5, [99, 89, 1], "slow", None),
+        (Storage(1e6, ceiling=89.8, limit="none").measure, 4, 5, [4, 4, 3, 1], "none", None),
+        # 4 that the storage holds at AU 58 promise 2.58; 2 fail for another reason, which decides.
+        (MIXED, 4, 1, [4, 3, 2, 2, 2, 1], "unclear", None),
+        # Of as many limits the later counts: 4 is nearer to the answer than 5.
+        (BY_OTHERS, 5, 1, [5, 4, 3], "host cpu", None),
+    ],
 )
-def test_utilisation_that_never_passes_is_seen_soon(ceiling: float, limit: str, start: int) -> None:
-    """A step whose overhead alone is over the limit: fewer accelerators do not help."""
-    sizing = size(Storage(1e6, ceiling=ceiling, limit=limit).measure, start=start)
-
-    assert (sizing.num_accelerators, sizing.limit, sizing.at_least) == (0, limit, True)
-    assert (sizing.fewest_failed, sizing.real_accelerators, sizing.interval) == (1, None, None)
-    assert len(sizing.points) <= 4
+def test_what_is_tried_and_answered(
+    measure: Measure, start: int, confirm: int, numbers: list[int], limit: str, real: float | None
+) -> None:
+    sizing = size(measure, start=start, confirm=confirm)
+    assert tried(sizing) == numbers
+    assert sizing.num_accelerators == (numbers[-1] if sizing.confirmations else 0)
+    assert sizing.fewest_failed == sizing.num_accelerators + 1
+    assert (sizing.limit, sizing.at_least) == (limit, limit != "storage")
+    assert sizing.real_accelerators == (real and pytest.approx(real, rel=1e-3))
+    assert (sizing.interval is None) == (real is None)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -236,14 +212,6 @@ def test_the_next_number_to_try_is_as_far_off_as_the_noise() -> None:
     assert [history._resolution(number) for number in (1, 300, 600, 3000)] == [1, 1, 2, 10]
 
 
-def test_of_as_many_limits_the_later_counts() -> None:
-    """Of 5 and 4 accelerators, which both fail; 4 is nearer to the answer."""
-    found = {5: [(70.0, "loader")], 4: [(85.0, "host cpu")], 3: [(98.0, "none")]}
-    sizing = size(runs_of(found), start=5, most=5)
-    assert (sizing.num_accelerators, sizing.fewest_failed) == (3, 4)
-    assert sizing.limit == "host cpu"
-
-
 # --- what short runs say: dlemu try ---------------------------------------------------------------
 
 
@@ -299,31 +267,29 @@ def test_the_true_number_is_in_the_interval_however_few_runs_there_is_time_for(
         assert low <= feeds <= high and low <= found.real_accelerators <= high
 
 
-def test_one_run_that_fails_gives_number_and_interval() -> None:
-    found = after([point(4, 81.0)], ahead=0.08)
+@pytest.mark.parametrize(
+    ("points", "number", "high", "limit", "real"),
+    [
+        ([point(5, 80.0), point(4, 89.5)], 3, 4, "storage", (5 * 80 + 4 * 89.5) / 2 / 90),
+        # At 12 the storage is overloaded and gives less.
+        ([point(12, 20.0), point(4, 85.0)], 3, 3, "storage", 4 * 85 / 90),
+        # What the host held back is no number of the storage.
+        ([point(10, 70.0, "host cpu")], 7, None, "host cpu", None),
+        ([point(10, 70.0, "host cpu"), point(8, 98.0)], 8, None, "host cpu", None),
+    ],
+)
+def test_what_few_runs_say(
+    points: list[Point], number: int, high: int | None, limit: str, real: float | None
+) -> None:
+    found = after(points)
+    assert (found.num_accelerators, found.low, found.high) == (number, number, high)
+    assert found.real_accelerators == (real and pytest.approx(real))
+    assert found.limit == limit
 
+
+def test_of_one_run_what_was_read_ahead_widens_the_interval() -> None:
+    found = after([point(4, 81.0)], ahead=0.08)
     assert (found.num_accelerators, found.low, found.high) == (3, 3, 3)
     assert found.real_accelerators == pytest.approx(3.6 * 0.96)
-    assert found.interval is not None
     assert list(found.interval) == pytest.approx([3.6 * 0.92 * 0.97, 3.6 * 1.03])
     assert (found.limit, found.evidence) == ("storage", "seen at 4")
-    found = after([point(5, 80.0), point(4, 89.5)])
-    assert (found.num_accelerators, found.low, found.high) == (3, 3, 4), "4 have failed"
-    assert found.real_accelerators == pytest.approx((5 * 80 + 4 * 89.5) / 2 / 90)
-
-
-def test_runs_far_under_the_threshold_do_not_count() -> None:
-    """At 12 the storage is overloaded and gives less."""
-    found = after([point(12, 20.0), point(4, 85.0)])
-
-    assert found.real_accelerators == pytest.approx(4 * 85 / 90)
-
-
-@pytest.mark.parametrize(("passed", "number"), [([], 7), ([point(8, 98.0)], 8)])
-def test_what_the_host_held_back_is_no_number_of_the_storage(
-    passed: list[Point], number: int
-) -> None:
-    found = after([point(10, 70.0, "host cpu"), *passed])
-
-    assert (found.num_accelerators, found.low, found.high) == (number, number, None)
-    assert (found.limit, found.real_accelerators) == ("host cpu", None)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,10 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import DatasetError
 from dlemu.storage.extents import ExtentReader, File, Part, extent_reader, settle_direct
 from dlemu.storage.files import open_sized
-from tests.lab.drives import mounted
 
 NUM_BYTES = 50_003
 CONTENT = np.random.default_rng(5).bytes(NUM_BYTES)
@@ -37,19 +37,16 @@ Opened = Callable[..., tuple[ExtentReader, File]]
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     """What opens a file with a reader; both are closed after the test."""
-    made: list[tuple[ExtentReader, File]] = []
+    with ExitStack() as left:
 
-    def open_file(
-        path: Path, *, direct: bool = False, piece_bytes: int = 4096, io_depth: int = 1
-    ) -> tuple[ExtentReader, File]:
-        reader = extent_reader(direct=direct, piece_bytes=piece_bytes, io_depth=io_depth)
-        made.append((reader, reader.open(str(path))))
-        return made[-1]
+        def open_file(path: Path, **how: Any) -> tuple[ExtentReader, File]:
+            reader = extent_reader(**{"direct": False, "piece_bytes": 4096, **how})
+            left.callback(reader.close)
+            file = reader.open(str(path))
+            left.callback(reader.close_file, file)
+            return reader, file
 
-    yield open_file
-    for reader, file in made:
-        reader.close_file(file)
-        reader.close()
+        yield open_file
 
 
 @pytest.fixture(params=[(False, 1), (False, 3), (True, 1), (True, 3)], ids=str)
@@ -58,11 +55,33 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(zip(("direct", "io_depth"), request.param, strict=True))
 
 
+Calls = list[tuple[int, int, int, int]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Offset, bytes asked for, bytes that came, and flags of each read."""
+    made: Calls = []
+    preadv = os.preadv
+
+    def spy(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
+        got = preadv(descriptor, into, offset, flags)
+        made.append((offset, sum(map(len, into)), got, flags))
+        return got
+
+    monkeypatch.setattr(os, "preadv", spy)
+    return made
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    direct=st.booleans(),
-    io_depth=st.integers(1, 3),
-    piece_bytes=st.sampled_from([4096, 8192, 10_000, 1 << 20]),
+    how=st.fixed_dictionaries(
+        {
+            "direct": st.booleans(),
+            "io_depth": st.integers(1, 3),
+            "piece_bytes": st.sampled_from([4096, 8192, 10_000, 1 << 20]),
+        }
+    ),
     ahead=st.booleans(),
     head=st.booleans(),
     start=st.integers(0, NUM_BYTES),
@@ -71,16 +90,14 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
 )
 def test_bytes_go_where_they_are_wanted(
     file_path: Path,
-    direct: bool,
-    io_depth: int,
-    piece_bytes: int,
+    opened: Opened,
+    how: dict[str, Any],
     ahead: bool,
     head: bool,
     start: int,
     runs: list[list[tuple[bool, int]]],
 ) -> None:
-    reader = extent_reader(direct=direct, piece_bytes=piece_bytes, io_depth=io_depth)
-    file = reader.open(str(file_path))
+    reader, file = opened(file_path, **how)
     if head:
         assert bytes(reader.head(file)) == CONTENT[:4096]
     at = start
@@ -101,20 +118,6 @@ def test_bytes_go_where_they_are_wanted(
         assert seen == CONTENT[begin:at], "all bytes were shown, in order"
         for place, data in kept:
             assert data == CONTENT[place : place + len(data)]
-    reader.close_file(file)
-    reader.close()
-
-
-def test_counts_what_the_kernel_handed_over(
-    opened: Opened, file_path: Path, way: dict[str, Any]
-) -> None:
-    reader, file = opened(file_path, piece_bytes=8192, **way)
-    before, cost = _rchar()
-    reader.head(file)
-    reader.read(file, 0, [NUM_BYTES])
-    after, _ = _rchar()
-    assert reader.bytes_read == NUM_BYTES
-    assert after - before - cost == NUM_BYTES
 
 
 def test_a_short_file_is_named(opened: Opened, file_path: Path) -> None:
@@ -234,31 +237,12 @@ def test_a_direct_read_that_ends_between_two_pages_is_not_gone_on_with(
     assert offsets == [0, 4096], "a whole page that came is gone on from"
 
 
-@pytest.mark.root
-def test_o_direct_refused(tmp_path: Path) -> None:
-    with mounted(tmp_path / "ramfs", kind="ramfs") as ramfs:
-        (ramfs / "file").write_bytes(CONTENT)
-        with pytest.raises(WorkloadError) as raised:
-            settle_direct(ramfs / "file", True)
-        assert str(raised.value) == (
-            f"reader.odirect: {ramfs} (ramfs) does not take O_DIRECT; "
-            f"use reader.odirect=auto or another folder"
-        )
-        assert settle_direct(ramfs / "file", "auto") is False
-
-
 def test_o_direct_where_it_works(file_path: Path) -> None:
     assert settle_direct(file_path, False) is False
     assert settle_direct(file_path, True) is True
     assert settle_direct(file_path, "auto") is True
     with pytest.raises(DatasetError, match="is missing"):
         settle_direct(file_path.parent / "none", "auto")
-
-
-def _rchar() -> tuple[int, int]:
-    """Return the bytes read so far, and those that reading this counter adds to it."""
-    text = Path("/proc/self/io").read_bytes()
-    return int(text.split()[1]), len(text)
 
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -291,7 +275,7 @@ os.wait()
 
 @pytest.mark.parametrize("hole", [False, True])
 def test_what_is_in_the_page_cache_takes_few_calls(
-    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hole: bool
+    opened: Opened, tmp_path: Path, calls: Calls, hole: bool
 ) -> None:
     path, piece = tmp_path / "file", 1 << 18
     content = np.random.default_rng(1).bytes(20 << 20)
@@ -303,14 +287,7 @@ def test_what_is_in_the_page_cache_takes_few_calls(
         # Others may have the kernel drop its caches meanwhile: pages that are mapped stay.
         mapped = mmap.mmap(written.fileno(), 9 << 20 if hole else 0, prot=mmap.PROT_READ)
         assert len(mapped[:: mmap.PAGESIZE]) > 2000
-    kept, calls, preadv = bytearray(3 << 20), [], os.preadv
-
-    def spy(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
-        got = preadv(descriptor, into, offset, flags)
-        calls.append((offset, sum(map(len, into)), got, flags))
-        return got
-
-    monkeypatch.setattr(os, "preadv", spy)
+    kept = bytearray(3 << 20)
     reader, file = opened(path, piece_bytes=piece)
     # Many small parts, more than one call takes, and large ones; kept ones on both sides.
     parts: list[Part] = [memoryview(kept)[: 1 << 20], *[3] * 5000, (11 << 20) - 15_000]
@@ -352,25 +329,24 @@ def test_a_file_system_that_cannot_tell_what_is_cached_is_read_in_pieces(
     assert flags_seen == [os.RWF_NOWAIT] + [0] * 12  # asked once, and not again
 
 
-def test_calls_are_counted(
-    opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
+def test_calls_and_bytes_are_counted(
+    opened: Opened, file_path: Path, calls: Calls, way: dict[str, Any]
 ) -> None:
     """Extents of a piece, across its end, and of several pieces; pages and pieces of 4096 bytes."""
     extents = [(4096, 4096), (100, 4096), (9000, 5000), (0, 16_384)]
-    calls = [1, 1, 2, 4]
+    wanted = [1, 1, 2, 4]
     if way["direct"]:
-        extents[3], calls = (4000, 16_384), [1, 2, 2, 5]
-    made = Mock(wraps=os.preadv)
-    monkeypatch.setattr(os, "preadv", made)
+        extents[3], wanted = (4000, 16_384), [1, 2, 2, 5]
     reader, file = opened(file_path, **way)
-    for (offset, length), number in zip(extents, calls, strict=True):
-        reader.num_reads, before = 0, made.call_count
+    for (offset, length), number in zip(extents, wanted, strict=True):
+        reader.num_reads, before = 0, len(calls)
         reader.read_each(file, [offset], [length])
-        assert reader.num_reads == number == made.call_count - before
+        assert reader.num_reads == number == len(calls) - before
     reader.read_each(file, [0, 5000], [100, 100])
     reader.head(file)
-    reader.read(file, 0, [20_000])
-    assert reader.num_reads == made.call_count - sum(calls[:3])
+    reader.read(file, 0, [NUM_BYTES])
+    assert reader.num_reads == len(calls) - sum(wanted[:3])
+    assert reader.bytes_read == sum(got for _, _, got, _ in calls)
 
 
 def test_the_call_that_reads_an_extent_drops_what_is_not_kept_of_it(

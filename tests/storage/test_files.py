@@ -149,16 +149,6 @@ def test_no_fifo_hangs_a_reader(reader: str, tmp_path: Path) -> None:
     assert str(raised) == f"{path} is a FIFO, not a file"
 
 
-def test_the_sizes_of_a_manifest_may_be_no_fifo(tmp_path: Path) -> None:
-    from tests.lab.commands import generate
-
-    generate(tmp_path)
-    path = tmp_path / "data" / "dlemu.files.npy"
-    path.unlink()
-    fifo(path)
-    assert str(soon(lambda: read_manifest(tmp_path / "data"))) == f"{path} is a FIFO, not a file"
-
-
 def test_names_of_one_file_are_counted(tmp_path: Path) -> None:
     """A dataset of a hundred names may be one file."""
     plain, linked, other = (tmp_path / name for name in ("plain", "linked", "other"))

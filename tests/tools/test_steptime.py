@@ -4,10 +4,11 @@ import json
 import multiprocessing
 import re
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,8 +35,6 @@ def no_step(batch, device):
     return 3
 
 def sample():
-    import os
-    open(f"process-{os.getpid()}", "w").close()
     return lambda number: sum(range(2000))
 
 def broken_sample():
@@ -47,14 +46,23 @@ def killed_sample():
 """
 
 
+TORCH = """
+import os
+def set_num_threads(number):
+    open(f"process-{os.getpid()}-{number}", "w").close()
+"""
+"""Of the processes that are started, which take torch along: to import the real one takes long."""
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Words of a command on the CPU, in a folder with a module of the user's."""
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "own_model", raising=False)
     (tmp_path / "own_model.py").write_text(STEP)
+    (tmp_path / "torch.py").write_text(TORCH)
     words = ["steptime", "workload=unet3d_h100", "steptime.device=cpu"]
     return [*words, "steptime.steps=3", "steptime.seconds=0", "output.folder=out"]
 
@@ -84,7 +92,7 @@ def test_the_users_own_step_becomes_a_workload(
         ("model=own_model:broken", "own_model.py:9: IndexError list index out of range"),
         ("model=own_model:no_step", "must return a function that does one step, got int"),
         ("model=own_model:nosuch", "own_model.py has no function nosuch"),
-        ("preprocess=own_model:broken_sample", "own_model.py:20: IndexError list index out of ran"),
+        ("preprocess=own_model:broken_sample", "own_model.py:18: IndexError list index out of ran"),
         ("preprocess=own_model:killed_sample", "own_model:killed_sample: a process was killed"),
     ],
 )
@@ -107,7 +115,8 @@ def test_preprocessing_is_timed_by_as_many_processes_as_the_job_has_workers(
     assert " in 2 at once; these prepare " in capsys.readouterr().out
     found = json.loads(Path("out/unet3d_measured_cpu.json").read_text())["preprocessing"]
     assert found["workers"] == 2 and found["samples_together"] >= 2 * 2
-    assert len(list(Path().glob("process-*"))) == 1 + 2, "one alone, then two at once"
+    # One alone, then two at once, each with one thread.
+    assert len(list(Path().glob("process-*-1"))) == 1 + 2
     reader = load_workload("out/unet3d_measured_cpu.yaml").reader
     assert reader.read_threads == 2, "the time is that of two workers"
     kind = "together" if usable_cpus() >= 2 else "on_core"
@@ -260,41 +269,33 @@ def test_batches_are_those_around_the_workloads() -> None:
     assert batch_sizes((4, 2), 7) == [2, 4]
 
 
-def no_driver() -> None:
-    raise RuntimeError("no driver")
-
-
-def nvml(init: Callable[[], None] = lambda: None) -> Any:
-    """Return as much of pynvml as is used, for a GPU."""
-    return SimpleNamespace(
-        NVMLError=RuntimeError,
-        NVML_CLOCK_SM=1,
-        NVML_TEMPERATURE_GPU=1,
-        nvmlInit=init,
-        nvmlDeviceGetHandleByIndex=lambda number: number,
-        nvmlSystemGetDriverVersion=lambda: b"580.1",
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=1)],
-        nvmlDeviceGetClockInfo=lambda handle, kind: 1980,
-        nvmlDeviceGetPowerUsage=lambda handle: 650_000,
-        nvmlDeviceGetTemperature=lambda handle, kind: 55,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x4,
-    )
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """As much of pynvml as is used, for a GPU."""
+    library = Mock(NVMLError=RuntimeError)
+    library.nvmlSystemGetDriverVersion.return_value = b"580.1"
+    library.nvmlDeviceGetComputeRunningProcesses.return_value = [SimpleNamespace(pid=1)]
+    library.nvmlDeviceGetClockInfo.return_value = 1980
+    library.nvmlDeviceGetPowerUsage.return_value = 650_000
+    library.nvmlDeviceGetTemperature.return_value = 55
+    library.nvmlDeviceGetCurrentClocksThrottleReasons.return_value = 0x4
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    return library
 
 
 def test_another_process_on_the_gpu_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nvml: Mock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml())
     assert run(["steptime", "workload=unet3d_h100"]) == 1
     assert "another process computes on this GPU: pid 1 (" in capsys.readouterr().err
 
 
-def test_nvml_tells_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(nvml(), 0)
-    assert gpu.state() == State(sm_mhz=1980, watts=650.0, celsius=55, reasons=4)
-    assert gpu.state().throttled_by == ("power cap",)  # type: ignore[union-attr]
-    assert State(sm_mhz=345, watts=80.0, celsius=30, reasons=1).throttled_by == (), "idle is none"
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(no_driver))
+def test_nvml_tells_the_state(nvml: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Gpu(nvml, 0).state()
+    assert state and state == State(sm_mhz=1980, watts=650.0, celsius=55, reasons=4)
+    assert state.throttled_by == ("power cap",)
+    assert replace(state, reasons=1).throttled_by == (), "idle is none"
+    nvml.nvmlInit.side_effect = RuntimeError("no driver")
     assert find_gpu() is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert find_gpu() is None

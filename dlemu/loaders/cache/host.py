@@ -290,9 +290,9 @@ class HostTier:
         """Note that all ranks have copied their shares, in so many seconds."""
         self._settle(at)
         world = self._world
-        told = world.all_gather((world.host_index, *self._copied))
-        reading = sum(read for host, read, _ in told if host == world.host_index)
-        writing = sum(write for host, _, write in told if host == world.host_index)
+        copied = world.all_gather((world.host_index, *self._copied))
+        reading = sum(read for host, read, _ in copied if host == world.host_index)
+        writing = sum(write for host, _, write in copied if host == world.host_index)
         if world.local_rank == 0:
             self.preload = Preload(
                 num_files=len(self._copies),

@@ -175,7 +175,7 @@ class Store:
             try:
                 return ask(), tries, slow
             except (self._errors.BaseError, OSError, NotImplementedError) as error:
-                status, line = _told(error)
+                status, line = _status_of(error)
                 slow += status in _SLOW_DOWN
                 if status not in _AGAIN and status != 0:
                     raise self._refusal(status, line, verb, key) from None
@@ -219,7 +219,7 @@ class Store:
         )
 
 
-def _told(error: Exception) -> tuple[int, str]:
+def _status_of(error: Exception) -> tuple[int, str]:
     """Return the status that an error tells of, 0 without an answer, and all that it says."""
     text = str(error)
     found = _STATUS.search(text)

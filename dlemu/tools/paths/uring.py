@@ -52,10 +52,10 @@ class Ring:
             RunError: the kernel has no io_uring, or does not permit it.
         """
         self.depth, self._size = depth, size
-        self._file, told = _set_up(depth)
-        submissions, completions = struct.unpack_from("2I", told)
+        self._file, parameters = _set_up(depth)
+        submissions, completions = struct.unpack_from("2I", parameters)
         # struct io_sqring_offsets and io_cqring_offsets: head, tail, mask, entries, …
-        sq, cq = struct.unpack_from("7I", told, 40), struct.unpack_from("6I", told, 80)
+        sq, cq = struct.unpack_from("7I", parameters, 40), struct.unpack_from("6I", parameters, 80)
         length = max(sq[6] + 4 * submissions, cq[5] + _COMPLETION_BYTES * completions)
         rings = mmap.mmap(self._file, length, offset=_RINGS)
         self._words = memoryview(rings).cast("I")
@@ -185,11 +185,11 @@ def _set_up(depth: int) -> tuple[int, bytearray]:
     # With both flags (Linux 6.1) the kernel completes requests only while this thread is in a call:
     # so what is read of the ring cannot change meanwhile, on a CPU of any memory order.
     for flags in (_SINGLE_ISSUER | _DEFER_TASKRUN, 0):
-        told = bytearray(120)
-        struct.pack_into("I", told, 8, flags)
-        file = _call(_SETUP, depth, (ctypes.c_char * 120).from_buffer(told))
+        parameters = bytearray(120)
+        struct.pack_into("I", parameters, 8, flags)
+        file = _call(_SETUP, depth, (ctypes.c_char * 120).from_buffer(parameters))
         if file >= 0:
-            return int(file), told
+            return int(file), parameters
         number = ctypes.get_errno()
         if number != errno.EINVAL:
             break

@@ -61,16 +61,16 @@ def summary(states: Sequence[State]) -> dict[str, Any]:
     """Return least, median and greatest of each figure, and the causes of throttling."""
     if not states:
         return {}
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name in ("sm_mhz", "watts", "celsius"):
         values = sorted(getattr(state, name) for state in states)
-        told[name] = {"min": values[0], "median": values[len(values) // 2], "max": values[-1]}
+        figures[name] = {"min": values[0], "median": values[len(values) // 2], "max": values[-1]}
     causes = [cause for state in states for cause in state.throttled_by]
-    told["throttled_share"] = {
+    figures["throttled_share"] = {
         cause: causes.count(cause) / len(states) for cause in dict.fromkeys(causes)
     }
-    told["samples"] = [asdict(state) for state in states]
-    return told
+    figures["samples"] = [asdict(state) for state in states]
+    return figures
 
 
 class Gpu:

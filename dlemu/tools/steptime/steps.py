@@ -151,7 +151,7 @@ class UsersFunction:
     """
 
     def __init__(self, key: str, name: str) -> None:
-        self._given, self._module = f"{key}={name}", name.partition(":")[0]
+        self._asked, self._module = f"{key}={name}", name.partition(":")[0]
         self._name = name.partition(":")[2]
 
     def find(self) -> Callable[..., object]:
@@ -167,7 +167,7 @@ class UsersFunction:
             module = importlib.import_module(self._module)
         function = getattr(module, self._name, None)
         if not callable(function):
-            raise WorkloadError(f"{self._given}: {module.__file__} has no function {self._name}")
+            raise WorkloadError(f"{self._asked}: {module.__file__} has no function {self._name}")
         return cast("Callable[..., object]", function)
 
     def made(self, what_it_does: str, *args: object) -> Callable[..., object]:
@@ -182,7 +182,7 @@ class UsersFunction:
         if not callable(made):
             called = f"{self._name}({', '.join(map(repr, args))})"
             raise WorkloadError(
-                f"{self._given}: {called} must return a function that {what_it_does}, got "
+                f"{self._asked}: {called} must return a function that {what_it_does}, got "
                 f"{type(made).__name__}"
             )
         return cast("Callable[..., object]", made)
@@ -199,11 +199,11 @@ class UsersFunction:
             return
         if isinstance(error, ModuleNotFoundError) and self._module.startswith(str(error.name)):
             raise WorkloadError(
-                f"{self._given}: there is no module {error.name}; give it as Python "
+                f"{self._asked}: there is no module {error.name}; give it as Python "
                 "imports it, in this folder or in PYTHONPATH"
             ) from None
         raise WorkloadError(
-            f"{self._given}: {_place(error)}: {type(error).__name__} "
+            f"{self._asked}: {_place(error)}: {type(error).__name__} "
             f"{' '.join(str(error).split())[:120]}".rstrip()
         ) from error
 

@@ -1,5 +1,6 @@
 """From nothing to a verdict on an S3 server: datagen, verify, run, and what may be wrong there."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -20,11 +21,15 @@ from dlemu.config.model import check_workload
 from dlemu.datagen import generate
 from dlemu.ranks.world import Alone
 from dlemu.storage.s3.store import Store
-from tests.lab.commands import QUICK, SMALL, dlemu
+from tests.lab import commands
+from tests.lab.commands import dlemu
 from tests.lab.mpirun import mpirun
 from tests.lab.object_server import Moto, RangeServer, moto_server
 
 Printed = Callable[..., str]
+FEW = ["dataset.num_files_train=8", "reader.batch_size=1"]
+"""moto takes milliseconds for each request."""
+SMALL, QUICK = [*commands.SMALL, *FEW], [*commands.QUICK, *FEW]
 SECRET, KEY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "AKIAIOSFODNN7EXAMPLE"
 
 
@@ -73,8 +78,8 @@ def names(outside: S3Store) -> list[str]:
 def test_from_nothing_to_a_verdict(
     outside: S3Store, data: str, moto: Moto, tmp_path: Path, printed: Printed
 ) -> None:
-    assert "56 npz files of 1 sample" in printed("datagen", *SMALL, data)
-    assert len(names(outside)) == 56 + 2, "objects and the two of the manifest, and no plan"
+    assert "8 npz files of 1 sample" in printed("datagen", *SMALL, data)
+    assert len(names(outside)) == 8 + 2, "objects and the two of the manifest, and no plan"
     assert "nothing was written" in printed("datagen", *SMALL, data)
     assert "no bad files; sizes and content were checked" in printed(
         "verify", *SMALL, data, "--full"
@@ -83,14 +88,14 @@ def test_from_nothing_to_a_verdict(
 
     moto.seen.clear()
     told = printed("run", *QUICK, data, f"output.folder={tmp_path / 'out'}")
-    # Two epochs of 56 objects, and the manifest: no LIST, no HEAD, to the unit.
-    assert moto.seen.methods == {"GET": 2 * 56 + 1}
-    assert "objects: 112 GETs, p50 " in told
+    # Two epochs of 8 objects, and the manifest: no LIST, no HEAD, to the unit.
+    assert moto.seen.methods == {"GET": 2 * 8 + 1}
+    assert "objects: 16 GETs, p50 " in told
     assert not re.search("page cache|no drive is seen|O_DIRECT", told)
     assert f"storage:  s3 at s3://{outside.config['bucket']}/some/where, from {moto.url}" in told
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     found = summary["measured"]["objects"]
-    assert found["gets"] == 112
+    assert found["gets"] == 16
     assert found["received_bytes"] == summary["measured"]["read_bytes"]
     assert found["needed_bytes"] <= found["received_bytes"]
     assert found["p50_seconds"] <= found["p99_seconds"]
@@ -101,25 +106,13 @@ def test_from_nothing_to_a_verdict(
     assert summary["limit"]["name"] in ("storage", "none", "host cpu", "unclear", "loader")
 
 
-@pytest.mark.parametrize("form", ["jpeg", "tfrecord"])
-def test_formats_and_indexes(outside: S3Store, data: str, form: str, tmp_path: Path) -> None:
-    more = [f"dataset.format={form}", f"output.folder={tmp_path / 'out'}"]
-    assert run(["datagen", *SMALL, data, more[0]]) == 0
-    assert len(names(outside)) == (2 if form == "tfrecord" else 1) * 56 + 2
-    assert run(["verify", *SMALL, data, more[0], "--full"]) == 0
-    assert run(["run", *QUICK, data, *more]) == 0
-
-
 def test_an_interrupted_datagen_goes_on(
     outside: S3Store, data: str, moto: Moto, printed: Printed
 ) -> None:
-    written = 0
-    original = Store.put
+    puts, original = itertools.count(), Store.put
 
     def put(self: Store, key: str, *part: Any, **more: Any) -> None:
-        nonlocal written
-        written += 1
-        if written > 2 + 20:  # after an empty journal and the plan
+        if next(puts) == 2 + 3:  # after an empty journal and the plan
             raise KeyboardInterrupt
         original(self, key, *part, **more)
 
@@ -131,8 +124,8 @@ def test_an_interrupted_datagen_goes_on(
     assert "has no dlemu.json" in printed("run", *QUICK, data, status=1)
     assert "unfinished dataset" in printed("datagen", *SMALL, data, "dataset.seed=7", status=1)
     moto.seen.clear()
-    assert "36 written now, the others were there" in printed("datagen", *SMALL, data)
-    assert moto.seen.methods["PUT"] == 2 + 36 + 1 + 2
+    assert "5 written now, the others were there" in printed("datagen", *SMALL, data)
+    assert moto.seen.methods["PUT"] == 2 + 5 + 1 + 2
     assert run(["verify", *SMALL, data, "--full"]) == 0
     lost = next(name for name in names(outside) if "/train/" in name)
     obstore.delete(outside, lost)
@@ -140,32 +133,35 @@ def test_an_interrupted_datagen_goes_on(
     assert "1 written now, the others were there" in printed("datagen", *SMALL, data)
     assert run(["verify", *SMALL, data, "--full"]) == 0
     assert not any("/.dlemu/" in name for name in names(outside))
-    larger = printed("datagen", *SMALL, data, "dataset.num_files_train=57", status=1)
+    larger = printed("datagen", *SMALL, data, "dataset.num_files_train=9", status=1)
     assert "a dataset in a bucket is not extended" in larger
 
 
 def test_damage_is_found_and_repaired(
     outside: S3Store, data: str, printed: Printed, tmp_path: Path
 ) -> None:
-    assert run(["datagen", *SMALL, data]) == 0
-    objects = [name for name in names(outside) if "/train/" in name]
-    missing, cut, other = objects[3], objects[7], objects[11]
+    """Of files that have indexes beside them."""
+    words = [data, "dataset.format=tfrecord"]
+    out = f"output.folder={tmp_path / 'out'}"
+    assert run(["datagen", *SMALL, *words]) == 0
+    assert len(names(outside)) == 2 * 8 + 2
+    objects = [name for name in names(outside) if name.endswith(".tfrecord")]
+    missing, cut, other = objects[3], objects[5], objects[7]
     good = bytes(obstore.get(outside, other).bytes())
     obstore.delete(outside, missing)
     obstore.put(outside, cut, bytes(obstore.get(outside, cut).bytes())[:-1])
     obstore.put(outside, other, good[:6000] + bytes([good[6000] ^ 1]) + good[6001:])
     obstore.put(outside, f"{missing}.copy", b"x")
-    told = printed("run", *QUICK, data, f"output.folder={tmp_path / 'out'}", status=1)
+    told = printed("run", *QUICK, *words, out, status=1)
     assert told.endswith("dlemu verify lists what is damaged\n")
-    told = printed("verify", *SMALL, data, "--full", status=1)
+    told = printed("verify", *SMALL, *words, "--full", "--repair", status=1)
     assert f"{Path(missing).name}: is missing" in told
     assert f"{Path(cut).name}: has " in told
     assert f"{Path(other).name}: differs from what was written at byte 6000" in told
-    assert "3 bad files, 1 extra file" in told
-    told = printed("verify", *SMALL, data, "--full", "--repair", status=1)
     assert "3 bad files, 3 written again, 1 extra file" in told, "the extra one stays"
     obstore.delete(outside, f"{missing}.copy")
-    assert run(["verify", *SMALL, data, "--full"]) == 0
+    assert run(["verify", *SMALL, *words, "--full"]) == 0
+    assert run(["run", *QUICK, *words, out]) == 0
 
 
 def test_other_objects_are_not_touched(outside: S3Store, data: str, printed: Printed) -> None:
@@ -175,24 +171,14 @@ def test_other_objects_are_not_touched(outside: S3Store, data: str, printed: Pri
     assert names(outside) == ["some/where/train/mine.npz"]
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            "storage.endpoint_url=http://127.0.0.1:9",
-            "does not answer (connection refused), in each of 2 tries; is the server up",
-        ),
+def test_what_is_wrong_there_gets_one_line(moto: Moto, data: str, printed: Printed) -> None:
+    nobody = "storage.endpoint_url=http://127.0.0.1:9"
+    for words, line in (
+        (nobody, "does not answer (connection refused), in each of 2 tries; is the server up"),
         ("dataset.data_folder=s3://nowhere/x", "has no bucket nowhere; make it"),
-        ("{data}/else", "has no dlemu.json, which says what lies there"),
-        (f"storage.endpoint_url=http://me:{SECRET}@a", "must not have a user or a password"),
-    ],
-)
-def test_what_is_wrong_there_gets_one_line(
-    moto: Moto, data: str, words: str, line: str, printed: Printed
-) -> None:
-    assert run(["datagen", *SMALL, data]) == 0
-    said = printed("run", *QUICK, data, "storage.retries=1", words.format(data=data), status=1)
-    assert line in said and SECRET not in said and said.count("\n") == 1
+    ):
+        said = printed("run", *QUICK, "storage.retries=1", data, words, status=1)
+        assert line in said and said.count("\n") == 1
 
 
 def test_wrong_credentials_get_one_line(
@@ -207,7 +193,7 @@ def test_wrong_credentials_get_one_line(
     assert "(403 InvalidAccessKeyId); check AWS_ACCESS_KEY_ID" in told and told.count("\n") == 1
 
 
-def test_secrets_are_in_no_output(
+def test_a_search_reads_objects_and_secrets_are_in_no_output(
     moto: Moto,
     data: str,
     tmp_path: Path,
@@ -220,6 +206,9 @@ def test_secrets_are_in_no_output(
         f"storage.storage_options.access_key_id={KEY}",
         f"storage.storage_options.secret_access_key={SECRET}",
         f"output.log={tmp_path / 'log'}",
+        "dataset.num_files_train=20",
+        "reader.read_threads=1",
+        "reader.prefetch_size=1",
         data,
     ]
     out = f"output.folder={tmp_path / 'out'}"
@@ -228,11 +217,17 @@ def test_secrets_are_in_no_output(
     assert run(["report", str(tmp_path / "out"), f"--html={tmp_path / 'page.html'}"]) == 0
     assert run(["run", *QUICK, *keys, "--cfg=job"]) == 0
     assert run(["run", *QUICK, *keys, "--cfg=job", "--json"]) == 0
-    searching = ["size", *QUICK, *keys, "size.confirm=0", "size.quick=true", "--json"]
-    run([*searching, "size.max_accelerators=2", f"output.folder={tmp_path / 'size'}"])
+    moto.seen.clear()
+    searching = ["size.quick=true", "size.confirm=0", "size.start=1", "size.max_accelerators=1"]
+    found = f"output.folder={tmp_path / 'size'}"
+    assert run(["size", *QUICK, *keys, *searching, found, "--json"]) == 0
+    assert moto.seen.methods.keys() == {"GET"}
     words = ["run", *QUICK, *keys, "storage.secret_access_key=a,b c"]
     run([*words, "storage.storage_options.secret_access_keys=1"])
+    run(["run", *QUICK, *keys, f"storage.endpoint_url=http://me:{SECRET}@a"])
     told = capsys.readouterr()
+    assert "the server may have it in memory; up to" in told.err
+    assert "O_DIRECT" not in told.err and "x drive" not in told.err
     texts = {"stdout": told.out, "stderr": told.err}
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     texts |= {str(path): path.read_bytes().decode("latin-1") for path in files}
@@ -243,17 +238,6 @@ def test_secrets_are_in_no_output(
         for secret in (SECRET, KEY, "a,b c"):
             assert secret not in text, name
     assert "storage.storage_options.secret_access_key=..." in texts[str(tmp_path / "log")]
-
-
-def test_a_search_reads_objects(moto: Moto, data: str, tmp_path: Path, printed: Printed) -> None:
-    assert run(["datagen", *SMALL, data]) == 0
-    moto.seen.clear()
-    words = ["size.quick=true", "size.confirm=0", "size.start=1", "size.max_accelerators=1"]
-    words += ["reader.batch_size=1", "reader.read_threads=1", "reader.prefetch_size=1"]
-    told = printed("size", *QUICK, data, *words, f"output.folder={tmp_path / 'out'}")
-    assert moto.seen.methods.keys() == {"GET"}
-    assert "the server may have it in memory; up to" in told
-    assert "O_DIRECT" not in told and "x drive" not in told
 
 
 @pytest.mark.mpi
@@ -269,12 +253,12 @@ def test_only_rank_0_needs_the_environment(moto: Moto, data: str, tmp_path: Path
         mpirun(2, "sh", "-c", script), capture_output=True, text=True, timeout=150, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert moto.seen.methods == {"GET": 2 * 56 + 1}
+    assert moto.seen.methods == {"GET": 2 * 8 + 1}
 
 
 def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
     """The watchdog ends the run, and says which worker waits for what from where."""
-    assert run(["datagen", *SMALL, f"dataset.data_folder={tmp_path / 'data'}"]) == 0
+    commands.generate(tmp_path, SMALL)
     with RangeServer(tmp_path) as server:
         server.faults.hang, server.faults.hang_after = threading.Event(), 1
         words = [*QUICK, "dataset.data_folder=s3://any/data", "output.stall_seconds=2"]

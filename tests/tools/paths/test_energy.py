@@ -3,29 +3,25 @@
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from dlemu.tools.paths.cells import HostCounters, read_joules
 
 
-def test_packages_are_read_and_their_parts_left_out(tmp_path: Path) -> None:
-    for name, microjoules in (
-        ("intel-rapl:0", 5_000_000),
-        ("intel-rapl:1", 7_500_000),
-        ("intel-rapl:0:0", 1),
-        ("dtpm", 1),
-    ):
+def test_packages_are_read_and_their_parts_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    counted = {"intel-rapl:0": 5_000_000, "intel-rapl:1": 7_500_000, "intel-rapl:0:0": 1, "dtpm": 1}
+    for name, microjoules in counted.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "energy_uj").write_text(f"{microjoules}\n")
-        (tmp_path / name / "max_energy_range_uj").write_text("262143328850\n")
+        (tmp_path / name / "max_energy_range_uj").write_text("8000000\n")
     (tmp_path / "intel-rapl:2").mkdir()
 
-    found = read_joules(tmp_path)
-    cpus = {name: joules for name, (joules, _) in found.items() if not name.startswith("gpu")}
-
-    assert cpus == {"intel-rapl:0": 5.0, "intel-rapl:1": 7.5}
+    assert read_joules(tmp_path) == {"intel-rapl:0": (5.0, 8.0), "intel-rapl:1": (7.5, 8.0)}
 
 
 def test_an_overrun_is_not_negative_energy() -> None:
@@ -40,36 +36,14 @@ def test_an_overrun_is_not_negative_energy() -> None:
     assert end.since(HostCounters(8.0, cpus, {})).cpu_watts is None
 
 
-class NVMLError(Exception):
-    pass
-
-
-def fake_nvml(monkeypatch: pytest.MonkeyPatch, *, has_driver: bool) -> None:
-    """Two GPUs, of which the first does not count its energy."""
-
-    def init() -> None:
-        if not has_driver:
-            raise NVMLError("Driver Not Loaded")
-
-    def energy(gpu: str) -> int:
-        if gpu == "handle 0":
-            raise NVMLError("Not Supported")
-        return 5500
-
-    nvml = SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=init,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: f"handle {index}",
-        nvmlDeviceGetTotalEnergyConsumption=energy,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-
-
 def test_each_gpu_that_counts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvml(monkeypatch, has_driver=True)
+    """Of two, the first is too old."""
+    nvml = Mock(NVMLError=RuntimeError)
+    nvml.nvmlDeviceGetCount.return_value = 2
+    nvml.nvmlDeviceGetTotalEnergyConsumption.side_effect = [RuntimeError("Not Supported"), 5500]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert read_joules(tmp_path) == {"gpu1": (5.5, math.inf)}
-    fake_nvml(monkeypatch, has_driver=False)
+    nvml.nvmlInit.side_effect = RuntimeError("Driver Not Loaded")
     assert read_joules(tmp_path) == {}
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert read_joules(tmp_path) == {}, "without the library"

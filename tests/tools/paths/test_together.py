@@ -1,7 +1,6 @@
 """Several targets at the same time: their sum, ranks that share them, devices, and GPUs."""
 
 import ctypes
-import json
 import mmap
 import os
 import subprocess
@@ -24,23 +23,17 @@ from dlemu.ranks.world import World
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
 from dlemu.storage.gpu.cufile import Availability, CufileError
+from dlemu.terminal import silent
 from dlemu.tools.paths import blocks, cells, sweep
 from dlemu.tools.paths.blocks import Done, Latencies, Work
-from dlemu.tools.paths.sweep import Sweep, run_paths
+from dlemu.tools.paths.sweep import run_paths
 from tests.lab.bench import MARK, Run, followed
 from tests.lab.commands import with_checkout
 from tests.lab.many_hosts import ManyHosts
 from tests.lab.mpirun import mpirun
-from tests.lab.waiting import LONG, until
+from tests.lab.waiting import until
 from tests.storage.gpu.test_cufile import NONE, stats
-
-MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy no memory, which takes a while."""
-    monkeypatch.setattr(sweep, "memory_rate", lambda: 8e9)
+from tests.tools.paths.conftest import MIB, plan
 
 
 @pytest.fixture
@@ -48,19 +41,6 @@ def folders(tmp_path: Path) -> tuple[Path, ...]:
     for name in ("d0", "d1"):
         (tmp_path / name).mkdir()
     return tmp_path / "d0", tmp_path / "d1"
-
-
-def plan(*targets: Path, **changes: Any) -> Sweep:
-    plain: dict[str, Any] = {
-        "output": targets[0].parent / "output" if targets else Path("output"),
-        "seconds": 0.1,
-        "io_sizes": (65536,),
-        "workers": (2,),
-        "patterns": ("seq_read",),
-        "paths": ("host_buffered",),
-        "file_size": MIB,
-    }
-    return Sweep(**plain | ({"target": targets} if targets else {}) | changes)
 
 
 def fakes(events: list[str], rates: Sequence[int]) -> Callable[..., list[Done]]:
@@ -141,10 +121,8 @@ def test_ranks_share_the_targets_and_begin_together(
     job_of.ranks_per_host = each
     all_found = job_of.run(lambda world: run_paths(job, notes.append, world=world))
 
-    assert (
-        sum("its rank may use 1 of 8 CPUs; mpirun --bind-to none" in n for n in notes) == 2 * hosts
-    )
-
+    bound = [n for n in notes if "its rank may use 1 of 8 CPUs; mpirun --bind-to none" in n]
+    assert len(bound) == 2 * hosts
     assert events == ["open"] * ranks + ["read"] * ranks
     *parts, total = all_found[0]
     assert all(found == [] for found in all_found[1:])
@@ -180,27 +158,18 @@ def test_a_dry_run_says_cells_and_time_and_writes_nothing(
     assert sorted(path.name for path in folders[0].parent.rglob("*")) == ["d0", "d1"]
 
 
-@pytest.mark.mpi
-def test_two_ranks_measure_a_target_each_and_one_shows_both(folders: tuple[Path, ...]) -> None:
-    words = [sys.executable, "-m", "dlemu", "paths", f"{folders[0]},{folders[1]}", "--json"]
-    words += ["seconds=0.1", "io_sizes=64KiB", "workers=1", "patterns=seq_read"]
-    words += ["paths=host_buffered", "file_size=1MiB", "output=out"]
-    folder = folders[0].parent
-    done = subprocess.run(
-        mpirun(2, *words), cwd=folder, env=with_checkout(), capture_output=True, timeout=LONG
+def test_real_readers_of_two_ranks_leave_nothing(folders: tuple[Path, ...]) -> None:
+    found, others = ManyHosts(1, 2).run(
+        lambda world: run_paths(plan(*folders), silent, world=world)
     )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)["cells"]
-    assert [row["target"] for row in told] == [*map(str, folders), "sum"]
-    assert told[2]["num_ios"] == told[0]["num_ios"] + told[1]["num_ios"]
+    one, two, total = found
+    assert [cell.target for cell in found] == [*map(str, folders), "sum"] and not others
+    assert total.num_ios == one.num_ios + two.num_ios > 0
     assert not any(any(target.iterdir()) for target in folders)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("culprit", [0, 1])
-def test_a_rank_that_is_killed_while_it_measures_is_named(
-    culprit: int, folders: tuple[Path, ...]
-) -> None:
+def test_a_rank_that_is_killed_while_it_measures_is_named(folders: tuple[Path, ...]) -> None:
     words = ["paths", f"{folders[0]},{folders[1]}", "seconds=86400", "io_sizes=4KiB", "workers=2"]
     words += ["patterns=seq_read", "paths=host_buffered", "file_size=1MiB", "output=out"]
     mark, folder = uuid.uuid4().hex, folders[0].parent
@@ -215,15 +184,15 @@ def test_a_rank_that_is_killed_while_it_measures_is_named(
     )
     with followed(process, folder, mark) as run:
         until(lambda: len(list(reading(run))) == 4, "all readers")
-        run.ranks()[culprit].kill()
+        run.ranks()[1].kill()
         assert run.end() != 0
         lines = [each for each in run.errors if each.startswith("dlemu: ")]
         for line in lines:
-            assert f"rank {culprit} on host " in line and "ended without a word" in line
+            assert "rank 1 on host " in line and "ended without a word" in line
         # A slow host's mpirun may end the other rank before it can say so, and names it itself.
-        assert len(lines) == 1 or any(f"process rank {culprit} " in each for each in run.errors)
+        assert len(lines) == 1 or any("process rank 1 " in each for each in run.errors)
         until(lambda: not run.alive(), "the end of all processes")
-    assert not [*folders[1 - culprit].iterdir()], "what the others wrote is removed"
+    assert not [*folders[0].iterdir()], "what the others wrote is removed"
 
 
 def reading(run: Run) -> Iterator[psutil.Process]:
@@ -260,11 +229,8 @@ def test_a_device_is_read_in_parts_and_never_written(
 
     found = run_paths(plan(device, **words, io_sizes=(512, 4096)), notes.append)
 
-    assert {(cell.path, cell.io_size) for cell in found} == {
-        ("host_direct", 512),
-        ("host_direct", 4096),
-    }
-    assert {cell.file_bytes for cell in found} == {MIB // 2}
+    measured = {(cell.path, cell.io_size, cell.file_bytes) for cell in found}
+    assert measured == {("host_direct", 512, MIB // 2), ("host_direct", 4096, MIB // 2)}
     assert any("host_buffered: a block device is read with O_DIRECT" in note for note in notes)
     for pattern in ("seq_write", "random_write"):
         with pytest.raises(RunError, match=f"patterns={pattern} would overwrite the block device"):
@@ -304,17 +270,14 @@ class FakeCuda:
         ctypes.memmove(target, source, size)
         return 0
 
-    def cuMemcpyDtoH_v2(self, target: int, source: int, size: int) -> int:
-        ctypes.memmove(target, source, size)
-        return 0
+    cuMemcpyDtoH_v2 = cuMemcpyHtoD_v2
 
 
 class FakeCufile:
     """Moves bytes by PCI P2PDMA, as its counters say."""
 
     def __init__(self) -> None:
-        self.moved = {"read": [0, 0], "write": [0, 0]}
-        self._lock = threading.Lock()
+        self.read, self.written = list[int](), list[int]()
 
     def __getattr__(self, name: str) -> Callable[..., CufileError]:
         return lambda *arguments: CufileError(0, 0)
@@ -323,23 +286,20 @@ class FakeCufile:
         handle._obj.value = descriptor._obj.fd
         return CufileError(0, 0)
 
-    def _count(self, what: str, num_bytes: int) -> int:
-        with self._lock:
-            self.moved[what] = [self.moved[what][0] + 1, self.moved[what][1] + num_bytes]
-        return num_bytes
-
     def cuFileRead(self, file: Any, base: int, size: int, offset: int, at: int) -> int:
         into = (ctypes.c_char * size).from_address(base + at)
-        return self._count("read", os.preadv(file.value, [into], offset))
+        self.read.append(size)
+        return os.preadv(file.value, [into], offset)
 
     def cuFileWrite(self, file: Any, base: int, size: int, offset: int, at: int) -> int:
         source = (ctypes.c_char * size).from_address(base + at)
-        return self._count("write", os.pwritev(file.value, [source], offset))
+        self.written.append(size)
+        return os.pwritev(file.value, [source], offset)
 
     def cuFileGetStatsL3(self, into: Any) -> CufileError:
-        (reads, read), (writes, written) = self.moved["read"], self.moved["write"]
-        gpus = [((reads, 0, 0), (writes, 0, 0)), (NONE, NONE)]
-        into.raw = stats(1200, read_bytes=read, write_bytes=written, gpus=gpus)
+        num_bytes = {"read_bytes": sum(self.read), "write_bytes": sum(self.written)}
+        paths = (len(self.read), 0, 0), (len(self.written), 0, 0)
+        into.raw = stats(1200, gpus=[paths, (NONE, NONE)], **num_bytes)
         return CufileError(0, 0)
 
 
