@@ -107,13 +107,17 @@ def nets() -> list[Net]:
     return ON_GPU if torch.cuda.is_available() else ON_CPU
 
 
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("train/**/*") if path.is_file())
+
+
 class Files:
     """A plain map-style dataset: one file, one sample. `__getitem__` opens, reads, decodes."""
 
     def __init__(
         self, folder: Path, form: str, most_bytes: int, *, in_one_read: bool = False
     ) -> None:
-        self.paths = sorted(str(path) for path in folder.glob("train/**/*") if path.is_file())
+        self.paths = [str(path) for path in files_of(folder)]
         self._form, self._most, self._in_one_read = form, most_bytes, in_one_read
 
     def __len__(self) -> int:
