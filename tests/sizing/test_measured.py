@@ -117,7 +117,7 @@ def test_each_run_of_a_search_writes_checkpoints(
 def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
 
-    answer = dlemu.size(job, say=said.append)
+    answer = dlemu.size(job.with_keys({"size.targets": [str(job.data_folder)]}), say=said.append)
 
     assert capsys.readouterr().out == "", "it speaks to whom it is told"
     assert said[-1].endswith("done: 2 consecutive runs passed")
