@@ -107,8 +107,7 @@ class Reads:
 @pytest.fixture
 def sparse(tmp_path: Path) -> Path:
     path = tmp_path / "file"
-    path.touch()
-    os.truncate(path, 8 * MIB)
+    path.write_bytes(bytes(8 * MIB))
     return path
 
 
