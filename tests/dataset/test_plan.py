@@ -159,15 +159,6 @@ def test_a_shuffle_buffer_is_uniform_over_what_it_holds() -> None:
     assert in_order == pytest.approx(1 / 24, abs=0.015), "what is held at the end is shuffled too"
 
 
-def test_fewer_than_two_steps_are_refused() -> None:
-    options = PlanOptions(batch_size=7, num_accelerators=8, epoch=0, seed=0)
-    for num_samples in (0, 111):
-        line = f"^{num_samples} samples are too few for 2 steps: .* batches of 7 takes 56, and the"
-        with pytest.raises(WorkloadError, match=line):
-            plan_epoch(num_samples, options)
-    assert plan_epoch(112, options).num_steps == 2
-
-
 @pytest.mark.parametrize("name", ["unet3d_h100", "resnet50_h100"])
 @pytest.mark.parametrize("loader", ["pytorch", "tensorflow"])
 def test_a_plan_may_be_cut_short_and_its_steps_are_counted_without_it(

@@ -174,19 +174,19 @@ def test_one_process_needs_no_mpi() -> None:
     assert "mpi4py.MPI" not in sys.modules
 
 
-def make_world_apart(num_ranks: int, *options: str) -> str:
-    """Return what a process that no mpirun started says when told of so many ranks."""
+def make_world_apart(*options: str) -> str:
+    """Return what a process that no mpirun started says when told of 4 ranks."""
     code = (
         "from dlemu.errors import RunError\n"
         "from dlemu.ranks.mpi import make_world\n"
-        f"try: make_world({{'OMPI_COMM_WORLD_SIZE': '{num_ranks}'}})\n"
+        "try: make_world({'OMPI_COMM_WORLD_SIZE': '4'})\n"
         "except RunError as error: print(error)\n"
     )
     return subprocess.check_output([sys.executable, *options, "-c", code], text=True, timeout=LONG)
 
 
 def test_a_launcher_without_mpi_is_told_what_to_install() -> None:
-    error = make_world_apart(4, "-S")  # no site-packages, so no mpi4py
+    error = make_world_apart("-S")  # no site-packages, so no mpi4py
     assert error == (
         "started as one of several ranks, but MPI cannot be loaded (No module named 'mpi4py'); "
         "pip install 'dlemu[mpi]'\n"
@@ -196,7 +196,7 @@ def test_a_launcher_without_mpi_is_told_what_to_install() -> None:
 @pytest.mark.mpi
 def test_a_launcher_of_another_mpi_is_refused() -> None:
     pytest.importorskip("mpi4py")
-    error = make_world_apart(4)
+    error = make_world_apart()
     assert error.startswith(
         "mpirun of Open MPI started 4 ranks, but mpi4py's Open MPI finds 1: use the mpirun of "
     )

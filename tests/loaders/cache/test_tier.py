@@ -63,8 +63,6 @@ CASES: dict[str, dict[str, object]] = {
         "dataset.record_length_bytes_stdev": 0,
         "reader.sample_shuffle": "off",
     },
-    "webdataset": MANY | {"dataset.format": "webdataset"},
-    "indexed streams": MANY | {"dataset.format": "mmap_indexed_binary"},
     "torch, streams": MANY | {"dataset.format": "tfrecord", "reader.data_loader": "pytorch"},
 }
 

@@ -5,7 +5,6 @@ import mmap
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -26,8 +25,7 @@ from dlemu.terminal import silent
 from dlemu.tools.paths import blocks, cells, sweep
 from dlemu.tools.paths.blocks import Done, Latencies, Work
 from dlemu.tools.paths.sweep import run_paths
-from tests.lab.bench import MARK, Run, followed
-from tests.lab.commands import with_checkout
+from tests.lab.bench import Run, launched
 from tests.lab.many_hosts import ManyHosts
 from tests.lab.mpirun import mpirun
 from tests.lab.waiting import until
@@ -171,17 +169,9 @@ def test_real_readers_of_two_ranks_leave_nothing(folders: tuple[Path, ...]) -> N
 def test_a_rank_that_is_killed_while_it_measures_is_named(folders: tuple[Path, ...]) -> None:
     words = ["paths", f"{folders[0]},{folders[1]}", "seconds=86400", "io_sizes=4KiB", "workers=2"]
     words += ["patterns=seq_read", "paths=host_buffered", "file_size=1MiB", "output=out"]
-    mark, folder = uuid.uuid4().hex, folders[0].parent
-    process = subprocess.Popen(
-        mpirun(2, "--bind-to", "none", sys.executable, "-m", "dlemu", *words),
-        cwd=folder,
-        env={**with_checkout(), MARK: mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with followed(process, folder, mark) as run:
+    folder = folders[0].parent
+    command = mpirun(2, "--bind-to", "none", sys.executable, "-m", "dlemu", *words)
+    with launched(command, folder, folder) as run:
         until(lambda: len(list(reading(run))) == 4, "all readers")
         run.ranks()[1].kill()
         assert run.end() != 0
