@@ -31,31 +31,18 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import (
-    COST,
-    HEADER,
-    SPEED,
-    Asked,
-    Rate,
-    Wanted,
-    apart,
-    compare,
-    cpu_of_children,
-    cpu_of_self,
-    scratch,
-    timed,
-)
+from benchmarks.harness import Asked, Lines, Rate, Wanted, compare, rate_apart, scratch, timed
 from dlemu.checkpoint.files import Reader, Writer
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
@@ -74,7 +61,6 @@ from dlemu.tools.paths.cells import write_random_file
 from tests.lab.object_server import RangeServer
 from tests.lab.peer import is_there, run_dlio
 
-Rows = Iterator[list[str]]
 Sides = dict[str, Callable[[], Rate]]
 
 DATASETS: dict[str, tuple[str, dict[str, object]]] = {
@@ -134,8 +120,12 @@ def run_fio(*words: str, way: str = "read") -> Rate:
 
 def dlio_rate(move: Callable[[int], float], few: int, many: int) -> Rate:
     """Return what DLIO took for many beyond few: both start alike."""
-    small, large = (timed(partial(move, number), cpu_of_children) for number in (few, many))
-    return large.beyond(small)
+
+    def cpu() -> float:
+        return sum(getrusage(RUSAGE_CHILDREN)[:2])
+
+    small, large = (timed(partial(move, number), cpu) for number in (few, many))
+    return Rate(*(own - other for own, other in zip(large, small, strict=True)))
 
 
 def job(
@@ -170,11 +160,6 @@ def read_epochs(name: str, data: str, loader: str, direct: bool, url: str = "") 
         pids = opened.pids()
         rates = [timed(partial(read, 1 + epoch), lambda: cpu_of(pids)) for epoch in range(EPOCHS)]
     return Rate(*map(sum, zip(*rates, strict=True)))
-
-
-def read_apart(name: str, data: Path, loader: str, direct: bool) -> Rate:
-    """Read in a process of its own, as a run would."""
-    return Rate(*apart(read_epochs, name, str(data), loader, direct))
 
 
 def cpu_of(pids: list[int]) -> float:
@@ -227,33 +212,31 @@ def prepare(name: str, data: Path, way: str) -> None:
         (folder / path.name).hardlink_to(path)
     if way == "page cache" and name != "hdf5" and is_there():
         run_dlio(dlio_keys(name, data / "dlio"), generate=True)
-    for entry in data.rglob("*"):
-        if entry.is_file():
-            with entry.open("rb") as file:
-                os.fsync(file.fileno())
-                if way == "O_DIRECT":
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                while way == "page cache" and file.read(PIECE):
-                    pass
+    os.sync()
+    files = [path for path in data.rglob("*") if path.is_file()]
+    if way == "O_DIRECT":
+        drop(files)
+    for path in files if way == "page cache" else ():
+        path.read_bytes()
 
 
-def reading(name: str, way: str, asked: Asked, folder: Path) -> Rows:
+def reading(name: str, way: str, asked: Asked, folder: Path) -> Lines:
     """Compare the readers of a dataset."""
     direct = way == "O_DIRECT"
     with scratch(Path("/dev/shm") if way == "tmpfs" else folder) as data:
         prepare(name, data, way)
         sides: Sides = {"fio": partial(fio_reads, name, data, direct)}
         for loader in ("pytorch", "pytorch batch", "threads"):
-            sides[loader] = partial(read_apart, name, data, loader, direct)
+            sides[loader] = partial(rate_apart, read_epochs, name, str(data), loader, direct)
         if (data / "dlio").exists():
             sides["DLIO"] = partial(dlio_reads, name, data / "dlio")
         wanted = {
-            "threads": [Wanted("speed", SPEED, "fio", least=0.9)] * (way == "tmpfs"),
-            "DLIO": [Wanted("CPU, × pytorch", COST, "pytorch", least=5)],
+            "threads": [Wanted("speed", "speed", "fio", least=0.9)] * (way == "tmpfs"),
+            "DLIO": [Wanted("CPU, × pytorch", "cost", "pytorch", least=5)],
         }
         if way != "tmpfs":
-            wanted["pytorch"] = [Wanted("CPU", COST, "fio", most=READ_GOALS[way][name])]
-            wanted["pytorch"] += [Wanted("speed", SPEED, "fio", least=0.95)] * direct
+            wanted["pytorch"] = [Wanted("CPU", "cost", "fio", most=READ_GOALS[way][name])]
+            wanted["pytorch"] += [Wanted("speed", "speed", "fio", least=0.95)] * direct
         yield from compare(f"{name}, {way}", sides, asked.value("rounds", 5), wanted)
 
 
@@ -262,18 +245,14 @@ def generate_as_rank(name: str, data: str) -> Rate | None:
     with make_world() as world:
         world.barrier()
         written = partial(generate, job(name, Path(data)), world=world)
-        own = timed(lambda: written().num_bytes, time.process_time)
+        own = timed(lambda: written().num_bytes)
         costs = world.gather(own.cpu_seconds)
     return None if costs is None else own._replace(cpu_seconds=sum(costs))
 
 
-def generate_ours(name: str, data: Path) -> Rate:
-    return Rate(*apart(generate_as_rank, name, str(data), ranks=NUM_RANKS))
-
-
-def fio_generates(num_bytes: float, data: Path) -> Rate:
+def fio_generates(num_bytes: float, data: str) -> Rate:
     """Have fio write as much, and sync it."""
-    data.mkdir(parents=True)
+    Path(data).mkdir()
     words = ["--name=write", "--rw=write", "--bs=1M", "--direct=1", "--end_fsync=1"]
     words += ["--ioengine=libaio", "--iodepth=4", f"--numjobs={NUM_RANKS}"]
     words += [f"--size={int(num_bytes / NUM_RANKS)}", f"--directory={data}"]
@@ -281,11 +260,11 @@ def fio_generates(num_bytes: float, data: Path) -> Rate:
     return run_fio(*words, "--fallocate=none", "--refill_buffers=0", way="write")
 
 
-def dlio_generates(name: str, data: Path) -> Rate:
+def dlio_generates(name: str, data: str) -> Rate:
     """Have DLIO generate some of the files."""
 
     def write(num_files: int) -> float:
-        folder = data / str(num_files)
+        folder = Path(data, str(num_files))
         own: dict[str, object] = {"dataset.num_files_train": num_files}
         run_dlio(dlio_keys(name, folder) | own, ranks=NUM_RANKS, generate=True)
         return sum(path.stat().st_size for path in (folder / "train").iterdir())
@@ -293,33 +272,31 @@ def dlio_generates(name: str, data: Path) -> Rate:
     return dlio_rate(write, NUM_RANKS, DLIO_FILES[name])
 
 
-def generating(name: str, asked: Asked, folder: Path) -> Rows:
+def generating(name: str, asked: Asked, folder: Path) -> Lines:
     """Compare the writers of a dataset."""
     with scratch(folder) as data:
         count = itertools.count()
 
-        def written(write: Callable[[Path], Rate]) -> Rate:
+        def written(write: Callable[..., Rate], *given: object, **more: int) -> Rate:
             place = data / str(next(count))
-            rate = write(place)
+            rate = write(*given, str(place), **more)
             # The space is given back, but no file: ext4 searches long for an inode where many
             # were freed a minute ago, and that would be taken for the next writer's cost.
-            for path in place.rglob("*"):
-                if path.is_file():
-                    os.truncate(path, 0)
+            for path in (path for path in place.rglob("*") if path.is_file()):
+                os.truncate(path, 0)
             os.sync()
             return rate
 
-        ours = partial(written, partial(generate_ours, name))
-        num_bytes = ours().num_bytes
-        sides: Sides = {"fio": partial(written, partial(fio_generates, num_bytes)), "dlemu": ours}
+        ours = partial(written, rate_apart, generate_as_rank, name, ranks=NUM_RANKS)
+        sides: Sides = {"fio": partial(written, fio_generates, ours().num_bytes), "dlemu": ours}
         if is_there():
-            sides["DLIO"] = partial(written, partial(dlio_generates, name))
+            sides["DLIO"] = partial(written, dlio_generates, name)
         wanted = {
             "dlemu": [
-                Wanted("CPU-s/GB", COST, most=0.6),
-                Wanted("speed", SPEED, "fio", least=0.9),
+                Wanted("CPU-s/GB", "cost", most=0.6),
+                Wanted("speed", "speed", "fio", least=0.9),
             ],
-            "DLIO": [Wanted("CPU, × dlemu", COST, "dlemu", least=10)],
+            "DLIO": [Wanted("CPU, × dlemu", "cost", "dlemu", least=10)],
         }
         yield from compare(f"generate {name}", sides, asked.value("rounds", 5), wanted)
 
@@ -339,7 +316,7 @@ def in_threads(works: Sequence[Callable[[], object]]) -> Rate:
             list(pool.map(lambda work: work(), works))
             return FILES * FILE_BYTES
 
-        return timed(all_files, cpu_of_self)
+        return timed(all_files)
 
 
 def write_ours(
@@ -347,14 +324,12 @@ def write_ours(
 ) -> Rate:
     """Write a checkpoint's files anew, each with other bytes than ever before."""
     content = make(1)
-    for path in files:
-        path.unlink(missing_ok=True)
     with contextlib.ExitStack() as stack:
-        each = [Writer(content, piece_bytes=PIECE, direct=direct) for _ in files]
-        pairs = zip(map(stack.enter_context, each), files, strict=True)
-        works = [
-            partial(writer.write, path, FILE_BYTES, sample=next(samples)) for writer, path in pairs
-        ]
+        works = []
+        for path in files:
+            path.unlink(missing_ok=True)
+            writer = stack.enter_context(Writer(content, piece_bytes=PIECE, direct=direct))
+            works.append(partial(writer.write, path, FILE_BYTES, sample=next(samples)))
         return in_threads(works)
 
 
@@ -362,10 +337,11 @@ def read_ours(files: list[Path], direct: bool) -> Rate:
     """Read a checkpoint's files, which no cache holds."""
     drop(files)
     with contextlib.ExitStack() as stack:
-        extents = (extent_reader(direct=direct, piece_bytes=PIECE) for _ in files)
-        readers = [stack.enter_context(Reader(each)) for each in extents]
-        pairs = zip(readers, files, strict=True)
-        return in_threads([partial(reader.read, path, FILE_BYTES) for reader, path in pairs])
+        works = []
+        for path in files:
+            reader = Reader(extent_reader(direct=direct, piece_bytes=PIECE))
+            works.append(partial(stack.enter_context(reader).read, path, FILE_BYTES))
+        return in_threads(works)
 
 
 def fio_checkpoint(files: list[Path], direct: bool, way: str) -> Rate:
@@ -384,7 +360,7 @@ def fio_checkpoint(files: list[Path], direct: bool, way: str) -> Rate:
     )
 
 
-def checkpoints(way: str, place: str, asked: Asked, folder: Path) -> Rows:
+def checkpoints(way: str, place: str, asked: Asked, folder: Path) -> Lines:
     """Compare how checkpoints are written, or read."""
     direct, samples = place == "O_DIRECT", itertools.count()
     with scratch(folder) as data:
@@ -393,12 +369,12 @@ def checkpoints(way: str, place: str, asked: Asked, folder: Path) -> Rows:
         if way == "write":
             sides["dlemu"] = partial(write_ours, files, direct, samples, Content)
             sides["dlemu, bytes not made"] = partial(write_ours, files, direct, samples, Unmade)
-            wanted = {"dlemu, bytes not made": [Wanted("CPU", COST, "fio", most=1.3)]}
-            wanted["dlemu"] = [Wanted("speed", SPEED, "fio", least=0.95)]
+            wanted = {"dlemu, bytes not made": [Wanted("CPU", "cost", "fio", most=1.3)]}
+            wanted["dlemu"] = [Wanted("speed", "speed", "fio", least=0.95)]
         else:
             write_ours(files, direct, samples, Content)
             sides["dlemu"] = partial(read_ours, files, direct)
-            wanted = {"dlemu": [Wanted("CPU", COST, "fio", most=1.2)]}
+            wanted = {"dlemu": [Wanted("CPU", "cost", "fio", most=1.2)]}
         yield from compare(f"checkpoint {way}, {place}", sides, asked.value("rounds", 5), wanted)
 
 
@@ -423,7 +399,7 @@ def fio_paths(works: Sequence[Work]) -> Rate:
     return run_fio(*words, way="write" if work.writes else "read")
 
 
-def blocks(cell: tuple[DataPath, Pattern, int, int], asked: Asked, folders: list[Path]) -> Rows:
+def blocks(cell: tuple[DataPath, Pattern, int, int], asked: Asked, folders: list[Path]) -> Lines:
     """Compare reading or writing blocks, in all folders at the same time."""
     path, pattern, io_size, workers = cell
     with contextlib.ExitStack() as stack:
@@ -446,7 +422,7 @@ def blocks(cell: tuple[DataPath, Pattern, int, int], asked: Asked, folders: list
         ]
         sides: Sides = {"fio": partial(fio_paths, works), "dlemu": partial(paths_ours, works)}
         least = 0.85 if io_size < 64 << 10 else 0.95
-        wanted = {"dlemu": [Wanted("speed", SPEED, "fio", least=least)]}
+        wanted = {"dlemu": [Wanted("speed", "speed", "fio", least=least)]}
         title, rounds = _title(cell), asked.value("rounds", 5)
         yield from compare(title, sides, rounds, wanted, pause=PAUSE)
 
@@ -469,43 +445,30 @@ def get_all(name: str, files: str, url: str) -> Rate:
     store = store_of(workload.access, 0, "bucket")
     library, client = store._library, store._store
 
-    def get() -> float:
-        left, sizes = iter(requests), []
+    def work(part: list[tuple[str, dict[str, object]]]) -> int:
+        return sum(len(library.get(client, key, **options).bytes()) for key, options in part)
 
-        def work() -> None:
-            for key, options in left:  # one step of an iterator is atomic under the GIL
-                sizes.append(len(library.get(client, key, **options).bytes()))
-
-        threads = [threading.Thread(target=work) for _ in range(WORKERS * IN_FLIGHT)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return sum(sizes)
-
-    get()  # connects
-    return timed(lambda: sum(get() for _ in range(EPOCHS)), cpu_of_self)
+    parts = [requests[number :: WORKERS * IN_FLIGHT] for number in range(WORKERS * IN_FLIGHT)]
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(work, parts))  # connects
+        return timed(lambda: sum(sum(pool.map(work, parts)) for _ in range(EPOCHS)))
 
 
-def objects(name: str, asked: Asked, folder: Path) -> Rows:
+def objects(name: str, asked: Asked, folder: Path) -> Lines:
     """Compare the readers of objects; none asks for a list, or for the size of an object."""
     with scratch(folder) as above, RangeServer(above) as server:
         files, bucket = above / "data", "s3://bucket/data"
         generate(job(name, files), world=Alone())
 
-        def plain() -> Rate:
-            return Rate(*apart(get_all, name, str(files), server.url))
-
-        def ours(loader: str) -> Rate:
-            return Rate(*apart(read_epochs, name, bucket, loader, False, server.url))
-
-        sides: Sides = {"plain loop": plain, "dlemu, dropped": partial(ours, "threads")}
-        sides["dlemu, handed over"] = partial(ours, "threads batch")
+        sides: Sides = {"plain loop": partial(rate_apart, get_all, name, str(files), server.url)}
+        for side, loader in (("dropped", "threads"), ("handed over", "threads batch")):
+            ours = partial(rate_apart, read_epochs, name, bucket, loader, False, server.url)
+            sides[f"dlemu, {side}"] = ours
         yield from compare(f"objects {name}", sides, asked.value("rounds", 5))
         assert set(server.seen.methods) == {"GET"}, server.seen
 
 
-def cases(asked: Asked, folders: list[Path]) -> dict[str, dict[str, Callable[[], Rows]]]:
+def cases(asked: Asked, folders: list[Path]) -> dict[str, dict[str, Callable[[], Lines]]]:
     """Return how each case is compared, by part and name."""
     folder = folders[0]
     return {
@@ -535,7 +498,7 @@ def main(arguments: list[str]) -> None:
         for name, compared in parts[part].items()
         if any(word in name for word in asked.names("cases", [""]))
     ]
-    asked.show(HEADER, [row for compared in chosen for row in compared()])
+    asked.show(line for compared in chosen for line in compared())
 
 
 if __name__ == "__main__":

@@ -7,19 +7,19 @@ Then many accelerators run in one process, until memory would be the limit.
     python -m benchmarks.emulate [rounds=5] [cases=WORD,...] [json=FILE]
 """
 
-import json
 import shutil
-import statistics
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import Asked, dlemu, goal, in_turn, scratch, spread, tell
+from benchmarks.harness import Asked, Lines, dlemu, goal, in_turn, scratch, spread, tell
 from dlemu.judge.records import read_steps
+from tests.lab.commands import summary_of
 from tests.lab.peer import is_there, run_dlio
 
 COSMOFLOW = {
@@ -56,79 +56,70 @@ RESNET = {
     "reader.read_threads": "1",
     "train.epochs": "1",
 }
-HEADER = (
-    *("case, data in tmpfs", "AU (%), truth 100", "goal", "DLIO's AU"),
-    *("step later than asked, median (µs)", "PSS (MB)", "MB an accelerator beyond the first"),
-)
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a run came to; of DLIO only its AU."""
+class Seen(NamedTuple):
+    """What a run of ours came to."""
 
     au: float
-    late: float = 0.0
-    """Median of the seconds by which each accelerator's compute took longer than asked for, first
-    step left out. Steps begin where the last one ended, so what the program itself takes is in it,
-    too."""
-    pss: float = 0.0
-    """Bytes of all processes of the host, shared pages divided among those that share them."""
+    late: float
+    """Median of the microseconds by which each accelerator's compute took longer than asked for,
+    first step left out. Steps begin where the last one ended, so what the program itself takes is
+    in it, too."""
+    pss: float
+    """MB of all processes of the host, shared pages divided among those that share them."""
 
 
 def run_ours(keys: Mapping[str, str], folder: Path, ranks: int = 1) -> Seen:
     """Run, and return what came of it."""
     run = folder / "run"
-    dlemu("run", {**keys, "output.folder": run}, ranks)
-    summary = json.loads((run / "summary.json").read_text())
-    steps = read_steps(run)
+    dlemu("run", {**keys, "output.folder": run}, ranks=ranks)
+    summary, steps = summary_of(run), read_steps(run)
     shutil.rmtree(run)
     steps = steps[steps["step"] > 0]
     return Seen(
         summary["metric"]["train_au_mean_percentage"],
-        float(np.median(steps["compute"] - steps["computation_time"])),
-        max(host["max_pss_bytes"] or 0 for host in summary["measured"]["hosts"]),
+        1e6 * float(np.median(steps["compute"] - steps["computation_time"])),
+        max(host["max_pss_bytes"] or 0 for host in summary["measured"]["hosts"]) / 1e6,
     )
 
 
-def run_theirs(keys: Mapping[str, str], ranks: int) -> Seen:
-    """Have DLIO run."""
-    summary = run_dlio(keys, ranks=ranks, generate=False)
-    return Seen(summary["metric"]["train_au_mean_percentage"])
-
-
-def row(
-    title: str, own: list[Seen], wanted: float, dlio: list[Seen], beyond: str = ""
-) -> list[str]:
-    """Return the row of a case."""
-    au = [each.au for each in own]
+def line(
+    title: str, own: list[Seen], wanted: float, dlio: str = "-", beyond: str = ""
+) -> dict[str, str]:
+    """Return the line of a case."""
+    au, late, pss = zip(*own, strict=True)
     return tell(
-        [
-            *(title, spread(au), goal(au, least=wanted)),
-            spread([each.au for each in dlio]) if dlio else "-",
-            spread([1e6 * each.late for each in own], ".1f"),
-            spread([each.pss / 1e6 for each in own], ".0f"),
-            beyond,
-        ]
+        {
+            "case, data in tmpfs": title,
+            "AU (%), truth 100": spread(au),
+            "goal": goal(au, least=wanted),
+            "DLIO's AU": dlio,
+            "step later than asked, median (µs)": spread(late, ".1f"),
+            "PSS (MB)": spread(pss, ".0f"),
+            "MB an accelerator beyond the first": beyond,
+        }
     )
 
 
-def beside_dlio(title: str, rounds: int) -> list[str]:
-    """Return the row of a case that DLIO can run as well."""
+def beside_dlio(title: str, rounds: int) -> dict[str, str]:
+    """Return the line of a case that DLIO can run as well."""
     keys, ranks, wanted = CASES[title]
     with scratch() as folder:
         ours = {**keys, **OURS, "dataset.data_folder": str(folder / "data")}
         theirs = {**keys, "dataset.data_folder": str(folder / "dlio")}
         dlemu("datagen", ours)
-        sides = {"dlemu": partial(run_ours, ours, folder, ranks)}
+        sides: dict[str, Callable[[], Any]] = {"dlemu": partial(run_ours, ours, folder, ranks)}
         if is_there():
             run_dlio(theirs, ranks=2, generate=True)
-            sides["DLIO"] = partial(run_theirs, theirs, ranks)
+            sides["DLIO"] = partial(run_dlio, theirs, ranks=ranks, generate=False)
         found = in_turn(sides, rounds)
-    return row(title, found["dlemu"], wanted, found.get("DLIO", []))
+    aus = [each["metric"]["train_au_mean_percentage"] for each in found.get("DLIO", [])]
+    return line(title, found["dlemu"], wanted, spread(aus) if aus else "-")
 
 
-def many_in_one_process(rounds: int) -> Iterator[list[str]]:
-    """Yield a row for each number of ResNet-50 accelerators in one process."""
+def many_in_one_process(rounds: int) -> Lines:
+    """Yield a line for each number of ResNet-50 accelerators in one process."""
     alone = 0.0
     with scratch() as folder:
         for number, (scale, num_steps) in DENSE.items():
@@ -140,13 +131,12 @@ def many_in_one_process(rounds: int) -> Iterator[list[str]]:
             }
             dlemu("datagen", keys)
             own = [run_ours(keys, folder) for _ in range(rounds)]
-            pss = [each.pss / 1e6 for each in own]
-            alone = alone or statistics.median(pss)
-            beyond = [(each - alone) / (number - 1) for each in pss] if number > 1 else []
+            alone = alone or median(each.pss for each in own)
+            beyond = [(each.pss - alone) / (number - 1) for each in own] if number > 1 else []
             told = f"{spread(beyond)}, {goal(beyond, most=5)}" if beyond else ""
             shutil.rmtree(folder / "data")
             title = f"{number} ResNet-50 H100s in one process, computation_time × {scale}"
-            yield row(title, own, 98, [], told)
+            yield line(title, own, 98, beyond=told)
 
 
 def main(arguments: list[str]) -> None:
@@ -157,7 +147,7 @@ def main(arguments: list[str]) -> None:
     rows = [beside_dlio(title, rounds) for title in titles]
     if any(word in "in one process" for word in words):
         rows += many_in_one_process(rounds)
-    asked.show(HEADER, rows)
+    asked.show(rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Is the emulated AU that of a real job? python -m benchmarks.fidelity FOLDER [key=value …]
 
-    cells=NET/RATE/LOOP/ARM+ARM,…  repeats=3 limit_s=100000 json=found.json
+    cells=NET/RATE/LOOP/ARM+ARM,…  repeats=3 json=found.json
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
     python -m benchmarks.fidelity steps JSON...         the table of what `dlemu steptime` stored
     python -m benchmarks.fidelity nearest JSON...       the same beside the published step
@@ -9,41 +9,31 @@
 
 Nets: unet3d (npz files of 16 MB), resnet50 (npy), resnet50_jpeg4, _jpeg8 and _jpeg12 (so many
 workers decode JPEG files), cosmoflow (hdf5) and cosmoflow_graph (its step as one CUDA graph). LOOP:
-pipelined, or rule. The arms of a cell:
+pipelined, or rule. The arms of a cell, which docs/fidelity.md explains, as it does their AU:
 
-R   the real job (`fidelity_real`): np.load, h5py or PIL in a plain Dataset, a DataLoader, the
-    network on the GPU. pipelined: pinned memory, copies on a stream of their own, at most one step
-    ahead. rule: it copies, computes, waits for the step's end, and asks for the next batch.
-E   `dlemu run` of the loop with the pytorch loader, without CUDA: `computation_time` with mean and
-    stdev of the step that R's network has shown just before with its data on the GPU,
-    `launch_time` as long as the host took to queue one, and `preprocess_time` as `dlemu steptime`
-    finds it for what R's Dataset does with a file's bytes.
-M   E with the computation and launch time that `dlemu.Meter` has found in R's loop, in a run whose
-    reads were not held, once in each repeat.
-T   M with the threads loader.
-B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart.
-N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock.
+R   the real job (`fidelity_real`), plain PyTorch
+E   `dlemu run` of the loop with the pytorch loader, without CUDA, with the times of R's step alone
+M   E with the times that `dlemu.Meter` has found in R's loop, in a run whose reads were not held,
+    once in each repeat
+T   M with the threads loader
+B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart
+N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock
 
 As root, a cgroup holds reads to RATE times the demand (bytes of a batch / c); 0: they are not held.
-Each run's files are not in memory. The arms take turns, in every second repeat in the opposite
-order. Of unet3d, which asks for little of the drive, R and E run at the same time, each from files
-of its own and held by a cgroup of its own. Of cosmoflow, which is launch-bound, c is timed once.
-
-Whole AU = n c / (time from the start of the loader to the end of the last of n steps). The rule's
-AU = (n - 1) c / (T - T1), from the end of the first step. Both arms use the same c: of R by CUDA
-events, of the others by the host's clock. Epochs have 10 times the batches that are in flight, and
-those that storage holds back last 14 s (ResNet-50's without decoding 30 s, CosmoFlow's 10).
-On a host without a GPU, small inputs are trained on the CPU, to try the program.
+The arms take turns, in every second repeat in the opposite order; of unet3d R and E run at the same
+time, each from files of its own and held by a cgroup of its own. Of cosmoflow, which is
+launch-bound, c is timed once. On a host without a GPU, small inputs are trained on the CPU, to try
+the program.
 """
 
-import contextlib
 import multiprocessing
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -51,18 +41,27 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import pytest
 import yaml
 
 import dlemu
-from benchmarks.fidelity_real import FILES, Net, Real, plain_loader, write_pictures
-from benchmarks.fidelity_simulated import simulated_decoding
-from benchmarks.fidelity_table import Cell, Run, draw, launches, load, nearest, step_times, tables
-from benchmarks.harness import Asked, Store, gpu_program, stored_runs
+from benchmarks.fidelity_real import FILES, Net, Real, files_of, nets, plain_loader, write_pictures
+from benchmarks.fidelity_table import (
+    Cell,
+    Run,
+    draw,
+    launches,
+    load,
+    nearest,
+    simulated_decoding,
+    step_times,
+    tables,
+)
+from benchmarks.harness import Asked, Store, gpu_program, lined, stored_runs
 from dlemu.judge.records import dump_workload, read_steps
+from dlemu.storage.pagecache import drop
 from dlemu.tools.steptime.steps import time_preprocessing
 from tests.lab import bench, warm
-from tests.lab.cgroups import Group, throttled_reads
+from tests.lab.cgroups import throttled_reads
 from tests.lab.settings import QUICK
 
 _DECODE_SECONDS = 2.0
@@ -77,7 +76,7 @@ _REAL = "RBN"
 @cache
 def trained(name: str, batch: int, graph: bool) -> Real:
     """Return a network on the device; jobs that differ in their files share it."""
-    found = [net for net in Net.all() if (net.name, net.batch, net.graph) == (name, batch, graph)]
+    found = [net for net in nets() if (net.name, net.batch, net.graph) == (name, batch, graph)]
     return Real(found[0])
 
 
@@ -101,17 +100,17 @@ class Job:
     @cached_property
     def num_files(self) -> int:
         if self.net.decodes:  # these jobs share their files
-            return max(each.batch * each.num_steps(0, 1) for each in Net.all() if each.decodes)
+            return max(each.batch * each.num_steps(0, 1) for each in nets() if each.decodes)
         c = self.real.time_alone()[0]
         # c varies: a tenth more than now is needed.
         return int(1.1 * self.net.batch * max(self.net.num_steps(e.rate, c) for e in self.cells))
 
-    def keys(self, arm: str) -> dict[str, object]:
+    def workload(self, arm: str, more: Mapping[str, object] | None = None) -> dlemu.Workload:
         """Return how dlemu reads the arm's files."""
         net = self.net
         label = "pictures" if net.decodes else net.label
         place = f"{label}.{'R' if arm in _REAL or not self.at_once else 'E'}"
-        return {
+        keys = {
             "dataset.data_folder": str(self.folder / place),
             "dataset.format": net.form,
             "dataset.num_files_train": self.num_files,
@@ -126,9 +125,7 @@ class Job:
             "reader.hand_over": "batch",
             "train.epochs": 1,
         }
-
-    def workload(self, arm: str, keys: Mapping[str, object] | None = None) -> dlemu.Workload:
-        return dlemu.load_workload(self.net.workload, {**self.keys(arm), **(keys or {})})
+        return dlemu.load_workload(f"{net.name}_h100", {**keys, **(more or {})})
 
     @cached_property
     def file_bytes(self) -> float:
@@ -140,18 +137,17 @@ class Job:
         """`reader.preprocess_time` as `dlemu steptime` writes it."""
         net = self.net
         os.environ[FILES] = f"{net.form}:{net.pixels}:{self.workload('R').data_folder}"
-        function = "benchmarks.fidelity_real:decoding"
         seconds = _DECODE_SECONDS if net.decodes else _LOAD_SECONDS
-        found = time_preprocessing(function, net.workers, seconds)
+        found = time_preprocessing("benchmarks.fidelity_real:decoding", net.workers, seconds)
         print(f"{net.label}, loading a sample: {found.key()}", flush=True)
         return {"reader.preprocess_time": found.key()}
 
     def train(self, arm: str, loop: str, steps: int, repeat: int) -> dict[str, Any]:
         """Run R, B or N; return its times, and what `Meter` says."""
-        real, net, workload = self.real, self.net, self.workload("R")
-        one = arm == "B"
-        folder = workload.data_folder
-        loader = plain_loader(net, folder, steps, seed=repeat, pin=real.cuda, in_one_read=one)
+        real, net, workload, one = self.real, self.net, self.workload("R"), arm == "B"
+        loader = plain_loader(
+            net, workload.data_folder, steps, seed=repeat, pin=real.cuda, in_one_read=one
+        )
         if arm != "N":
             return real.train(loader, synchronous=loop == "rule")
         meter = dlemu.Meter(workload, batch_size=net.batch, sample_bytes=self.file_bytes)
@@ -173,7 +169,7 @@ class Job:
     @cached_property
     def metered(self) -> Mapping[str, object]:
         """Computation and launch time of R's pipelined loop, by `dlemu.Meter`."""
-        forget(self.workload("R").data_folder)
+        drop(files_of(self.workload("R").data_folder))
         steps = min(_METERED_STEPS, self.num_files // self.net.batch)
         keys: dict[str, object] = self.train("N", "pipelined", steps, 0)["metered"]
         print(f"{self.net.label}, in the loop: {keys}", flush=True)
@@ -189,40 +185,15 @@ def write(workload: dlemu.Workload) -> None:
         write_pictures(folder, int(dataset.num_files_train), int(dataset.record_length_bytes))
 
 
-def files_of(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("train/**/*") if path.is_file()]
-
-
-def forget(folder: Path) -> None:
-    """Take the files out of the page cache."""
-    for path in files_of(folder):
-        file = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(file)
-
-
-@contextlib.contextmanager
-def held(folder: Path, bytes_per_second: float) -> Iterator[Group | None]:
-    if not bytes_per_second:
-        yield None
-        return
-    try:
-        with throttled_reads(folder, int(bytes_per_second)) as group:
-            yield group
-    except pytest.skip.Exception as reason:
-        raise SystemExit(f"no cgroup holds the reads: {reason}") from None
-
-
 def replayed(run: bench.Run) -> dict[str, Any]:
     """Return the times of `dlemu run`, when it has ended."""
     run.completes()
     steps = read_steps(run.folder)
     shutil.rmtree(run.folder)
     begin, ends = steps["start"][0], steps["start"] + steps["wait"] + steps["compute"]
-    whole = float(ends[-1] - begin)
-    seconds, first = float(ends[-1] - ends[0]), float(steps["wait"][0])
-    known = {"whole": whole, "wall": whole, "seconds": seconds, "first": first}
-    return {**known, "num_steps": len(steps)}
+    whole, seconds = float(ends[-1] - begin), float(ends[-1] - ends[0])
+    known = {"whole": whole, "wall": whole, "seconds": seconds, "num_steps": len(steps)}
+    return {**known, "first": float(steps["wait"][0])}
 
 
 def counted(folder: Path) -> tuple[float, int, int]:
@@ -241,7 +212,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
     if net.decodes:  # a host's cores change their speed within minutes
         vars(job).pop("loading", None)
         assert job.loading
-    if net.launch_bound:
+    if net.label == "cosmoflow":  # launch-bound
         c, stdev, launch = job.alone
     else:
         c, stdev = real.time_alone(synchronous=cell.loop == "rule")
@@ -264,15 +235,16 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
     runs: list[Run] = []
     for turn in turns[:: -1 if repeat % 2 else 1]:
         before = counted(job.folder)
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             replays: dict[str, bench.Run] = {}
             found: dict[str, dict[str, Any]] = {}
             for arm in turn:
                 own = metered if arm in "MT" else {}
                 loader = "threads" if arm == "T" else "pytorch"
                 workload = job.workload(arm, {**keys, "reader.data_loader": loader, **own})
-                forget(workload.data_folder)
-                group = stack.enter_context(held(workload.data_folder, rate))
+                drop(files_of(workload.data_folder))
+                held = throttled_reads(workload.data_folder, int(rate)) if rate else nullcontext()
+                group = stack.enter_context(held)
                 if arm not in _REAL:
                     file = job.folder / f"{arm}.yaml"
                     file.write_text(dump_workload(workload))
@@ -293,7 +265,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
 
 
 def experiment(folder: Path, asked: Asked, store: Store) -> str:
-    """Run all cells, a repeat of all before the next, until the time is over."""
+    """Run all cells, a repeat of all before the next."""
     import torch
 
     begin = time.perf_counter()
@@ -308,9 +280,10 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
     def say(text: str) -> None:
         print(f"{time.perf_counter() - begin:.0f} s: {text}", flush=True)
 
+    known, labels = {net.label: net for net in nets()}, dict.fromkeys(cell.net for cell, _ in cells)
     jobs = {
-        net: Job(Net.named(net), folder, [cell for cell, _ in cells if cell.net == net])
-        for net in dict.fromkeys(cell.net for cell, _ in cells)
+        label: Job(known[label], folder, [cell for cell, _ in cells if cell.net == label])
+        for label in labels
     }
     wanted = [job.workload(arm) for job in jobs.values() for arm in ("RE" if job.at_once else "R")]
     say("the networks are ready")
@@ -325,8 +298,6 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
         for job in jobs.values():  # what takes the host's cores changes within minutes
             vars(job).pop("metered", None)
         for cell, arms in cells:
-            if time.perf_counter() - begin > asked.value("limit_s", 100_000.0):
-                break
             found = measure(jobs[cell.net], cell, arms, repeat)
             runs += found
             aus = ", ".join(f"{run.arm} {run.whole_au:.2f} ({run.au:.2f})" for run in found)
@@ -346,13 +317,13 @@ def table(paths: Sequence[str], asked: Asked) -> str:
 
 PRINTS = {
     "table": table,
-    "steps": lambda paths, asked: step_times(paths),
-    "nearest": lambda paths, asked: nearest(paths),
-    "launch": lambda paths, asked: launches(run for runs in stored_runs(paths) for run in runs),
-    "decoding": lambda paths, asked: simulated_decoding(),
+    "steps": lambda paths, asked: lined(step_times(paths)),
+    "nearest": lambda paths, asked: lined(nearest(paths)),
+    "launch": lambda paths, asked: lined(launches(stored_runs(paths))),
+    "decoding": lambda paths, asked: lined(simulated_decoding()),
 }
 
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] not in PRINTS:
         warm.prepare()  # E's processes are forked off one without CUDA, which survives no fork
-    gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "cells", "repeats", "limit_s", "plot")
+    gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "cells", "repeats", "plot")

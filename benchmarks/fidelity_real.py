@@ -58,20 +58,11 @@ class Net:
     side: int | None = None
     graph: bool = False
     """Whether the step is replayed as one CUDA graph."""
-    precision: str = "bf16"
 
     @property
     def name(self) -> str:
         """The network."""
         return self.label.partition("_")[0]
-
-    @property
-    def workload(self) -> str:
-        return f"{self.name}_h100"
-
-    @property
-    def launch_bound(self) -> bool:
-        return self.label == "cosmoflow"
 
     @property
     def decodes(self) -> bool:
@@ -88,17 +79,6 @@ class Net:
             _IN_FLIGHT * (self.workers * self.prefetch + 1),
             math.ceil(self.seconds * min(rate, 1.0) / c),
         )
-
-    @staticmethod
-    def all() -> "list[Net]":
-        """Return all jobs, small ones on a host without a GPU."""
-        import torch
-
-        return ON_GPU if torch.cuda.is_available() else ON_CPU
-
-    @staticmethod
-    def named(label: str) -> "Net":
-        return next(net for net in Net.all() if net.label == label)
 
 
 ON_GPU = [
@@ -120,13 +100,24 @@ ON_CPU = [
 ]
 
 
+def nets() -> list[Net]:
+    """Return all jobs, small ones on a host without a GPU."""
+    import torch
+
+    return ON_GPU if torch.cuda.is_available() else ON_CPU
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("train/**/*") if path.is_file())
+
+
 class Files:
     """A plain map-style dataset: one file, one sample. `__getitem__` opens, reads, decodes."""
 
     def __init__(
         self, folder: Path, form: str, most_bytes: int, *, in_one_read: bool = False
     ) -> None:
-        self.paths = sorted(str(path) for path in folder.glob("train/**/*") if path.is_file())
+        self.paths = [str(path) for path in files_of(folder)]
         self._form, self._most, self._in_one_read = form, most_bytes, in_one_read
 
     def __len__(self) -> int:
@@ -194,23 +185,22 @@ def write_pictures(folder: Path, number: int, num_bytes: int) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
-    encoded: list[bytes] = []
-    quality = 0
-    for _ in range(_NUM_PICTURES):
+
+    def drawn() -> Any:
         coarse = generator.integers(0, 256, (24, 32, 3), dtype=np.uint8)
         smooth = np.asarray(Image.fromarray(coarse).resize((500, 375)), np.float32)
         noisy = smooth + generator.normal(0, 28, smooth.shape)
-        image = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+        return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
-        def jpeg(quality: int, image: Any = image) -> bytes:
-            buffer = io.BytesIO()
-            image.save(buffer, "JPEG", quality=quality)
-            return buffer.getvalue()
+    def jpeg(image: Any, quality: int) -> bytes:
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=quality)
+        return buffer.getvalue()
 
-        quality = quality or min(
-            range(95, 20, -3), key=lambda each: abs(len(jpeg(each)) - num_bytes)
-        )
-        encoded.append(jpeg(quality))
+    images = [drawn() for _ in range(_NUM_PICTURES)]
+    qualities = range(95, 20, -3)
+    quality = min(qualities, key=lambda each: abs(len(jpeg(images[0], each)) - num_bytes))
+    encoded = [jpeg(image, quality) for image in images]
     for each in range(number):
         (folder / f"img_{each:07d}.jpeg").write_bytes(encoded[each % _NUM_PICTURES])
 
@@ -254,9 +244,7 @@ def _unsearched(precision: str, batch: int, device: str) -> Callable[[], object]
 
 
 unsearched_bf16 = partial(_unsearched, "bf16")
-unsearched_fp16 = partial(_unsearched, "fp16")
 unsearched_tf32 = partial(_unsearched, "tf32")
-unsearched_fp32 = partial(_unsearched, "fp32")
 
 
 class Real:
@@ -272,7 +260,7 @@ class Real:
         self.device = "cuda" if self.cuda else "cpu"
         layout = "contiguous" if net.name == "unet3d" else "channels_last"  # the faster ones
         self.training = Training(
-            network(net.name, net.side), self.device, layout=layout, precision=net.precision
+            network(net.name, net.side), self.device, layout=layout, precision="bf16"
         )
         self.target = self.training.net.target(net.batch, self.device)
         self.alone = self.training.data(net.batch)
@@ -352,7 +340,7 @@ class Real:
                 first.append(time.perf_counter() - begin)
                 yield batch
 
-        begins, ends = loop(noted(), computing)
+        begins, ends = zip(*loop(noted(), computing), strict=True)
         self.finish()
         spans = [self.between(a, b) for a, b in zip(begins[1:], ends[1:], strict=True)]
         return {
@@ -365,38 +353,32 @@ class Real:
             "first": first[0],
         }
 
-    def _pipelined(
-        self, batches: Iterator[Any], computing: Computing
-    ) -> tuple[list[Any], list[Any]]:
+    def _step(self, data: Any, computing: Computing) -> tuple[Any, Any]:
+        """Queue a step; return marks of its begin and end."""
+        with computing():
+            begin = self.mark()
+            self.step(data)
+            return begin, self.mark()
+
+    def _pipelined(self, batches: Iterator[Any], computing: Computing) -> list[tuple[Any, Any]]:
         """Copy on a stream of its own, one batch ahead; at most one step is queued ahead."""
         torch = self.torch
         copies, compute = torch.cuda.Stream(), torch.cuda.current_stream()
         data: list[Any] = [None, None]
-        begins: list[Any] = []
-        ends: list[Any] = []
+        steps: list[tuple[Any, Any]] = []
         for number, batch in enumerate(batches):
             with torch.cuda.stream(copies):  # step number - 2, which used this slot, has ended
                 data[number % 2] = batch.to(self.device, non_blocking=True)
             compute.wait_stream(copies)
-            with computing():
-                begins.append(self.mark())
-                self.step(data[number % 2])
-                ends.append(self.mark())
+            steps.append(self._step(data[number % 2], computing))
             if number:
-                ends[-2].synchronize()  # the step before has ended: the next batch is asked for
-        return begins, ends
+                steps[-2][1].synchronize()  # that step has ended: the next batch is asked for
+        return steps
 
-    def _synchronous(
-        self, batches: Iterator[Any], computing: Computing
-    ) -> tuple[list[Any], list[Any]]:
+    def _synchronous(self, batches: Iterator[Any], computing: Computing) -> list[tuple[Any, Any]]:
         """Copy, compute, wait for the end, ask for the next batch: the benchmark's loop."""
-        begins: list[Any] = []
-        ends: list[Any] = []
+        steps = []
         for batch in batches:
-            data = batch.to(self.device, non_blocking=True)
-            with computing():
-                begins.append(self.mark())
-                self.step(data)
-                ends.append(self.mark())
+            steps.append(self._step(batch.to(self.device, non_blocking=True), computing))
             self.finish()
-        return begins, ends
+        return steps

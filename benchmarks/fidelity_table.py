@@ -1,16 +1,18 @@
-"""What `fidelity` has measured: its runs, stored and read back, as tables and a plot."""
+"""What `fidelity` has measured or simulated: runs, stored and read back, as tables and a plot."""
 
 import json
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle
+from itertools import chain, cycle, product
 from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
 
-from benchmarks.harness import lined
+from benchmarks.harness import Lines, lined
 from dlemu.config.model import load_workload
+from tests.lab.simulated import Read, true_au
 
 _HELD = 0.9
 """Up to this rate / demand E may differ by 1 point of whole AU from R; elsewhere by 2."""
@@ -95,7 +97,7 @@ Arms = Mapping[str, Mapping[int, Run]]
 """The runs of a cell by arm, then by repeat."""
 
 
-def by_cell(runs: Iterable[Run]) -> dict[Cell, Arms]:
+def by_cell(runs: Iterable[Run]) -> Mapping[Cell, Arms]:
     """Return the runs of each cell, without those that are much shorter than its longest."""
     found: dict[Cell, dict[str, dict[int, Run]]] = {}
     for run in sorted(runs, key=lambda run: run.cell.order):
@@ -104,7 +106,7 @@ def by_cell(runs: Iterable[Run]) -> dict[Cell, Arms]:
         most = max(run.num_steps for own in arms.values() for run in own.values())
         for arm, own in arms.items():
             arms[arm] = {n: run for n, run in own.items() if run.num_steps >= _SHORTER * most}
-    return {cell: arms for cell, arms in found.items()}
+    return found
 
 
 def tables(runs: Sequence[Run]) -> str:
@@ -148,19 +150,12 @@ def tables(runs: Sequence[Run]) -> str:
         f"{sum(judged)} of {len(judged)} cells at 0.3 to {_HELD:g} of the demand that are not "
         "launch-bound meet the goal."
     )
-    parts = [
-        lined(rows),
-        count,
-        lined(_repeats(cells)),
-        lined(_parts(cells)),
-        lined(_meters(cells)),
-    ]
+    parts = [lined(rows), count, *(lined(each(cells)) for each in (_repeats, _parts, _meters))]
     return "\n\n".join(part for part in parts if part)
 
 
-def _repeats(cells: Mapping[Cell, Arms]) -> list[dict[str, str]]:
-    """Return each repeat of the cells whose step the Meter timed: whole AU, and the steps."""
-    rows = []
+def _repeats(cells: Mapping[Cell, Arms]) -> Lines:
+    """Yield each repeat of the cells whose step the Meter timed: whole AU, and the steps."""
     for cell, arms in cells.items():
         if not any(run.metered for run in arms.get("M", {}).values()):
             continue
@@ -168,64 +163,51 @@ def _repeats(cells: Mapping[Cell, Arms]) -> list[dict[str, str]]:
         def each(arm: str, value: Callable[[Run], float], arms: Arms = arms) -> str:
             return ", ".join(f"{value(run):.1f}" for _, run in sorted(arms.get(arm, {}).items()))
 
-        whole = {arm: each(arm, lambda run: run.whole_au) for arm in "RMTE"}
-        steps = {
+        yield {
+            **cell.words,
+            **{arm: each(arm, lambda run: run.whole_au) for arm in "RMTE"},
             "R's step in the loop, ms": each("R", lambda run: 1e3 * run.busy),
             "the Meter's, ms": each("M", lambda run: 1e3 * run.metered[_COMPUTATION]["mean"]),
         }
-        rows.append({**cell.words, **whole, **steps})
-    return rows
 
 
-def _parts(cells: Mapping[Cell, Arms]) -> list[dict[str, str]]:
-    """Return the lines of what the arms' first steps consist of, and of their reads."""
-    rows = []
-    for cell, arms in cells.items():
-        for arm in "REB":
-            own = [run for run in arms.get(arm, {}).values() if run.first]
-            if not own:
-                continue
-            real, reads = arm in "RB", sum(run.reads for run in own)
-            size = sum(run.read_bytes for run in own) / max(1, reads) / 1e3
-            cores = sorted(run.cpu_seconds / run.wall for run in own)
-            ends = dict.fromkeys(f"{each:.1f}" for each in (cores[0], cores[-1]))
-            opened = f"{1e3 * fmean(run.opened for run in own):.0f}"
-            first = f"{1e3 * fmean(run.whole - run.seconds for run in own):.0f}"
-            rows.append(
-                {
-                    **cell.words,
-                    "arm": arm,
-                    "workers started after ms": opened if real else "",
-                    "first batch": f"{1e3 * fmean(run.first for run in own):.0f}",
-                    "end of the first step": first,
-                    "KB a read": f"{size:.0f}" if reads else "",
-                    "cores": " … ".join(ends) if real and reads else "",
-                    "runs": str(len(own)),
-                }
-            )
-    return rows
-
-
-def _meters(cells: Mapping[Cell, Arms]) -> list[dict[str, str]]:
-    """Return the lines of `dlemu.Meter` beside R's own clock, where it was in a loop."""
-    rows = []
-    for cell, arms in cells.items():
-        found = list(arms.get("N", {}).values())
-        if not found:
+def _parts(cells: Mapping[Cell, Arms]) -> Lines:
+    """Yield the lines of what the arms' first steps consist of, and of their reads."""
+    for (cell, arms), arm in product(cells.items(), "REB"):
+        own = [run for run in arms.get(arm, {}).values() if run.first]
+        if not own:
             continue
-        # The Meter counts a step as long as it took in the loop, not as long as alone.
-        own = [run.au * run.busy / run.c for run in found]
-        off = [run.meter_au - au for run, au in zip(found, own, strict=True)]
-        rows.append(
-            {
+        real, reads = arm in "RB", sum(run.reads for run in own)
+        size = sum(run.read_bytes for run in own) / max(1, reads) / 1e3
+        cores = sorted(run.cpu_seconds / run.wall for run in own)
+        ends = dict.fromkeys(f"{each:.1f}" for each in (cores[0], cores[-1]))
+        opened = f"{1e3 * fmean(run.opened for run in own):.0f}"
+        yield {
+            **cell.words,
+            "arm": arm,
+            "workers started after ms": opened if real else "",
+            "first batch": f"{1e3 * fmean(run.first for run in own):.0f}",
+            "end of the first step": f"{1e3 * fmean(run.whole - run.seconds for run in own):.0f}",
+            "KB a read": f"{size:.0f}" if reads else "",
+            "cores": " … ".join(ends) if real and reads else "",
+            "runs": str(len(own)),
+        }
+
+
+def _meters(cells: Mapping[Cell, Arms]) -> Lines:
+    """Yield the lines of `dlemu.Meter` beside R's own clock, where it was in a loop."""
+    for cell, arms in cells.items():
+        if found := list(arms.get("N", {}).values()):
+            # The Meter counts a step as long as it took in the loop, not as long as alone.
+            own = [run.au * run.busy / run.c for run in found]
+            off = [run.meter_au - au for run, au in zip(found, own, strict=True)]
+            yield {
                 **cell.words,
                 "own clock, AU %": f"{fmean(own):.1f}",
                 "Meter, AU %": f"{fmean(run.meter_au for run in found):.1f}",
                 "off": f"{min(off):+.2f} … {max(off):+.2f}",
                 _IN_LOOP: f"{fmean(run.busy / run.c for run in found):.3f}",
             }
-        )
-    return rows
 
 
 def _off(runs: Mapping[int, Run], real: Mapping[int, Run], name: str) -> list[float]:
@@ -249,21 +231,17 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6.2, 6))
     axes.plot([0, 105], [0, 105], color="0.6", linewidth=1, label="the same AU")
-    arms = {(run.cell, run.repeat, run.arm): run.whole_au for run in runs}
     colours = cycle([*(f"C{number}" for number in range(10)), "black"])
     for net in dict.fromkeys(run.cell.net for run in runs):
+        real = {(r.cell, r.repeat): r.whole_au for r in runs if (r.arm, r.cell.net) == ("R", net)}
         for by, label in (("E", net), ("M", f"{net}, with the Meter's step")):
-            pairs = [
-                (arms[cell, repeat, "R"], au)
-                for (cell, repeat, arm), au in arms.items()
-                if (arm, cell.net) == (by, net) and (cell, repeat, "R") in arms
-            ]
-            if pairs:
-                x, y = zip(*pairs, strict=True)
+            own = [run for run in runs if run.arm == by and (run.cell, run.repeat) in real]
+            if own:
+                x = [real[run.cell, run.repeat] for run in own]
+                y = [run.whole_au for run in own]
                 axes.scatter(x, y, s=24, color=next(colours), alpha=0.6, label=label)
     axes.set(xlim=(0, 105), ylim=(0, 105), aspect="equal")
-    axes.set_xlabel("AU of the real job, %")
-    axes.set_ylabel("AU of the emulation, %")
+    axes.set(xlabel="AU of the real job, %", ylabel="AU of the emulation, %")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", frameon=False, fontsize="small")
     figure.tight_layout()
@@ -285,16 +263,15 @@ _LAUNCHES = {"step ms": "period", "on the GPU": "busy", "next batch": "next", "l
 _LAUNCHES |= {"CPU of its thread": "cpu", "of all threads": "process_cpu"}
 
 
-def launches(runs: Iterable[Mapping[str, Any]]) -> str:
-    """Return the table of a launch-bound step in several loops, in ms: each of a loop's epochs.
+def launches(files: Iterable[Iterable[Mapping[str, Any]]]) -> Lines:
+    """Yield the lines of a launch-bound step in several loops, in ms: each of a loop's epochs.
 
     The last columns: mean and deviation by the Meter, and the mean if no step drawn from them were
     shorter than the launch that it saw.
     """
     loops: dict[str, list[Mapping[str, Any]]] = {}
-    for run in sorted(runs, key=lambda run: run["round"]):
+    for run in sorted(chain.from_iterable(files), key=lambda run: run["round"]):
         loops.setdefault(run["loop"], []).append(run)
-    rows = []
     for name, own in loops.items():
         drawn, least = [], []
         for run in (run for run in own if "meter" in run):
@@ -303,13 +280,15 @@ def launches(runs: Iterable[Mapping[str, Any]]) -> str:
             above = unit.pdf(from_mean / stdev) * stdev - from_mean * unit.cdf(-from_mean / stdev)
             drawn.append(f"{mean:.2f} ± {stdev:.2f}")
             least.append(f"{mean + from_mean + above:.2f}")
-        shown = {
-            head: ", ".join(f"{run[key]:.2f}" for run in own if key in run)
-            for head, key in _LAUNCHES.items()
+        yield {
+            "loop": name,
+            **{
+                head: ", ".join(f"{run[key]:.2f}" for run in own if key in run)
+                for head, key in _LAUNCHES.items()
+            },
+            "by the Meter": ", ".join(drawn),
+            "never below launch": ", ".join(least),
         }
-        meter = {"by the Meter": ", ".join(drawn), "never below launch": ", ".join(least)}
-        rows.append({"loop": name, **shown, **meter})
-    return lined(rows)
 
 
 def _batches(paths: Iterable[str]) -> Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -319,44 +298,39 @@ def _batches(paths: Iterable[str]) -> Iterable[tuple[Mapping[str, Any], Mapping[
         yield from ((stored, each) for each in stored.get("batches", ()))
 
 
-def step_times(paths: Sequence[str]) -> str:
-    """Return the table of what `dlemu steptime` stored, a line for each batch size."""
-    rows = []
+def step_times(paths: Iterable[str]) -> Lines:
+    """Yield the lines of what `dlemu steptime` stored, one for each batch size."""
     for stored, each in _batches(paths):
-        others = {name: f"{1e3 * each[f'{name}_seconds']:.4g}" for name in ("median", "p05", "p95")}
-        rows.append(
-            {
-                "network": stored["workload"].partition("_")[0],
-                "precision": _how(stored),
-                "batch": str(each["batch"]),
-                "mean ms": f"{1e3 * each['mean_seconds']:.4g}",
-                **others,
-                "samples/s": f"{each['batch'] / each['mean_seconds']:,.4g}",
-                "launch, ms": f"{1e3 * each['launch_seconds']:.3g}" + _bound(each),
-                "SM MHz": f"{each['gpu']['sm_mhz']['median']}" if each["gpu"] else "-",
-            }
-        )
-    return lined(rows)
+        yield {
+            "network": stored["workload"].partition("_")[0],
+            "precision": _how(stored),
+            "batch": str(each["batch"]),
+            "mean ms": f"{1e3 * each['mean_seconds']:.4g}",
+            **{key: f"{1e3 * each[f'{key}_seconds']:.4g}" for key in ("median", "p05", "p95")},
+            "samples/s": f"{each['batch'] / each['mean_seconds']:,.4g}",
+            "launch, ms": f"{1e3 * each['launch_seconds']:.3g}" + _bound(each),
+            "SM MHz": f"{each['gpu']['sm_mhz']['median']}" if each["gpu"] else "-",
+        }
 
 
-def nearest(paths: Sequence[str]) -> str:
-    """Return measured steps beside the published one of their batch size, the nearest first."""
+def nearest(paths: Iterable[str]) -> Lines:
+    """Yield measured steps beside the published one of their batch size, the nearest first."""
     found = []
     for stored, each in _batches(paths):
         row = load_workload(stored["workload"], {})
-        if each["batch"] != row.reader.batch_size:
-            continue
-        ratio = each["mean_seconds"] / row.train.computation_time.mean
-        words = {
-            "row": row.name,
+        published = row.train.computation_time.mean
+        if each["batch"] == row.reader.batch_size:
+            off = abs(math.log(each["mean_seconds"] / published))
+            found.append((row.name, off, published, each, _how(stored)))
+    for name, _, published, each, how in sorted(found, key=lambda one: one[:2]):
+        yield {
+            "row": name,
             "batch": str(each["batch"]),
-            "published ms": f"{1e3 * row.train.computation_time.mean:.4g}",
-            "setting": _how(stored),
+            "published ms": f"{1e3 * published:.4g}",
+            "setting": how,
             "measured ms": f"{1e3 * each['mean_seconds']:.4g}" + _bound(each),
-            "measured / published": f"{ratio:.2f}",
+            "measured / published": f"{each['mean_seconds'] / published:.2f}",
         }
-        found.append((row.name, abs(math.log(ratio)), words))
-    return lined([words for *_, words in sorted(found, key=lambda one: one[:2])])
 
 
 def _how(stored: Mapping[str, Any]) -> str:
@@ -370,3 +344,34 @@ def _how(stored: Mapping[str, Any]) -> str:
 
 def _bound(each: Mapping[str, Any]) -> str:
     return ", launch-bound" if each["launch_bound"] else ""
+
+
+def simulated_decoding() -> Lines:
+    """Yield AU by a picture's time to decode, for files read by three calls and by one.
+
+    `resnet50_jpeg12` at 0.45 of the demand, on the H200: the drive serves reads in turn at its
+    rate, and a worker reads and decodes picture after picture. Times deviate by a tenth.
+    """
+    c, batch = 0.0436, 200
+
+    def whole_au(seconds: float, reads: int, seed: int) -> float:
+        draw, part = random.Random(seed), Read(num_bytes=1 / reads)  # of a file
+
+        def picture() -> list[Read]:
+            return [part] * (reads - 1) + [replace(part, seconds=seconds * draw.gauss(1, 0.1))]
+
+        return true_au(
+            [[each for _ in range(batch) for each in picture()] for _ in range(130)],
+            workers=12,
+            prefetch_factor=1,
+            computation_time=c,
+            bytes_per_second=0.45 * batch / c,
+            whole=True,
+        )
+
+    for ms in (2.9, 3.4, 3.8, 4.2, 4.5, 5.0):
+        found = {
+            head: fmean(whole_au(ms / 1e3, reads, seed) for seed in range(3))
+            for head, reads in (("AU %, 3 reads a file", 3), ("AU %, 1 read", 1))
+        }
+        yield {"a picture, ms": f"{ms:g}", **{head: f"{au:.1f}" for head, au in found.items()}}

@@ -8,30 +8,30 @@
 On a host without a GPU two ranks run the case `sleep`, to try the program.
 """
 
-import json
 import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import (
     Asked,
+    Lines,
     Store,
+    dlemu,
     gpu_program,
     in_turn,
     lined,
-    output_of,
     spread,
     stored_runs,
-    tell,
 )
-from tests.lab.mpirun import mpirun
+from tests.lab.commands import summary_of
 
-NETS: dict[str, list[str]] = {
+NETS = {
     "unet3d": [
         "workload=unet3d_h100",
         "dataset.record_length_bytes=16000000",
@@ -56,14 +56,11 @@ def measure(folder: Path, gpus: int, net: str, case: str) -> dict[str, Any]:
     """Run a case once; return what its summary and nvidia-smi say."""
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
-    words = [*NETS[net], f"dataset.data_folder={folder / net}", *CASES[case]]
-    command = [sys.executable, "-m", "dlemu", "run", *words, f"output.folder={out}"]
+    keys = {"dataset.data_folder": folder / net, "output.folder": out}
     seen: dict[str, list[tuple[float, float]]] = {}
     with (folder / "looks.csv").open("w+") as looks:
         watch = subprocess.Popen(_LOOK, stdout=looks) if gpus else None
-        done = subprocess.run(
-            mpirun(gpus or 2, "--bind-to", "none", *command), capture_output=True, text=True
-        )
+        dlemu("run", keys, *NETS[net], *CASES[case], ranks=gpus or 2)
         if watch is not None:
             watch.terminate()
             watch.wait()
@@ -71,68 +68,61 @@ def measure(folder: Path, gpus: int, net: str, case: str) -> dict[str, Any]:
         for line in (line for line in looks if line.endswith("\n")):
             number, busy, used = line.split(", ")
             seen.setdefault(number, []).append((float(busy), float(used) * 2**20))
-    if not (out / "summary.json").exists():
-        raise SystemExit(f"{net} {case}:\n{done.stdout}{done.stderr}")
-    summary = json.loads((out / "summary.json").read_text())
+    summary = summary_of(out)
     metric = summary["metric"]
-    tell([net, case, metric["train_au_meet_expectation"], str(metric["train_au_percentage"][-1])])
+    print(net, case, metric["train_au_meet_expectation"], metric["train_au_percentage"][-1])
     return {
         "net": net,
         "case": case,
-        "rc": done.returncode,
         "au": metric["train_au_percentage"],
         "samples_per_second": metric["train_throughput_samples_per_second"],
-        "verdict": metric["train_au_meet_expectation"],
         "path": summary["measured"]["path"],
         "busy": [statistics.fmean(busy for busy, _ in each) for each in seen.values()],
         "most_bytes": [max(used for _, used in each) for each in seen.values()],
     }
 
 
-def table(files: Iterable[Sequence[dict[str, Any]]]) -> str:
-    """Return a line for each net and case: median, least and most of the rounds' last epochs."""
+def _medians(runs: Iterable[dict[str, Any]], key: str, form: str, unit: int = 1) -> str:
+    """Return a figure of each GPU."""
+    found = zip(*(run[key] for run in runs), strict=True)
+    return " and ".join(f"{statistics.median(each) / unit:{form}}" for each in found)
+
+
+def table(files: Iterable[Iterable[dict[str, Any]]]) -> Lines:
+    """Yield a line for each net and case: median, least and most of the rounds' last epochs."""
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run in (run for runs in files for run in runs):
+    for run in chain.from_iterable(files):
         cells.setdefault((run["net"], run["case"]), []).append(run)
-    rows = []
     for (net, case), own in cells.items():
-        busy = zip(*(run["busy"] for run in own), strict=True)
-        used = zip(*(run["most_bytes"] for run in own), strict=True)
-        rows.append(
-            {
-                "net": net,
-                "case": case,
-                "runs": str(len(own)),
-                "AU (%)": spread([run["au"][-1] for run in own]),
-                "samples/s": spread([run["samples_per_second"][-1] for run in own], ",.1f"),
-                "GPUs busy (%)": " and ".join(f"{statistics.median(each):.0f}" for each in busy),
-                "memory (MiB)": " and ".join(
-                    f"{statistics.median(each) / 2**20:,.0f}" for each in used
-                ),
-                "path": ", ".join(dict.fromkeys(run["path"] for run in own)),
-            }
-        )
-    return lined(rows)
+        yield {
+            "net": net,
+            "case": case,
+            "runs": str(len(own)),
+            "AU (%)": spread([run["au"][-1] for run in own]),
+            "samples/s": spread([run["samples_per_second"][-1] for run in own], ",.1f"),
+            "GPUs busy (%)": _medians(own, "busy", ".0f"),
+            "memory (MiB)": _medians(own, "most_bytes", ",.0f", 2**20),
+            "path": ", ".join(dict.fromkeys(run["path"] for run in own)),
+        }
 
 
 def experiment(folder: Path, asked: Asked, store: Store) -> str:
     import torch
 
     gpus = torch.cuda.device_count()
-    for net, keys in NETS.items():
+    for net, words in NETS.items():
         if not (folder / net).exists():
-            words = [*keys, f"dataset.data_folder={folder / net}"]
-            output_of([sys.executable, "-m", "dlemu", "datagen", *words])
+            dlemu("datagen", {"dataset.data_folder": folder / net}, *words)
     cases = asked.names("cases", CASES if gpus else ["sleep"])
     sides = {
         f"{net} {case}": partial(measure, folder, gpus, net, case) for net in NETS for case in cases
     }
-    runs = [run for each in in_turn(sides, asked.value("rounds", 3)).values() for run in each]
-    store(runs)
-    return table([runs])
+    found = in_turn(sides, asked.value("rounds", 3)).values()
+    store([*chain.from_iterable(found)])
+    return lined(table(found))
 
 
-PRINTS = {"table": lambda paths, asked: table(stored_runs(paths))}
+PRINTS = {"table": lambda paths, asked: lined(table(stored_runs(paths)))}
 
 if __name__ == "__main__":
     gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "rounds", "cases")

@@ -7,22 +7,22 @@ import importlib
 import json
 import os
 import platform
-import resource
-import shutil
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
 from dlemu.host.place import find_host
 from tests.lab.mpirun import mpirun
 
+Lines = Iterator[dict[str, str]]
+"""Lines of a table, by their columns."""
 Found = TypeVar("Found")
 Value = TypeVar("Value", int, float, str)
 
@@ -44,26 +44,22 @@ class Rate(NamedTuple):
         """GB/s."""
         return self.num_bytes / self.seconds / 1e9
 
-    def beyond(self, less: "Rate") -> "Rate":
-        """Return what was more than in a smaller measurement: both begin alike."""
-        return Rate(*(own - other for own, other in zip(self, less, strict=True)))
-
-
-COST: Callable[[Rate], float] = attrgetter("cost")
-SPEED: Callable[[Rate], float] = attrgetter("speed")
-
 
 class Wanted(NamedTuple):
-    """A bound of a figure's median; of its ratio to that of the side `over`, if one is named."""
+    """A bound of the median of a side's figure; of its ratio to another side's, if one is named."""
 
     name: str
-    figure: Callable[[Rate], float]
+    figure: str
+    """"cost" or "speed"."""
     over: str = ""
     most: float | None = None
     least: float | None = None
 
-
-HEADER = ("case", "side", "CPU-s/GB", "CPU, × base", "GB/s", "GB/s, × base", "goal")
+    def goal(self, own: Sequence[Rate], found: Mapping[str, Sequence[Rate]]) -> str:
+        """Return the goal of a side's rounds, and whether it is met."""
+        figure = attrgetter(self.figure)
+        values = ratios(own, found[self.over], figure) if self.over else [*map(figure, own)]
+        return f"{self.name} {goal(values, most=self.most, least=self.least)}"
 
 
 def compare(
@@ -73,8 +69,8 @@ def compare(
     wanted: Mapping[str, Sequence[Wanted]] | None = None,
     *,
     pause: float = 0.0,
-) -> Iterator[list[str]]:
-    """Measure all sides in turn; yield a row of each, as HEADER has it.
+) -> Lines:
+    """Measure all sides in turn; yield a line of each.
 
     The first side is the base. A ratio is of one round, so that a busy host weighs on both. The
     base's row says how far its own rounds lie apart: where that is more than a goal asks for, the
@@ -83,27 +79,19 @@ def compare(
     found = in_turn(sides, rounds, pause=pause)
     base = found[next(iter(sides))]
     for side, own in found.items():
-        goals = [
-            f"{each.name} {goal(_figures(own, found, each), most=each.most, least=each.least)}"
-            for each in (wanted or {}).get(side, ())
-        ]
+        goals = [each.goal(own, found) for each in (wanted or {}).get(side, ())]
         if own is base and rounds > 1:
-            goals.append(f"middle half of its rounds: {middle_half([*map(SPEED, own)]):.0%}")
-        yield tell(
-            [
-                *(case, side, spread([*map(COST, own)], ".3f"), spread(ratios(own, base, COST))),
-                *(spread([*map(SPEED, own)]), spread(ratios(own, base, SPEED)), "; ".join(goals)),
-            ]
-        )
+            low, middle, high = quantiles([each.speed for each in own], n=4)
+            goals.append(f"middle half of its rounds: {(high - low) / middle:.0%}")
+        shown = {"case": case, "side": side}
+        for figure, name, form in (("cost", "CPU-s/GB", ".3f"), ("speed", "GB/s", ".2f")):
+            of = attrgetter(figure)
+            shown[name] = spread([*map(of, own)], form)
+            shown[f"{name.partition('-')[0]}, × base"] = spread(ratios(own, base, of))
+        yield tell(shown | {"goal": "; ".join(goals)})
 
 
-def _figures(own: list[Rate], found: Mapping[str, list[Rate]], each: Wanted) -> list[float]:
-    if each.over:
-        return ratios(own, found[each.over], each.figure)
-    return [*map(each.figure, own)]
-
-
-def timed(move: Callable[[], float], cpu: Callable[[], float]) -> Rate:
+def timed(move: Callable[[], float], cpu: Callable[[], float] = time.process_time) -> Rate:
     """Return what it took to move so many bytes; `cpu` tells the CPU seconds so far."""
     begin, before = time.perf_counter(), cpu()
     num_bytes = move()
@@ -119,7 +107,16 @@ def apart(function: Callable[..., Any], *arguments: object, ranks: int = 1) -> A
     module = main.name if function.__module__ == "__main__" and main else function.__module__
     words = [sys.executable, "-m", "benchmarks.harness", module, function.__name__]
     words.append(json.dumps(arguments))
-    return json.loads(output_of(mpirun(ranks, *words) if ranks > 1 else words))
+    words = mpirun(ranks, *words) if ranks > 1 else words
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def rate_apart(function: Callable[..., object], *arguments: object, ranks: int = 1) -> Rate:
+    """Return the rate that a function of a benchmark returns in a process of its own."""
+    return Rate(*apart(function, *arguments, ranks=ranks))
 
 
 class Asked:
@@ -144,13 +141,12 @@ class Asked:
         """Return what was given, split at commas."""
         return self._given[key].split(",") if key in self._given else list(default)
 
-    def show(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print the machine and the table; store both if a file is named."""
-        machine = describe_machine()
-        print(f"{machine}\n\n{markdown(header, rows)}")
+    def show(self, rows: Iterable[Mapping[str, str]]) -> None:
+        """Print the machine and the table of lines; store both if a file is named."""
+        machine, rows = describe_machine(), [*rows]
+        print(f"{machine}\n\n{lined(rows)}")
         if file := self.value("json", ""):
-            cells = [dict(zip(header, row, strict=True)) for row in rows]
-            Path(file).write_text(json.dumps({"machine": machine, "rows": cells}))
+            Path(file).write_text(json.dumps({"machine": machine, "rows": rows}))
 
 
 def in_turn(
@@ -175,65 +171,74 @@ def ratios(
     return [figure(a) / figure(b) for a, b in zip(own, other, strict=True)]
 
 
-def middle_half(values: Sequence[float]) -> float:
-    """Return the distance of the quartiles as a share of the median."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return (high - low) / middle
+def dlemu(
+    command: str,
+    keys: Mapping[str, object],
+    *words: str,
+    ranks: int = 1,
+    enter: Callable[[], None] | None = None,
+) -> None:
+    """Run a dlemu command with these overrides; no verdict, or a FAIL, is no error here.
 
-
-def cpu_of_children() -> float:
-    """Return the CPU seconds of the processes that this one started and that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
-def cpu_of_self() -> float:
-    """Return the CPU seconds of this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def dlemu(command: str, keys: Mapping[str, object], ranks: int = 1) -> None:
-    """Run a dlemu command with these overrides; no verdict, or a FAIL, is no error here."""
-    words = [sys.executable, "-m", "dlemu", command, *(f"{k}={v}" for k, v in keys.items())]
+    `enter` is called in its process before it begins: that of a cgroup.
+    """
+    own = [sys.executable, "-m", "dlemu", command, *words, *(f"{k}={v}" for k, v in keys.items())]
     if ranks > 1:
-        words = mpirun(ranks, "--bind-to", "none", *words)
-    done = subprocess.run(words, capture_output=True, text=True)
+        own = mpirun(ranks, "--bind-to", "none", *own)
+    done = subprocess.run(own, capture_output=True, text=True, preexec_fn=enter)
     if done.returncode not in (0, 2) and "\nNO VERDICT: " not in done.stdout:
-        raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
-
-
-def output_of(words: Sequence[str]) -> str:
-    """Return what a command prints; end with its own words if it fails."""
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
-    return done.stdout
+        raise SystemExit(f"{' '.join(own)}\n{done.stderr}")
 
 
 @contextmanager
 def scratch(above: Path = Path("/dev/shm")) -> Iterator[Path]:
     """Yield a new folder, in memory if no other is named, that is removed afterwards."""
     above.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="dlemu-bench.", dir=above))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+    with TemporaryDirectory(prefix="dlemu-bench.", dir=above) as name:
+        yield Path(name)
 
 
 def goal(values: Sequence[float], *, most: float | None = None, least: float | None = None) -> str:
     """Return the goal for a median, and whether it is met: "≤ 0.6: yes"."""
-    middle, words = statistics.median(values), {True: "yes", False: "NO"}
+    middle, words = median(values), {True: "yes", False: "NO"}
     if most is not None:
         return f"≤ {most:g}: {words[middle <= most]}"
     return "" if least is None else f"≥ {least:g}: {words[middle >= least]}"
 
 
-def tell(row: list[str]) -> list[str]:
-    """Show a row while the others are measured; return it."""
-    print("  ".join(row), file=sys.stderr, flush=True)
-    return row
+class Measured(NamedTuple):
+    """A claim's bound, what was measured, and whether that holds."""
+
+    bound: str
+    found: str
+    holds: bool
+
+
+def within(what: str, found: float, low: float, high: float) -> Measured:
+    return Measured(f"{what} {low:.4g} to {high:.4g}", f"{found:.4g}", low <= found <= high)
+
+
+def near(what: str, found: float, truth: float, off: float) -> Measured:
+    return within(what, found, truth - off, truth + off)
+
+
+def at_most(what: str, found: float, most: float) -> Measured:
+    return Measured(f"{what} ≤ {most:g}", f"{found:.3g}", found <= most)
+
+
+def named(what: str, found: object, truth: object) -> Measured:
+    return Measured(f"{what} {truth}", str(found), found == truth)
+
+
+def all_of(*parts: Measured) -> Measured:
+    bounds, found, held = zip(*parts, strict=True)
+    return Measured("; ".join(bounds), "; ".join(found), all(held))
+
+
+def tell(line: dict[str, str]) -> dict[str, str]:
+    """Show a line while the others are measured; return it."""
+    print("  ".join(line.values()), file=sys.stderr, flush=True)
+    return line
 
 
 def describe_machine() -> str:
@@ -248,22 +253,18 @@ def describe_machine() -> str:
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:
     """Return "median (min–max)"; of one value, just that."""
-    middle = statistics.median(values)
+    middle = median(values)
     if len(values) == 1:
         return f"{middle:{form}}"
     return f"{middle:{form}} ({min(values):{form}}–{max(values):{form}})"
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def lined(rows: Sequence[Mapping[str, str]]) -> str:
+def lined(rows: Iterable[Mapping[str, str]]) -> str:
     """Return the Markdown table of lines that name their columns; "" without lines."""
-    return markdown(list(rows[0]), [list(row.values()) for row in rows]) if rows else ""
+    if not (rows := [*rows]):
+        return ""
+    lines = ["| " + " | ".join(row) + " |" for row in (rows[0], *(row.values() for row in rows))]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 Store = Callable[[Sequence[Mapping[str, Any]]], None]

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from dlemu.datagen.write import _finish, dataset_folders
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.judge.metrics import find_losses, measure_sums
-from dlemu.judge.records import STEP, Steps
+from dlemu.judge.records import STEP
 from dlemu.judge.sums import Rule, Sums, sum_up
 
 NUM_ACCELERATORS = 1024
@@ -54,26 +53,17 @@ def size_files(num_files: int, folder: Path) -> None:
     layout_of(cosmoflow(num_files)).all_sizes()
 
 
-def plan(num_files: int, folder: Path) -> EpochPlan:
+def plan(num_files: int, folder: Path, **more: object) -> EpochPlan:
     """Plan an epoch, as a rank does."""
-    return _plan(cosmoflow(num_files).with_keys({"reader.data_loader": "pytorch"}))
-
-
-def _plan(workload: Workload) -> EpochPlan:
-    return make_plan(
-        workload, layout_of(workload), num_accelerators=NUM_ACCELERATORS, epoch=1, own=OWN
-    )
+    workload = cosmoflow(num_files).with_keys({"reader.data_loader": "pytorch", **more})
+    layout = layout_of(workload)
+    return make_plan(workload, layout, num_accelerators=NUM_ACCELERATORS, epoch=1, own=OWN)
 
 
 def plan_streams(num_files: int, folder: Path) -> EpochPlan:
     """The same of files that are read from end to end, ten samples each, with a shuffle buffer."""
-    keys: dict[str, object] = {
-        "dataset.num_files_train": num_files // 10,
-        "dataset.num_samples_per_file": 10,
-        "reader.shuffle_size": 1000,
-        "reader.data_loader": "pytorch",
-    }
-    return _plan(load_workload("cosmoflow_h100", keys))
+    streams = {"dataset.num_samples_per_file": 10, "reader.shuffle_size": 1000}
+    return plan(num_files // 10, folder, **streams)
 
 
 def write_manifest(num_files: int, folder: Path) -> None:
@@ -95,24 +85,21 @@ def write_manifest(num_files: int, folder: Path) -> None:
 
 
 def measure_records(num_files: int, folder: Path) -> None:
-    """Join the sums of all ranks' records, as ranks do, and compute metrics and losses of them."""
-    num_steps, rule = num_files // NUM_ACCELERATORS, Rule()
-    sums = Sums(rule, ())
-    for rank in range(NUM_RANKS):
-        own = records(num_steps, len(OWN), first=rank * len(OWN))
-        sums = sums.joined(sum_up(own, rule, {}, f"rank {rank}"))
-    measure_sums(sums)
-    find_losses(sums)
+    """Join the sums of all ranks' records, as ranks do, and compute metrics and losses of them.
 
-
-def records(num_steps: int, num_accelerators: int, first: int = 0) -> Steps:
-    """Return records of steps that took one second each."""
-    steps = np.zeros((num_steps, num_accelerators), STEP)
-    steps["step"] = np.arange(num_steps)[:, None]
-    steps["accelerator"] = first + np.arange(num_accelerators)
+    Steps took one second each.
+    """
+    steps = np.zeros((num_files // NUM_ACCELERATORS, len(OWN)), STEP)
+    steps["step"] = np.arange(len(steps))[:, None]
     steps["num_samples"] = 1
     steps["compute"] = steps["computation_time"] = 1.0
-    return steps.ravel()
+    rule = Rule()
+    sums = Sums(rule, ())
+    for rank in range(NUM_RANKS):
+        steps["accelerator"] = rank * len(OWN) + np.arange(len(OWN))
+        sums = sums.joined(sum_up(steps.ravel(), rule, {}, f"rank {rank}"))
+    measure_sums(sums)
+    find_losses(sums)
 
 
 class Part(NamedTuple):
@@ -164,13 +151,14 @@ def main(arguments: list[str]) -> None:
     sizes = [FEWEST * 10**power for power in powers]
     rows = []
     for part in asked.names("parts", PARTS):
+        line = {"part": PARTS[part].title}
         found = costs(part, sizes)
-        cells = ((f"{each.cpu_seconds:.2f}", f"{each.peak_bytes / 1e6:.0f}") for each in found)
-        each_file = f"{found[-1].peak_bytes / sizes[-1]:.0f}"
-        rows.append(tell([PARTS[part].title, *chain.from_iterable(cells), each_file]))
-    powers_of_ten = (f"1e{len(str(size)) - 1} files" for size in sizes)
-    heads = ((f"{each}: CPU-s", f"{each}: peak MB") for each in powers_of_ten)
-    asked.show(["part", *chain.from_iterable(heads), "bytes a file"], rows)
+        for size, each in zip(sizes, found, strict=True):
+            line[f"1e{len(str(size)) - 1} files: CPU-s"] = f"{each.cpu_seconds:.2f}"
+            line[f"1e{len(str(size)) - 1} files: peak MB"] = f"{each.peak_bytes / 1e6:.0f}"
+        line["bytes a file"] = f"{found[-1].peak_bytes / sizes[-1]:.0f}"
+        rows.append(tell(line))
+    asked.show(rows)
 
 
 if __name__ == "__main__":

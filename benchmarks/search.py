@@ -14,7 +14,6 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 
 from benchmarks.harness import Asked
@@ -28,39 +27,35 @@ STARTS: dict[str, Callable[[Storage], int]] = {
         math.floor(storage.feeds * storage.generator.uniform(0.97, 1.12)) + 1
     ),
 }
-HEADER = ["", "runs, mean", "95 % under", "in 12", "exact", "within 1", "off by"]
 
 
 def row(
     name: str,
     trials: int,
-    numbers: Callable[[random.Random], float],
+    numbers: tuple[float, float],
     noise: float,
     change: Callable[[Storage], Storage] = lambda storage: storage,
-) -> list[str]:
-    """Return how many runs the search takes, and how near it comes."""
+) -> dict[str, str]:
+    """Return how many runs the search takes, and how near it comes, for numbers between two."""
     generator = random.Random(f"{name}: search")
     runs, off = [], []
     for _ in range(trials):
-        storage = change(Storage(numbers(generator), noise, generator))
+        storage = change(Storage(generator.uniform(*numbers), noise, generator))
         off.append(sized(storage, STARTS[name.rpartition("from ")[2]](storage)) - storage.most)
         runs.append(storage.num_runs)
     runs.sort()
-    shares = (
-        fmean(num <= 12 for num in runs),
-        fmean(miss == 0 for miss in off),
-        fmean(abs(miss) <= 1 for miss in off),
-    )
-    return [
-        *(name, f"{fmean(runs):.1f}", str(runs[int(0.95 * trials)])),
-        *(f"{share:.1%}" for share in shares),
-        f"{min(off):+d} to {max(off):+d}",
-    ]
-
-
-def between(number: int, generator: random.Random) -> float:
-    """Draw from a number to the next."""
-    return number + generator.random()
+    shares = {
+        "in 12": fmean(num <= 12 for num in runs),
+        "exact": fmean(miss == 0 for miss in off),
+        "within 1": fmean(abs(miss) <= 1 for miss in off),
+    }
+    return {
+        "": name,
+        "runs, mean": f"{fmean(runs):.1f}",
+        "95 % under": str(runs[int(0.95 * trials)]),
+        **{head: f"{share:.1%}" for head, share in shares.items()},
+        "off by": f"{min(off):+d} to {max(off):+d}",
+    }
 
 
 def as_throttled(storage: Storage) -> Storage:
@@ -73,18 +68,12 @@ def main(arguments: list[str]) -> None:
     asked = Asked(arguments, "trials")
     trials = asked.value("trials", 1000)
     rows = [
-        row(
-            f"N {number}, noise {noise}, from {start}",
-            trials,
-            partial(between, number),
-            noise,
-        )
+        row(f"N {number}, noise {noise}, from {start}", trials, (number, number + 1), noise)
         for number, noise in itertools.product((8, 28, 111, 512), (0.2, 0.8))
         for start in ("±30 %", "1")
     ]
-    small = "N 3 to 12, throttled, from a probe"
-    rows.append(row(small, trials, lambda generator: generator.uniform(3, 13), 0.3, as_throttled))
-    asked.show(HEADER, rows)
+    rows.append(row("N 3 to 12, throttled, from a probe", trials, (3, 13), 0.3, as_throttled))
+    asked.show(rows)
 
 
 if __name__ == "__main__":

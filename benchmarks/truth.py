@@ -7,107 +7,49 @@ times, because another program may use the host for a moment; the last measureme
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
 
-from benchmarks.checkpoint import Held, asynchronous, synchronous
-from benchmarks.harness import apart, dlemu
-from benchmarks.known import CASES, Found
-from benchmarks.published import (
-    core_seconds,
-    fit,
-    largest_overhead,
-    off,
-    quantile,
-    read_caches,
-    read_cells,
-    read_one_host,
-    without_drive,
-)
+from benchmarks import published
+from benchmarks.harness import Measured, all_of, apart, at_most, dlemu, named, near, scratch, within
+from benchmarks.known import CASES
 from benchmarks.scale import PARTS, costs
+from dlemu.config.model import load_workload
 from dlemu.ranks.mpi import make_world
-from dlemu.sizing.formula import DLIO_CORE_SECONDS, ERROR, UNMEASURED_OVERHEAD
-from tests.lab import warm
 from tests.lab.cgroups import throttled_reads
-from tests.lab.commands import QUICK, with_checkout
+from tests.lab.commands import QUICK, summary_of, with_checkout
 from tests.lab.drives import own_drive
 from tests.lab.hosts import Hosts, hosts, ip
-from tests.lab.waiting import until
 
-Measured = tuple[str, str, bool]
-"""The bound, what was measured, and whether that holds."""
 _TRIES = 3
-_DISK, _SLOW, _CACHED, _TIER = 1.0, 2.0, 3.0, 2.0
-"""Points of AU: of a disk's rate, where a batch also costs a worker some time, and of a cache; and
-points of a share of bytes."""
 _MIB = 1 << 20
 _HELD: dict[str, Any] = {"reader.data_loader": "threads", "reader.read_threads": 2}
-SCALED: dict[str, tuple[dict[str, Any], float]] = {
+SCALED: dict[str, dict[str, Any]] = {
     # A tenth of the time; samples a 2000th, 7 of them a batch.
-    "unet3d_h100": (
-        {
-            "dataset.record_length_bytes": 73_300,
-            "dataset.record_length_bytes_stdev": 34_171,
-            "dataset.record_length_bytes_resize": 1_048,
-            "train.computation_time": 0.0323,
-        },
-        0.9,
-    ),
+    "unet3d_h100": {
+        "dataset.record_length_bytes": 73_300,
+        "dataset.record_length_bytes_stdev": 34_171,
+        "dataset.record_length_bytes_resize": 1_048,
+        "train.computation_time": 0.0323,
+    },
     # Ten times the time: at 3.5 ms two cores are the limit. Samples a 20th.
-    "cosmoflow_h100": (
-        {
-            "dataset.record_length_bytes": 141_424,
-            "dataset.record_length_bytes_stdev": 3_565,
-            "train.computation_time": 0.035,
-        },
-        0.7,
-    ),
+    "cosmoflow_h100": {
+        "dataset.record_length_bytes": 141_424,
+        "dataset.record_length_bytes_stdev": 3_565,
+        "train.computation_time": 0.035,
+    },
 }
-"""Workloads, made small so that a slow device feeds few accelerators; and the AU asked for."""
-
-
-def _within(what: str, found: float, low: float, high: float) -> Measured:
-    return f"{what} {low:.4g} to {high:.4g}", f"{found:.4g}", low <= found <= high
-
-
-def _at_most(what: str, found: float, most: float) -> Measured:
-    return f"{what} ≤ {most:g}", f"{found:.3g}", found <= most
-
-
-def _all(*parts: Measured) -> Measured:
-    bounds, found, held = zip(*parts, strict=True)
-    return "; ".join(bounds), "; ".join(found), all(held)
-
-
-def known(run: Callable[[], Found], points: float) -> Measured:
-    """Compare AU, limit and the share from memory with the truth."""
-    found = run()
-    parts = []
-    if found.true_au is not None:
-        parts.append(_within("AU", found.au, found.true_au - points, found.true_au + points))
-    if found.true_limit is not None:
-        named = found.limit == found.true_limit
-        parts.append((f"limit {found.true_limit}", found.limit, named))
-        if not named:
-            print(found.evidence, file=sys.stderr)
-    if found.true_cached is not None:
-        truth = 100 * np.array([*found.true_cached, found.true_cached[0]])
-        said = 100 * np.array([*found.cached, found.resident])
-        parts.append(
-            _at_most("points of the share from memory off", abs(said - truth).max(), _CACHED)
-        )
-    return _all(*parts)
+"""Workloads, made small so that a slow device feeds few accelerators."""
 
 
 def cached(capacity: float) -> Measured:
@@ -118,63 +60,36 @@ def cached(capacity: float) -> Measured:
     """
     sample, num_files, origin, cache = 2_000_000, 96, 50e6, 500e6
     demand = 3 * origin
-    with own_drive(256 * _MIB) as slow, own_drive(256 * _MIB) as fast:
+    with own_drive(256 * _MIB) as slow, own_drive(256 * _MIB) as fast, scratch() as out:
         keys = {
             "workload": "unet3d_h100",
             "dataset.data_folder": slow / "data",
             "dataset.num_files_train": num_files,
             "dataset.record_length_bytes": sample,
             "dataset.record_length_bytes_stdev": 0,
+            "cache.folder": fast / "tier",
+            "cache.capacity": capacity,
+            "cache.policy": "keep",
+            "output.folder": out / "run",
+            "reader.data_loader": "threads",
+            "reader.batch_size": 1,
+            "reader.read_threads": 4,
+            "reader.odirect": True,
+            "train.computation_time": 2 * sample / demand,
+            "train.epochs": 2,
+            "num_accelerators": 2,
         }
         dlemu("datagen", keys)
-        with tempfile.TemporaryDirectory() as out:
-            keys |= {
-                "cache.folder": fast / "tier",
-                "cache.capacity": capacity,
-                "cache.policy": "keep",
-                "output.folder": out + "/run",
-                "reader.data_loader": "threads",
-                "reader.batch_size": 1,
-                "reader.read_threads": 4,
-                "reader.odirect": True,
-                "train.computation_time": 2 * sample / demand,
-                "train.epochs": 2,
-                "num_accelerators": 2,
-            }
-            with throttled_reads(slow, int(origin), (fast, int(cache))) as group:
-                _run_in(group.enter, "run", *_words(keys))
-            summary = json.loads(Path(out, "run", "summary.json").read_text())
+        with throttled_reads(slow, int(origin), (fast, int(cache))) as group:
+            dlemu("run", keys, enter=group.enter)
+        summary = summary_of(out / "run")
     found = [epoch["whole_epoch_au_percentage"] for epoch in summary["per_epoch"]]
     hits = [0.0, summary["measured"]["cache"]["hit_share_per_epoch"][1]]
     seconds = [max(1 / demand, (1 - hit) / origin, hit / cache) for hit in hits]
     truth = [100 / demand / each for each in seconds]
-    return _all(
-        _within("share of hits", hits[1], capacity - 0.02, capacity),
-        *(
-            _within("AU", each, true - _TIER, true + _TIER)
-            for each, true in zip(found, truth, strict=True)
-        ),
-    )
-
-
-def _words(keys: dict[str, Any]) -> list[str]:
-    return [f"{key}={value}" for key, value in keys.items()]
-
-
-def _run_in(enter: Callable[[int], None], *words: str) -> None:
-    """Run dlemu in a cgroup."""
-    done = warm.run([*warm.COMMAND, *words], enter=enter)
-    if done.returncode not in (0, 2):
-        raise SystemExit(f"dlemu {' '.join(words)}\n{done.stderr}")
-
-
-def checkpoints(run: Callable[[], list[Held]]) -> Measured:
-    """Compare what a checkpoint costs with what a drive of known rates makes it cost."""
-    return _all(
-        *(
-            _within(each.what, each.found, each.truth - each.within, each.truth + each.within)
-            for each in run()
-        )
+    return all_of(
+        within("share of hits", hits[1], capacity - 0.02, capacity),
+        *(near("AU", each, true, 2.0) for each, true in zip(found, truth, strict=True)),
     )
 
 
@@ -185,10 +100,13 @@ def sized(command: str, name: str, true: int) -> Measured:
     computation_time; counted at the drive, headers, whole blocks and the file system's own are
     among them. Batches read ahead in the step left out, 4 of 100, make 5.6 at most 5.9.
     """
-    (scaled, au), steps = SCALED[name], 100
-    keys = {"workload": name, **_HELD, **scaled}
-    with own_drive(1 << 29) as drive, tempfile.TemporaryDirectory() as out:
-        given = keys | {
+    scaled, steps = SCALED[name], 100
+    au = load_workload(name, {}).metric.au
+    with own_drive(1 << 29) as drive, scratch() as out:
+        given = {
+            "workload": name,
+            **_HELD,
+            **scaled,
             "dataset.data_folder": drive / "data",
             "dataset.num_files_train": steps * (true + 3) * (7 if "unet3d" in name else 1),
             "train.epochs": 1,
@@ -196,27 +114,27 @@ def sized(command: str, name: str, true: int) -> Measured:
             "reader.odirect": True,
         }
         dlemu("datagen", given)
-        dlemu("run", given | {"num_accelerators": 1, "output.folder": f"{out}/one"})
-        one = json.loads(Path(out, "one", "summary.json").read_text())["measured"]
+        dlemu("run", given | {"num_accelerators": 1, "output.folder": out / "one"})
+        one = summary_of(out / "one")["measured"]
         each = au * one["device_read_bytes"] / steps / scaled["train.computation_time"]
-        answer = {"output.folder": f"{out}/answer"}
+        words: list[str] = []
         if command == "size":
-            words = _words(given | {"size.quick": True, "size.confirm": 2} | answer)
+            given |= {"size.quick": True, "size.confirm": 2}
         else:
             shutil.rmtree(drive / "data")  # a try would read these files
-            asked = {"workloads": keys.pop("workload"), "seconds": 60, "max_bytes": "128MiB"}
-            words = [str(drive), *_words(keys | asked | answer)]
+            words = [str(drive)]
+            given = {**_HELD, **scaled, "workloads": name, "seconds": 60, "max_bytes": "128MiB"}
         with throttled_reads(drive, round((true + 0.6) * each)) as group:
-            _run_in(group.enter, command, *words)
-        (found,) = json.loads(Path(out, "answer", "sizing.json").read_text())["answers"]
+            dlemu(command, given | {"output.folder": out / "answer"}, *words, enter=group.enter)
+        (found,) = json.loads((out / "answer" / "sizing.json").read_text())["answers"]
     if command == "try":
         found |= found["first"]
         high = found["high"] if not found["at_least"] else float("inf")
-        return _within(f"{true} in the interval; N", true, found["low"], high)
-    return _all(
-        (f"N = {true}", str(found["num_accelerators"]), found["num_accelerators"] == true),
-        _within("N*", found["real_accelerators"], 0.91 * (true + 0.6), 1.09 * (true + 0.6)),
-        ("limit storage", found["limit"], found["limit"] == "storage"),
+        return within(f"{true} in the interval; N", true, found["low"], high)
+    return all_of(
+        named("N =", found["num_accelerators"], true),
+        within("N*", found["real_accelerators"], 0.91 * (true + 0.6), 1.09 * (true + 0.6)),
+        named("limit", found["limit"], "storage"),
     )
 
 
@@ -249,8 +167,8 @@ def barriers() -> list[float] | None:
 def barrier() -> Measured:
     """Measure how long after the last of 4 ranks the others go on, and what waiting takes."""
     late, share = apart(barriers, ranks=4)
-    return _all(
-        _at_most("median, ms", 1e3 * late, 2.0), _at_most("% of a core, waiting", 100 * share, 5.0)
+    return all_of(
+        at_most("median, ms", 1e3 * late, 2.0), at_most("% of a core, waiting", 100 * share, 5.0)
     )
 
 
@@ -262,78 +180,31 @@ def _limit_rate(lab: Hosts, name: str, bits_per_second: int) -> None:
         ip("netns", "exec", space, "tc", "qdisc", "add", "dev", link, *shape)
 
 
-@contextmanager
-def _in_network(lab: Hosts, name: str, *command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program of this machine in the network of a host, until left."""
-    enter = ["nsenter", f"--net=/run/netns/{lab.prefix}{name}", *command]
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    process = subprocess.Popen(enter, stdin=pipe, stdout=pipe, stderr=nothing)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-@contextmanager
-def _bucket(lab: Hosts, folder: Path) -> Iterator[str]:
-    """Serve a folder from the first host as any bucket; yield the URL."""
-    words = ["-m", "tests.lab.object_server", str(folder), "8080", "10.77.0.1"]
-    with _in_network(lab, "h0", sys.executable, *words) as serving:
-        assert serving.stdout is not None
-        yield serving.stdout.readline().decode().strip()
-
-
-@contextmanager
-def _mounted(lab: Hosts, folder: Path, point: Path) -> Iterator[None]:
-    """Mount on the second host a folder that the first one serves, by HTTP and FUSE."""
-    rclone = ("rclone", "--config", os.devnull, "--quiet")
-    where = "10.77.0.1:8080"
-    point.mkdir()
-    with _in_network(lab, "h0", *rclone, "serve", "http", "--addr", where, str(folder)) as serving:
-        listening = Path(f"/proc/{serving.pid}/net/tcp")
-        until(lambda: ":1F90 " in listening.read_text(), "port 8080")
-        words = ("mount", "--read-only", "--http-url", f"http://{where}", ":http:", str(point))
-        with _in_network(lab, "h1", *rclone, *words):
-            until(point.is_mount, "the mount")
-            try:
-                yield
-            finally:
-                subprocess.run(["fusermount3", "-u", "-z", point], check=False)
-
-
-def held_link(*, objects: bool) -> Measured:
-    """Run on a host whose files another one serves over 12 Mb/s, headers included."""
-    with (
-        tempfile.TemporaryDirectory() as name,
-        hosts(Path(name) / "hosts", 2) as lab,
-        ExitStack() as served,
-    ):
+def held_link() -> Measured:
+    """Run on a host that gets objects from another one over 12 Mb/s, headers included."""
+    words = [*QUICK, "dataset.record_length_bytes=50000", "dataset.num_files_train=112"]
+    # One worker: else most files are there when the first step ends, which does not count.
+    words += ["train.epochs=1", "reader.read_threads=1", "reader.prefetch_size=1"]
+    with tempfile.TemporaryDirectory() as name, hosts(Path(name) / "hosts", 2) as lab:
         folder = Path(name)
         _limit_rate(lab, "h0", 12_000_000)
-        words = [*QUICK, "dataset.record_length_bytes=50000", "dataset.num_files_train=112"]
-        # One worker: else most files are there when the first step ends, which does not count.
-        words += ["train.epochs=1", "reader.read_threads=1", "reader.prefetch_size=1"]
-        dlemu = [sys.executable, "-m", "dlemu"]
-        data = f"dataset.data_folder={folder / 'data'}"
-        subprocess.run([*dlemu, "datagen", *words, data], check=True, stdout=subprocess.DEVNULL)
-        if objects:
-            url = served.enter_context(_bucket(lab, folder))
-            words += [f"storage.endpoint_url={url}"]
-            data = "dataset.data_folder=s3://any/data"
-        else:
-            served.enter_context(_mounted(lab, folder / "data", folder / "mounted"))
-            data = f"dataset.data_folder={folder / 'mounted'}"
-        words += [data, f"output.folder={folder / 'run'}", "client.nic_gbps=0.012"]
-        subprocess.run(
-            lab.on("h1", *dlemu, "run", *words), env=with_checkout(), stdout=subprocess.DEVNULL
-        )
-        summary = json.loads((folder / "run" / "summary.json").read_text())
-    limit, read = summary["limit"]["name"], summary["measured"]["read_bytes"]
+        server = ["nsenter", f"--net=/run/netns/{lab.prefix}h0", sys.executable, "-m"]
+        server += ["tests.lab.object_server", name, "8080", "10.77.0.1"]
+        dlemu("datagen", {"dataset.data_folder": folder / "data"}, *words)
+        with subprocess.Popen(server, stdin=PIPE, stdout=PIPE, text=True) as serving:
+            assert serving.stdout is not None
+            url = serving.stdout.readline().strip()
+            words += [f"storage.endpoint_url={url}", "dataset.data_folder=s3://any/data"]
+            words += [f"output.folder={folder / 'run'}", "client.nic_gbps=0.012"]
+            run = lab.on("h1", sys.executable, "-m", "dlemu", "run", *words)
+            subprocess.run(run, env=with_checkout(), stdout=subprocess.DEVNULL)
+            serving.terminate()
+        summary = summary_of(folder / "run")
     received = summary["measured"]["network"]["received_bytes"]
-    return _all(
-        ("limit network", limit, limit == "network"),
-        _within("bytes received: times those read", received / read, 1.0, 1.15),
+    share = received / summary["measured"]["read_bytes"]
+    return all_of(
+        named("limit", summary["limit"]["name"], "network"),
+        within("bytes received: times those read", share, 1.0, 1.15),
     )
 
 
@@ -344,54 +215,16 @@ def growing(part: str) -> Measured:
     """
     few, many = costs(part, [100_000, 1_000_000])
     each = max(0, many.peak_bytes - 2_000_000) / 1_000_000
-    return _all(
-        _at_most("times that of a tenth", many.cpu_seconds / (few.cpu_seconds + 0.003), 30),
-        _at_most("bytes a file", each, PARTS[part].most_bytes),
-    )
-
-
-def band_of_predictions() -> Measured:
-    """Take the printed band from cells whose drive was left out of the fit."""
-    cells = read_cells()
-    band = quantile(off(*pair) for pair in without_drive(cells))
-    residuals = quantile(off(cell, fit(cells)) for cell in cells)
-    return _all(
-        _within("band", 100 * band, 100 * ERROR - 1, 100 * ERROR),
-        _at_most("residuals, %", 100 * residuals, 50 * ERROR),
-        _at_most("overhead, %", 100 * largest_overhead(cells), 100 * UNMEASURED_OVERHEAD),
-    )
-
-
-def cores_of_dlio(name: str) -> Measured:
-    """Take what DLIO's host needs for a GB from the published hosts, to a tenth outward."""
-    low, high = DLIO_CORE_SECONDS[name]
-    least, most = core_seconds(read_cells(), read_one_host())[name]
-    return _all(
-        _within("least", least, low, low + 0.1 - 1e-9), _within("most", most, high - 0.1, high)
-    )
-
-
-def published_cache(number: int) -> Measured:
-    """Compare what datasheets say of a cache before an origin with its published test."""
-    row = read_caches()[number]
-    said = f"limit {row['published_limit']}"
-    return _all(
-        _within("share of the rate", row["published"] / row["rate"], 0.88, 1.12),
-        (said, row["limit"], row["limit"] == row["published_limit"]),
+    return all_of(
+        at_most("times that of a tenth", many.cpu_seconds / (few.cpu_seconds + 0.003), 30),
+        at_most("bytes a file", each, PARTS[part].most_bytes),
     )
 
 
 def claims() -> dict[str, Callable[[], Measured]]:
     """Return how each claim is measured, by its name."""
-    found: dict[str, Callable[[], Measured]] = {
-        f"{name}, {loader}": partial(known, run, _DISK if "disk" in name else _SLOW)
-        for (name, loader), run in CASES.items()
-    }
-    for loader in ("threads", "pytorch"):
-        for run in (synchronous, asynchronous):
-            name = f"a checkpoint, {run.__name__}, {loader}"
-            found[name] = partial(checkpoints, partial(run, loader=loader))
-    return found | {
+    return {
+        **CASES,
         "a cache between drives, of all files": partial(cached, 1.0),
         "a cache between drives, of a third": partial(cached, 0.33),
         **{
@@ -399,15 +232,11 @@ def claims() -> dict[str, Callable[[], Measured]]:
             for name, true in (("unet3d_h100", 3), ("cosmoflow_h100", 5))
             for command in ("size", "try")
         },
-        "files behind a held link": partial(held_link, objects=False),
-        "a bucket behind a held link": partial(held_link, objects=True),
+        "a bucket behind a held link": held_link,
         "the barrier of 4 ranks": barrier,
-        "published: the band of predictions": band_of_predictions,
-        **{
-            f"published: core seconds of DLIO, {each}": partial(cores_of_dlio, each)
-            for each in DLIO_CORE_SECONDS
-        },
-        **{f"published: a cache, {each + 1}": partial(published_cache, each) for each in range(3)},
+        "published: the band of predictions": published.band_of_predictions,
+        "published: core seconds of DLIO": published.cores_of_dlio,
+        "published: caches": published.published_caches,
         **{f"ten times the files, {part}": partial(growing, part) for part in PARTS},
     }
 

@@ -45,6 +45,7 @@ from dlemu.config.compose import compose_words
 from dlemu.config.model import check_workload, load_workload
 from dlemu.config.sections import ColumnSection
 from dlemu.contract import content, file_samples, write_file
+from dlemu.datagen import generate, read_manifest, verify
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import DatasetError, DlemuError
@@ -197,11 +198,13 @@ def _encoded(tree: Any) -> bytes:
         return b"[" * 100_000
 
 
-def damaged_json(data: bytes, randomly: Randomly) -> bytes:
+def damaged_json(
+    data: bytes, randomly: Randomly, load: Callable[[bytes], Any] = json.loads
+) -> bytes:
     """Return the text of another tree, or another text."""
     with contextlib.suppress(ValueError, RecursionError):  # of what is damaged already
         if randomly.random() > 0.2:
-            return _encoded(damaged_tree(json.loads(data), randomly))
+            return _encoded(damaged_tree(load(data), randomly))
     return damaged(data, randomly)
 
 
@@ -240,14 +243,9 @@ _BOMBS = (
 
 def damaged_yaml(data: bytes, randomly: Randomly) -> bytes:
     """Return the text of another tree, another text, or one that grows when it is read."""
-    chance = randomly.random()
-    if chance < 0.1:
+    if randomly.random() < 0.1:
         return randomly.choice((b"", data)) + randomly.choice(_BOMBS)
-    if chance < 0.4:
-        return damaged(data, randomly)
-    with contextlib.suppress(RecursionError):
-        return _encoded(damaged_tree(_plain_yaml(data), randomly))
-    return data
+    return damaged_json(data, randomly, _plain_yaml)
 
 
 @functools.cache
@@ -364,8 +362,14 @@ def _read_index(folder: Path, made: tuple[str, bytes]) -> None:
         raise Finding("a sample lies outside of its file")
 
 
+@functools.cache
+def _small(folder: Path) -> Any:
+    words = [*SMALL, "dataset.num_files_train=5", f"dataset.data_folder={folder}"]
+    return check_workload(compose_words(words))
+
+
 def _dataset(folder: Path) -> Sequence[Any]:
-    _quietly(["datagen", *SMALL, "dataset.num_files_train=5", f"dataset.data_folder={folder}"])
+    generate(_small(folder), world=Alone())
     text, files = ((folder / name).read_bytes() for name in ("dlemu.json", "dlemu.files.npy"))
     return [(text, files)]
 
@@ -378,18 +382,13 @@ def _damaged_manifest(seed: tuple[bytes, bytes], randomly: Randomly) -> tuple[by
 
 
 def _read_manifest(folder: Path, made: tuple[bytes, bytes]) -> None:
-    from dlemu.datagen import read_manifest, verify
-
     (folder / "dlemu.json").write_bytes(made[0])
     (folder / "dlemu.files.npy").write_bytes(made[1])
-    keys = {"dataset.num_files_train": 5, "dataset.data_folder": str(folder)}
-    sizes = {key: int(value) for key, _, value in (word.partition("=") for word in SMALL[1:])}
-    workload = load_workload("unet3d_h100", {**sizes, **keys})
     manifest = read_manifest(folder)
     if manifest is not None:
         manifest.describe()
         with contextlib.suppress(DlemuError):
-            manifest.check(layout_of(workload), folder)
+            manifest.check(layout_of(_small(folder)), folder)
         verify(folder, full=False, world=Alone())
 
 

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -37,43 +36,6 @@ for words, status in json.loads(sys.argv[1]):
     words = [os.fsdecode(word.encode()) for word in words]  # as arguments are decoded
     assert run(words) == status, words
 """
-
-
-def in_locale(
-    commands: Sequence[tuple[list[str], int]],
-    *,
-    cwd: Path,
-    options: Sequence[str] = (),
-    **environment: str,
-) -> tuple[bytes, bytes]:
-    """Run commands in one process, for to start one takes longer; each to its exit status.
-
-    Return what they said.
-    """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
-    done = subprocess.run(
-        [sys.executable, *options, "-c", EACH, json.dumps(commands)],
-        capture_output=True,
-        cwd=cwd,
-        env=kept | {"PYTHONPATH": str(ROOT)} | environment,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, done.stderr
-
-
-C_LOCALE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-LOCALES = [{"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"}, C_LOCALE]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset and a run whose paths hold what a grammar would take apart."""
-    base = tmp_path_factory.mktemp("odd")
-    data = f"dataset.data_folder={base / ODD}/data"
-    assert run(["datagen", *SMALL, data]) == 0
-    assert run(["run", *QUICK, data, f"output.folder={base / ODD}/run"]) == 0
-    return base
 
 
 # --- what is shown --------------------------------------------------------------------------------
@@ -129,46 +91,41 @@ def test_help_shows_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
 # --- any locale -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("locale", LOCALES, ids=["ascii", "C"])
-def test_no_command_needs_a_locale(place: Path, tmp_path: Path, locale: dict[str, str]) -> None:
+def test_no_command_needs_a_locale(tmp_path: Path) -> None:
+    """Python says where a file is opened in the encoding of the locale."""
     own = tmp_path / "own.yaml"
     own.write_text("# größe\ndefaults: [unet3d_h100, _self_]\nname: größe\n", encoding="utf-8-sig")
-    page = str(tmp_path / "page.html")
+    data, results = f"dataset.data_folder={ODD}/data", f"{ODD}/run"
     commands: list[tuple[list[str], int]] = [
         (["--help"], 0),
-        (["predict", f"workload={own}", "drive=d7_ps1010"], 0),
+        (["predict", f"workload={own}", "drive=d7_ps1010", "output.folder=predicted"], 0),
         (["datasize", f"workload={own}", "num_accelerators=2", "host_memory=1GiB"], 0),
         (["run", f"workload={own}", "--cfg", "job"], 0),
-        (["report", str(place / ODD / "run"), "--html", page], 0),
-        (["report", str(place / ODD / "run"), "--json"], 0),
-        (["verify", *SMALL, f"dataset.data_folder={place / ODD}/none"], 1),
-        (["doctor", str(place)], 0),
+        (["datagen", *SMALL, data], 0),
+        (["run", *QUICK, data, f"output.folder={results}"], 0),
+        (["report", results, "--html", "page.html"], 0),
+        (["report", results, "--json"], 0),
+        (["verify", "--full", *SMALL, data], 0),
+        (["verify", *SMALL, f"{data}/none"], 1),
+        (["doctor", ODD], 0),
     ]
-    asked = commands if locale == C_LOCALE else commands[:2]
-    out, err = in_locale(asked, cwd=tmp_path, **locale)
-    assert b"gr\\xf6\\xdfe" in out
-    assert b"Traceback" not in err and (out + err).isascii()
-
-
-def test_files_are_opened_with_an_encoding(tmp_path: Path) -> None:
-    """Python says where one is opened in the encoding of the locale."""
-    words = [*QUICK, "dataset.data_folder=data"]
-    commands = (
-        ["datagen", *words],
-        ["run", *words, "output.folder=run"],
-        ["report", "run", "--html", "page.html"],
-        ["verify", "--full", *words],
-        ["predict", "workload=unet3d_h100", "drive=d7_ps1010", "output.folder=predicted"],
-        ["doctor"],
-    )
-    _, said = in_locale(
-        [(each, 0) for each in commands],
-        cwd=tmp_path,
-        options=["-X", "warn_default_encoding"],
-        PYTHONWARNINGS="always::EncodingWarning",
-    )
-    ours = [line for line in said.decode().splitlines() if "EncodingWarning" in line]
-    assert not [line for line in ours if "dlemu" in line or "datagen" in line]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
+    narrow = {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"}
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    warn = {"PYTHONWARNINGS": "always::EncodingWarning"}
+    for asked, locale in ((commands[:2], narrow), (commands, plain | warn)):
+        done = subprocess.run(
+            [sys.executable, "-X", "warn_default_encoding", "-c", EACH, json.dumps(asked)],
+            capture_output=True,
+            cwd=tmp_path,
+            env=kept | {"PYTHONPATH": str(ROOT)} | locale,
+            timeout=150,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert b"gr\\xf6\\xdfe" in done.stdout
+        assert b"Traceback" not in done.stderr and (done.stdout + done.stderr).isascii()
+        ours = [line for line in done.stderr.decode().splitlines() if "EncodingWarning" in line]
+        assert not [line for line in ours if "dlemu" in line or "datagen" in line]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dlemu.judge.records import SIZING, SUMMARY, damaged
 from dlemu.report.blocks import Lines, Section
 from dlemu.report.compare import compare_folders, losses
 from dlemu.report.page import across, page_of, section
-from dlemu.report.present import present
+from dlemu.report.present import files_of, present
 from dlemu.report.stored import Stored, find_results, read_result
 from dlemu.report.text import answer_of
 from dlemu.terminal import say, shown_line
@@ -44,8 +44,9 @@ def main(words: Words) -> Iterator[Found]:
         try:
             with _sound(folder):
                 each = read_result(folder, keys)
-                blocks = present(each.shown)
+                blocks = present(each.document)
                 found = section(each, blocks, on_page=html is not None)
+                blocks = [*blocks, *files_of(each.shown)]  # a page has the folder in its heads
             if trace is not None:
                 _write_trace(trace, each)
         except DlemuError as error:

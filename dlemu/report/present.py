@@ -44,15 +44,16 @@ def present(document: Document) -> list[Block]:
         from dlemu.report.foreign import present_recorded
 
         blocks += present_recorded(document)
-    if kind in _NAME_FOLDER and "folder" in document:
-        blocks += _files_of(document, Path(document["folder"]))
-    return blocks
+    return [*blocks, *files_of(document)]
 
 
-def _files_of(document: Document, folder: Path) -> Iterator[Block]:
+def files_of(document: Document) -> Iterator[Block]:
     """Yield what a result's folder and those beside it hold: runs that did not end, the files."""
+    if document["kind"] not in _NAME_FOLDER or "folder" not in document:
+        return
     from dlemu.report.stored import attempts_of, cut_runs
 
+    folder = Path(document["folder"])
     for path in cut_runs(folder, document.get("runs", ())) if document["kind"] == "runs" else ():
         yield Command(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
     if attempts := attempts_of(folder):

@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,26 +73,18 @@ def test_waiting_for_bytes_is_no_writing(
     assert (times.open, times.write, times.waited) == (0.0, 2.0, 3.0)
 
 
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Let the drive be full after so many write calls."""
-    left, real = [2], os.pwrite
-
-    def pwrite(*arguments: Any) -> int:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(*arguments)
-
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    yield left
-
-
-@pytest.mark.usefixtures("failing")
 @pytest.mark.parametrize("io_depth", [1, 3])
 def test_a_full_drive_leaves_nothing_of_the_file(
-    tmp_path: Path, content: Content, io_depth: int
+    tmp_path: Path, content: Content, monkeypatch: pytest.MonkeyPatch, io_depth: int
 ) -> None:
+    left = iter([os.pwrite] * 2)
+
+    def pwrite(*arguments: Any) -> int:
+        for write in left:
+            return write(*arguments)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
     (tmp_path / "kept.pt").write_bytes(b"old")
     before = {*threading.enumerate()}
     with (

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.config.compose import read_yaml
+from dlemu.config.compose import read_yaml, set_key
 from dlemu.config.keys import all_keys, keys_of_model
 from dlemu.config.model import Workload, check_workload, load_workload
 from dlemu.config.sections import Distribution
@@ -28,11 +28,7 @@ LEAST: dict[str, Any] = {"dataset": {"format": "npz", "num_files_train": 4}}
 def with_key(key: str, value: object) -> dict[str, Any]:
     """Return the least workload with one dotted key more."""
     tree = copy.deepcopy(LEAST)
-    *sections, leaf = key.split(".")
-    inner = tree
-    for section in sections:
-        inner = inner.setdefault(section, {})
-    inner[leaf] = value
+    set_key(tree, key, value)
     return tree
 
 
@@ -85,28 +81,18 @@ def test_a_file_that_grows_when_it_is_read_is_refused(tmp_path: Path, text: str,
     assert str(error.value).startswith(f"{path} {end}")
 
 
-def test_a_file_may_refer_to_itself_where_it_ends(tmp_path: Path) -> None:
+def test_numbers_and_references_are_read_as_they_are_meant(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}\n")
-    assert read_yaml(path) == {"a": {"x": 1}, "b": {"x": 1, "y": [{"x": 1}, {"x": 1}]}}
-
-
-def test_numbers_are_read_as_they_are_meant(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("a: 1e6\nb: 2E-3\nc: 1.5e+2\nd: 12\ne: off\nf: 1e6x\n")
-    assert read_yaml(path) == {"a": 1e6, "b": 0.002, "c": 150.0, "d": 12, "e": False, "f": "1e6x"}
-
-
-def test_a_changed_copy_keeps_the_rest() -> None:
-    workload = load_workload(DATA / "dlio_hdf5.yaml")
-    changed = workload.with_keys({"reader.batch_size": 9})
-    assert changed.reader.batch_size == 9
-    assert changed.with_keys({"reader.batch_size": workload.reader.batch_size}) == workload
+    path.write_text("a: [1e6, 2E-3, 1.5e+2, 12, off, 1e6x]\nb: &b {x: 1}\nc: {<<: *b, y: [*b, *b]}")
+    one = {"x": 1}
+    assert read_yaml(path) == {
+        "a": [1e6, 0.002, 150.0, 12, False, "1e6x"], "b": one, "c": {**one, "y": [one, one]},
+    }  # fmt: skip
 
 
 TIMES: dict[str, tuple[Any, float, float]] = {
     "plain": (0.3, 0.3, 0.0),
-    "normal": ({"mean": 0.3, "stdev": 0.03}, 0.3, 0.03),
+    "normal": ({"computation_time": 0.3, "computation_time_stdev": 0.03}, 0.3, 0.03),
     "uniform": ({"min": 0.1, "max": 0.5, "type": "uniform"}, 0.3, 0.4 / math.sqrt(12)),
     "gamma": ({"shape": 9, "scale": 0.1, "type": "gamma"}, 0.9, 0.3),
     "exponential": ({"scale": 0.3, "type": "exponential"}, 0.3, 0.3),
@@ -117,7 +103,8 @@ TIMES: dict[str, tuple[Any, float, float]] = {
 @pytest.mark.parametrize("name", TIMES)
 def test_times_are_drawn_from_what_was_asked(name: str) -> None:
     asked, mean, stdev = TIMES[name]
-    time = check_workload(with_key("train.computation_time", asked)).train.computation_time
+    key = "train" if name == "normal" else "train.computation_time"  # the older pair of keys
+    time = check_workload(with_key(key, asked)).train.computation_time
     generator = np.random.default_rng(1)
     drawn = np.array([time.draw(generator) for _ in range(20_000)])
     assert drawn.min() >= 0
@@ -148,28 +135,21 @@ def test_object_storage_is_configured_as_mlcommons_does() -> None:
     """s3dlio's workers are spawned, and its own way to a folder is O_DIRECT."""
     root = {"storage_root": "s3://bucket/data/", "use_mpi_endpoint_distribution": True}
     uris = {"endpoint_uris": ["http://a:9000", "http://b:9000"]}
-    cases: tuple[tuple[dict[str, Any], str], ...] = (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"storage_type": "s3dlio", **root, **uris}, "pytorch"),
         ({"storage_type": "s3", "storage_library": "s3dlio", **root, **uris}, "threads"),
         ({"storage_type": "s3", "storage_options": {"storage_library": "s3dlio"}, **root}, "dali"),
-    )
+    ]
     for storage, loader in cases:
         tree = {"storage": storage, "reader": {"data_loader": loader}}
         workload = check_workload({**with_key("dataset.data_folder", "unet3d"), **tree})
         assert str(workload.data_folder) == "s3://bucket/data/unet3d"
-        assert workload.storage.endpoint_url == tuple(
-            uris["endpoint_uris"] if "endpoint_uris" in storage else ()
-        )
+        assert workload.storage.endpoint_url == tuple(storage.get("endpoint_uris", ()))
         spawned = workload.reader.multiprocessing_context == "spawn"
         assert spawned == (loader == "pytorch")
         assert "storage.use_mpi_endpoint_distribution" in workload.ignored
     direct = check_workload({**LEAST, "storage": {"storage_type": "direct_fs"}})
     assert (direct.storage.storage_type, direct.reader.odirect) == ("local_fs", True)
-
-
-def test_the_older_pair_of_keys_is_a_normal_time() -> None:
-    tree = {**LEAST, "train": {"computation_time": 0.3, "computation_time_stdev": 0.03}}
-    assert check_workload(tree).train.computation_time == Distribution(mean=0.3, stdev=0.03)
 
 
 def test_an_unknown_key_is_taken_for_one_that_the_command_reads() -> None:
@@ -179,8 +159,11 @@ def test_an_unknown_key_is_taken_for_one_that_the_command_reads() -> None:
             check_workload(with_key("odirect", True), command)
 
 
-def test_a_changed_group_is_checked_with_the_others() -> None:
-    workload = load_workload("unet3d_h100")
+def test_a_changed_copy_keeps_the_rest_and_is_checked_whole() -> None:
+    workload = load_workload(DATA / "dlio_hdf5.yaml")
+    changed = workload.with_keys({"reader.batch_size": 9})
+    assert changed.reader.batch_size == 9
+    assert changed.with_keys({"reader.batch_size": workload.reader.batch_size}) == workload
     with pytest.raises(WorkloadError, match=r"^reader\.gds=require has no effect without"):
         workload.with_keys({"reader.gds": "require"})
     with pytest.raises(WorkloadError, match=r"^unknown key reader\.batchsize; did you mean"):
@@ -204,9 +187,7 @@ def test_units_are_those_that_people_write() -> None:
     assert (drive.read_bandwidth, drive.endurance) == (7 * 10**9, 5 * 365 * drive.capacity)
     for memory, size in (("512GiB", 512 << 30), (5e11, 5 * 10**11), (1 << 39, 1 << 39)):
         assert workload.with_keys({"host_memory": memory}).host_memory == size
-    with pytest.raises(
-        WorkloadError, match=r"^runs must be a whole number, 1 to 1,000,000, got 5.5$"
-    ):
+    with pytest.raises(WorkloadError, match=r"^runs must be a whole number, 1 to .*, got 5.5$"):
         workload.with_keys({"runs": 5.5})
     assert isinstance(workload.with_keys({"runs": 5.0}).runs, int)
 
@@ -246,19 +227,13 @@ keys = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(keys, plain, min_size=1, max_size=3))
 def test_any_tree_is_a_workload_or_one_line(values: dict[str, Any]) -> None:
     tree = copy.deepcopy(LEAST)
-    for key, value in values.items():
-        *sections, leaf = key.split(".")
-        inner = tree
-        for section in sections:
-            if not isinstance(inner.get(section), dict):
-                inner[section] = {}
-            inner = inner[section]
-        inner[leaf] = value
     try:
+        for key, value in values.items():
+            set_key(tree, key, value)
         assert isinstance(check_workload(tree), Workload)
     except WorkloadError as error:
         assert "\n" not in str(error)

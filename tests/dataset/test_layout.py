@@ -1,6 +1,8 @@
 """Names, places and sizes of samples; and how large a dataset must be."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +16,9 @@ from dlemu.errors import WorkloadError
 NAMES = ["unet3d_h100", "resnet50_h100", "cosmoflow_h100"]
 
 
-def layout(**changes: object) -> Layout:
-    given_here: dict[str, object] = {
-        "format": "npz",
-        "num_files": 168,
-        "samples_per_file": 1,
-        "mean_bytes": 1000.0,
-        "stdev_bytes": 0.0,
-        "element_bytes": 1,
-        "seed": 0,
-    }
-    return Layout(**(given_here | changes))  # type: ignore[arg-type]
+def layout(**changes: Any) -> Layout:
+    least = Layout("npz", 168, 1, mean_bytes=1000.0, stdev_bytes=0.0, element_bytes=1, seed=0)
+    return replace(least, **changes)
 
 
 @pytest.mark.parametrize(
@@ -146,16 +140,12 @@ def test_sizes_of_a_file_are_drawn_equally_often(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [
-        ("", "has 0 sizes"),
-        ("5\n-1\n", r"size 2 must be whole bytes, got b'-1'"),
-        (None, "No such file"),
-    ],
+    [("", "has 0 sizes"), ("5\n-1\n", r"size 2 must be whole bytes, got b'-1'")],
 )
-def test_a_wrong_file_of_sizes(tmp_path: Path, text: str | None, problem: str) -> None:
-    path = tmp_path / "sizes.txt"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(WorkloadError, match=problem) as error:
-        load_workload("unet3d_h100", {"dataset.record_length_bytes_distribution": str(path)})
-    assert str(error.value).startswith("dataset.record_length_bytes_distribution")
+def test_a_wrong_file_of_sizes(tmp_path: Path, text: str, problem: str) -> None:
+    key, path = "dataset.record_length_bytes_distribution", tmp_path / "sizes.txt"
+    with pytest.raises(WorkloadError, match=rf"^{key}.*No such file"):
+        load_workload("unet3d_h100", {key: str(path)})
+    path.write_text(text)
+    with pytest.raises(WorkloadError, match=rf"^{key}.*{problem}"):
+        load_workload("unet3d_h100", {key: str(path)})

@@ -1,6 +1,7 @@
 """How many files a job needs, by its accelerators and memory; datasets that are too small."""
 
 import re
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -28,17 +29,12 @@ NAMES = ["unet3d_h100", "resnet50_h100", "cosmoflow_h100"]
 
 
 class Hosts(Alone):
-    """Ranks of several hosts, of which rank 0 asks; each host has the memory that it names."""
+    """Ranks of several hosts, of which rank 0 asks: the host and the memory of each."""
 
-    def __init__(self, *memory_of_ranks: tuple[int, int]) -> None:
+    def __init__(self, *ranks: tuple[int, int]) -> None:
         super().__init__()
-        self._told = list(memory_of_ranks)
-        self.num_ranks = len(memory_of_ranks)
-        self.num_hosts = len({host for host, _ in memory_of_ranks})
-
-    def all_gather(self, value: object) -> list:  # type: ignore[type-arg]
-        assert value == self._told[0]
-        return self._told
+        self.num_ranks, self.num_hosts = len(ranks), len({host for host, _ in ranks})
+        self.all_gather = Mock(return_value=[*ranks])  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)
@@ -50,28 +46,26 @@ def job(**keys: object) -> Workload:
     return load_workload("unet3d_h100", keys)
 
 
-def test_memory_is_added_up_over_hosts_and_counted_once_a_host() -> None:
-    ranks = (0, 64 * GIB), (0, 64 * GIB), (1, 32 * GIB)
-    memory = measure_memory(job(), Hosts(*ranks))
-    assert (memory.num_bytes, memory.text) == (96 * GIB, "96.0 GiB (of 2 hosts)")
-    assert num_accelerators(job(accelerators_per_rank=4), Hosts(*ranks)) == 12
+ALONE, TWO = [(0, 64 * GIB)], [(0, 64 * GIB), (1, 64 * GIB)]
 
 
-def test_one_host_stands_for_as_many_as_are_named() -> None:
-    alone = Hosts((0, 64 * GIB))
-    assert measure_memory(job(), alone).num_bytes == 64 * GIB
-    memory = measure_memory(job(num_hosts=3), alone)
-    assert (memory.num_bytes, memory.text) == (192 * GIB, "3 x 64.0 GiB (MemTotal)")
-    two = Hosts((0, 64 * GIB), (1, 64 * GIB))
-    assert measure_memory(job(num_hosts=3), two).num_bytes == 128 * GIB, "the hosts are there"
-
-
-@pytest.mark.parametrize(("named", "hosts"), [(1, 2), (5, 5)])
-def test_memory_that_is_given_is_that_of_each_host(named: int, hosts: int) -> None:
-    two = Hosts((0, 64 * GIB), (1, 64 * GIB))
-    memory = measure_memory(job(host_memory=8 * GIB, num_hosts=named), two)
-    assert memory.num_bytes == hosts * 8 * GIB
-    assert memory.text == f"{hosts} x 8.0 GiB (host_memory, as given)"
+@pytest.mark.parametrize(
+    ("ranks", "keys", "gib", "text"),
+    [
+        ([(0, 64 * GIB), (0, 64 * GIB), (1, 32 * GIB)], {}, 96, "96.0 GiB (of 2 hosts)"),
+        (ALONE, {}, 64, "64.0 GiB (MemTotal)"),
+        (ALONE, {"num_hosts": 3}, 192, "3 x 64.0 GiB (MemTotal)"),
+        (TWO, {"num_hosts": 3}, 128, "128.0 GiB (of 2 hosts)"),  # the hosts are there
+        (TWO, {"host_memory": 8 * GIB}, 16, "2 x 8.0 GiB (host_memory, as given)"),
+        (TWO, {"host_memory": 8 * GIB, "num_hosts": 5}, 40, "5 x 8.0 GiB (host_memory, as given)"),
+    ],
+)
+def test_memory_is_added_up_over_hosts_and_counted_once_a_host(
+    ranks: list[tuple[int, int]], keys: dict[str, object], gib: int, text: str
+) -> None:
+    assert measure_memory(job(**keys), Hosts(*ranks)) == TotalMemory(gib * GIB, text)
+    found = num_accelerators(job(accelerators_per_rank=4), Hosts(*ranks))
+    assert found == 4 * len(ranks)
 
 
 @given(st.integers(1, 40), st.integers(0, 100))

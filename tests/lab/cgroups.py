@@ -61,14 +61,6 @@ def cpu_quota(cores: float, *, period_us: int = 100_000) -> Iterator[Group]:
         yield group
 
 
-@contextlib.contextmanager
-def memory_limit(num_bytes: int) -> Iterator[Group]:
-    """Hold memory, page cache included, to a number of bytes."""
-    with _group("memory", "memory") as (group, edition):
-        _limit(group, "memory.limit_in_bytes" if edition == 1 else "memory.max", str(num_bytes))
-        yield group
-
-
 @dataclass(frozen=True)
 class Freezer(Group):
     """A cgroup whose processes can be stopped all at once, without a signal."""

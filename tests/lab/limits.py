@@ -16,8 +16,7 @@ from dlemu.judge.records import Steps
 from dlemu.judge.summary import CheckpointCost
 from dlemu.judge.sums import Rule
 from dlemu.storage.probe import Probe
-from tests.lab.shared import rows
-from tests.lab.summed import sums_of
+from tests.lab.shared import rows, sums_of
 
 GB = 1e9
 NUM_STEPS = 11

@@ -46,14 +46,6 @@ class _Node:
     received: int = 0
 
 
-@dataclass
-class _Meeting:
-    """Members of a communicator in one of its collectives."""
-
-    values: dict[int, Any] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)
-
-
 class ManyHosts:
     """So many hosts with so many ranks each; `run` runs them all."""
 
@@ -65,7 +57,7 @@ class ManyHosts:
         self._events: list[tuple[float, int, int]] = []
         self._numbers = itertools.count()
         self._last: dict[tuple[int, int], float] = {}
-        self._meetings: defaultdict[Any, _Meeting] = defaultdict(_Meeting)
+        self._meetings: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
         self._current = 0
 
     def run(self, work: Callable[["SimulatedRank"], T]) -> list[T]:
@@ -179,38 +171,27 @@ class _Comm:
         self.hosts, self._members, self.rank, self.size = hosts, members, rank, len(members)
         self._turns = itertools.count()
 
-    def _meet(self, value: Any, ready: Callable[[dict[int, Any]], bool]) -> dict[int, Any]:
-        """Bring a value to a collective; return those that are there as soon as it is ready."""
-        hosts, first, own = self.hosts, self._members[0], self._members[self.rank]
-        meeting = hosts._meetings[first, self.size, next(self._turns)]
-        meeting.values[own] = value
-        if own == first or len(meeting.values) == self.size:
-            for each in meeting.waiting:
-                hosts._wake(hosts.now(), each)
-            meeting.waiting.clear()
-        while not ready(meeting.values):
-            meeting.waiting.append(own)
-            hosts.pause(own)
-        return meeting.values
-
     def allgather(self, value: T) -> list[T]:
-        values = self._meet(value, lambda values: len(values) == self.size)
-        return [values[member] for member in self._members]
+        hosts, own = self.hosts, self._members[self.rank]
+        meeting = hosts._meetings[self._members[0], self.size, next(self._turns)]
+        if len(meeting) == self.size - 1:
+            for waiting in meeting:
+                hosts._wake(hosts.now(), waiting)
+        meeting[own] = value
+        while len(meeting) < self.size:
+            hosts.pause(own)
+        return [meeting[member] for member in self._members]
 
     def gather(self, value: T) -> list[T] | None:
-        if self.rank == 0:
-            return self.allgather(value)
-        self._meet(value, lambda values: True)
-        return None
+        found = self.allgather(value)
+        return found if self.rank == 0 else None
 
     def reduce(self, value: T, op: Callable[[T, T], T]) -> T | None:
         found = self.gather(value)
         return None if found is None else reduce(op, found)
 
     def bcast(self, value: T) -> T:
-        return cast(
-            T, self._meet(value, lambda values: self._members[0] in values)[self._members[0]]
-        )
+        return self.allgather(value)[0]
 
     def Barrier(self) -> None:
         self.allgather(None)

@@ -34,8 +34,9 @@ def true_au(
     loop: Loop = "rule",
     bytes_per_second: float = float("inf"),
     late: float = 0.0,
+    whole: bool = False,
 ) -> float:
-    """Return the AU of one accelerator in percent, first step left out.
+    """Return the AU of one accelerator in percent, first step left out unless `whole`.
 
     Storage that gives `bytes_per_second` serves requests in the order in which they come. Every
     wait, of a worker or of the accelerator, ends `late` by so many seconds.
@@ -98,4 +99,6 @@ def true_au(
         ended, computes = ended + 1, False
         first_end = first_end or now
         wants = wants or loop == "rule"
+    if whole:
+        return 100 * len(batches) * computation_time / now
     return 100 * (len(batches) - 1) * computation_time / (now - first_end)

@@ -10,7 +10,6 @@ The server is forked off the process that asks first. Tests have it forked befor
 runs: so it has what they import, and nothing of what a test changes.
 """
 
-import array
 import atexit
 import contextlib
 import ctypes
@@ -138,9 +137,7 @@ class _Server:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             body = json.dumps(request).encode()
-            rights = array.array("i", [*streams, waits])
-            head = len(body).to_bytes(8, "big")
-            self._socket.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            socket.send_fds(self._socket, [len(body).to_bytes(8, "big")], [*streams, waits])
             self._socket.sendall(body)
             pid = int.from_bytes(_receive(self._socket, 8), "big")
         finally:
@@ -170,23 +167,19 @@ def prepare() -> int:
 
 
 def _receive(link: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = link.recv(size - len(data))
-        if not more:
-            raise EOFError("the other end of the server of warm processes is gone")
-        data += more
+    data = link.recv(size, socket.MSG_WAITALL)
+    if len(data) < size:
+        raise EOFError("the other end of the server of warm processes is gone")
     return data
 
 
 def serve(link: socket.socket) -> bool:
     """Fork a process for each request; return True in it, and False at the end."""
     while True:
-        head, rights, _, _ = link.recvmsg(8, socket.CMSG_SPACE(4 * 4))
+        head, streams, _, _ = socket.recv_fds(link, 8, 4)
         if not head:
             return False
         request = json.loads(_receive(link, int.from_bytes(head, "big")))
-        streams = list(array.array("i", rights[0][2]))
         of_child, to_us = os.pipe()
         between = os.fork()
         if between == 0:

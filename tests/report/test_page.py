@@ -31,6 +31,9 @@ def test_results_of_all_kinds_lie_side_by_side_and_lead_to_their_sections(tmp_pa
     names = [str(folder / name) for name in ("run", "several", "size", "dlio")]
     assert run(["report", *names, "--html", str(tmp_path / "page.html")]) == 1
     page = (tmp_path / "page.html").read_text()
+    for tag in ("section", "table", "tr", "td", "th", "svg", "details", "p"):
+        assert len(re.findall(rf"<{tag}\b", page)) == page.count(f"</{tag}>"), tag
+    assert "nan" not in page.lower()
     assert not re.search(r"<(script|img|iframe|link)|https?:|url\(|@import|\son\w+=", page)
     assert "a &lt;b&gt;" in page and "a <b>" not in page and "SSD <7450>" not in page
     assert "bytes read over time" in page

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dlemu.cli.main import run
 from dlemu.report.blocks import Verdict
 from dlemu.report.page import page_of, section
 from dlemu.report.present import present, status_of
@@ -15,15 +14,8 @@ from dlemu.report.sizing import plots_of, present_answer, sentence, write_table
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import First, Sized, document_of
-from tests.lab.stored import sized
-
-FIRST: dict[str, Any] = {
-    "low": 7,
-    "high": 8,
-    "evidence": "64 readers at once get 1.86 GB/s, one takes 2.86 GB/s; no run was made",
-    "remark": "read by threads",
-    "written": True,
-}
+from tests.lab.commands import Printed
+from tests.lab.stored import MADE, sized
 
 
 def write(folder: Path, *answers: Sized, unfinished: int = 0) -> Path:
@@ -38,23 +30,16 @@ def write(folder: Path, *answers: Sized, unfinished: int = 0) -> Path:
     return folder
 
 
-def test_an_interrupted_search_shows_its_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_search_shows_its_runs(tmp_path: Path, printed: Printed) -> None:
     folder = write(tmp_path / "size", sized(), unfinished=2)
-    assert run(["report", str(folder)]) == 1
-    text = capsys.readouterr().out
+    text = printed("report", folder, status=1)
     head = "sata.unet3d_h100: no answer yet; the search was interrupted after 2 runs"
     shown = text[text.index(head) :].splitlines()
     assert shown[4].split()[:2] == ["12", "62.80"] and shown[4].endswith("storage")
     alone = write(tmp_path / "alone", unfinished=1)
-    verdict = next(
-        each for each in present(read_result(alone).document) if isinstance(each, Verdict)
-    )
-    assert verdict.line.endswith("after 1 run")
-    assert run(["compare", str(folder), str(alone)]) == 1
+    assert "; the search was interrupted after 1 run\n" in printed("report", alone, status=1)
     line = f"dlemu: {alone}: the search did not end, so nothing is compared\n"
-    assert capsys.readouterr().err == line
+    assert printed("compare", folder, alone, status=1) == line
 
 
 def runs(*found: tuple[int, float, str]) -> list[dict[str, Any]]:
@@ -63,6 +48,10 @@ def runs(*found: tuple[int, float, str]) -> list[dict[str, Any]]:
         asdict(replace(first, num_accelerators=n, au_percentage=au, limit=limit, evidence=""))
         for n, au, limit in found
     ]
+
+
+TWO_LIMITS = {"points": runs((10, 49.0, "storage"), (9, 77.0, "host cpu"))}
+NONE = {"num_accelerators": 0, "at_least": True, "points": runs((1, 60.0, "loader"))}
 
 
 def answer_of(**changes: Any) -> Any:
@@ -78,16 +67,8 @@ def answer_of(**changes: Any) -> Any:
         ({}, "pass", "feeds 8 H100s of 3D U-Net at AU 90% or more; limit: the drive, 24 GB/s"),
         ({"workload": "mine", "num_accelerators": 1}, "pass", "feeds 1 accelerator of mine at "),
         ({"workload": "dlrm_dcnv2_b200", "remarks": ["BUT"]}, "caution", "24 GB/s; BUT"),
-        (
-            {"points": runs((10, 49.0, "storage"), (9, 77.0, "host cpu"))},
-            "pass",
-            "; limit at 10: the drive, 24 GB/s; limit at 9: host cpu",
-        ),
-        (
-            {"num_accelerators": 0, "at_least": True, "points": runs((1, 60.0, "loader"))},
-            "caution",
-            "AU 60.00%, required 90%; limit: loader, so the storage may feed more",
-        ),
+        (TWO_LIMITS, "pass", "; limit at 10: the drive, 24 GB/s; limit at 9: host cpu"),
+        (NONE, "caution", "AU 60.00%, required 90%; limit: loader, so the storage may feed more"),
     ],
 )
 def test_an_answer_is_one_sentence_and_green_only_where_nothing_weakens_it(
@@ -141,19 +122,20 @@ def test_plots_join_no_runs_and_predict_between_them_only() -> None:
 
 def test_a_first_answer_keeps_the_remarks_that_not_every_one_has() -> None:
     remarks = ("BUT the drive is memory (tmpfs)", "unlike unet3d_h100: epochs")
-    said = sentence({**answer_of(first=FIRST), "remarks": remarks})
+    said = sentence({**answer_of(first=MADE["first"]), "remarks": remarks})
     assert "; BUT the drive is memory (tmpfs)" in said and "unlike" not in said
     assert sentence({**answer_of(), "remarks": remarks}).endswith("; ".join(remarks))
 
 
-def test_a_first_answer_without_a_run_is_shown_as_the_others(tmp_path: Path) -> None:
-    first = First(**FIRST, commands=(), full="")
-    none: Any = {"num_accelerators": 0, "real_accelerators": 0.65}
-    answer = replace(sized(), **none, points=(), confirmations=(), first=first)
+def test_a_first_answer_without_a_run_is_shown_as_the_others(
+    tmp_path: Path, printed: Printed
+) -> None:
+    none: Any = {"num_accelerators": 0, "real_accelerators": 0.65, "first": First(**MADE["first"])}
+    answer = replace(sized(), **none, points=(), confirmations=())
     found = read_result(write(tmp_path / "try", answer))
     assert status_of(found.document) == 0, "it is no verdict"
     shown = section(found, present(found.document))
     assert shown.verdict.startswith("d1 cannot feed one H100 of 3D U-Net; one needs 2.86 ")
     page = page_of([shown])
     assert "cannot feed one H100" in page and "<figure>" not in page
-    assert run(["compare", str(found.folder), str(found.folder)]) == 1
+    printed("compare", found.folder, found.folder, status=1)

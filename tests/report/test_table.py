@@ -5,7 +5,7 @@ import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,11 +48,8 @@ def test_a_row_that_the_disk_does_not_take_is_taken_back(
     before: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.write_text(before)
-
-    def full(descriptor: int) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     with pytest.raises(RunError, match=r"runs.csv cannot be written \(No space left"):
         append_rows(path, COLUMNS, [{"time": 2}])
     assert path.read_text() == before

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from dlemu.report.in_run import belongs_to, host_lines, wear_line
 from dlemu.report.paths import path_name, plots_of, present_paths
 from dlemu.report.text import render_text
 from dlemu.terminal import set_mode
+from dlemu.tools.paths.cells import Cell
 from tests.host.test_wear import GB, drive
 from tests.lab.shown import text_of
+from tests.lab.stored import MADE
 
 TABLE = Table(
     heads=("run", "verdict", "from memory (%)", "samples/s", "epochs under the threshold"),
@@ -71,14 +74,6 @@ def test_parts_of_one_run_tell_no_interval_of_a_difference() -> None:
     assert found["within_one_run"] == pytest.approx(2.776 * math.sqrt(2 / 3))
 
 
-def costs_of(seconds: float, mtbf: float | None) -> str:
-    """Return the text of a prediction whose checkpoint takes so many seconds."""
-    keys = {"drive": "d7_ps1010", "checkpoint.mtbf": mtbf}
-    document = predict_checkpoint(load_model("llama3_8b", keys))
-    document["save"]["seconds"] = seconds
-    return render_text(present_predicted_checkpoint(document))
-
-
 @pytest.mark.parametrize(
     ("seconds", "mtbf", "line"),
     [
@@ -88,7 +83,10 @@ def costs_of(seconds: float, mtbf: float | None) -> str:
     ],
 )
 def test_what_failures_cost(seconds: float, mtbf: float, line: str) -> None:
-    assert line in costs_of(seconds, mtbf)
+    keys = {"drive": "d7_ps1010", "checkpoint.mtbf": mtbf}
+    document = predict_checkpoint(load_model("llama3_8b", keys))
+    document["save"]["seconds"] = seconds
+    assert line in render_text(present_predicted_checkpoint(document))
 
 
 def test_reads_are_told_where_ranges_or_records_are_read() -> None:
@@ -116,22 +114,13 @@ def network_of(
     device: str | None, share: float | None, in_memory: bool = False, read: float = 1e9
 ) -> list[str]:
     """Return the report's lines on the network of two hosts, the second one's at this share."""
-    hosts = [
-        {
-            "host": name,
-            "device": device,
-            "read_bytes_per_second": read,
-            "network": {
-                "nic": "eth0",
-                "gbps": None if share is None else 10.0,
-                "received_share": share and share * part,
-                "sent_share": share and 0.01,
-                "received_bytes_per_second": 1.2e9 * part,
-                "sent_bytes_per_second": 3e6,
-            },
-        }
-        for name, part in (("a", 0.5), ("b", 1.0))
-    ]
+    hosts = []
+    for name, part in (("a", 0.5), ("b", 1.0)):
+        link = {"nic": "eth0", "gbps": share and 10.0, "sent_share": share and 0.01}
+        link |= {"received_share": share and share * part, "sent_bytes_per_second": 3e6}
+        link |= {"received_bytes_per_second": 1.2e9 * part}
+        own = {"host": name, "device": device, "read_bytes_per_second": read, "network": link}
+        hosts.append(own)
     return lines_of(hosts, in_memory=in_memory)
 
 
@@ -222,30 +211,10 @@ def test_a_report_shows_the_wear_of_what_wrote_files() -> None:
 
 
 def cell(path: str, io_size: int = 4096, gib: float = 0.1, **changes: Any) -> dict[str, Any]:
-    """Return the fields of a cell that a report shows."""
-    return {
-        "target": "/mnt/d1",
-        "path": path,
-        "pattern": "seq_read",
-        "io_size": io_size,
-        "workers": 24,
-        "queue_depth": 1,
-        "queues": None,
-        "gpu": None,
-        "together": (),
-        "ceiling": None,
-        "ceiling_bytes_per_second": None,
-        "host_user_percentage": 0.2,
-        "gib_per_second": gib,
-        "iops": gib * 2**30 / io_size,
-        "latency_p99": 0.0025,
-        "cpu_user_percentage": 0.14,
-        "cpu_system_percentage": 0.5,
-        "cpu_seconds_per_gb": 0.05,
-        "cpu_seconds_per_million_ios": None,
-        "mode": "host",
-        **changes,
-    }
+    """Return the fields of a cell."""
+    own = {"path": path, "io_size": io_size, "gib_per_second": gib, "host_bytes": 0}
+    own |= {"iops": gib * 2**30 / io_size, "workers": 24}
+    return asdict(Cell(**(MADE["paths"] | own | changes)))
 
 
 def shown(*cells: dict[str, Any]) -> str:
@@ -296,17 +265,11 @@ def test_a_busy_host_is_said_to_be() -> None:
     assert "other programs" not in shown(one, total), "the other target's readers are ours"
 
 
-@pytest.mark.parametrize(
-    ("mode", "name"),
-    [
-        ("p2pdma", "GDS (p2pdma)"),
-        ("nvidia-fs", "GDS (nvidia-fs)"),
-        ("compat", "cuFile (compat)"),
-        ("compat+p2pdma", "cuFile (compat+p2pdma)"),
-    ],
-)
-def test_compatibility_mode_is_never_called_gds(mode: str, name: str) -> None:
-    assert path_name("cufile", mode) == name
+def test_compatibility_mode_is_never_called_gds() -> None:
+    for mode in ("p2pdma", "nvidia-fs"):
+        assert path_name("cufile", mode) == f"GDS ({mode})"
+    for mode in ("compat", "compat+p2pdma"):
+        assert path_name("cufile", mode) == f"cuFile ({mode})"
 
 
 def test_a_line_has_a_gap_where_a_size_was_not_measured() -> None:

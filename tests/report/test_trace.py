@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlemu.cli.main import run
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.records import STEP, Steps
 from dlemu.report import trace
 from dlemu.report.trace import TracedRun, write_trace
+from tests.lab.commands import Printed
 from tests.lab.stored import observation, store_runs, write_host
 
 Event = dict[str, Any]
@@ -64,13 +64,10 @@ def test_a_step_is_its_wait_its_compute_and_its_barrier(name: str, tmp_path: Pat
     events = written(tmp_path / name, TracedRun("", [(0, steps_of())]))
     check_form(events)
     slices = [event for event in events if event["ph"] == "X" and event["pid"] == 0]
-    assert Counter(event["cat"] for event in slices) == {
-        "IO wait": 10,
-        "COMPUTE": 10,
-        "BARRIER": 10,
-    }
+    parts = ["IO wait", "COMPUTE", "BARRIER"]
+    assert Counter(event["cat"] for event in slices) == dict.fromkeys(parts, 10)
     own = sorted((e["ts"], e["cat"], e["dur"]) for e in slices if e["tid"] == 1)[3:6]
-    assert [cat for _, cat, _ in own] == ["IO wait", "COMPUTE", "BARRIER"]
+    assert [cat for _, cat, _ in own] == parts
     assert [ts for ts, _, _ in own] == pytest.approx([10_000, 12_000, 19_000], abs=0.01)
     assert [dur for _, _, dur in own] == pytest.approx([2000, 7000, 1000], abs=0.01)
     told = next(event["args"] for event in slices)
@@ -92,13 +89,9 @@ def test_epochs_span_all_ranks_and_hosts_with_other_clocks_are_set_right(tmp_pat
     near["wait"][:2] += 0.05  # the barrier ends for both at once
     near["start"][2:] += 0.05
     events = written(tmp_path / "t.json", TracedRun("", [(0, near), (1, far)]))
-    ends = {
-        pid: min(
-            e["ts"] + e["dur"] for e in events if e.get("cat") == "BARRIER" and e["pid"] == pid
-        )
-        for pid in (0, 1)
-    }
-    assert ends[0] == pytest.approx(ends[1], abs=0.01)
+    barriers = [event for event in events if event.get("cat") == "BARRIER"]
+    one, two = (min(e["ts"] + e["dur"] for e in barriers if e["pid"] == pid) for pid in (0, 1))
+    assert one == pytest.approx(two, abs=0.01)
     (epoch,) = (event for event in events if event.get("cat") == "EPOCH")
     assert epoch["name"] == "epoch 1"
     assert (epoch["ts"], epoch["dur"]) == pytest.approx((0, 100_000), abs=0.1)
@@ -132,17 +125,14 @@ def test_times_that_are_no_numbers_make_no_trace(tmp_path: Path) -> None:
         write_trace(Path("/nosuch/t.json"), [TracedRun("", [(0, steps_of())])])
 
 
-def test_stored_runs_are_traced_with_their_hosts_counters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stored_runs_are_traced_with_their_hosts_counters(tmp_path: Path, printed: Printed) -> None:
     store_runs(tmp_path / "runs")
     for name in ("warmup.1", "run.1"):
         seen = [observation(99.0 + seconds, 10 * seconds, 0) for seconds in range(3)]
         write_host(tmp_path / "runs" / name, 0, seen, 0.0)
     trace = tmp_path / "trace.json.gz"
-    assert run(["report", str(tmp_path / "runs"), "--json", "--trace", str(trace)]) == 2
-    said = capsys.readouterr()
-    assert json.loads(said.out)["runs"] and said.err.startswith(f"trace: {trace}, ")
+    said = printed("report", tmp_path / "runs", "--json", "--trace", trace, status=2)
+    assert said.splitlines()[-1].startswith(f"trace: {trace}, ")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     named = [event["pid"] for event in events if event["name"] == "process_name"]
     assert len(named) == len(set(named)) + 1, "the host's once for each of two runs"

@@ -19,7 +19,6 @@ from tests.lab.cgroups import throttled_reads
 from tests.lab.commands import small_job, summary_of
 from tests.lab.drives import own_drive
 from tests.lab.mounted_cache import rclone_cache
-from tests.lab.shown import text_of
 
 LARGE = 20_000
 ROOT_MOUNT = Mount("1", "0", "8:1", "/", "/", "rw", "ext4", "/dev/sda1", "rw")
@@ -213,14 +212,12 @@ def test_a_fuse_cache_between_two_drives(tmp_path: Path) -> None:
             throttled_reads(origin, SLOW, (cache, FAST)) as group,
             rclone_cache(origin, cache, point, enter=group.enter),
         ):
-            places = {"dataset.data_folder": point / "data", "cache.origin": origin}
-            places |= {"output.folder": tmp_path / "run"}
-            named = {key: str(place) for key, place in places.items()}
-            job = job.with_keys({**named, "cache.devices": [str(cache)]})
+            places = {"dataset.data_folder": str(point / "data"), "cache.origin": str(origin)}
+            places |= {"output.folder": str(tmp_path / "run")}
+            job = job.with_keys({**places, "cache.devices": [str(cache)]})
             said: list[str] = []
-            outcome = run_job(job, world=Alone(), say=said.append)
+            run_job(job, world=Alone(), say=said.append)
 
-    assert outcome is not None
     assert any("12 files of cache.origin dropped from the page cache" in line for line in said)
     seen = summary_of(tmp_path / "run")
     cached, read = seen["measured"]["cache"], 12 * 2 * MB
@@ -237,6 +234,3 @@ def test_a_fuse_cache_between_two_drives(tmp_path: Path) -> None:
     assert cached["seconds_per_epoch"][0] > 0.9 * read / SLOW, "the origin's rate holds the first"
     assert seen["measured"]["page_cache_share_per_epoch"][0] < 0.01
     assert not [note for note in seen["notes"] if "no drive was seen" in note]
-    text = text_of(job, outcome.metrics, outcome.summary)
-    assert "mounted cache, watched; bytes in MB" in text
-    assert "warm AU" in text

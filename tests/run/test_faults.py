@@ -90,10 +90,6 @@ def test_an_unreadable_file_is_named() -> None:
             fails(run, str(path), "Permission denied")
 
 
-def other_size(path: Path) -> None:
-    path.write_bytes(bytes(1000))
-
-
 def another(path: Path) -> None:
     """Put an equal file in its place, as `mv` does."""
     copy = path.with_name("copy")
@@ -107,7 +103,7 @@ OF_MANY = {"dataset__num_files_train": 2, "dataset__num_samples_per_file": 30}
 @pytest.mark.parametrize(
     ("loader", "keys", "replace", "word"),
     [
-        ("pytorch", {"dataset__format": "npz"}, other_size, "bytes"),
+        ("pytorch", {"dataset__format": "npz"}, cut, "bytes"),
         ("threads", {"dataset__format": "tfrecord", **OF_MANY}, another, "replaced"),
     ],
 )
@@ -120,15 +116,6 @@ def test_a_file_replaced_during_the_run_is_named(
         path = a_file(tmp_path, 0)
         replace(path)
         fails(run, str(path), word)
-
-
-@pytest.mark.mpi
-def test_the_rank_is_named_whose_file_is_damaged(tmp_path: Path) -> None:
-    workload = small(tmp_path, reader__file_shuffle="off")
-    path = a_file(tmp_path, 20)
-    cut(path)
-    with start(workload, num_ranks=2, own_shared=True) as run:
-        fails(run, "rank 0 on host ", str(path), "bytes")
 
 
 @pytest.mark.mpi
@@ -211,21 +198,6 @@ def test_a_read_that_never_ends_is_named(
         fails(run, f"rank {num_ranks - 1} on host ", stuck.name, "output.stall_seconds")
 
 
-def test_o_direct_that_is_refused_is_an_error_or_recorded(tmp_path: Path) -> None:
-    workload = small(tmp_path)
-    memory = tmp_path / "memory"
-    with mounted(memory, kind="ramfs"):  # tmpfs takes O_DIRECT since Linux 6.6
-        shutil.copytree(tmp_path / "data", memory / "data")
-        place = f"dataset.data_folder={memory / 'data'}"
-        with start(workload, place, "reader.odirect=true", own_shared=True) as run:
-            words = "reader.odirect", str(memory), "(ramfs)", "reader.odirect=auto"
-            fails(run, *words, summary=None)
-            assert not run.folder.exists(), "nothing was read, so it is a refusal"
-        with start(workload, place, "reader.odirect=auto") as run:
-            run.completes()
-            assert any("does not take O_DIRECT" in note for note in run.summary["notes"])
-
-
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     workload = small(tmp_path, train__epochs=20)
     results = tmp_path / "results"
@@ -235,13 +207,3 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         if (results / "run" / "summary.json").exists():
             told = json.loads((results / "run" / "summary.json").read_text())
             assert told["status"] == "failed" and "No space left" in told["error"]
-
-
-def test_a_read_only_output_folder_is_named(tmp_path: Path) -> None:
-    workload = small(tmp_path)
-    results = tmp_path / "results"
-    with (
-        mounted(results, "ro"),
-        start(workload, f"output.folder={results}/run", own_shared=True) as run,
-    ):
-        fails(run, f"output.folder {results}/run", "Read-only", summary=None)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -180,11 +179,3 @@ def test_a_fifo_in_a_files_place_ends_a_run_at_once(tmp_path: Path) -> None:
         with start(workload, *keys) as run:
             assert run.end(LONG) == 1
             assert run.errors == [f"dlemu: {path} is a FIFO, not a file\n"]
-    manifest = tmp_path / "data" / "dlemu.json"
-    shutil.move(manifest, tmp_path / "kept")
-    os.mkfifo(manifest)
-    for words in (["run"], ["verify"], ["datagen"], ["size", "size.quick=true"], ["calibrate"]):
-        with command(tmp_path, *words, f"workload={workload}") as process:
-            _, errors = process.communicate(timeout=LONG)
-            assert errors == f"dlemu: {manifest} is a FIFO, not a file\n", words
-            assert process.returncode == 1

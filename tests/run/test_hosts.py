@@ -2,10 +2,8 @@
 
 import contextlib
 import csv
-import json
 import re
 import subprocess
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,11 +11,10 @@ import psutil
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.host.processes import host_memory_bytes
 from tests.lab import warm
-from tests.lab.bench import MARK, Run, followed
-from tests.lab.cgroups import freezer, memory_limit
-from tests.lab.commands import QUICK, with_checkout
+from tests.lab.bench import Run, launched
+from tests.lab.cgroups import freezer
+from tests.lab.commands import QUICK
 from tests.lab.drives import own_drive
 from tests.lab.hosts import Hosts, hosts
 from tests.lab.waiting import until
@@ -32,20 +29,11 @@ def lab(tmp_path: Path) -> Iterator[Hosts]:
         yield made
 
 
-@contextlib.contextmanager
-def over(lab: Hosts, ranks: Sequence[int], folder: Path, *words: str) -> Iterator[Run]:
+def over(
+    lab: Hosts, ranks: Sequence[int], folder: Path, *words: str
+) -> contextlib.AbstractContextManager[Run]:
     """Start `dlemu` in so many ranks on each host; nothing of it outlives the `with`."""
-    mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        lab.mpirun(ranks, *warm.command(), *words),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=with_checkout() | {MARK: mark, "PYTHONUNBUFFERED": "1"},
-        start_new_session=True,
-    )
-    with followed(process, folder, mark) as ran:
-        yield ran
+    return launched(lab.mpirun(ranks, *warm.command(), *words), folder)
 
 
 @contextlib.contextmanager
@@ -91,18 +79,6 @@ def test_hosts_that_differ(lab: Hosts, tmp_path: Path) -> None:
     assert max(seconds.values()) < 600, "the hour is not in it"
 
 
-def test_the_memory_of_hosts_is_added_up_as_each_has_it(lab: Hosts, tmp_path: Path) -> None:
-    """The rule wants five times the memory of all: of a container, the limit of its cgroup."""
-    words = [*QUICK, "dataset.num_files_train=auto", "output.stall_seconds=60"]
-    with memory_limit(1 << 30) as group:
-        lab.hold("h1", group)
-        with over(lab, [1, 1], tmp_path, "datasize", *words, "--json") as ran:
-            assert ran.end() == 0, ran.told()
-    told = json.loads("".join(ran.out))
-    assert told["memory"]["num_bytes"] == host_memory_bytes()[0] + (1 << 30), told
-    assert "(of 2 hosts)" in told["memory"]["text"]
-
-
 def test_a_host_whose_link_is_cut_is_named(lab: Hosts, tmp_path: Path) -> None:
     """The launcher waits for that host; the line that says how to end it is right."""
     with job(lab, tmp_path, [1, 1, 1], *_LONG) as ran:
@@ -134,24 +110,6 @@ def test_a_host_that_is_frozen_is_named(lab: Hosts, tmp_path: Path) -> None:
             group.thaw()
             assert ran.end() != 0
             gone(ran)
-        assert lab.left() == []
-
-
-def test_a_data_folder_that_vanishes_on_one_host_is_named(lab: Hosts, tmp_path: Path) -> None:
-    (tmp_path / "seen").mkdir()
-    for name in lab.names:
-        lab.mount(name, tmp_path / "data", tmp_path / "seen")
-    seen = f"dataset.data_folder={tmp_path / 'seen'}"
-    with job(lab, tmp_path, [1, 1], *_LONG, seen) as ran:
-        ran.wait_for("epoch 2 of")
-        rank = ran.ranks()[1]
-        unmount = ["nsenter", "-t", str(rank.pid), "-m", "umount", "-l", str(tmp_path / "seen")]
-        subprocess.run(unmount, check=True)
-        assert ran.end() != 0
-        named = f"rank 1 on host h1: {tmp_path / 'seen'}/"
-        assert any(named in line and "is missing" in line for line in ran.errors), ran.told()
-        assert ran.summary["status"] == "failed" and "is missing" in ran.summary["error"]
-        gone(ran)
         assert lab.left() == []
 
 

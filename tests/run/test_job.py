@@ -1,6 +1,7 @@
 """One run as a library calls it: its folder, its seed, its failures, and an AU known beforehand."""
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from dlemu.run.job import needed_ratio
 from dlemu.sizing.predict import supply_of
 from dlemu.storage.counted import NUM_BINS, bin_of
 from tests.lab.commands import ran, small_job, summary_of
+from tests.lab.drives import mounted
 
 
 def test_a_runs_summary_follows_from_its_steps(tmp_path: Path) -> None:
@@ -103,6 +105,18 @@ def test_a_run_hands_over_what_is_asked_or_what_its_loader_would(
     assert outcome.summary["hand_over"] == (asked or "none")
     assert (read_steps(outcome.folder)["hand_over"].sum() > 0) == (asked == "batch")
     assert load_workload("unet3d_h100").hands_over, "PyTorch"
+
+
+@pytest.mark.root
+def test_o_direct_that_is_refused_is_an_error_or_a_note(tmp_path: Path) -> None:
+    with mounted(tmp_path / "memory", kind="ramfs") as memory:  # tmpfs takes it since Linux 6.6
+        job = small_job(tmp_path).with_keys({"dataset.data_folder": str(memory / "data")})
+        shutil.copytree(tmp_path / "data", memory / "data")
+        with pytest.raises(DlemuError, match=r"reader\.odirect: .*\(ramfs\) does not take"):
+            ran(job.with_keys({"reader.odirect": True}))
+        assert not (tmp_path / "run").exists(), "nothing was read, so it is a refusal"
+        outcome = ran(job.with_keys({"reader.odirect": "auto"}))
+    assert any("does not take O_DIRECT" in note for note in outcome.summary["notes"])
 
 
 def test_batches_that_memory_cannot_hold_are_refused(

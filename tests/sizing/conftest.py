@@ -1,4 +1,4 @@
-"""Searches without their pictures, and without their runs."""
+"""A small job, and searches without their pictures or without their runs."""
 
 import sys
 from pathlib import Path
@@ -7,14 +7,60 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dlemu.config.model import Workload
+from dlemu.config.model import Workload, load_workload
+from dlemu.datagen import generate
 from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import Outcome
-from dlemu.judge.records import STEP, write_steps
+from dlemu.judge.records import STEP, dump_workload, write_steps
 from dlemu.judge.summary import Summary
+from dlemu.ranks.world import Alone
 from dlemu.sizing import calibrate, measured
 
-BATCH_BYTES = 65536
+BATCH_BYTES = 4096
+TINY = {
+    "dataset.record_length_bytes": BATCH_BYTES,
+    "dataset.record_length_bytes_stdev": 0,
+    "dataset.num_files_train": 200,
+    "reader.data_loader": "threads",
+    "reader.read_threads": 1,
+    "train.computation_time": 0.002,
+    "train.epochs": 1,
+    "train.total_training_steps": 60,
+    "metric.au": 0.01,
+    "size.quick": True,
+    "size.confirm": 2,
+    "size.max_accelerators": 3,
+}
+"""200 samples: 66 steps with 3 accelerators, of which 4 are read ahead."""
+
+
+def tiny(folder: Path, **keys: object) -> Workload:
+    """Return a workload whose dataset and results lie in a folder."""
+    own: dict[str, object] = {
+        "dataset.data_folder": str(folder / "data"),
+        "output.folder": str(folder / "results"),
+    }
+    own |= {key.replace("__", "."): value for key, value in keys.items()}
+    return load_workload("cosmoflow_h100", TINY | own)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Workload:
+    workload = tiny(tmp_path)
+    generate(workload, world=Alone())
+    return workload
+
+
+def results_of(workload: Workload) -> Path:
+    assert workload.output.folder is not None
+    return Path(workload.output.folder)
+
+
+def file_of(workload: Workload) -> str:
+    """Write a workload's file; return the word of a command that names it."""
+    file = results_of(workload).with_name("own.yaml")
+    file.write_text(dump_workload(workload))
+    return f"workload={file}"
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.config.model import load_workload
-from dlemu.datagen import generate
+from dlemu.config.model import Workload, load_workload
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
@@ -63,11 +62,7 @@ def test_the_au_is_that_of_the_number_and_not_of_the_threshold() -> None:
         ({"cache.warm": True}, 0.0, 1e9),  # it holds nothing to be probed
         ({"cache.warm": True, "drive.read_bandwidth": 2 * 10**9}, 9e9, 2.5e9),
         # Its first four fifths are written: at this rate AU is 90 % as they wait for the cache.
-        (
-            {"cache.warm": False, "drive.write_bandwidth": 10**8},
-            0.0,
-            0.9 * 1e8 * (1 / 0.9 - 0.2) / 0.8,
-        ),
+        ({"cache.warm": False, "drive.write_bandwidth": 10**8}, 0.0, 1e8 * (1 - 0.9 * 0.2) / 0.8),
         ({"cache.folder": None, "origin.read_bandwidth": 10**8, "drive": "d7_ps1010"}, 0.0, 1e8),
     ],
 )
@@ -94,18 +89,9 @@ def test_a_search_starts_at_what_origin_and_cache_give(
     assert first == math.floor(expected) + 1
 
 
-def test_what_a_cache_holds_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, cache = tmp_path / "data", tmp_path / "cache"
-    keys: dict[str, object] = {
-        "dataset.data_folder": str(data),
-        "dataset.num_files_train": 4,
-        "dataset.record_length_bytes": 1 << 16,
-        "dataset.record_length_bytes_stdev": 0,
-        "cache.folder": str(cache),
-        "cache.warm": True,
-    }
-    workload = load_workload("unet3d_h100", keys)
-    generate(workload, world=Alone())
+def test_what_a_cache_holds_is_probed(job: Workload, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    workload = job.with_keys({"cache.folder": str(cache), "cache.warm": True})
     dataset = Dataset(workload, layout_of(workload))
     sizes = file_sizes(dataset)
     folder = CacheFolder(workload, dataset.layout, sizes)

@@ -5,13 +5,13 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.config.model import Workload, load_workload
-from dlemu.datagen import generate
+from dlemu.config.model import Workload
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.judge.records import STEP
 from dlemu.ranks.world import Alone
@@ -22,36 +22,13 @@ from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _Calibrator, _jitter, calibrate_host
 from dlemu.sizing.formula import Calibration
 from dlemu.storage.owned import held
-from tests.sizing.conftest import outcome
-
-TINY: dict[str, object] = {
-    "dataset.record_length_bytes": 65536,
-    "dataset.record_length_bytes_stdev": 0,
-    "dataset.num_files_train": 60,
-    "reader.data_loader": "threads",
-    "reader.read_threads": 1,
-    "train.computation_time": 0.002,
-}
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Workload:
-    own = {"dataset.data_folder": str(tmp_path / "data"), "output.folder": str(tmp_path / "out")}
-    workload = load_workload("cosmoflow_h100", TINY | own)
-    generate(workload, world=Alone())
-    return workload
+from tests.sizing.conftest import BATCH_BYTES, file_of, outcome, results_of
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read for a moment in each of the three runs: how exact the figures are is not asked."""
     monkeypatch.setattr(calibrate, "_SECONDS", 0.2)
-
-
-def words(workload: Workload, *left_out: str) -> list[str]:
-    keys = {"workload": "cosmoflow_h100", **TINY, "output.folder": workload.output.folder}
-    keys["dataset.data_folder"] = workload.data_folder
-    return [f"{key}={value}" for key, value in keys.items() if key not in left_out]
 
 
 def run_as_printed(out: str) -> int:
@@ -90,13 +67,13 @@ def test_what_a_killed_calibration_has_left_is_removed_by_the_next(
 def test_a_prediction_takes_what_was_measured(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["calibrate", *words(job)]) == 0
+    assert run(["calibrate", file_of(job)]) == 0
 
     out = capsys.readouterr().out
-    path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
+    path = results_of(job) / "calibration.cosmoflow_h100.json"
     found = Calibration.model_validate_json(path.read_text())
     assert (found.workload, found.loader, found.odirect) == ("cosmoflow_h100", "threads", False)
-    assert (found.sample_bytes, found.read_threads) == (65536, 1)
+    assert (found.sample_bytes, found.read_threads) == (BATCH_BYTES, 1)
     assert found.overhead > 0 and found.jitter >= 0 and found.host_read_bytes_per_second > 0
     assert found.drive_read_bytes_per_second is not None
     assert found.page_cache_share < 0.05
@@ -109,12 +86,12 @@ def test_a_prediction_takes_what_was_measured(
     assert run(["report", str(path.parent)]) == 0
     assert capsys.readouterr().out.strip() in out, "dlemu report shows it again"
 
-    assert run(["predict", *words(job), f"predict.calibration={path}"]) == 0
+    assert run(["predict", file_of(job), f"predict.calibration={path}"]) == 0
     assert "host and drive calibrated" in capsys.readouterr().out
     told = json.loads((path.parent / "predict.json").read_text())
     assert told["calibrated"] is True
     assert not (told["at_least"] and told["limit"] == "storage")
-    most = found.drive_read_bytes_per_second / (0.7 * 65536 / 0.002)
+    most = found.drive_read_bytes_per_second / (job.metric.au * job.demand)
     assert told["real_accelerators"] <= 1.0001 * most
 
 
@@ -122,15 +99,15 @@ def test_a_prediction_takes_what_was_measured(
 def test_without_a_target_the_drive_stays_open(
     job: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["calibrate", *words(job, "dataset.data_folder")]) == 0
+    assert run(["calibrate", file_of(job), "dataset.data_folder=null"]) == 0
 
     out = capsys.readouterr().out
     assert "3/3 left out: dataset.data_folder is not set" in out
     assert run_as_printed(out) == 0, "for a drive by its name"
-    path = Path(str(job.output.folder), "calibration.cosmoflow_h100.json")
+    path = results_of(job) / "calibration.cosmoflow_h100.json"
     assert json.loads(path.read_text())["drive_read_bytes_per_second"] is None
-    assert run(["predict", *words(job), f"predict.calibration={path}"]) == 1
-    assert run(["predict", *words(job), f"predict.calibration={path}", "drive=d3_s4520"]) == 0
+    assert run(["predict", file_of(job), f"predict.calibration={path}"]) == 1
+    assert run(["predict", file_of(job), f"predict.calibration={path}", "drive=d3_s4520"]) == 0
 
 
 def concluded(
@@ -150,7 +127,7 @@ def concluded(
     )
 
 
-@pytest.mark.parametrize(("cached", "rate"), [(0.25, 0.75 * 6.5536e6 / 4), (0.969, None)])
+@pytest.mark.parametrize(("cached", "rate"), [(0.25, 0.75 * BATCH_BYTES / 0.01 / 4), (0.969, None)])
 def test_what_memory_served_is_not_the_drives(
     cached: float, rate: float | None, job: Workload, tmp_path: Path
 ) -> None:
@@ -160,7 +137,7 @@ def test_what_memory_served_is_not_the_drives(
     assert said[0].startswith(f"note: {cached:.0%} of the bytes of 3/3 came from memory; reader.")
     assert found.drive_read_bytes_per_second == pytest.approx(rate)
     assert found.page_cache_share == (cached if rate else 0.0)
-    assert found.host_read_bytes_per_second == pytest.approx(65536 / 0.002)
+    assert found.host_read_bytes_per_second == pytest.approx(BATCH_BYTES / 0.002)
     assert (found.overhead_limit, found.host_limit) == ("none", "host cpu")
 
 
@@ -197,7 +174,7 @@ def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:
 def test_what_cannot_be_calibrated_is_refused(job: Workload, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     above = "holds no whole dataset of dlemu's; name .*/data, which holds one$"
-    few = "dataset of dlemu's; write some files: dlemu datagen .*dataset.num_files_train=131072$"
+    few = "dataset of dlemu's; write some files: dlemu datagen .*dataset.num_files_train=2097152$"
     for folder, why in ((tmp_path / "empty", few), (tmp_path, above)):
         with pytest.raises(DatasetError, match=why):
             next(calibrate_host(job.with_keys({"dataset.data_folder": str(folder)}), Alone()))
@@ -233,14 +210,11 @@ def test_what_was_measured_is_shown_before_it_is_written(
     said: list[str] = []
     found = concluded(job, tmp_path)
     monkeypatch.setattr(_Calibrator, "calibrate", lambda *_: found)
-
-    def full(*_: object) -> None:
-        raise RunError("the disk is full")
-
-    monkeypatch.setattr(calibrate, "write_json", full)
+    full = RunError("the disk is full")
+    monkeypatch.setattr(calibrate, "write_json", Mock(side_effect=full))
     documents = calibrate_host(job, Alone(), said.append)
     assert next(documents).items() >= found.model_dump().items(), "before it is written"
     with pytest.raises(RunError, match="the disk is full"):
         next(documents)
     assert [line.partition(":")[0] for line in said] == ["workload"]
-    assert not Path(str(job.output.folder)).exists() and not scratch()
+    assert not results_of(job).exists() and not scratch()

@@ -92,6 +92,7 @@ def test_without_noise_the_answer_is_exact(
         assert sizing.real_accelerators == pytest.approx(feeds, rel=0.03)
 
 
+ONE_FAILS = Storage(20.2, low={4: 1.0}).measure
 IN_TURN = {11: [77.9], 10: [85.2], 9: [95.7, 85.6, 95.1]}
 DISTURBED = {1: [99.0], 2: [50.0], 3: [89.9]}
 MIXED = runs_of({4: [58.0], 3: [77.4], 2: [85.0], 1: [98.0]}, {4: "storage", 3: "storage"})
@@ -109,14 +110,7 @@ BY_OTHERS = runs_of({5: [70.0], 4: [85.0], 3: [98.0]}, {5: "loader", 4: "host cp
         # But not for ever, where a host does worse with one number than with more.
         (runs_of(DISTURBED), 3, 2, [3, 3, 2, 2, 2, 1, 1], "unclear", None),
         # A confirmation that fails steps down by one.
-        (
-            Storage(20.2, low={4: 1.0}).measure,
-            18,
-            2,
-            [18, 30, 21, 20, 20, 19, 19],
-            "storage",
-            20.126,
-        ),
+        (ONE_FAILS, 18, 2, [18, 30, 21, 20, 20, 19, 19], "storage", 20.126),
         # 8.02 feed 8 at AU 90.2: a run that is a point low is three sd under the threshold. The
         # first run is repeated and does not count; a later one has failed.
         (Storage(8.02, low={0: 1.0}).measure, 8, 1, [8, 8, 9, 8], "storage", 8.02),
@@ -173,12 +167,7 @@ def test_any_storage_however_odd_ends_the_search(data: st.DataObject, start: int
 
 @pytest.mark.parametrize(
     ("number", "noise", "within", "most_runs"),
-    [
-        (8, 0.2, 0, 8.0),
-        (28, 0.8, 1, 9.5),
-        (111, 0.2, 1, 9.5),
-        (512, 0.8, 15, 20.0),
-    ],
+    [(8, 0.2, 0, 8.0), (28, 0.8, 1, 9.5), (111, 0.2, 1, 9.5), (512, 0.8, 15, 20.0)],
 )
 def test_noise_as_published(number: int, noise: float, within: int, most_runs: float) -> None:
     """sizing.md's table: 7.5 to 12 runs to N = 111; exact to 30 at 0.2 points, ±1 to 110."""
@@ -273,31 +262,29 @@ def test_the_true_number_is_in_the_interval_however_few_runs_there_is_time_for(
         assert low <= feeds <= high and low <= found.real_accelerators <= high
 
 
-def test_one_run_that_fails_gives_number_and_interval() -> None:
-    found = after([point(4, 81.0)], ahead=0.08)
+@pytest.mark.parametrize(
+    ("points", "number", "high", "limit", "real"),
+    [
+        ([point(5, 80.0), point(4, 89.5)], 3, 4, "storage", (5 * 80 + 4 * 89.5) / 2 / 90),
+        # At 12 the storage is overloaded and gives less.
+        ([point(12, 20.0), point(4, 85.0)], 3, 3, "storage", 4 * 85 / 90),
+        # What the host held back is no number of the storage.
+        ([point(10, 70.0, "host cpu")], 7, None, "host cpu", None),
+        ([point(10, 70.0, "host cpu"), point(8, 98.0)], 8, None, "host cpu", None),
+    ],
+)
+def test_what_few_runs_say(
+    points: list[Point], number: int, high: int | None, limit: str, real: float | None
+) -> None:
+    found = after(points)
+    assert (found.num_accelerators, found.low, found.high) == (number, number, high)
+    assert found.real_accelerators == (real and pytest.approx(real))
+    assert found.limit == limit
 
+
+def test_of_one_run_what_was_read_ahead_widens_the_interval() -> None:
+    found = after([point(4, 81.0)], ahead=0.08)
     assert (found.num_accelerators, found.low, found.high) == (3, 3, 3)
     assert found.real_accelerators == pytest.approx(3.6 * 0.96)
-    assert found.interval is not None
     assert list(found.interval) == pytest.approx([3.6 * 0.92 * 0.97, 3.6 * 1.03])
     assert (found.limit, found.evidence) == ("storage", "seen at 4")
-    found = after([point(5, 80.0), point(4, 89.5)])
-    assert (found.num_accelerators, found.low, found.high) == (3, 3, 4), "4 have failed"
-    assert found.real_accelerators == pytest.approx((5 * 80 + 4 * 89.5) / 2 / 90)
-
-
-def test_runs_far_under_the_threshold_do_not_count() -> None:
-    """At 12 the storage is overloaded and gives less."""
-    found = after([point(12, 20.0), point(4, 85.0)])
-
-    assert found.real_accelerators == pytest.approx(4 * 85 / 90)
-
-
-@pytest.mark.parametrize(("passed", "number"), [([], 7), ([point(8, 98.0)], 8)])
-def test_what_the_host_held_back_is_no_number_of_the_storage(
-    passed: list[Point], number: int
-) -> None:
-    found = after([point(10, 70.0, "host cpu"), *passed])
-
-    assert (found.num_accelerators, found.low, found.high) == (number, number, None)
-    assert (found.limit, found.real_accelerators) == ("host cpu", None)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -36,19 +37,16 @@ Opened = Callable[..., tuple[ExtentReader, File]]
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     """What opens a file with a reader; both are closed after the test."""
-    made: list[tuple[ExtentReader, File]] = []
+    with ExitStack() as left:
 
-    def open_file(
-        path: Path, *, direct: bool = False, piece_bytes: int = 4096, io_depth: int = 1
-    ) -> tuple[ExtentReader, File]:
-        reader = extent_reader(direct=direct, piece_bytes=piece_bytes, io_depth=io_depth)
-        made.append((reader, reader.open(str(path))))
-        return made[-1]
+        def open_file(path: Path, **how: Any) -> tuple[ExtentReader, File]:
+            reader = extent_reader(**{"direct": False, "piece_bytes": 4096, **how})
+            left.callback(reader.close)
+            file = reader.open(str(path))
+            left.callback(reader.close_file, file)
+            return reader, file
 
-    yield open_file
-    for reader, file in made:
-        reader.close_file(file)
-        reader.close()
+        yield open_file
 
 
 @pytest.fixture(params=[(False, 1), (False, 3), (True, 1), (True, 3)], ids=str)
@@ -77,9 +75,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    direct=st.booleans(),
-    io_depth=st.integers(1, 3),
-    piece_bytes=st.sampled_from([4096, 8192, 10_000, 1 << 20]),
+    how=st.fixed_dictionaries(
+        {
+            "direct": st.booleans(),
+            "io_depth": st.integers(1, 3),
+            "piece_bytes": st.sampled_from([4096, 8192, 10_000, 1 << 20]),
+        }
+    ),
     ahead=st.booleans(),
     head=st.booleans(),
     start=st.integers(0, NUM_BYTES),
@@ -88,16 +90,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 )
 def test_bytes_go_where_they_are_wanted(
     file_path: Path,
-    direct: bool,
-    io_depth: int,
-    piece_bytes: int,
+    opened: Opened,
+    how: dict[str, Any],
     ahead: bool,
     head: bool,
     start: int,
     runs: list[list[tuple[bool, int]]],
 ) -> None:
-    reader = extent_reader(direct=direct, piece_bytes=piece_bytes, io_depth=io_depth)
-    file = reader.open(str(file_path))
+    reader, file = opened(file_path, **how)
     if head:
         assert bytes(reader.head(file)) == CONTENT[:4096]
     at = start
@@ -118,8 +118,6 @@ def test_bytes_go_where_they_are_wanted(
         assert seen == CONTENT[begin:at], "all bytes were shown, in order"
         for place, data in kept:
             assert data == CONTENT[place : place + len(data)]
-    reader.close_file(file)
-    reader.close()
 
 
 def test_a_short_file_is_named(opened: Opened, file_path: Path) -> None:
@@ -146,17 +144,12 @@ def test_an_open_file_that_was_changed_replaced_or_lost_is_named(
     """None: a network file system has lost it."""
     path, other = tmp_path / "file", tmp_path / "other"
     path.write_bytes(b"12345")
-    reader, fstat = extent_reader(direct=False, piece_bytes=4096), os.fstat
+    reader = extent_reader(direct=False, piece_bytes=4096)
     descriptor = reader.keep_open(str(path)).descriptor
     assert reader.keep_open(str(path)).num_bytes == 5
-
-    def lost(number: int) -> os.stat_result:
-        if number == descriptor:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return fstat(number)
-
     if num_bytes is None:
-        monkeypatch.setattr(os, "fstat", lost)
+        lost = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        monkeypatch.setattr(os, "fstat", Mock(side_effect=lost))
     elif num_bytes == 5:
         other.write_bytes(b"54321")
         other.rename(path)
@@ -314,7 +307,7 @@ def test_what_is_in_the_page_cache_takes_few_calls(
 def test_a_file_system_that_cannot_tell_what_is_cached_is_read_in_pieces(
     opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preadv, flags_seen = os.preadv, []
+    preadv, flags_seen = os.preadv, list[int]()
 
     def refuse(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
         flags_seen.append(flags)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -33,25 +34,18 @@ def full_length(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_and_many_take_turns_and_a_slow_moment_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rates = iter([100.0, 200.0, 1.0, 2.0, 110.0, 190.0])
-    asked: list[tuple[int, float]] = []
-
-    def fake(paths: Sequence[Path], *, num_readers: int, seconds: float, seed: int) -> float:
-        assert paths == [Path("a")]
-        asked.append((num_readers, seconds))
-        return next(rates)
-
-    monkeypatch.setattr(probe, "probe_rate", fake)
+    rates = Mock(side_effect=[100.0, 200.0, 1.0, 2.0, 110.0, 190.0])
+    monkeypatch.setattr(probe, "probe_rate", rates)
     found = probe_readers([Path("a")], few=4, many=16, seconds=3.0)
     assert found == Probe(num_few=4, few=100.0, num_many=16, many=190.0)
+    asked = [(each.kwargs["num_readers"], each.kwargs["seconds"]) for each in rates.call_args_list]
     assert asked == [(4, 0.5), (16, 0.5)] * 3
 
 
 def test_as_many_readers_as_there_may_be_are_asked_once_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rates = iter([3.0, 1.0, 2.0])
-    monkeypatch.setattr(probe, "probe_rate", lambda *_, **__: next(rates))
+    monkeypatch.setattr(probe, "probe_rate", Mock(side_effect=[3.0, 1.0, 2.0]))
     assert probe_readers([Path("a")], few=9, many=9, seconds=1.0) == Probe(9, 2.0, 9, 2.0)
 
 
@@ -61,30 +55,20 @@ def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path) -> None:
         assert probe_readers([tmp_path / nothing], few=1, many=2, seconds=0.06) is None
 
 
-class Late:
-    """A clock by which the time is over before any read ends: `over` is set at its third look."""
+def test_where_no_read_ended_in_time_the_first_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy host, whose threads come late: the time is over at the third look."""
+    over, seconds = threading.Event(), itertools.count()
 
-    def __init__(self) -> None:
-        self.over, self._seconds = threading.Event(), itertools.count()
-
-    def perf_counter(self) -> float:
-        second = next(self._seconds)
-        if second == 2:
-            self.over.set()
+    def look() -> float:
+        if (second := next(seconds)) == 2:
+            over.set()
         return float(second)
 
-    def sleep(self, seconds: float) -> None:
-        pass
-
-
-def test_where_no_read_ended_in_time_the_first_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a busy host, whose threads come late."""
-    clock = Late()
-    monkeypatch.setattr(probe, "time", clock)
+    monkeypatch.setattr(probe, "time", Mock(perf_counter=look))
     monkeypatch.setattr(probe, "_LAST_READS_SECONDS", 60.0)
 
     def read(_: object) -> Iterator[int]:
-        assert clock.over.wait(60)
+        assert over.wait(60)
         yield 300
 
     assert probe.rate_of(read, num_readers=1, seconds=0.0) == 300 / 3
@@ -93,13 +77,15 @@ def test_where_no_read_ended_in_time_the_first_ones_count(monkeypatch: pytest.Mo
 class Reads:
     """Counts reads, by a clock that costs nothing: each look at it is a second later."""
 
-    def __init__(self, enough: Callable[["Reads"], bool]) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, enough: Callable[["Reads"], bool]) -> None:
         self.offsets: set[int] = set()
         self.readers: set[int] = set()
         self.num = 0
         self._enough, self._ended = enough, threading.Event()
         self._preadv = os.preadv
         self._seconds = itertools.count()
+        patch.setattr(os, "preadv", self.preadv)
+        patch.setattr(probe, "time", self)
 
     def preadv(self, file: int, into: Sequence[memoryview], offset: int) -> int:
         assert [len(memory) for memory in into] == [MIB]
@@ -121,22 +107,15 @@ class Reads:
 @pytest.fixture
 def sparse(tmp_path: Path) -> Path:
     path = tmp_path / "file"
-    path.touch()
-    os.truncate(path, 8 * MIB)
+    path.write_bytes(bytes(8 * MIB))
     return path
-
-
-def replace_reads(monkeypatch: pytest.MonkeyPatch, reads: Reads) -> None:
-    monkeypatch.setattr(os, "preadv", reads.preadv)
-    monkeypatch.setattr(probe, "time", reads)
 
 
 def test_all_readers_read_and_from_everywhere_in_a_file(
     sparse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everywhere = {piece * MIB for piece in range(8)}
-    reads = Reads(lambda seen: len(seen.readers) == 4 and seen.offsets == everywhere)
-    replace_reads(monkeypatch, reads)
+    reads = Reads(monkeypatch, lambda seen: len(seen.readers) == 4 and seen.offsets == everywhere)
     assert probe_rate([sparse], num_readers=4, seconds=1e6)
     assert (len(reads.readers), reads.offsets) == (4, everywhere)
 
@@ -152,16 +131,15 @@ def test_no_reader_begins_before_all_are_started(
         others.append(len({*threading.enumerate()} - before))
         return True
 
-    replace_reads(monkeypatch, Reads(enough))
-    assert probe_rate([sparse], num_readers=100, seconds=1e6)
-    assert others[0] == 100
+    Reads(monkeypatch, enough)
+    assert probe_rate([sparse], num_readers=30, seconds=1e6)
+    assert others[0] == 30
 
 
 def test_the_rate_is_that_up_to_the_last_piece_that_came(
     sparse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads = Reads(lambda seen: seen.num == 50)
-    replace_reads(monkeypatch, reads)
+    Reads(monkeypatch, lambda seen: seen.num == 50)
     found = probe_rate([sparse], num_readers=1, seconds=1e6)
     assert found == MIB, "each look at the clock takes a second, and each read has one"
 
@@ -175,19 +153,18 @@ class Ranks(Alone):
 
 
 @pytest.mark.parametrize(
-    ("world", "read_threads", "io_depth", "few", "many"),
+    ("world", "keys", "few", "many"),
     [
-        (Alone(), 4, 1, 8, 16),
-        (Alone(), 4, 2, 16, 32),
-        (Alone(), 2, 1, 4, 16),
-        (Alone(), 64, 4, 256, 256),
-        (Ranks(), 4, 1, 12, 24),
+        (Alone(), {"read_threads": 4, "io_depth": 1}, 8, 16),
+        (Alone(), {"read_threads": 4, "io_depth": 2}, 16, 32),
+        (Alone(), {"read_threads": 2, "io_depth": 1}, 4, 16),
+        (Alone(), {"read_threads": 64, "io_depth": 4}, 256, 256),
+        (Ranks(), {"read_threads": 4, "io_depth": 1}, 12, 24),
     ],
 )
 def test_storage_is_probed_with_the_readers_of_the_host_and_with_more(
     world: Alone,
-    read_threads: int,
-    io_depth: int,
+    keys: dict[str, int],
     few: int,
     many: int,
     tmp_path: Path,
@@ -196,14 +173,10 @@ def test_storage_is_probed_with_the_readers_of_the_host_and_with_more(
     """Two accelerators, and files of which every second one is taken."""
     asked: list[tuple[int, dict[str, Any]]] = []
     monkeypatch.setattr(live, "probe_readers", lambda paths, **how: asked.append((len(paths), how)))
-    keys = {
-        "dataset.data_folder": str(tmp_path),
-        "dataset.num_files_train": 1024,
-        "reader.read_threads": read_threads,
-        "reader.io_depth": io_depth,
-    }
+    places = {"dataset.data_folder": str(tmp_path), "dataset.num_files_train": 1024}
+    reader = {f"reader.{key}": value for key, value in keys.items()}
     loader: Any = None
-    dataset, dog = Dataset.of(load_workload("unet3d_h100", keys)), Watchdog(60.0, Alone())
+    dataset, dog = Dataset.of(load_workload("unet3d_h100", places | reader)), Watchdog(60, Alone())
     with RunMonitor(dataset, tmp_path, world, loader, num_accelerators=2, watchdog=dog) as seen:
         seen.probe(0.02)
         assert not asked, "nothing was lost that storage could be asked about"

@@ -26,26 +26,28 @@ MODEL = Model("tiny", SIZES, "fp16", "here")
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    paths = [tmp_path / f"{number}.bin" for number in range(len(SIZES))]
+def folder(tmp_path: Path) -> Path:
+    if lies_in_memory(tmp_path):
+        pytest.skip(f"{tmp_path} lies in memory")
+    (tmp_path / "drive").mkdir()
+    return tmp_path / "drive"
+
+
+@pytest.fixture
+def files(folder: Path) -> list[Path]:
+    paths = [folder / f"{number}.bin" for number in range(len(SIZES))]
     for path, size in zip(paths, SIZES, strict=True):
         path.write_bytes(os.urandom(size))
     return paths
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Load:
+def load(folder: Path) -> Load:
     """A small model on a drive whose rate is known."""
-    if lies_in_memory(tmp_path):
-        pytest.skip(f"{tmp_path} lies in memory")
-    target = tmp_path / "drive"
-    target.mkdir()
-    return Load(model=MODEL, target=target, readers=(1, 3), drive=DRIVE)
+    return Load(model=MODEL, target=folder, readers=(1, 3), drive=DRIVE)
 
 
 def test_what_is_read_is_in_the_page_cache_afterwards_but_for_o_direct(files: list[Path]) -> None:
-    if lies_in_memory(files[0]):
-        pytest.skip("lies in memory")
     # The kernel may already have reclaimed a few pages where other tests need memory.
     for way, least, most in (("odirect", 0.0, 0.0), ("pread", 0.95, 1.0), ("mmap", 0.95, 1.0)):
         assert drop(files).resident == 0
@@ -65,15 +67,14 @@ def test_a_file_that_ends_early_is_an_error(
 
 
 def test_a_model_is_written_read_cold_and_removed(
-    load: Load, monkeypatch: pytest.MonkeyPatch
+    load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert load.target is not None
     monkeypatch.setattr(module, "lists_gpu", lambda: False)
     events: list[str] = []
 
     answer = measure(load, events.append)
 
-    assert not any(load.target.iterdir())
+    assert not any(folder.iterdir())
     assert answer["num_bytes"] == sum(SIZES)
     assert [(cell["way"], cell["readers"]) for cell in answer["cells"]] == [
         (way, readers) for way in WAYS[:3] for readers in (1, 3)
@@ -88,11 +89,9 @@ def test_a_model_is_written_read_cold_and_removed(
 
 
 def test_an_interrupted_load_is_named_and_a_whole_one_kept(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[Path], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if lies_in_memory(tmp_path):
-        pytest.skip("lies in memory")
-    given = [f"files={tmp_path}/*.bin", "ways=pread", "readers=1,3", "drive=d7_ps1010"]
+    given = [f"files={folder}/*.bin", "ways=pread", "readers=1,3", "drive=d7_ps1010"]
     words = parse([*given, f"output={tmp_path / 'out'}"])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module, "read_once", Mock(side_effect=KeyboardInterrupt))
@@ -103,45 +102,41 @@ def test_an_interrupted_load_is_named_and_a_whole_one_kept(
     assert read_result(tmp_path / "out").shown == told and len(told["cells"]) == 2
 
 
-def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load) -> None:
-    assert load.target is not None
-    folder = load.target / "dlemu_load.tiny"
+def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load, folder: Path) -> None:
+    own = folder / "dlemu_load.tiny"
     load = load.model_copy(
         update={"ways": ("odirect",), "readers": (2,), "scale": 0.1, "keep": True}
     )
 
     answer = measure(load, silent)
 
-    sizes = [path.stat().st_size for path in sorted(folder.iterdir())]
+    sizes = [path.stat().st_size for path in sorted(own.iterdir())]
     assert sizes == [900_000, 4096, 500_000]
     text = render_text(present_load(document_of(load, answer)))
     assert "(scale=0.1 of the model); cold: 0 of" in text and "computed from a part" in text
     events: list[str] = []
     measure(load.model_copy(update={"keep": False}), events.append)
-    assert events[0] == f"{folder} has the files already; they stay"
-    assert len([*folder.iterdir()]) == 3
+    assert events[0] == f"{own} has the files already; they stay"
+    assert len([*own.iterdir()]) == 3
 
 
-def test_kept_files_of_another_scale_stay(load: Load) -> None:
-    assert load.target is not None
-    folder = load.target / "dlemu_load.tiny"
+def test_kept_files_of_another_scale_stay(load: Load, folder: Path) -> None:
+    own = folder / "dlemu_load.tiny"
     load = load.model_copy(update={"ways": ("odirect",), "readers": (2,)})
     measure(load.model_copy(update={"scale": 0.5, "keep": True}), silent)
-    kept = {path: path.read_bytes() for path in folder.iterdir()}
+    kept = {path: path.read_bytes() for path in own.iterdir()}
 
     with pytest.raises(RunError, match=r"it was kept with another scale, .*; give its scale, or r"):
         measure(load.model_copy(update={"scale": 0.2}), silent)
-    assert {path: path.read_bytes() for path in folder.iterdir()} == kept
+    assert {path: path.read_bytes() for path in own.iterdir()} == kept
 
     first, *others = sorted(kept)
     first.unlink()
     measure(load.model_copy(update={"scale": 0.5}), silent)
-    assert sorted(folder.iterdir()) == others, "it was written for this command alone"
+    assert sorted(own.iterdir()) == others, "it was written for this command alone"
 
 
 def test_a_file_of_several_names_is_read_once(files: list[Path], tmp_path: Path) -> None:
-    if lies_in_memory(tmp_path):
-        pytest.skip(f"{tmp_path} lies in memory")
     (tmp_path / "link").symlink_to(files[0])
     os.link(files[0], tmp_path / "hard")
     names = (files[0], files[0], tmp_path / "link", tmp_path / "hard", files[1])
@@ -154,8 +149,9 @@ def test_a_file_of_several_names_is_read_once(files: list[Path], tmp_path: Path)
     assert events[0] == "5 names of 2 files: read once"
 
 
-def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load.target is not None
+def test_what_goes_wrong_leaves_nothing(
+    load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     huge = replace(MODEL, files=(1 << 50,))
     with pytest.raises(RunError, match=r"free, too little for 1 file, 1\.0 PiB; .*: scale=\d"):
         measure(load.model_copy(update={"model": huge}), silent)
@@ -169,4 +165,4 @@ def test_what_goes_wrong_leaves_nothing(load: Load, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "drop", lambda _: Pages(3, 7, 3420))
     with pytest.raises(RunError, match="7 of 3420 pages stay in the page cache"):
         measure(load, silent)
-    assert not any(load.target.iterdir())
+    assert not any(folder.iterdir())

@@ -1,5 +1,6 @@
 """From nothing to a verdict on an S3 server: datagen, verify, run, and what may be wrong there."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -53,16 +54,7 @@ def outside(moto: Moto, request: pytest.FixtureRequest) -> S3Store:
     """A bucket of the test's own, by a client that is not dlemu's."""
     name = f"b{abs(hash(request.node.name))}"
     urllib.request.urlopen(urllib.request.Request(f"{moto.url}/{name}", method="PUT")).close()
-    return S3Store(
-        name,
-        config={
-            "endpoint": moto.url,
-            "access_key_id": KEY,
-            "secret_access_key": SECRET,
-            "region": "us-east-1",
-        },
-        client_options={"allow_http": True},
-    )
+    return S3Store(name, region="us-east-1", client_options={"allow_http": True})
 
 
 @pytest.fixture
@@ -108,13 +100,10 @@ def test_from_nothing_to_a_verdict(
 def test_an_interrupted_datagen_goes_on(
     outside: S3Store, data: str, moto: Moto, printed: Printed
 ) -> None:
-    written = 0
-    original = Store.put
+    puts, original = itertools.count(), Store.put
 
     def put(self: Store, key: str, *part: Any, **more: Any) -> None:
-        nonlocal written
-        written += 1
-        if written > 2 + 3:  # after an empty journal and the plan
+        if next(puts) == 2 + 3:  # after an empty journal and the plan
             raise KeyboardInterrupt
         original(self, key, *part, **more)
 
