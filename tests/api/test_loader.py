@@ -6,6 +6,7 @@ import sys
 import threading
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -149,7 +150,7 @@ sys.stdin.read()
 def test_no_worker_is_left_of_a_loader_that_nobody_closes(folder: Path, killed: bool) -> None:
     """Whether its program goes on without it, is killed, or comes to its end."""
     command = [sys.executable, "-c", ABANDONED.format(folder=str(folder))]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         assert process.stdin is not None and process.stdout is not None
         try:

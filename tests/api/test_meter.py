@@ -140,7 +140,7 @@ def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
-    names = {"name": "own", "timed_by": "a clock"}
+    names: dict[str, Any] = {"name": "own", "timed_by": "a clock"}
     steps = np.zeros(4, STEP)
     steps["step"] = range(4)
     steps["num_samples"], steps["compute"], steps["overhead"] = 4, [9, 1, 2, 3], 0.5

@@ -161,8 +161,8 @@ def test_what_a_power_failure_may_have_lost_is_not_trusted(tmp_path: Path) -> No
         ("warm", True, [1, 1, 1]),
         ("fill", "async", [0, 1, 1]),
     ):
-        keys = {"output.folder": str(tmp_path / f"{key} {value}"), f"cache.{key}": value}
-        found = run(workload.with_keys(keys))
+        folder = str(tmp_path / f"{key} {value}")
+        found = run(workload.with_keys({"output.folder": folder, f"cache.{key}": value}))
         assert found["hit_share_per_epoch"] == shares
         assert (found["preload"] is not None) == (key == "warm")
 
