@@ -176,6 +176,9 @@ CASES: dict[str, dict[str, Any]] = {
     | {"read_seconds": 400.0},
     "the link is nearly full": on(**link(0.88)),
     "the link is full of what others read": on(**link(0.95, received_bytes_per_second=2.9 * GB)),
+    "one link of three is full, and no rank is slower": on(
+        link(0.5) | {"host": "a"}, link(0.5) | {"host": "a"}, **link(0.95)
+    ),
     "most bytes from memory": {"page_cache_share": 0.97},
     "many ranks on few cores: each step another one is late": in_steps(
         *[0.0] * 8,
