@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -219,15 +218,8 @@ def test_a_drive_that_refuses_a_write_is_named_and_nothing_is_left(
 def test_a_rank_that_is_killed_is_named() -> None:
     """The launcher interrupts the others in their pause, before they look."""
     words = [*LONG, "num_accelerators=3", "checkpoint.time_between_checkpoints=600"]
-    process = subprocess.Popen(
-        mpirun(3, *warm.COMMAND, "checkpoint", *words),
-        stdout=-1,
-        stderr=-1,
-        text=True,
-        env={**os.environ, bench.MARK: "killed"},
-        start_new_session=True,
-    )
-    with bench.followed(process, Path("out"), "killed") as run:
+    command = mpirun(3, *warm.COMMAND, "checkpoint", *words)
+    with bench.launched(command, Path("out")) as run:
         until(lambda: list(Path("ck").glob("*_step1")), "a whole checkpoint", pause=0.001)
         run.ranks()[1].kill()
         assert run.end() != 0

@@ -2,12 +2,7 @@
 
 import pytest
 
-from dlemu.checkpoint.plan import (
-    Plan,
-    Share,
-    files_of,
-    share_of,
-)
+from dlemu.checkpoint.plan import Plan, Share, files_of, share_of
 from dlemu.config.checkpoint_sections import ModelSection
 from dlemu.config.model import load_model
 from dlemu.ranks.world import Alone
@@ -44,13 +39,9 @@ def plans(places: list[tuple[int, int]], name: str = "llama3_8b", **keys: object
 def test_hosts_are_filled_one_after_the_other(places: list[tuple[int, int]]) -> None:
     found = plans(places)
     assert found[0].hosts == (0, 0, 0, 0, 1, 1, 1, 1)
-    parts = {place: plan.accelerators for place, plan in zip(places, found, strict=True)}
-    assert parts == {
-        (0, 0): range(2),
-        (0, 1): range(2, 4),
-        (1, 0): range(4, 6),
-        (1, 1): range(6, 8),
-    }
+    parts = dict(zip(places, (plan.accelerators for plan in found), strict=True))
+    in_order = [parts[place] for place in sorted(places)]
+    assert in_order == [range(2), range(2, 4), range(4, 6), range(6, 8)]
     assert found[0].shift == 4 and found[0].foreign_share == 1
     read = [file for plan in found for a in plan.accelerators for file in plan.read_by(a, 2)]
     written = [file for plan in found for a in plan.accelerators for file in plan.written_by(a, 2)]
@@ -75,12 +66,9 @@ def test_no_two_files_share_their_bytes() -> None:
     assert len({sample for _, _, sample in files}) == len(files) == 2 * 1544
 
 
-def model(name: str) -> ModelSection:
-    return load_model(name).model
-
-
-def flat(zero_stage: int) -> ModelSection:
-    return load_model("unet3d", {"model.parallelism.zero_stage": zero_stage}).model
+def model(name: str, **parallelism: int) -> ModelSection:
+    keys = {f"model.parallelism.{key}": value for key, value in parallelism.items()}
+    return load_model(name, keys).model
 
 
 # Computed from the formulas of DLIO's base_checkpointing.py; the totals agree with the table of
@@ -117,14 +105,12 @@ def test_the_names_are_dlios() -> None:
         "zero_pp_rank_0_mp_rank_251_optim_states.pt",
     ]
     assert names(model("llama3_405b"), 512, 300) == ["zero_pp_rank_1_mp_rank_44_optim_states.pt"]
-    states, _ = names(load_model("llama3_8b", {"model.parallelism.zero_stage": 2}).model, 8, 0)
+    states, _ = names(model("llama3_8b", zero_stage=2), 8, 0)
     assert states == "model_0_model_states.pt"
 
 
 def test_without_zero_one_copy_saves_for_all() -> None:
-    own = load_model(
-        "llama3_8b", {"model.parallelism.zero_stage": 0, "model.parallelism.tensor": 2}
-    ).model
+    own = model("llama3_8b", zero_stage=0, tensor=2)
     assert [len(files_of(own, 8, [rank])) for rank in range(8)] == [2, 2, 0, 0, 0, 0, 0, 0]
     states, optimizer = files_of(own, 8, [1])
     # Norms are whole on both tensor ranks: 65 of 4096 elements of 2 bytes.
@@ -135,7 +121,7 @@ def test_without_zero_one_copy_saves_for_all() -> None:
 def test_a_flat_model_is_written_once_or_by_each() -> None:
     size = 499_153_191
     for stage, writers in ((0, [0]), (3, [0, 1, 2, 3])):
-        files = files_of(flat(stage), 4, range(4))
+        files = files_of(model("unet3d", zero_stage=stage), 4, range(4))
         assert [(file.rank, file.num_bytes) for file in files] == [(rank, size) for rank in writers]
 
 
@@ -166,5 +152,5 @@ def test_tensors_of_a_layer_and_groups_of_an_optimizer_are_dlios() -> None:
     ]
     assert last[-2].name == "layer_40-model_31_model_states.pt"
     assert [file.num_bytes for file in copy] == [30102, optimizer], "layers are saved once"
-    alone = flat(1).model_copy(update={"optimization_groups": (9,)})
+    alone = model("unet3d", zero_stage=1).model_copy(update={"optimization_groups": (9,)})
     assert [file.num_bytes for file in files_of(alone, 2, [1])] == [499_153_191, 27]

@@ -9,8 +9,10 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -158,32 +160,16 @@ def test_no_color_is_respected(variable: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_fails_here_never_reaches_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = 0
-
-    def fail() -> RunProgress:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            raise RuntimeError("of the live line alone")
-        return NOW
-
-    refused = threading.Event()
-
-    class Gone(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-        def write(self, text: str) -> int:
-            refused.set()
-            raise OSError(5, "Input/output error")
-
-    with on_pty(monkeypatch) as written, show_progress("run", fail, on=True):
+    asked = Mock(side_effect=chain([RuntimeError("of the live line alone")], repeat(NOW)))
+    with on_pty(monkeypatch) as written, show_progress("run", asked, on=True):
         until(lambda: b"epoch 1/5" in b"".join(written), "it to go on")
-    assert asked > 1
+    assert asked.call_count > 1
+    gone = Mock(spec=io.StringIO, isatty=lambda: True)
+    gone.write.side_effect = OSError(5, "Input/output error")
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", Gone())
+    monkeypatch.setattr(sys, "stderr", gone)
     with show_progress("run", lambda: NOW, on=True):
-        assert refused.wait(60)
+        until(lambda: gone.write.called)
         say("on stdout")
 
 
@@ -204,17 +190,15 @@ def test_a_narrow_line_keeps_what_matters() -> None:
 
 def test_a_line_that_takes_long_is_shown_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 ms of CPU time each, of which a hundredth may be used."""
-    now, used, pauses = [0.0], [0.0], list[float]()
-
-    def act() -> None:
-        used[0] += 0.004
+    act, pauses = Mock(), list[float]()
 
     def wait(pause: float) -> bool:
         pauses.append(pause)
-        now[0] += pause
         return len(pauses) == 4
 
-    clock = SimpleNamespace(thread_time=lambda: used[0], perf_counter=lambda: now[0])
+    clock = SimpleNamespace(
+        thread_time=lambda: 0.004 * act.call_count, perf_counter=lambda: sum(pauses)
+    )
     monkeypatch.setattr(progress, "time", clock)
     monkeypatch.setattr(progress, "largest_share", 0.01)
     monkeypatch.setattr(progress, "plain_seconds", 10.0)

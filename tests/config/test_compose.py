@@ -32,10 +32,8 @@ def test_rows_of_ones_own_are_found_below_the_config_dir(tmp_path: Path) -> None
         (tmp_path / group).mkdir()
         (tmp_path / group / "own.yaml").write_text(keys)
     tree = compose_words(["workload=unet3d_h100", "model=own", "drive=own"], tmp_path)
-    assert (tree["model"], tree["drive"]) == (
-        {"name": "m", "num_layers": 3},
-        str(tmp_path / "drive" / "own.yaml"),
-    )
+    assert tree["model"] == {"name": "m", "num_layers": 3}
+    assert tree["drive"] == str(tmp_path / "drive" / "own.yaml")
     assert compose_words(["model=own"], tmp_path)["made_from"] == str(tmp_path / "model/own.yaml")
 
 

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import shutil
+from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from dlemu.config.model import load_workload
 from dlemu.datagen import Fault, generate, read_manifest, survey, target, verify
 from dlemu.datagen.manifest import FILE_TYPE
-from dlemu.dataset.layout import Dataset, Layout, layout_of
+from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
 from dlemu.loaders.source import Source, sample_bytes
@@ -43,12 +45,6 @@ def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
     assert manifest.describe().startswith("3 npz files of 1 sample, 13.9 KiB, seed 5")
 
 
-def layout_in(folder: Path) -> Layout:
-    manifest = read_manifest(folder)
-    assert manifest is not None
-    return manifest.layout
-
-
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
@@ -71,15 +67,15 @@ def test_a_damaged_one_is_refused(
     tmp_path: Path, damage: str | dict[str, Any], problem: str
 ) -> None:
     generated(tmp_path)
-    path = tmp_path / "dlemu.json"
-    if damage in ("files", "FIFO"):
-        (tmp_path / "dlemu.files.npy").unlink()
-        if damage == "FIFO":
-            os.mkfifo(tmp_path / "dlemu.files.npy")
-    elif damage == "short":
-        np.save(tmp_path / "dlemu.files.npy", np.zeros(5, FILE_TYPE))
+    path, sizes = tmp_path / "dlemu.json", tmp_path / "dlemu.files.npy"
+    if damage == "short":
+        np.save(sizes, np.zeros(5, FILE_TYPE))
     elif damage == "cut":
-        os.truncate(tmp_path / "dlemu.files.npy", 140)
+        os.truncate(sizes, 140)
+    elif damage in ("files", "FIFO"):
+        sizes.unlink()
+        if damage == "FIFO":
+            os.mkfifo(sizes)
     elif isinstance(damage, str):
         path.write_text(damage)
     else:
@@ -99,22 +95,20 @@ def test_every_field_of_it_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "dlemu.json"
     whole = json.loads(path.read_text())
     num_refused = 0
-    for section in (None, "dataset"):
-        for field in (*(whole if section is None else whole[section]), "more"):
-            for value in (*WRONG, "missing"):
-                tree = json.loads(json.dumps(whole))
-                place = tree if section is None else tree[section]
-                if value == "missing":
-                    place.pop(field, None)
-                else:
-                    place[field] = value
-                path.write_text(json.dumps(tree))
-                try:
-                    verify(tmp_path, full=True, world=Alone())
-                except DatasetError as error:
-                    num_refused += 1
-                    assert str(error).startswith((str(path), str(tmp_path / "dlemu.files.npy")))
-                    assert str(error).isprintable() and len(str(error)) < 500
+    for section, fields in ((None, whole), ("dataset", whole["dataset"])):
+        for field, value in product((*fields, "more"), (*WRONG, "missing")):
+            tree = deepcopy(whole)
+            place = tree if section is None else tree[section]
+            place[field] = value
+            if value == "missing":
+                del place[field]
+            path.write_text(json.dumps(tree))
+            try:
+                verify(tmp_path, full=True, world=Alone())
+            except DatasetError as error:
+                num_refused += 1
+                assert str(error).startswith((str(path), str(tmp_path / "dlemu.files.npy")))
+                assert str(error).isprintable() and len(str(error)) < 500
     assert num_refused > 300
 
 
@@ -129,8 +123,8 @@ def test_a_damaged_plan_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["npz", "hdf5", "tfrecord"])
 def test_verify_names_each_bad_file_and_writes_no_other(tmp_path: Path, name: str) -> None:
-    generated(tmp_path, format=name, num_files_train=9, num_subfolders_train=2)
-    whole, layout = tree(tmp_path), layout_in(tmp_path)
+    layout = layout_of(generated(tmp_path, format=name, num_files_train=9, num_subfolders_train=2))
+    whole = tree(tmp_path)
     paths = [tmp_path / layout.path(file) for file in range(9)]
     size = paths[0].stat().st_size
     paths[0].unlink()
@@ -184,8 +178,7 @@ def test_verify_looks_at_indexes_and_checksums(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An index that cannot be read is named, and the rest is verified."""
-    generated(tmp_path, format="tfrecord")
-    layout = layout_in(tmp_path)
+    layout = layout_of(generated(tmp_path, format="tfrecord"))
     unreadable, missing, other = (layout.index_paths(file)[0] for file in range(3))
     (tmp_path / missing).unlink()
     index = tmp_path / other
@@ -269,9 +262,9 @@ def test_one_rank_looks_at_all_sizes_for_all_ranks(
     largest = tmp_path / "train" / "img_1_of_4.npz"
     np.savez(largest, x=np.zeros(650, np.uint8), y=np.zeros(1, np.int64))
     size = largest.stat().st_size
-    keys: dict[str, object] = {"dataset.num_files_train": 4, "dataset.record_length_bytes": 600.0}
-    keys |= {"dataset.data_folder": str(tmp_path), "dataset.record_length_bytes_stdev": 0}
-    keys |= {"dataset.record_length_bytes_resize": None}
+    dataset = {"num_files_train": 4, "record_length_bytes": 600.0, "data_folder": str(tmp_path)}
+    dataset |= {"record_length_bytes_stdev": 0, "record_length_bytes_resize": None}
+    keys = {f"dataset.{key}": value for key, value in dataset.items()}
     workload = load_workload("unet3d_h100", {**keys, "reader.hand_over": "batch"})
     seen: list[str] = []
     found = survey(tmp_path, workload, at=seen.append)

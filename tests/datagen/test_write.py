@@ -368,12 +368,10 @@ def content_of(seed: int, sample: int, num_bytes: int, offset: int = 0) -> NDArr
 def test_any_slice_agrees_with_the_whole(
     sample: int, offset: int, num_bytes: int, shift: int
 ) -> None:
-    content = Content(3)
-    whole = np.empty(offset + num_bytes, np.uint8)
-    content.fill(whole, sample)
+    whole = content_of(3, sample, offset + num_bytes)
     out = np.full(shift + num_bytes + 8, 0xEE, np.uint8)
 
-    content.fill(out[shift : shift + num_bytes], sample, offset)
+    Content(3).fill(out[shift : shift + num_bytes], sample, offset)
 
     assert np.array_equal(out[shift : shift + num_bytes], whole[offset:])
     assert set(out[:shift]) | set(out[shift + num_bytes :]) == {0xEE}, "nothing else is touched"
@@ -407,13 +405,11 @@ def stamps(folder: Path) -> dict[int, int]:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind['format']}")
 def test_it_is_as_if_written_at_once(tmp_path: Path, kind: dict[str, Any]) -> None:
     """More digits, too: img_8_of_9 becomes img_08_of_11."""
-    generated(tmp_path / "data", **{**kind, "num_files_train": 9})
+    generated(tmp_path / "data", num_files_train=9, **kind)
     before = stamps(tmp_path / "data" / "train")
 
-    manifest = generate(
-        workload_of(tmp_path / "data", **{**kind, "num_files_train": 11}), world=Alone()
-    )
-    generated(tmp_path / "whole", **{**kind, "num_files_train": 11})
+    manifest = generate(workload_of(tmp_path / "data", num_files_train=11, **kind), world=Alone())
+    generated(tmp_path / "whole", num_files_train=11, **kind)
 
     assert tree(tmp_path / "data") == tree(tmp_path / "whole")
     after = stamps(tmp_path / "data" / "train")
@@ -451,11 +447,11 @@ def test_killed_anywhere_it_continues(tmp_path: Path, monkeypatch: pytest.Monkey
     """One thread, so that every run changes the file system in the same order."""
     monkeypatch.setattr(target, "FILES_IN_FLIGHT", 1)
     kind = {"format": "tfrecord", "num_samples_per_file": 2, "num_subfolders_train": 2}
-    generated(tmp_path / "small", **{**kind, "num_files_train": 3})
-    generated(tmp_path / "whole", **{**kind, "num_files_train": 5})
+    generated(tmp_path / "small", num_files_train=3, **kind)
+    generated(tmp_path / "whole", num_files_train=5, **kind)
     whole, data = tree(tmp_path / "whole"), tmp_path / "data"
-    larger = workload_of(data, **{**kind, "num_files_train": 5})
-    smaller = workload_of(data, **{**kind, "num_files_train": 3})
+    larger = workload_of(data, num_files_train=5, **kind)
+    smaller = workload_of(data, num_files_train=3, **kind)
     used = unfinished = 0
 
     for call in itertools.count():

@@ -36,10 +36,6 @@ def samples_last(array: NDArray[np.generic], num_samples: int) -> list[bytes]:
     return [array[..., index].tobytes() for index in range(num_samples)]
 
 
-def read_npy(path: Path, num_samples: int) -> list[bytes]:
-    return samples_last(np.load(path), num_samples)
-
-
 def read_npz(path: Path, num_samples: int) -> list[bytes]:
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
@@ -97,7 +93,7 @@ def refused(name: str, path: Path, num_samples: int, problem: str) -> None:
 
 
 READ_BACK: dict[str, Callable[[Path, int], list[bytes]]] = {
-    "npy": read_npy,
+    "npy": lambda path, num_samples: samples_last(np.load(path), num_samples),
     "npz": read_npz,
     "hdf5": read_hdf5,
     "tfrecord": read_tfrecord,
@@ -121,15 +117,21 @@ def test_each_format_keeps_the_contract(tmp_path: Path, name: str) -> None:
     assert list(faults(FORMATS[name], tmp_path)) == []
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("chunks", [None, (), (1, 3, 7, 2), (2, 1000, 1000, 2)])
+@pytest.mark.parametrize(
+    ("chunks", "compression"),
+    [
+        (None, "none"),
+        ((), "none"),
+        ((), "gzip"),
+        ((1, 3, 7, 2), "gzip"),
+        ((2, 999, 999, 2), "none"),
+    ],
+)
 @pytest.mark.parametrize("num_parts", [1, 2, 30])
 def test_hdf5_in_parts_is_what_h5py_reads(
     tmp_path: Path, num_parts: int, chunks: tuple[int, ...] | None, compression: str
 ) -> None:
     """As DLIO writes it: so many datasets, their first axis the samples', and a known size."""
-    if compression == "gzip" and chunks is None:
-        chunks = ()
     format = Parts((60, 20, 2), 4, num_parts, chunks, compression)
     for count in (1, 3):
         path, file = tmp_path / "a.hdf5", file_samples([9600] * count, dtype="f4", dims=(60, 20, 2))

@@ -34,7 +34,6 @@ def host(tmp_path: Path) -> Host:
 
 def test_a_partition_is_led_back_to_its_drive(host: Host) -> None:
     (device,) = devices_under(Path("/data"), proc=host.proc, sys=host.sys)
-
     assert device.name == "sda"
     assert device.counters() == DeviceCounters(
         reads=26742,
@@ -169,9 +168,7 @@ def test_no_text_breaks_the_parsers(text: str) -> None:
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1))
 def test_a_folder_of_any_name_is_found(name: str) -> None:
     escaped = re.sub(r"[ \t\n\\]", lambda match: f"\\{ord(match[0]):03o}", name)
-
     (mount,) = parse_mountinfo(f"20 1 8:1 / /{escaped} rw - ext4 /dev/sda1 rw\n")
-
     assert mount.point == f"/{name}"
 
 

@@ -145,39 +145,24 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     yield Server(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "nearest"),
-    [
-        ([FAR, SAME_NODE, NEAR], 2),  # below the same switch
-        ([FAR, SAME_NODE], 1),  # on the same socket
-        ([FAR], 0),
-        ([], None),
-    ],
-)
-def test_the_nearest_gpu_shares_most_of_the_way(
-    server: Server, gpus: list[str], nearest: int | None
-) -> None:
-    found = server.attachment("nvme0n1", *gpus)
-    assert (found.gpu, found.node) == (nearest, 1)
-    assert cpus_of_node(1, sys=server.sys) == [2, 3]
-    assert cpus_of_node(0, sys=server.sys) == [0, 1, 8]
+def test_the_nearest_gpu_shares_most_of_the_way(server: Server) -> None:
+    """Below the same switch, on the same socket, on the other one."""
+    for gpus, nearest in (([FAR, SAME_NODE, NEAR], 2), ([FAR, SAME_NODE], 1), ([FAR], 0)):
+        found = server.attachment("nvme0n1", *gpus)
+        assert (found.gpu, found.node) == (nearest, 1)
+    assert server.attachment("nvme0n1").gpu is None
+    assert [cpus_of_node(node, sys=server.sys) for node in (0, 1)] == [[0, 1, 8], [2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("speed", "width", "gigabytes"),
-    [
-        ("5.0 GT/s PCIe", 2, 1.0),
-        ("16.0 GT/s PCIe", 4, 7.877),
-        ("64.0 GT/s PCIe", 4, 30.25),
-        ("Unknown", 4, None),
-    ],
-)
-def test_a_link_carries_what_its_coding_leaves(
-    server: Server, speed: str, width: int, gigabytes: float | None
-) -> None:
-    server.drive("nvme7n1", server.function("pci0000:80/0000:90:00.0", 1, speed, width))
-    (rate,) = server.attachment("nvme7n1").links.values()
-    assert rate == (None if gigabytes is None else pytest.approx(gigabytes * 1e9, rel=1e-3))
+def test_a_link_carries_what_its_coding_leaves(server: Server) -> None:
+    links = [("5.0 GT/s PCIe", 2, 1.0), ("16.0 GT/s PCIe", 4, 7.877), ("64.0 GT/s PCIe", 4, 30.25)]
+    for number, (speed, width, gigabytes) in enumerate(links, 1):
+        function = server.function(f"pci0000:80/0000:9{number}:00.0", 1, speed, width)
+        server.drive(f"nvme{number}n1", function)
+        (rate,) = server.attachment(f"nvme{number}n1").links.values()
+        assert rate == pytest.approx(gigabytes * 1e9, rel=1e-3)
+    server.drive("nvme9n1", server.function("pci0000:80/0000:99:00.0", 1, "Unknown", 4))
+    assert server.attachment("nvme9n1").links == {"nvme9n1": None}
 
 
 def test_a_drive_of_several_paths_is_where_its_first_path_is(server: Server) -> None:

@@ -58,9 +58,7 @@ def test_descendants_count_and_strangers_do_not(tmp_path: Path) -> None:
         process(tmp_path, pid, parent, ticks=pid, inherited=100, wait_ns=10**9)
     tree = ProcessTree(tmp_path)
     tree.refresh([10])
-
     counters = tree.counters()
-
     assert sorted(tree.pids) == [10, 11, 12]
     assert counters.num == 3
     assert counters.cpu_seconds == (10 + 11 + 12 + 300) / TICKS
@@ -110,7 +108,6 @@ def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
         (tmp_path / "10" / name).unlink()
     tree = ProcessTree(tmp_path)
     tree.refresh([10, 11])
-
     assert tree.counters() == ProcessCounters(1, 100 / TICKS, None, None, None)
     assert tree.pss_bytes() is None
 

@@ -226,9 +226,6 @@ def test_one_drive_that_cannot_tell_leaves_the_sum_unknown() -> None:
     assert wear["drive_writes_per_day"] == pytest.approx(2e9 / 2e12 * 1440)  # by the block layer
 
 
-PAGES = st.binary(min_size=512, max_size=512)
-
-
 def test_log_c0h_is_taken_by_its_guid_alone() -> None:
     assert nvme.parse_ocp(ocp_page(2**70)) == 2**70
     # The same number in the order in which it is written, and zeros.
@@ -245,7 +242,7 @@ def test_log_cah_is_found_by_the_items_numbers() -> None:
     assert nvme.parse_vendor(bytes(twice)) is None, "it has a counter twice"
 
 
-@given(page=PAGES)
+@given(page=st.binary(min_size=512, max_size=512))
 def test_no_page_breaks_the_parsers(page: bytes) -> None:
     health = nvme.parse_health(page)
     assert 0 <= health.percentage_used <= 255

@@ -128,9 +128,6 @@ def test_an_interval_ends_where_the_quantity_does() -> None:
     assert rates is not None and rates[0] == 0.0 and rates[1] > 600
 
 
-PACKAGE = Path(__file__).parents[2] / "dlemu"
-
-
 def test_a_prediction_counts_as_a_run_would() -> None:
     """The most that pass by rounding, too: AU of 8 is 89.996."""
     asked = PredictionInput(
@@ -145,7 +142,7 @@ def test_nothing_else_compares_utilisation_with_a_threshold() -> None:
     au = re.compile(r"\bau\b|au_percentage|\bceiling\b")
     threshold = re.compile(r"threshold|metric\.au|\bwanted\b")
     found = []
-    for path in sorted(PACKAGE.glob("**/*.py")):
+    for path in sorted((Path(__file__).parents[2] / "dlemu").glob("**/*.py")):
         text = path.read_text()
         if not (au.search(text) and threshold.search(text)):
             continue

@@ -13,11 +13,6 @@ from dlemu.judge.series import COLUMNS, write_series
 from tests.lab.stored import GIB, observation, write_host
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_every_column_is_what_the_counters_say(tmp_path: Path) -> None:
     wrap = (1 << 32) - 1000
     seen = [
@@ -38,7 +33,7 @@ def test_every_column_is_what_the_counters_say(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, steps)
     write_series(tmp_path, tmp_path / "series.csv")
 
-    first, second, other = rows_of(tmp_path / "series.csv")
+    first, second, other = csv.DictReader((tmp_path / "series.csv").read_text().splitlines())
     assert tuple(first) == COLUMNS
     assert first == {
         "seconds": "0.000",
@@ -74,5 +69,5 @@ def test_a_host_whose_time_of_day_is_wrong_has_the_runs_seconds(tmp_path: Path) 
     write_host(tmp_path, 1, seen, 5000.0 + 92.0 + 3600.0)
     (tmp_path / "summary.json").write_text("{}")
     write_series(tmp_path, tmp_path / "s.csv")
-    seconds = [row["seconds"] for row in rows_of(tmp_path / "s.csv")]
-    assert seconds == ["0.000", "-1.000", "0.000"]
+    rows = csv.DictReader((tmp_path / "s.csv").read_text().splitlines())
+    assert [row["seconds"] for row in rows] == ["0.000", "-1.000", "0.000"]

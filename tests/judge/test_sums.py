@@ -51,10 +51,8 @@ def told(value: Any) -> Any:
 
 def in_pairs(sums: list[Sums]) -> Sums:
     """Join neighbours, as a tree of ranks does."""
-    while len(sums) > 1:
-        pairs = [sums[at : at + 2] for at in range(0, len(sums), 2)]
-        sums = [pair[0].joined(pair[-1]) if len(pair) == 2 else pair[0] for pair in pairs]
-    return sums[0]
+    half = len(sums) // 2
+    return in_pairs(sums[:half]).joined(in_pairs(sums[half:])) if half else sums[0]
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import yaml
 from dlemu.report.present import EXIT_STATUS
 from tests.lab import warm
 from tests.lab.cgroups import Group
+from tests.lab.commands import with_checkout
 from tests.lab.mpirun import mpirun
 from tests.lab.waiting import LONG, until
 
@@ -152,6 +153,23 @@ def start(
     with followed(process, folder, mark) as run:
         if own_shared:
             run.shared = _own_shared(process.pid)
+        yield run
+
+
+@contextlib.contextmanager
+def launched(command: Sequence[str], folder: Path, cwd: Path | None = None) -> Iterator[Run]:
+    """Start mpirun with a command whose results go to a folder; nothing outlives the `with`."""
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env=with_checkout() | {MARK: mark, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    with followed(process, folder, mark) as run:
         yield run
 
 

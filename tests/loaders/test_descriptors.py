@@ -14,20 +14,16 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 
-from dlemu.config.model import Workload, check_workload
-from dlemu.datagen import generate
+from dlemu.config.model import Workload
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.records import dump_workload
 from dlemu.library import size
 from dlemu.loaders import OTHERS, check_loader, descriptors_needed, most_accelerators
-from dlemu.ranks.world import Alone
 from tests.lab import warm
+from tests.lab.commands import small_job
 from tests.lab.dataset import workload_of
 from tests.lab.waiting import until
 from tests.loaders.contract import Case, check_epoch, make_case, read_all
-
-ROOT = Path(__file__).parents[2]
-HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def open_files(pid: int | str = "self") -> int:
@@ -95,64 +91,52 @@ def test_readers_cost_what_the_formula_says(keys: dict[str, object], tmp_path: P
         assert formula == 3 * (1 + 5), "a descriptor each, and one"
 
 
-def tiny(folder: Path, **reader: object) -> Workload:
+def tiny(folder: Path, **more: object) -> Workload:
     """400 samples, enough for a quick search up to 10 accelerators."""
-    workload = check_workload(
-        {
-            "name": "tiny",
-            "dataset": {"data_folder": str(folder / "data"), "format": "npz"}
-            | {"num_files_train": 400, "record_length_bytes": 4096.0},
-            "reader": {"read_threads": 2, "prefetch_size": 2} | reader,
-            "train": {"computation_time": 0.01, "total_training_steps": 31},
-            "metric": {"au": 0.01},
-            "size": {"confirm": 1, "quick": True, "max_accelerators": 12},
-            "output": {"folder": str(folder / "results")},
-        }
-    )
-    generate(workload, world=Alone())
-    return workload
+    keys: dict[str, object] = {"reader__data_loader": "pytorch", "reader__batch_size": 1}
+    keys |= {"reader__read_threads": 2, "reader__prefetch_size": 2, "train__epochs": 1}
+    keys |= {"dataset__num_files_train": 400, "train__total_training_steps": 31}
+    keys |= {"size__confirm": 1, "size__quick": True, "size__max_accelerators": 12}
+    return small_job(folder, **keys | more)
 
 
-def limited_to(soft: int, *words: str, hard: int = 0) -> "subprocess.CompletedProcess[str]":
-    """Run dlemu where a process may open so many files."""
+def limited_to(
+    soft: int, command: str, job: Workload, *words: str, hard: int = 0
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command over a job where a process may open so many files."""
 
     def limit(pid: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard or soft))
 
-    return warm.run([*warm.COMMAND, *words], cwd=ROOT, enter=limit, timeout=240)
-
-
-def words(workload: Workload, folder: Path) -> list[str]:
-    path = folder / "tiny.yaml"
-    path.write_text(dump_workload(workload))
-    return [f"workload={path}"]
+    folder = job.data_folder.parent
+    (folder / "job.yaml").write_text(dump_workload(job))
+    words = (*warm.COMMAND, command, "workload=job.yaml", *words)
+    return warm.run(words, cwd=folder, enter=limit, timeout=240)
 
 
 def test_too_few_are_told_before_the_cold_start(tmp_path: Path) -> None:
     """The line's own number is enough, and one less is not."""
-    workload = tiny(tmp_path)
-    given = [*words(workload, tmp_path), "num_accelerators=4"]
+    job = tiny(tmp_path, num_accelerators=4)
     need = OTHERS + 4 * 3
-    ended = limited_to(need - 1, "run", *given)
+    ended = limited_to(need - 1, "run", job)
     assert ended.returncode == 1
     assert ended.stderr == (
         f"dlemu: 4 accelerators of reader.read_threads=2 in a rank need {need} open files, a "
         f"process may have {need - 1} here; emulate at most 3 in a rank, use more ranks or fewer "
         f"reader.read_threads, or raise the limit as root: ulimit -n {need}\n"
     )
-    assert "cold start" not in ended.stdout and not (tmp_path / "results").exists()
-    ended = limited_to(need, "run", *given)
+    assert "cold start" not in ended.stdout and not (tmp_path / "run").exists()
+    ended = limited_to(need, "run", job)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     assert "epoch 1 of 1: 31 steps" in ended.stdout
 
 
 def test_workers_that_read_through_a_cache_have_descriptors_for_it(tmp_path: Path) -> None:
     """64 workers, each with the cache's state, files in memory and the file that is written."""
-    workload = tiny(tmp_path, data_loader="threads", read_threads=8)
-    (tmp_path / "cache").mkdir()
+    keys = {"reader__data_loader": "threads", "reader__read_threads": 8, "num_accelerators": 8}
     cache = [f"cache.folder={tmp_path}/cache", "cache.capacity=1GiB"]
-    given = [*words(workload, tmp_path), "num_accelerators=8", *cache]
-    ended = limited_to(150, "run", *given, hard=HARD)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    ended = limited_to(150, "run", tiny(tmp_path, **keys), *cache, hard=hard)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -164,10 +148,9 @@ def test_requests_to_a_bucket_are_connections(tmp_path: Path) -> None:
 
 
 def test_a_search_ends_at_the_most_that_can_be_run(tmp_path: Path) -> None:
-    workload = tiny(tmp_path)
-    ended = limited_to(OTHERS + 5 * 3 + 1, "size", *words(workload, tmp_path))
+    ended = limited_to(OTHERS + 5 * 3 + 1, "size", tiny(tmp_path))
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "feeds at least 5 accelerators of tiny" in ended.stdout
+    assert "feeds at least 5 H100s of 3D U-Net" in ended.stdout
     assert f"6 need {OTHERS + 18} open files" in ended.stdout, ended.stdout
 
 

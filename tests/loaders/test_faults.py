@@ -23,21 +23,15 @@ from tests.lab.dataset import flip
 from tests.lab.waiting import until
 from tests.loaders.contract import Case, make_case, read_all
 
-LOADERS = ["threads", "pytorch"]
 
+def put(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Return what makes something else in a file's place."""
 
-def put_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
 
-
-def put_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def flipped(at: int) -> Callable[[Path], None]:
-    return lambda path: flip(path, at, 0xFF)
+    return replace
 
 
 SIZE = r"holds \d+ bytes, \d+ are wanted"
@@ -46,16 +40,16 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "missing": ("npz", Path.unlink, "is missing; dlemu verify lists what is damaged"),
     "cut by a byte": ("npy", lambda path: os.truncate(path, path.stat().st_size - 1), SIZE),
     "grown": ("hdf5", lambda path: path.write_bytes(path.read_bytes() + b"x"), SIZE),
-    "a folder": ("npz", put_folder, "is a folder, not a file"),
-    "a FIFO": ("npz", put_fifo, "is a FIFO, not a file"),
-    "a FIFO of many": ("tfrecord of 13", put_fifo, "is a FIFO, not a file"),
-    "zip header": ("npz", flipped(0), "no zip archive"),
-    "npy header": ("npy", flipped(1), "no .npy header"),
-    "HDF5 header": ("hdf5", flipped(0), "no HDF5 file"),
-    "TFRecord length": ("tfrecord", flipped(0), LENGTH),
+    "a folder": ("npz", put(Path.mkdir), "is a folder, not a file"),
+    "a FIFO": ("npz", put(os.mkfifo), "is a FIFO, not a file"),
+    "a FIFO of many": ("tfrecord of 13", put(os.mkfifo), "is a FIFO, not a file"),
+    "zip header": ("npz", partial(flip, at=0, bits=0xFF), "no zip archive"),
+    "npy header": ("npy", partial(flip, at=1, bits=0xFF), "no .npy header"),
+    "HDF5 header": ("hdf5", partial(flip, at=0, bits=0xFF), "no HDF5 file"),
+    "TFRecord length": ("tfrecord", partial(flip, at=0, bits=0xFF), LENGTH),
     "TFRecord length of many": (
         "tfrecord of 13",
-        lambda path: flip(path, _second_record(path), 0xFF),
+        lambda path: flip(path, int.from_bytes(path.read_bytes()[:8], "little") + 16, 0xFF),
         LENGTH,
     ),
     "Parquet footer": (
@@ -79,10 +73,6 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "its index .*sz.idx cannot be read: No such file",
     ),
 }
-
-
-def _second_record(path: Path) -> int:
-    return int.from_bytes(path.read_bytes()[:8], "little") + 16
 
 
 def victim(case: Case) -> Path:
@@ -204,7 +194,7 @@ def test_an_interrupt_while_workers_are_started_ends_all(
 def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that opens when a byte comes; workers are forked, and so have the same pipe."""
     waits, go_on = os.pipe()
-    for name in LOADERS:
+    for name in ("threads", "pytorch"):
         folder = tmp_path / name
         case = make_case(folder, "npz", {"reader.data_loader": name, "reader.read_threads": 1})
         path = victim(case)

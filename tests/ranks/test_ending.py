@@ -135,10 +135,10 @@ sys.exit(4)
 
 
 def test_handlers_are_put_back_and_no_thread_stays() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with Interrupts() as interrupts:
-        assert signal.getsignal(signal.SIGTERM) != before[1]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+        assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
+    assert {number: signal.getsignal(number) for number in before} == before
     assert not interrupts._thread.is_alive()
 
 

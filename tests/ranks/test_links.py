@@ -194,24 +194,16 @@ class Polled:
 
     def __init__(self, comes_at: float) -> None:
         self.now = self.cpu = 0.0
+        self.perf_counter, self.thread_time = lambda: self.now, lambda: self.cpu
         self._comes_at = comes_at
 
     def improbe(self) -> Any:
-        self.now += self.TEST_SECONDS / 2
+        self.sleep(self.TEST_SECONDS / 2)
         self.cpu += self.TEST_SECONDS / 2
         if self.now < self._comes_at:
             return None
         self._comes_at = float("inf")
-        return self
-
-    def recv(self) -> tuple[int, bytes]:
-        return 1, Word.ARRIVED.value
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def thread_time(self) -> float:
-        return self.cpu
+        return Mock(recv=lambda: (1, Word.ARRIVED.value))
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds

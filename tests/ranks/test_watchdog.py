@@ -4,7 +4,6 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock, call
 
@@ -47,12 +46,11 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture(autouse=True)
-def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(error: BaseException, status: int, *, leave: object) -> None:
         raise Ended(str(error), status)
 
     monkeypatch.setattr(watchdog, "end_process", end)
-    yield
 
 
 def watch(clock: VirtualClock, world: Alone | None = None, stall: float = 10.0) -> Watchdog:

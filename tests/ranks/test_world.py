@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -149,24 +150,17 @@ def test_a_rank_that_is_stuck_may_end_from_another_thread(tmp_path: Path) -> Non
 def test_an_interrupt_because_of_another_rank_names_that_rank(
     met: RunError | None, raised: type[BaseException]
 ) -> None:
-    said: list[str] = []
-
-    class Interrupted(Alone):
-        def barrier(self, timeout: float | None = None) -> None:
-            assert timeout == 0
-            if met is not None:
-                raise met
-
-        def fail(self, error: str) -> None:
-            said.append(error)
-
-    with pytest.raises((KeyboardInterrupt, RunError)) as ended, Interrupted():
+    world = Alone()
+    barrier = world.barrier = Mock(side_effect=met)  # type: ignore[method-assign]
+    fail = world.fail = Mock()  # type: ignore[method-assign]
+    with pytest.raises((KeyboardInterrupt, RunError)) as ended, world:
         raise KeyboardInterrupt
     assert ended.type is raised
-    assert said == [str(met) if raised is not KeyboardInterrupt else "interrupted"]
-    with pytest.raises(ZeroDivisionError), Interrupted():
+    said = str(met) if raised is not KeyboardInterrupt else "interrupted"
+    assert (barrier.call_args_list, fail.call_args_list) == ([call(timeout=0)], [call(said)])
+    with pytest.raises(ZeroDivisionError), world:
         raise ZeroDivisionError("1/0")
-    assert said[1:] == ["ZeroDivisionError('1/0')"]
+    assert fail.call_args_list[1:] == [call("ZeroDivisionError('1/0')")]
 
 
 def test_one_process_needs_no_mpi() -> None:
@@ -174,19 +168,19 @@ def test_one_process_needs_no_mpi() -> None:
     assert "mpi4py.MPI" not in sys.modules
 
 
-def make_world_apart(num_ranks: int, *options: str) -> str:
-    """Return what a process that no mpirun started says when told of so many ranks."""
+def make_world_apart(*options: str) -> str:
+    """Return what a process that no mpirun started says when told of 4 ranks."""
     code = (
         "from dlemu.errors import RunError\n"
         "from dlemu.ranks.mpi import make_world\n"
-        f"try: make_world({{'OMPI_COMM_WORLD_SIZE': '{num_ranks}'}})\n"
+        "try: make_world({'OMPI_COMM_WORLD_SIZE': '4'})\n"
         "except RunError as error: print(error)\n"
     )
     return subprocess.check_output([sys.executable, *options, "-c", code], text=True, timeout=LONG)
 
 
 def test_a_launcher_without_mpi_is_told_what_to_install() -> None:
-    error = make_world_apart(4, "-S")  # no site-packages, so no mpi4py
+    error = make_world_apart("-S")  # no site-packages, so no mpi4py
     assert error == (
         "started as one of several ranks, but MPI cannot be loaded (No module named 'mpi4py'); "
         "pip install 'dlemu[mpi]'\n"
@@ -196,7 +190,7 @@ def test_a_launcher_without_mpi_is_told_what_to_install() -> None:
 @pytest.mark.mpi
 def test_a_launcher_of_another_mpi_is_refused() -> None:
     pytest.importorskip("mpi4py")
-    error = make_world_apart(4)
+    error = make_world_apart()
     assert error.startswith(
         "mpirun of Open MPI started 4 ranks, but mpi4py's Open MPI finds 1: use the mpirun of "
     )

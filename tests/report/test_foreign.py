@@ -154,18 +154,12 @@ def test_several_blocks_are_one_epoch(tmp_path: Path) -> None:
     assert "blocks: 3 an epoch, between checkpoints" in " ".join(found["differences"])
 
 
-def mlpstorage(root: Path, leaf: Path) -> Path:
-    """Make a folder of mlpstorage: the phase `run`, with a folder for each run."""
-    for name in ("20260701_100000", "20260701_101500"):
-        target = root / "training" / "unet3d" / "run" / name
-        shutil.copytree(leaf, target)
-        (target / ".hydra").rename(target / "dlio_config")
-        (target / "training_unet3d_metadata.json").write_text("{}")
-    return root / "training" / "unet3d" / "run"
-
-
 def test_mlpstorages_runs_are_read_and_a_damaged_one_is_named(leaf: Path, tmp_path: Path) -> None:
-    folder = mlpstorage(tmp_path, leaf)
+    folder = tmp_path / "training" / "unet3d" / "run"
+    for name in ("20260701_100000", "20260701_101500"):
+        shutil.copytree(leaf, folder / name)
+        (folder / name / ".hydra").rename(folder / name / "dlio_config")
+        (folder / name / "training_unet3d_metadata.json").write_text("{}")
     found = one(folder.parent)
     assert (found["kind"], found["workload"]) == ("runs", "unet3d_h100")
     assert len(found["runs"]) == 2 and "AU as mlpstorage recorded it" in text_of(folder)

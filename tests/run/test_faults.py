@@ -90,10 +90,6 @@ def test_an_unreadable_file_is_named() -> None:
             fails(run, str(path), "Permission denied")
 
 
-def other_size(path: Path) -> None:
-    path.write_bytes(bytes(1000))
-
-
 def another(path: Path) -> None:
     """Put an equal file in its place, as `mv` does."""
     copy = path.with_name("copy")
@@ -107,7 +103,7 @@ OF_MANY = {"dataset__num_files_train": 2, "dataset__num_samples_per_file": 30}
 @pytest.mark.parametrize(
     ("loader", "keys", "replace", "word"),
     [
-        ("pytorch", {"dataset__format": "npz"}, other_size, "bytes"),
+        ("pytorch", {"dataset__format": "npz"}, cut, "bytes"),
         ("threads", {"dataset__format": "tfrecord", **OF_MANY}, another, "replaced"),
     ],
 )
@@ -120,15 +116,6 @@ def test_a_file_replaced_during_the_run_is_named(
         path = a_file(tmp_path, 0)
         replace(path)
         fails(run, str(path), word)
-
-
-@pytest.mark.mpi
-def test_the_rank_is_named_whose_file_is_damaged(tmp_path: Path) -> None:
-    workload = small(tmp_path, reader__file_shuffle="off")
-    path = a_file(tmp_path, 20)
-    cut(path)
-    with start(workload, num_ranks=2, own_shared=True) as run:
-        fails(run, "rank 0 on host ", str(path), "bytes")
 
 
 @pytest.mark.mpi

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import re
 import subprocess
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import pytest
 
 from dlemu.cli.main import run
 from tests.lab import warm
-from tests.lab.bench import MARK, Run, followed
+from tests.lab.bench import Run, launched
 from tests.lab.cgroups import freezer
-from tests.lab.commands import QUICK, with_checkout
+from tests.lab.commands import QUICK
 from tests.lab.drives import own_drive
 from tests.lab.hosts import Hosts, hosts
 from tests.lab.waiting import until
@@ -30,20 +29,11 @@ def lab(tmp_path: Path) -> Iterator[Hosts]:
         yield made
 
 
-@contextlib.contextmanager
-def over(lab: Hosts, ranks: Sequence[int], folder: Path, *words: str) -> Iterator[Run]:
+def over(
+    lab: Hosts, ranks: Sequence[int], folder: Path, *words: str
+) -> contextlib.AbstractContextManager[Run]:
     """Start `dlemu` in so many ranks on each host; nothing of it outlives the `with`."""
-    mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        lab.mpirun(ranks, *warm.command(), *words),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=with_checkout() | {MARK: mark, "PYTHONUNBUFFERED": "1"},
-        start_new_session=True,
-    )
-    with followed(process, folder, mark) as ran:
-        yield ran
+    return launched(lab.mpirun(ranks, *warm.command(), *words), folder)
 
 
 @contextlib.contextmanager

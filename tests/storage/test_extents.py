@@ -144,17 +144,12 @@ def test_an_open_file_that_was_changed_replaced_or_lost_is_named(
     """None: a network file system has lost it."""
     path, other = tmp_path / "file", tmp_path / "other"
     path.write_bytes(b"12345")
-    reader, fstat = extent_reader(direct=False, piece_bytes=4096), os.fstat
+    reader = extent_reader(direct=False, piece_bytes=4096)
     descriptor = reader.keep_open(str(path)).descriptor
     assert reader.keep_open(str(path)).num_bytes == 5
-
-    def lost(number: int) -> os.stat_result:
-        if number == descriptor:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return fstat(number)
-
     if num_bytes is None:
-        monkeypatch.setattr(os, "fstat", lost)
+        lost = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        monkeypatch.setattr(os, "fstat", Mock(side_effect=lost))
     elif num_bytes == 5:
         other.write_bytes(b"54321")
         other.rename(path)
@@ -312,7 +307,7 @@ def test_what_is_in_the_page_cache_takes_few_calls(
 def test_a_file_system_that_cannot_tell_what_is_cached_is_read_in_pieces(
     opened: Opened, file_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preadv, flags_seen = os.preadv, []
+    preadv, flags_seen = os.preadv, list[int]()
 
     def refuse(descriptor: int, into: list[memoryview], offset: int, flags: int = 0) -> int:
         flags_seen.append(flags)

@@ -31,10 +31,9 @@ OURS = re.compile(r"step_\d+/(part_\d+)?")
 
 
 def of_steps(folder: Path, **more: Any) -> OwnedFolder:
-    def is_ours(name: str) -> bool:
-        return OURS.fullmatch(name) is not None
-
-    return OwnedFolder(folder, "mark.json", is_ours, "some.folder", **more)
+    return OwnedFolder(
+        folder, "mark.json", lambda name: bool(OURS.fullmatch(name)), "some.folder", **more
+    )
 
 
 @pytest.fixture
@@ -68,18 +67,11 @@ def test_a_folder_is_held_by_one_and_stays_only_if_it_is_used(tmp_path: Path) ->
 def test_an_empty_folder_is_removed_before_another_can_hold_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there: list[bool] = []
-    flock = fcntl.flock
-
-    def note(lock: int, how: int) -> None:
-        if how == fcntl.LOCK_UN:
-            there.append((tmp_path / "folder").exists())
-        flock(lock, how)
-
-    monkeypatch.setattr(fcntl, "flock", note)
-    with held(tmp_path / "folder"):
+    folder, there = tmp_path / "folder", list[tuple[int, bool]]()
+    monkeypatch.setattr(fcntl, "flock", lambda lock, how: there.append((how, folder.exists())))
+    with held(folder):
         pass
-    assert there == [False]
+    assert there[1:] == [(fcntl.LOCK_UN, False)]
 
 
 def test_the_empty_folder_of_a_faster_command_stays(

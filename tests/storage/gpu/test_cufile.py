@@ -28,8 +28,12 @@ Paths = tuple[int, int, int]
 """Operations by PCI P2PDMA, nvidia-fs and POSIX."""
 
 
+Count = tuple[int, int, list[tuple[Paths, Paths]]]
+"""Bytes read and written, and each GPU's operations of reading and writing."""
+
+
 def stats(
-    version: int, *, read_bytes: int, write_bytes: int = 0, gpus: list[tuple[Paths, Paths]]
+    version: int, read_bytes: int, write_bytes: int, gpus: list[tuple[Paths, Paths]]
 ) -> bytes:
     """Lay out a CUfileStatsLevel3_t member by member, as cufile.h of that version has it."""
     level_1 = [0] * 12 + [read_bytes, write_bytes] + [0] * 8
@@ -51,31 +55,24 @@ NONE = (0, 0, 0)
 
 @pytest.mark.parametrize("version", [1150, 1190, 1200])
 @pytest.mark.parametrize(
-    ("read_bytes", "write_bytes", "gpus", "found"),
+    ("count", "found"),
     [
-        (12345, 0, [(NONE, NONE), ((5, 0, 0), NONE)], PathBytes(p2pdma=12345)),
-        (12345, 0, [(NONE, NONE), ((0, 5, 0), NONE)], PathBytes(nvidia_fs=12345)),
-        (12345, 0, [(NONE, NONE), ((0, 0, 5), NONE)], PathBytes(compat=12345)),
+        ((12345, 0, [(NONE, NONE), ((5, 0, 0), NONE)]), PathBytes(p2pdma=12345)),
+        ((12345, 0, [(NONE, NONE), ((0, 5, 0), NONE)]), PathBytes(nvidia_fs=12345)),
+        ((12345, 0, [(NONE, NONE), ((0, 0, 5), NONE)]), PathBytes(compat=12345)),
         # Reads and writes by one path each are exact; mixed ones are dealt out by operations.
-        (1000, 90, [((3, 0, 0), (0, 0, 2))], PathBytes(p2pdma=1000, compat=90)),
-        (1000, 90, [((3, 0, 1), (0, 0, 2))], PathBytes(p2pdma=750, compat=340, estimated=True)),
-        (0, 0, [], PathBytes()),
+        ((1000, 90, [((3, 0, 0), (0, 0, 2))]), PathBytes(p2pdma=1000, compat=90)),
+        ((1000, 90, [((3, 0, 1), (0, 0, 2))]), PathBytes(p2pdma=750, compat=340, estimated=True)),
+        ((0, 0, []), PathBytes()),
     ],
 )
-def test_each_path_is_counted_apart(
-    version: int,
-    read_bytes: int,
-    write_bytes: int,
-    gpus: list[tuple[Paths, Paths]],
-    found: PathBytes,
-) -> None:
-    raw = stats(version, read_bytes=read_bytes, write_bytes=write_bytes, gpus=gpus)
-    assert decode_stats(raw, version) == found
+def test_each_path_is_counted_apart(version: int, count: Count, found: PathBytes) -> None:
+    assert decode_stats(stats(version, *count), version) == found
 
 
 def test_a_layout_that_counts_no_path_is_an_error_and_not_a_direct_read() -> None:
     with pytest.raises(RunError, match="layout unknown"):
-        decode_stats(stats(1150, read_bytes=4096, gpus=[]), 1150)
+        decode_stats(stats(1150, 4096, 0, []), 1150)
 
 
 def test_the_mode_names_every_path_taken() -> None:
@@ -125,9 +122,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, failing: str = "") -> _FakeLibrary:
 def test_the_users_own_settings_are_left_alone(
     users: str | None, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, users or "")
-    if users is None:
-        monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if users is not None:
+        monkeypatch.setenv(VARIABLE, users)
     library = fake(monkeypatch, failing)
     with suppress(RunError):
         Driver("/").close()
