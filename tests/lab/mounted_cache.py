@@ -24,7 +24,7 @@ def rclone_cache(
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("/dev/fuse may not be opened here")
     words = ["--vfs-cache-mode", "full", "--cache-dir", str(cache), "--config", os.devnull]
-    mount = ["rclone", "mount", origin, point, "--daemon", "--daemon-wait", "2m", *words]
+    mount = ["rclone", "mount", str(origin), str(point), "--daemon", "--daemon-wait", "2m", *words]
     if status := subprocess.run(mount, preexec_fn=enter).returncode:
         pytest.skip(f"rclone mounts nothing here: exit status {status}")
     try:
