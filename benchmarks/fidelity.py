@@ -4,8 +4,6 @@
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
     python -m benchmarks.fidelity steps JSON...         the table of what `dlemu steptime` stored
     python -m benchmarks.fidelity nearest JSON...       the same beside the published step
-    python -m benchmarks.fidelity launch JSON...        a launch-bound step in several loops
-    python -m benchmarks.fidelity decoding              resnet50_jpeg12 simulated
 
 Nets: unet3d (npz files of 16 MB), resnet50 (npy), resnet50_jpeg4, _jpeg8 and _jpeg12 (so many
 workers decode JPEG files), cosmoflow (hdf5) and cosmoflow_graph (its step as one CUDA graph). LOOP:
@@ -49,10 +47,8 @@ from benchmarks.fidelity_table import (
     Cell,
     Run,
     draw,
-    launches,
     load,
     nearest,
-    simulated_decoding,
     step_times,
     tables,
 )
@@ -319,8 +315,6 @@ PRINTS = {
     "table": table,
     "steps": lambda paths, asked: lined(step_times(paths)),
     "nearest": lambda paths, asked: lined(nearest(paths)),
-    "launch": lambda paths, asked: lined(launches(stored_runs(paths))),
-    "decoding": lambda paths, asked: lined(simulated_decoding()),
 }
 
 if __name__ == "__main__":
