@@ -118,15 +118,14 @@ def run_fio(*words: str, way: str = "read") -> Rate:
     return Rate(num_bytes, max(seconds) / 1e3, sum(cpu) / 1e3)
 
 
-def cpu_of_children() -> float:
-    """Return the CPU seconds of the processes that this one started and that have ended."""
-    return sum(getrusage(RUSAGE_CHILDREN)[:2])
-
-
 def dlio_rate(move: Callable[[int], float], few: int, many: int) -> Rate:
     """Return what DLIO took for many beyond few: both start alike."""
-    small, large = (timed(partial(move, number), cpu_of_children) for number in (few, many))
-    return large.beyond(small)
+
+    def cpu() -> float:
+        return sum(getrusage(RUSAGE_CHILDREN)[:2])
+
+    small, large = (timed(partial(move, number), cpu) for number in (few, many))
+    return Rate(*(own - other for own, other in zip(large, small, strict=True)))
 
 
 def job(
@@ -213,14 +212,12 @@ def prepare(name: str, data: Path, way: str) -> None:
         (folder / path.name).hardlink_to(path)
     if way == "page cache" and name != "hdf5" and is_there():
         run_dlio(dlio_keys(name, data / "dlio"), generate=True)
-    for entry in data.rglob("*"):
-        if entry.is_file():
-            with entry.open("rb") as file:
-                os.fsync(file.fileno())
-                if way == "O_DIRECT":
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                while way == "page cache" and file.read(PIECE):
-                    pass
+    os.sync()
+    files = [path for path in data.rglob("*") if path.is_file()]
+    if way == "O_DIRECT":
+        drop(files)
+    for path in files if way == "page cache" else ():
+        path.read_bytes()
 
 
 def reading(name: str, way: str, asked: Asked, folder: Path) -> Lines:

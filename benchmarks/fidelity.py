@@ -1,11 +1,9 @@
 """Is the emulated AU that of a real job? python -m benchmarks.fidelity FOLDER [key=value …]
 
-    cells=NET/RATE/LOOP/ARM+ARM,…  repeats=3 limit_s=100000 json=found.json
+    cells=NET/RATE/LOOP/ARM+ARM,…  repeats=3 json=found.json
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
     python -m benchmarks.fidelity steps JSON...         the table of what `dlemu steptime` stored
     python -m benchmarks.fidelity nearest JSON...       the same beside the published step
-    python -m benchmarks.fidelity launch JSON...        a launch-bound step in several loops
-    python -m benchmarks.fidelity decoding              resnet50_jpeg12 simulated
 
 Nets: unet3d (npz files of 16 MB), resnet50 (npy), resnet50_jpeg4, _jpeg8 and _jpeg12 (so many
 workers decode JPEG files), cosmoflow (hdf5) and cosmoflow_graph (its step as one CUDA graph). LOOP:
@@ -44,15 +42,13 @@ import numpy as np
 import yaml
 
 import dlemu
-from benchmarks.fidelity_real import FILES, Net, Real, nets, plain_loader, write_pictures
+from benchmarks.fidelity_real import FILES, Net, Real, files_of, nets, plain_loader, write_pictures
 from benchmarks.fidelity_table import (
     Cell,
     Run,
     draw,
-    launches,
     load,
     nearest,
-    simulated_decoding,
     step_times,
     tables,
 )
@@ -105,12 +101,12 @@ class Job:
         # c varies: a tenth more than now is needed.
         return int(1.1 * self.net.batch * max(self.net.num_steps(e.rate, c) for e in self.cells))
 
-    def keys(self, arm: str) -> dict[str, object]:
+    def workload(self, arm: str, more: Mapping[str, object] | None = None) -> dlemu.Workload:
         """Return how dlemu reads the arm's files."""
         net = self.net
         label = "pictures" if net.decodes else net.label
         place = f"{label}.{'R' if arm in _REAL or not self.at_once else 'E'}"
-        return {
+        keys = {
             "dataset.data_folder": str(self.folder / place),
             "dataset.format": net.form,
             "dataset.num_files_train": self.num_files,
@@ -125,9 +121,7 @@ class Job:
             "reader.hand_over": "batch",
             "train.epochs": 1,
         }
-
-    def workload(self, arm: str, keys: Mapping[str, object] | None = None) -> dlemu.Workload:
-        return dlemu.load_workload(f"{self.net.name}_h100", {**self.keys(arm), **(keys or {})})
+        return dlemu.load_workload(f"{net.name}_h100", {**keys, **(more or {})})
 
     @cached_property
     def file_bytes(self) -> float:
@@ -139,18 +133,17 @@ class Job:
         """`reader.preprocess_time` as `dlemu steptime` writes it."""
         net = self.net
         os.environ[FILES] = f"{net.form}:{net.pixels}:{self.workload('R').data_folder}"
-        function = "benchmarks.fidelity_real:decoding"
         seconds = _DECODE_SECONDS if net.decodes else _LOAD_SECONDS
-        found = time_preprocessing(function, net.workers, seconds)
+        found = time_preprocessing("benchmarks.fidelity_real:decoding", net.workers, seconds)
         print(f"{net.label}, loading a sample: {found.key()}", flush=True)
         return {"reader.preprocess_time": found.key()}
 
     def train(self, arm: str, loop: str, steps: int, repeat: int) -> dict[str, Any]:
         """Run R, B or N; return its times, and what `Meter` says."""
-        real, net, workload = self.real, self.net, self.workload("R")
-        one = arm == "B"
-        folder = workload.data_folder
-        loader = plain_loader(net, folder, steps, seed=repeat, pin=real.cuda, in_one_read=one)
+        real, net, workload, one = self.real, self.net, self.workload("R"), arm == "B"
+        loader = plain_loader(
+            net, workload.data_folder, steps, seed=repeat, pin=real.cuda, in_one_read=one
+        )
         if arm != "N":
             return real.train(loader, synchronous=loop == "rule")
         meter = dlemu.Meter(workload, batch_size=net.batch, sample_bytes=self.file_bytes)
@@ -186,10 +179,6 @@ def write(workload: dlemu.Workload) -> None:
         dlemu.generate(workload, world=dlemu.Alone())
     else:
         write_pictures(folder, int(dataset.num_files_train), int(dataset.record_length_bytes))
-
-
-def files_of(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("train/**/*") if path.is_file()]
 
 
 def replayed(run: bench.Run) -> dict[str, Any]:
@@ -272,7 +261,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
 
 
 def experiment(folder: Path, asked: Asked, store: Store) -> str:
-    """Run all cells, a repeat of all before the next, until the time is over."""
+    """Run all cells, a repeat of all before the next."""
     import torch
 
     begin = time.perf_counter()
@@ -305,8 +294,6 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
         for job in jobs.values():  # what takes the host's cores changes within minutes
             vars(job).pop("metered", None)
         for cell, arms in cells:
-            if time.perf_counter() - begin > asked.value("limit_s", 100_000.0):
-                break
             found = measure(jobs[cell.net], cell, arms, repeat)
             runs += found
             aus = ", ".join(f"{run.arm} {run.whole_au:.2f} ({run.au:.2f})" for run in found)
@@ -328,11 +315,9 @@ PRINTS = {
     "table": table,
     "steps": lambda paths, asked: lined(step_times(paths)),
     "nearest": lambda paths, asked: lined(nearest(paths)),
-    "launch": lambda paths, asked: lined(launches(stored_runs(paths))),
-    "decoding": lambda paths, asked: lined(simulated_decoding()),
 }
 
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] not in PRINTS:
         warm.prepare()  # E's processes are forked off one without CUDA, which survives no fork
-    gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "cells", "repeats", "limit_s", "plot")
+    gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "cells", "repeats", "plot")

@@ -58,7 +58,6 @@ class Net:
     side: int | None = None
     graph: bool = False
     """Whether the step is replayed as one CUDA graph."""
-    precision: str = "bf16"
 
     @property
     def name(self) -> str:
@@ -108,13 +107,17 @@ def nets() -> list[Net]:
     return ON_GPU if torch.cuda.is_available() else ON_CPU
 
 
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("train/**/*") if path.is_file())
+
+
 class Files:
     """A plain map-style dataset: one file, one sample. `__getitem__` opens, reads, decodes."""
 
     def __init__(
         self, folder: Path, form: str, most_bytes: int, *, in_one_read: bool = False
     ) -> None:
-        self.paths = sorted(str(path) for path in folder.glob("train/**/*") if path.is_file())
+        self.paths = [str(path) for path in files_of(folder)]
         self._form, self._most, self._in_one_read = form, most_bytes, in_one_read
 
     def __len__(self) -> int:
@@ -257,7 +260,7 @@ class Real:
         self.device = "cuda" if self.cuda else "cpu"
         layout = "contiguous" if net.name == "unet3d" else "channels_last"  # the faster ones
         self.training = Training(
-            network(net.name, net.side), self.device, layout=layout, precision=net.precision
+            network(net.name, net.side), self.device, layout=layout, precision="bf16"
         )
         self.target = self.training.net.target(net.batch, self.device)
         self.alone = self.training.data(net.batch)
@@ -337,7 +340,7 @@ class Real:
                 first.append(time.perf_counter() - begin)
                 yield batch
 
-        begins, ends = loop(noted(), computing)
+        begins, ends = zip(*loop(noted(), computing), strict=True)
         self.finish()
         spans = [self.between(a, b) for a, b in zip(begins[1:], ends[1:], strict=True)]
         return {
@@ -350,38 +353,32 @@ class Real:
             "first": first[0],
         }
 
-    def _pipelined(
-        self, batches: Iterator[Any], computing: Computing
-    ) -> tuple[list[Any], list[Any]]:
+    def _step(self, data: Any, computing: Computing) -> tuple[Any, Any]:
+        """Queue a step; return marks of its begin and end."""
+        with computing():
+            begin = self.mark()
+            self.step(data)
+            return begin, self.mark()
+
+    def _pipelined(self, batches: Iterator[Any], computing: Computing) -> list[tuple[Any, Any]]:
         """Copy on a stream of its own, one batch ahead; at most one step is queued ahead."""
         torch = self.torch
         copies, compute = torch.cuda.Stream(), torch.cuda.current_stream()
         data: list[Any] = [None, None]
-        begins: list[Any] = []
-        ends: list[Any] = []
+        steps: list[tuple[Any, Any]] = []
         for number, batch in enumerate(batches):
             with torch.cuda.stream(copies):  # step number - 2, which used this slot, has ended
                 data[number % 2] = batch.to(self.device, non_blocking=True)
             compute.wait_stream(copies)
-            with computing():
-                begins.append(self.mark())
-                self.step(data[number % 2])
-                ends.append(self.mark())
+            steps.append(self._step(data[number % 2], computing))
             if number:
-                ends[-2].synchronize()  # the step before has ended: the next batch is asked for
-        return begins, ends
+                steps[-2][1].synchronize()  # that step has ended: the next batch is asked for
+        return steps
 
-    def _synchronous(
-        self, batches: Iterator[Any], computing: Computing
-    ) -> tuple[list[Any], list[Any]]:
+    def _synchronous(self, batches: Iterator[Any], computing: Computing) -> list[tuple[Any, Any]]:
         """Copy, compute, wait for the end, ask for the next batch: the benchmark's loop."""
-        begins: list[Any] = []
-        ends: list[Any] = []
+        steps = []
         for batch in batches:
-            data = batch.to(self.device, non_blocking=True)
-            with computing():
-                begins.append(self.mark())
-                self.step(data)
-                ends.append(self.mark())
+            steps.append(self._step(batch.to(self.device, non_blocking=True), computing))
             self.finish()
-        return begins, ends
+        return steps

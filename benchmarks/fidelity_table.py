@@ -1,18 +1,16 @@
-"""What `fidelity` has measured or simulated: runs, stored and read back, as tables and a plot."""
+"""What `fidelity` has measured: runs, stored and read back, as tables and a plot."""
 
 import json
 import math
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, cycle, product
+from itertools import cycle, product
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import Any
 
 from benchmarks.harness import Lines, lined
 from dlemu.config.model import load_workload
-from tests.lab.simulated import Read, true_au
 
 _HELD = 0.9
 """Up to this rate / demand E may differ by 1 point of whole AU from R; elsewhere by 2."""
@@ -259,38 +257,6 @@ def load(files: Iterable[Sequence[Mapping[str, Any]]]) -> list[Run]:
     return runs
 
 
-_LAUNCHES = {"step ms": "period", "on the GPU": "busy", "next batch": "next", "launch": "launch"}
-_LAUNCHES |= {"CPU of its thread": "cpu", "of all threads": "process_cpu"}
-
-
-def launches(files: Iterable[Iterable[Mapping[str, Any]]]) -> Lines:
-    """Yield the lines of a launch-bound step in several loops, in ms: each of a loop's epochs.
-
-    The last columns: mean and deviation by the Meter, and the mean if no step drawn from them were
-    shorter than the launch that it saw.
-    """
-    loops: dict[str, list[Mapping[str, Any]]] = {}
-    for run in sorted(chain.from_iterable(files), key=lambda run: run["round"]):
-        loops.setdefault(run["loop"], []).append(run)
-    for name, own in loops.items():
-        drawn, least = [], []
-        for run in (run for run in own if "meter" in run):
-            mean, stdev = (1e3 * run["meter"][each] for each in ("mean", "stdev"))
-            from_mean, unit = 1e3 * run["meter_launch"] - mean, NormalDist()
-            above = unit.pdf(from_mean / stdev) * stdev - from_mean * unit.cdf(-from_mean / stdev)
-            drawn.append(f"{mean:.2f} ± {stdev:.2f}")
-            least.append(f"{mean + from_mean + above:.2f}")
-        yield {
-            "loop": name,
-            **{
-                head: ", ".join(f"{run[key]:.2f}" for run in own if key in run)
-                for head, key in _LAUNCHES.items()
-            },
-            "by the Meter": ", ".join(drawn),
-            "never below launch": ", ".join(least),
-        }
-
-
 def _batches(paths: Iterable[str]) -> Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Yield what `dlemu steptime` stored, and each of its batch sizes; skip what others stored."""
     for path in paths:
@@ -344,34 +310,3 @@ def _how(stored: Mapping[str, Any]) -> str:
 
 def _bound(each: Mapping[str, Any]) -> str:
     return ", launch-bound" if each["launch_bound"] else ""
-
-
-def simulated_decoding() -> Lines:
-    """Yield AU by a picture's time to decode, for files read by three calls and by one.
-
-    `resnet50_jpeg12` at 0.45 of the demand, on the H200: the drive serves reads in turn at its
-    rate, and a worker reads and decodes picture after picture. Times deviate by a tenth.
-    """
-    c, batch = 0.0436, 200
-
-    def whole_au(seconds: float, reads: int, seed: int) -> float:
-        draw, part = random.Random(seed), Read(num_bytes=1 / reads)  # of a file
-
-        def picture() -> list[Read]:
-            return [part] * (reads - 1) + [replace(part, seconds=seconds * draw.gauss(1, 0.1))]
-
-        return true_au(
-            [[each for _ in range(batch) for each in picture()] for _ in range(130)],
-            workers=12,
-            prefetch_factor=1,
-            computation_time=c,
-            bytes_per_second=0.45 * batch / c,
-            whole=True,
-        )
-
-    for ms in (2.9, 3.4, 3.8, 4.2, 4.5, 5.0):
-        found = {
-            head: fmean(whole_au(ms / 1e3, reads, seed) for seed in range(3))
-            for head, reads in (("AU %, 3 reads a file", 3), ("AU %, 1 read", 1))
-        }
-        yield {"a picture, ms": f"{ms:g}", **{head: f"{au:.1f}" for head, au in found.items()}}

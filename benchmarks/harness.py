@@ -44,10 +44,6 @@ class Rate(NamedTuple):
         """GB/s."""
         return self.num_bytes / self.seconds / 1e9
 
-    def beyond(self, less: "Rate") -> "Rate":
-        """Return what was more than in a smaller measurement: both begin alike."""
-        return Rate(*(own - other for own, other in zip(self, less, strict=True)))
-
 
 class Wanted(NamedTuple):
     """A bound of the median of a side's figure; of its ratio to another side's, if one is named."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.harness import Measured, all_of, at_most, named, within
 from dlemu.config.compose import datasheet
 from dlemu.config.model import Drive, Workload, load_workload
 from dlemu.report.blocks import Column, Lines, Table, table_of
@@ -30,6 +31,7 @@ from dlemu.sizing import formula
 from dlemu.sizing.formula import (
     DLIO_CORE_SECONDS,
     ERROR,
+    UNMEASURED_OVERHEAD,
     Prediction,
     PredictionInput,
     Published,
@@ -192,11 +194,6 @@ def quantile(errors: Iterable[float]) -> float:
     return ranked[min(len(ranked), math.ceil((len(ranked) + 1) * SHARE)) - 1]
 
 
-def largest_overhead(cells: Sequence[Result]) -> float:
-    """Return the most that a step takes beyond computing where nothing waits for the storage."""
-    return max(100 / cell.au_percentage - 1 for cell in cells if cell.au_percentage > CEILING)
-
-
 def core_seconds(
     cells: Sequence[Result], one_host: Sequence[Result]
 ) -> dict[str, tuple[float, float]]:
@@ -255,20 +252,56 @@ def read_caches() -> list[dict[str, Any]]:
     return found
 
 
+def band_of_predictions() -> Measured:
+    """Compare the printed band with that of cells whose drive was left out of the fit."""
+    cells = read_cells()
+    band = quantile(off(*pair) for pair in without_drive(cells))
+    residuals = quantile(off(cell, fit(cells)) for cell in cells)
+    overhead = max(100 / cell.au_percentage - 1 for cell in cells if cell.au_percentage > CEILING)
+    return all_of(
+        within("drive left out", 100 * band, 100 * ERROR - 1, 100 * ERROR),
+        at_most("fitted", 100 * residuals, 50 * ERROR),
+        at_most("largest overhead of a step", 100 * overhead, 100 * UNMEASURED_OVERHEAD),
+    )
+
+
+def cores_of_dlio() -> Measured:
+    """Compare what DLIO's host needs for a GB with the published hosts, to a tenth outward."""
+    found = core_seconds(read_cells(), read_one_host())
+    parts = []
+    for name, (low, high) in DLIO_CORE_SECONDS.items():
+        least, most = found[name]
+        parts.append(within(f"{name}, least", least, low, low + 0.1 - 1e-9))
+        parts.append(within(f"{name}, most", most, high - 0.1, high))
+    return all_of(*parts)
+
+
+def published_caches() -> Measured:
+    """Compare what datasheets say of a cache before an origin with its published tests."""
+    parts = []
+    for row in read_caches():
+        parts.append(within("share of the rate", row["published"] / row["rate"], 0.88, 1.12))
+        parts.append(named("limit", row["limit"], row["published_limit"]))
+    return all_of(*parts)
+
+
+def _told(claim: Measured) -> Iterator[str]:
+    """Yield a line for each part of a claim: its bound, and what was found."""
+    parts = zip(claim.bound.split("; "), claim.found.split("; "), strict=True)
+    return (f"- {bound}: {found}" for bound, found in parts)
+
+
 _Fits = Sequence[tuple[Result, Fit]]
-
-
-def _is_close(predicted: int, published: int) -> bool:
-    return abs(predicted - published) <= max(1, 0.05 * published)
 
 
 def _score(pairs: _Fits) -> str:
     """Return how near each cell's prediction by its fit comes."""
-    numbers = [(fitted.predict(cell).num_accelerators, cell.passing) for cell, fitted in pairs]
+    found = [(fitted.predict(cell).num_accelerators, cell.passing) for cell, fitted in pairs]
+    close = sum(abs(ours - true) <= max(1, 0.05 * true) for ours, true in found)
     errors = sorted(abs(1 / (1 + off(*pair)) - 1) for pair in pairs)
     return (
-        f"N exact {sum(a == b for a, b in numbers)} of {len(pairs)}; within max(1, 5 %) "
-        f"{sum(_is_close(*pair) for pair in numbers)}; bandwidth error median {median(errors):.1%},"
+        f"N exact {sum(a == b for a, b in found)} of {len(pairs)}; within max(1, 5 %) {close}; "
+        f"bandwidth error median {median(errors):.1%},"
         f" 90 % of cells under {errors[int(0.9 * len(errors))]:.1%}"
     )
 
@@ -316,15 +349,10 @@ def scores(results: Sequence[Result], fitted: Fit) -> Iterator[str]:
     yield f"- each drive left out of its fit: {_score(left_out)}"
     limited = [cell for cell in results if fitted.predict(cell).limit == "storage"]
     hits = sum(_holds(by_datasheet(cell.job), cell.passing) for cell in limited)
-    named = f"{hits} of the {len(limited)} that the storage limits"
-    yield f"- datasheets alone: N in the range in {named}"
-    yield f"\nwithin which {SHARE:.0%} of such cells lie (published rate / predicted - 1):"
-    for name, pairs in (("fitted", own), ("left out", left_out)):
-        errors = [off(*pair) for pair in pairs]
-        held, band = sum(abs(error) <= ERROR for error in errors), quantile(errors)
-        yield f"- {name}: ±{band:.1%}; ±{ERROR:.0%} holds {held} of {len(errors)}"
-    largest = largest_overhead(results)
-    yield f"- largest overhead at the ceiling: {largest:.2%} of computation_time"
+    limits = f"{hits} of the {len(limited)} that the storage limits"
+    yield f"- datasheets alone: N in the range in {limits}"
+    yield f"\nwithin which {SHARE:.0%} of such cells lie (published rate / predicted - 1), in %:"
+    yield from _told(band_of_predictions())
 
 
 def hosts(results: Sequence[Result], one_host: Sequence[Result]) -> list[Table | Lines]:
@@ -332,10 +360,7 @@ def hosts(results: Sequence[Result], one_host: Sequence[Result]) -> list[Table |
     held = [each for each in one_host if each.workload.drive is not None]
     alone, runs = [by_datasheet(each.job) for each in held], [each.published for each in held]
     low, high, left_out = drive_shares([*results, *held])
-    told = [
-        f"core seconds of the host for a GB, DLIO, {name}: from {least:.2f} to {most:.2f}"
-        for name, (least, most) in core_seconds(results, one_host).items()
-    ]
+    told = ["core seconds of the host for a GB with DLIO:", *_told(cores_of_dlio())]
     share = f"{low:.2f} to {high:.2f}, without {', '.join(left_out)}"
     ranges: list[tuple[str, Sequence[Prediction | Published], Sequence[Result]]] = [
         ("drives never fitted to, by datasheet", alone, held),

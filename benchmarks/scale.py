@@ -24,7 +24,7 @@ from dlemu.datagen.write import _finish, dataset_folders
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.judge.metrics import find_losses, measure_sums
-from dlemu.judge.records import STEP, Steps
+from dlemu.judge.records import STEP
 from dlemu.judge.sums import Rule, Sums, sum_up
 
 NUM_ACCELERATORS = 1024
@@ -85,24 +85,21 @@ def write_manifest(num_files: int, folder: Path) -> None:
 
 
 def measure_records(num_files: int, folder: Path) -> None:
-    """Join the sums of all ranks' records, as ranks do, and compute metrics and losses of them."""
-    num_steps, rule = num_files // NUM_ACCELERATORS, Rule()
-    sums = Sums(rule, ())
-    for rank in range(NUM_RANKS):
-        own = records(num_steps, len(OWN), first=rank * len(OWN))
-        sums = sums.joined(sum_up(own, rule, {}, f"rank {rank}"))
-    measure_sums(sums)
-    find_losses(sums)
+    """Join the sums of all ranks' records, as ranks do, and compute metrics and losses of them.
 
-
-def records(num_steps: int, num_accelerators: int, first: int = 0) -> Steps:
-    """Return records of steps that took one second each."""
-    steps = np.zeros((num_steps, num_accelerators), STEP)
-    steps["step"] = np.arange(num_steps)[:, None]
-    steps["accelerator"] = first + np.arange(num_accelerators)
+    Steps took one second each.
+    """
+    steps = np.zeros((num_files // NUM_ACCELERATORS, len(OWN)), STEP)
+    steps["step"] = np.arange(len(steps))[:, None]
     steps["num_samples"] = 1
     steps["compute"] = steps["computation_time"] = 1.0
-    return steps.ravel()
+    rule = Rule()
+    sums = Sums(rule, ())
+    for rank in range(NUM_RANKS):
+        steps["accelerator"] = rank * len(OWN) + np.arange(len(OWN))
+        sums = sums.joined(sum_up(steps.ravel(), rule, {}, f"rank {rank}"))
+    measure_sums(sums)
+    find_losses(sums)
 
 
 class Part(NamedTuple):

@@ -26,15 +26,12 @@ from benchmarks.known import CASES
 from benchmarks.scale import PARTS, costs
 from dlemu.config.model import load_workload
 from dlemu.ranks.mpi import make_world
-from dlemu.sizing.formula import DLIO_CORE_SECONDS, ERROR, UNMEASURED_OVERHEAD
 from tests.lab.cgroups import throttled_reads
 from tests.lab.commands import QUICK, summary_of, with_checkout
 from tests.lab.drives import own_drive
 from tests.lab.hosts import Hosts, hosts, ip
 
 _TRIES = 3
-_TIER = 2.0
-"""Points of the AU of a cache."""
 _MIB = 1 << 20
 _HELD: dict[str, Any] = {"reader.data_loader": "threads", "reader.read_threads": 2}
 SCALED: dict[str, dict[str, Any]] = {
@@ -63,39 +60,36 @@ def cached(capacity: float) -> Measured:
     """
     sample, num_files, origin, cache = 2_000_000, 96, 50e6, 500e6
     demand = 3 * origin
-    with own_drive(256 * _MIB) as slow, own_drive(256 * _MIB) as fast:
+    with own_drive(256 * _MIB) as slow, own_drive(256 * _MIB) as fast, scratch() as out:
         keys = {
             "workload": "unet3d_h100",
             "dataset.data_folder": slow / "data",
             "dataset.num_files_train": num_files,
             "dataset.record_length_bytes": sample,
             "dataset.record_length_bytes_stdev": 0,
+            "cache.folder": fast / "tier",
+            "cache.capacity": capacity,
+            "cache.policy": "keep",
+            "output.folder": out / "run",
+            "reader.data_loader": "threads",
+            "reader.batch_size": 1,
+            "reader.read_threads": 4,
+            "reader.odirect": True,
+            "train.computation_time": 2 * sample / demand,
+            "train.epochs": 2,
+            "num_accelerators": 2,
         }
         dlemu("datagen", keys)
-        with scratch() as out:
-            keys |= {
-                "cache.folder": fast / "tier",
-                "cache.capacity": capacity,
-                "cache.policy": "keep",
-                "output.folder": out / "run",
-                "reader.data_loader": "threads",
-                "reader.batch_size": 1,
-                "reader.read_threads": 4,
-                "reader.odirect": True,
-                "train.computation_time": 2 * sample / demand,
-                "train.epochs": 2,
-                "num_accelerators": 2,
-            }
-            with throttled_reads(slow, int(origin), (fast, int(cache))) as group:
-                dlemu("run", keys, enter=group.enter)
-            summary = summary_of(out / "run")
+        with throttled_reads(slow, int(origin), (fast, int(cache))) as group:
+            dlemu("run", keys, enter=group.enter)
+        summary = summary_of(out / "run")
     found = [epoch["whole_epoch_au_percentage"] for epoch in summary["per_epoch"]]
     hits = [0.0, summary["measured"]["cache"]["hit_share_per_epoch"][1]]
     seconds = [max(1 / demand, (1 - hit) / origin, hit / cache) for hit in hits]
     truth = [100 / demand / each for each in seconds]
     return all_of(
         within("share of hits", hits[1], capacity - 0.02, capacity),
-        *(near("AU", each, true, _TIER) for each, true in zip(found, truth, strict=True)),
+        *(near("AU", each, true, 2.0) for each, true in zip(found, truth, strict=True)),
     )
 
 
@@ -227,43 +221,6 @@ def growing(part: str) -> Measured:
     )
 
 
-def band_of_predictions() -> Measured:
-    """Take the printed band from cells whose drive was left out of the fit."""
-    cells = published.read_cells()
-    fitted, largest = published.fit(cells), published.largest_overhead(cells)
-    band = published.quantile(published.off(*pair) for pair in published.without_drive(cells))
-    residuals = published.quantile(published.off(cell, fitted) for cell in cells)
-    return all_of(
-        within("band", 100 * band, 100 * ERROR - 1, 100 * ERROR),
-        at_most("residuals, %", 100 * residuals, 50 * ERROR),
-        at_most("overhead, %", 100 * largest, 100 * UNMEASURED_OVERHEAD),
-    )
-
-
-def cores_of_dlio() -> Measured:
-    """Take what DLIO's host needs for a GB from the published hosts, to a tenth outward."""
-    found = published.core_seconds(published.read_cells(), published.read_one_host())
-    return all_of(
-        *(
-            within(f"{name}, {what}", each, low, high)
-            for name, (least, most) in DLIO_CORE_SECONDS.items()
-            for what, each, low, high in (
-                ("least", found[name][0], least, least + 0.1 - 1e-9),
-                ("most", found[name][1], most - 0.1, most),
-            )
-        )
-    )
-
-
-def published_caches() -> Measured:
-    """Compare what datasheets say of a cache before an origin with its published tests."""
-    parts = []
-    for row in published.read_caches():
-        parts.append(within("share of the rate", row["published"] / row["rate"], 0.88, 1.12))
-        parts.append(named("limit", row["limit"], row["published_limit"]))
-    return all_of(*parts)
-
-
 def claims() -> dict[str, Callable[[], Measured]]:
     """Return how each claim is measured, by its name."""
     return {
@@ -277,9 +234,9 @@ def claims() -> dict[str, Callable[[], Measured]]:
         },
         "a bucket behind a held link": held_link,
         "the barrier of 4 ranks": barrier,
-        "published: the band of predictions": band_of_predictions,
-        "published: core seconds of DLIO": cores_of_dlio,
-        "published: caches": published_caches,
+        "published: the band of predictions": published.band_of_predictions,
+        "published: core seconds of DLIO": published.cores_of_dlio,
+        "published: caches": published.published_caches,
         **{f"ten times the files, {part}": partial(growing, part) for part in PARTS},
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.mutants import tracked
+from tests.mutants import Mutation, tracked
 
 _PRODUCT = ("dlemu/", "datagen/")
 _WIDE = ("tests/test_golden.py", "tests/test_refusals.py")
@@ -22,8 +22,8 @@ _OTHER: dict[type[ast.AST], type[ast.AST]] = {
 }
 
 
-def draw(root: Path, number: int, seed: int, only: Sequence[str] = ("",)) -> list[dict[str, Any]]:
-    """Return the fields of mutations: files with one of the words in their name, changed whole.
+def draw(root: Path, number: int, seed: int, only: Sequence[str] = ("",)) -> list[Mutation]:
+    """Return mutations: files with one of the words in their name, changed whole.
 
     Each kind of change is as likely as the others: numbers are by far the most frequent.
     """
@@ -38,7 +38,7 @@ def draw(root: Path, number: int, seed: int, only: Sequence[str] = ("",)) -> lis
     drawn = []
     for _ in range(number):
         kind = kinds[generator.choice(sorted(kinds))]
-        drawn.append(_fields(root, *kind.pop(generator.randrange(len(kind)))))
+        drawn.append(_mutation(root, *kind.pop(generator.randrange(len(kind)))))
         kinds = {name: left for name, left in kinds.items() if left}
     return drawn
 
@@ -102,21 +102,13 @@ class _Put(ast.NodeTransformer):
         return self._other if node is self._own else self.generic_visit(node)
 
 
-def _fields(
-    root: Path, file: str, tree: ast.Module, node: ast.expr, other: ast.expr
-) -> dict[str, Any]:
-    """Return the fields of a mutation that puts one expression in the place of another."""
+def _mutation(root: Path, file: str, tree: ast.Module, node: ast.expr, other: ast.expr) -> Mutation:
+    """Return the mutation that puts one expression in the place of another."""
     what = f"line {node.lineno}: {ast.unparse(node)} -> {ast.unparse(other)}"
     new = ast.unparse(_Put(node, other).visit(tree))
     _Put(other, node).visit(tree)
-    return {
-        "file": file,
-        "what": what,
-        "old": (root / file).read_text(),
-        "new": new,
-        "tests": _tests_of(root, file),
-        "drawn": True,
-    }
+    old = (root / file).read_text()
+    return Mutation(file, what, old, new, _tests_of(root, file), drawn=True)
 
 
 def _tests_of(root: Path, file: str) -> tuple[str, ...]:

@@ -17,28 +17,30 @@ from tests.sizing.conftest import no_pictures as no_pictures
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def test_a_first_run(tmp_path: Path) -> None:
-    done = execute([sys.executable, str(EXAMPLES / "first_run.py"), str(tmp_path)], cwd=tmp_path)
+def told_by(script: str, folder: Path, *words: str) -> str:
+    """Return what an example prints, which works in a folder."""
+    done = execute([sys.executable, str(EXAMPLES / script), str(folder), *words], cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^(PASS|FAIL|NO VERDICT): AU ", done.stdout, re.MULTILINE)
-    assert "would give a verdict" not in done.stdout, "it has steps enough"
-    assert done.stdout.endswith(f"results: {tmp_path / 'run'}\n")
+    return done.stdout
+
+
+def test_a_first_run(tmp_path: Path) -> None:
+    told = told_by("first_run.py", tmp_path)
+    assert re.search(r"^(PASS|FAIL|NO VERDICT): AU ", told, re.MULTILINE)
+    assert "would give a verdict" not in told, "it has steps enough"
+    assert told.endswith(f"results: {tmp_path / 'run'}\n")
 
 
 def test_checkpoints(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "checkpoint.py"), str(tmp_path)]
-    done = execute([*command, "checkpoint.scale=1e-5"], cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "at this rate a whole llama3_8b takes " in done.stdout
+    told = told_by("checkpoint.py", tmp_path, "checkpoint.scale=1e-5")
+    assert "at this rate a whole llama3_8b takes " in told
 
 
 def test_a_training_loop_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # idle ones would spin beside other tests
-    script = str(EXAMPLES / "training_loop.py")
-    done = execute([sys.executable, script, str(tmp_path)], cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "cosmoflow_h100: 1 accelerator, 2 epochs of 42 steps" in done.stdout
+    told = told_by("training_loop.py", tmp_path)
+    assert "cosmoflow_h100: 1 accelerator, 2 epochs of 42 steps" in told
 
 
 def test_a_workload_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

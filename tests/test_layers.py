@@ -105,7 +105,8 @@ def nodes_of(path: Path) -> list[ast.AST]:
 
 def imports_of(module: str) -> set[str]:
     """Return the modules of dlemu that one imports, anywhere in it."""
-    found = (below(name) for name in names_imported(MODULES[module]) if within(name))
+    names = (name.split(".") for name in names_imported(MODULES[module]))
+    found = (".".join(more) for first, *more in names if first == "dlemu")
     return {name if name in MODULES else name.rpartition(".")[0] or "__init__" for name in found}
 
 
@@ -120,14 +121,6 @@ def names_imported(path: Path) -> list[str]:
             assert node.level == 0, f"{path} imports from .: absolute imports only"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
     return names
-
-
-def within(name: str) -> bool:
-    return name.partition(".")[0] == "dlemu"
-
-
-def below(name: str) -> str:
-    return name.removeprefix("dlemu").lstrip(".") or "__init__"
 
 
 def test_folders_import_what_the_table_has() -> None:

@@ -47,11 +47,13 @@ def names_in(drive: Path) -> list[str]:
     return sorted(str(path.relative_to(drive)) for path in drive.glob("new/ck/*/*"))
 
 
-def fill(drive: Path) -> None:
-    """Take all room that is left, as another user would."""
-    with contextlib.suppress(OSError), (drive / "filler").open("ab", 0) as file:
+def fill(drive: Path) -> Path:
+    """Take all room that is left, as another user would; return the file that does."""
+    path = drive / "filler"
+    with contextlib.suppress(OSError), path.open("ab", 0) as file:
         while True:
             file.write(bytes(1 << 20))
+    return path
 
 
 @contextlib.contextmanager
@@ -88,7 +90,7 @@ def test_a_drive_that_fills_up_ends_a_run(tmp_path: Path, drive: Path, asynchron
     with bench.start(workload, *keys, *_FOR_LONG) as run:
         until(lambda: len(names_in(drive)) > 1, pause=0.001)
         # A checkpoint that is removed makes room for another, so once may not be enough.
-        until(lambda: fill(drive) or run.process.poll() is not None)
+        until(lambda: fill(drive).exists() and run.process.poll() is not None)
         has_failed(run, r"checkpoint \S+ cannot be written \(No space left on device\); free .*")
     names = names_in(drive)
     assert names and not any(name.endswith(".partial") for name in names)

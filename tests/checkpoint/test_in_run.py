@@ -38,7 +38,7 @@ from dlemu.ranks.world import Alone
 from dlemu.report.in_run import checkpoint_lines
 from dlemu.run.replay import new_steps
 from tests.lab import bench
-from tests.lab.summed import sums_of
+from tests.lab.shared import sums_of
 from tests.lab.virtual import VirtualClock
 from tests.lab.waiting import until
 

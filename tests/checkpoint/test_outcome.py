@@ -104,9 +104,12 @@ def test_the_limit(name: str, kind: Any, entries: list[Entry], conditions: Condi
 
 def test_one_rank_is_named_with_what_it_had_more() -> None:
     uneven = [saved(2.0, 2.0, 8.0, sizes=(GIB, GIB, 4 * GIB))]
-    assert limit_of("save", uneven, ON_DRIVE)["evidence"] == (
+    limit = limit_of("save", uneven, ON_DRIVE)
+    assert limit["evidence"] == (
         "accelerator 2 on host b took 8 s, with 2.00 times the mean bytes, the mean of all 4 s"
     )
+    even = limit_of("save", [saved(2.0, 2.0, 8.0)], ON_DRIVE)
+    assert "path to the storage" in even["advice"] and limit["advice"] == ""
 
 
 def test_what_came_from_memory() -> None:

@@ -368,12 +368,10 @@ def content_of(seed: int, sample: int, num_bytes: int, offset: int = 0) -> NDArr
 def test_any_slice_agrees_with_the_whole(
     sample: int, offset: int, num_bytes: int, shift: int
 ) -> None:
-    content = Content(3)
-    whole = np.empty(offset + num_bytes, np.uint8)
-    content.fill(whole, sample)
+    whole = content_of(3, sample, offset + num_bytes)
     out = np.full(shift + num_bytes + 8, 0xEE, np.uint8)
 
-    content.fill(out[shift : shift + num_bytes], sample, offset)
+    Content(3).fill(out[shift : shift + num_bytes], sample, offset)
 
     assert np.array_equal(out[shift : shift + num_bytes], whole[offset:])
     assert set(out[:shift]) | set(out[shift + num_bytes :]) == {0xEE}, "nothing else is touched"

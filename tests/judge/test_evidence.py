@@ -35,8 +35,8 @@ from dlemu.storage.counted import PathBytes
 from dlemu.storage.probe import Probe
 from tests.host.test_wear import drive
 from tests.lab.limits import CASES, READER, evidence, host, probe, steps_of
+from tests.lab.shared import sums_of
 from tests.lab.shown import verdict_of
-from tests.lab.summed import sums_of
 
 WORKLOAD = load_workload("unet3d_h100")
 READ = 1000

@@ -15,8 +15,7 @@ from dlemu.judge.records import STEP, Steps
 from dlemu.judge.summary import checkpoint_cost
 from dlemu.judge.sums import Edition, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.run.replay import new_steps
-from tests.lab.shared import rows
-from tests.lab.summed import sums_of
+from tests.lab.shared import rows, sums_of
 
 NUM_STEPS = 12
 

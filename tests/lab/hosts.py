@@ -22,18 +22,14 @@ from tests.lab.cgroups import Group
 
 _numbers = itertools.count()
 
-_AGENT = """#!/bin/sh
-# mpirun calls this as it would call ssh: AGENT HOST WORDS. The words are a line for a shell.
-host=$1
-shift
-exec {enter} "$host" "$*"
-"""
-
 _ENTER = """#!/bin/sh
-# Runs a line of shell on a host: ENTER HOST LINE. It sees the mounts of the tests and its own, not
-# those of the host that called.
-export DLEMU_LAB_HOST=$1 DLEMU_LAB_LINE=$2 DLEMU_LAB_PWD=$PWD
-exec nsenter --net=/run/netns/{prefix}$1 --mount=/proc/{pid}/ns/mnt unshare --uts --mount sh -c '
+# Runs a line of shell on a host: ENTER HOST WORDS, as mpirun calls ssh. It sees the mounts of the
+# tests and its own, not those of the host that called.
+export DLEMU_LAB_HOST=$1 DLEMU_LAB_PWD=$PWD
+shift
+export DLEMU_LAB_LINE="$*"
+exec nsenter --net=/run/netns/{prefix}$DLEMU_LAB_HOST --mount=/proc/{pid}/ns/mnt \\
+    unshare --uts --mount sh -c '
 cd "$DLEMU_LAB_PWD"
 hostname "$DLEMU_LAB_HOST"
 . {folder}/"$DLEMU_LAB_HOST".sh
@@ -44,19 +40,9 @@ eval "$DLEMU_LAB_LINE"'
 
 _CLOCK = """\
 import time
-import datetime
 
-_time, _datetime = time.time, datetime.datetime
+_time = time.time
 time.time = lambda: _time() + {seconds}
-
-
-class datetime_(_datetime):
-    @classmethod
-    def now(cls, tz=None):
-        return _datetime.now(tz) + datetime.timedelta(seconds={seconds})
-
-
-datetime.datetime = datetime_
 """
 
 
@@ -80,7 +66,7 @@ class Hosts:
             pytest.skip(f"no mpirun beside {sys.executable}; pip install 'dlemu[mpi]'")
         slots = ",".join(f"{name}:{num}" for name, num in zip(self.names, ranks, strict=False))
         words = [str(launcher), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-        words += ["--prtemca", "plm_ssh_agent", str(self.folder / "agent"), "--host", slots]
+        words += ["--prtemca", "plm_ssh_agent", str(self.folder / "enter"), "--host", slots]
         words += ["--map-by", "slot", "-n", str(sum(ranks)), *command]
         return self.on(self.names[0], *words)
 
@@ -102,7 +88,7 @@ class Hosts:
             self._add(name, f"export {key}={shlex.quote(value)}")
 
     def set_clock(self, name: str, seconds: float) -> None:
-        """Put the time of day of Python programs on a host forward.
+        """Put the time of day (`time.time`) of Python programs on a host forward.
 
         Namespaces have a clock of their own for the time since the start, not for the time of day.
         """
@@ -157,11 +143,9 @@ def hosts(folder: Path, num: int) -> Iterator[Hosts]:
         (shared / name).mkdir()
         (folder / "tmp" / name).mkdir(parents=True)
         made.set(name, {"TMPDIR": str(folder / "tmp" / name)})
-    _write_script(
-        folder / "enter",
-        _ENTER.format(prefix=prefix, folder=folder, shared=shared, pid=os.getpid()),
-    )
-    _write_script(folder / "agent", _AGENT.format(enter=folder / "enter"))
+    enter = folder / "enter"
+    enter.write_text(_ENTER.format(prefix=prefix, folder=folder, shared=shared, pid=os.getpid()))
+    enter.chmod(0o755)
     try:
         yield made
     finally:
@@ -192,8 +176,3 @@ def _remove(made: Hosts, bridge: str) -> None:
 def ip(*words: str) -> None:
     """Run the program of this name."""
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
-def _write_script(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)

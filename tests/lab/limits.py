@@ -16,8 +16,7 @@ from dlemu.judge.records import Steps
 from dlemu.judge.summary import CheckpointCost
 from dlemu.judge.sums import Rule
 from dlemu.storage.probe import Probe
-from tests.lab.shared import rows
-from tests.lab.summed import sums_of
+from tests.lab.shared import rows, sums_of
 
 GB = 1e9
 NUM_STEPS = 11
@@ -177,7 +176,14 @@ CASES: dict[str, dict[str, Any]] = {
     | {"read_seconds": 400.0},
     "the link is nearly full": on(**link(0.88)),
     "the link is full of what others read": on(**link(0.95, received_bytes_per_second=2.9 * GB)),
+    "one link of three is full, and no rank is slower": on(
+        link(0.5) | {"host": "a"}, link(0.5) | {"host": "a"}, **link(0.95)
+    ),
     "most bytes from memory": {"page_cache_share": 0.97},
+    "one rank waits for slow reads, the others for it": in_steps(
+        0.5, 0.01, 0.01, read=[1.0, 0.02, 0.02]
+    ),
+    "one rank is always served last": in_steps(0.5, 0.01, 0.01, read=[1.0, 0.9, 1.1]),
     "many ranks on few cores: each step another one is late": in_steps(
         *[0.0] * 8,
         compute=np.where(np.arange(NUM_STEPS) % 8 == np.arange(8)[:, None], 1.04, 1.0),
@@ -195,6 +201,9 @@ CASES: dict[str, dict[str, Any]] = {
     "segments were lost": on(**link(None, resent_share=0.031)),
     "segments came out of order": on(**link(0.97, unordered_share=0.012)),
     "the links of two hosts are full": on(link(0.96), **link(0.95)),
+    "all CPUs full, and nobody tells by whom": on(
+        cpu_share=None, host_cpu_share=0.95, runqueue_seconds=50.0
+    ),
     "one accelerator": in_steps(0.5),
     "a slow rank, and another nearly as slow, which excuses neither": in_steps(
         0.5, 0.01, 0.01, 0.04, read=[2.9, 1.0, 1.0, 2.8]
@@ -208,6 +217,8 @@ CASES: dict[str, dict[str, Any]] = {
     "few reads, the library decodes": in_steps(0.5, read=0.1, decode=3.0)
     | {"reader": READER | {"decode": "library"}},
     "few reads": in_steps(0.5, read=0.1),
+    "few reads, in threads": in_steps(0.5, read=0.1)
+    | {"reader": READER | {"data_loader": "threads"}},
 }
 """What differs in each case; tests/golden/limits.txt has the limit that each must get."""
 

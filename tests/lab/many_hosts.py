@@ -46,14 +46,6 @@ class _Node:
     received: int = 0
 
 
-@dataclass
-class _Meeting:
-    """Members of a communicator in one of its collectives."""
-
-    values: dict[int, Any] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)
-
-
 class ManyHosts:
     """So many hosts with so many ranks each; `run` runs them all."""
 
@@ -65,7 +57,7 @@ class ManyHosts:
         self._events: list[tuple[float, int, int]] = []
         self._numbers = itertools.count()
         self._last: dict[tuple[int, int], float] = {}
-        self._meetings: defaultdict[Any, _Meeting] = defaultdict(_Meeting)
+        self._meetings: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
         self._current = 0
 
     def run(self, work: Callable[["SimulatedRank"], T]) -> list[T]:
@@ -182,14 +174,13 @@ class _Comm:
     def allgather(self, value: T) -> list[T]:
         hosts, own = self.hosts, self._members[self.rank]
         meeting = hosts._meetings[self._members[0], self.size, next(self._turns)]
-        meeting.values[own] = value
-        if len(meeting.values) == self.size:
-            for each in meeting.waiting:
-                hosts._wake(hosts.now(), each)
-        while len(meeting.values) < self.size:
-            meeting.waiting.append(own)
+        if len(meeting) == self.size - 1:
+            for waiting in meeting:
+                hosts._wake(hosts.now(), waiting)
+        meeting[own] = value
+        while len(meeting) < self.size:
             hosts.pause(own)
-        return [meeting.values[member] for member in self._members]
+        return [meeting[member] for member in self._members]
 
     def gather(self, value: T) -> list[T] | None:
         found = self.allgather(value)

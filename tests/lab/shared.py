@@ -1,8 +1,11 @@
-"""Records of steps, and of a job whose storage gives so many batches per second."""
+"""Records of steps and their sums, and of a job whose storage gives so many batches per second."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from dlemu.judge.records import STEP, Steps
+from dlemu.judge.sums import Rule, Sums, sum_all
 
 
 def rows(num_accelerators: int, num_steps: int, **fields: object) -> Steps:
@@ -16,6 +19,16 @@ def rows(num_accelerators: int, num_steps: int, **fields: object) -> Steps:
     ready = steps["wait"] + steps["compute"]
     steps["barrier"] += ready.max(axis=0) - ready
     return steps
+
+
+def sums_of(steps: Steps, names: Sequence[str], rule: Rule | None = None) -> Sums:
+    """Return the sums of records, any shape; `names` has the rank of each accelerator."""
+    flat, owners = steps.ravel(), np.asarray(names)
+    parts = (
+        (name, flat[np.isin(flat["accelerator"], np.flatnonzero(owners == name))])
+        for name in dict.fromkeys(names)
+    )
+    return sum_all(parts, rule or Rule())
 
 
 def shared_steps(rate: float, window: int, num_steps: int) -> Steps:

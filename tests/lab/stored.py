@@ -247,12 +247,8 @@ def _checkpoint() -> dict[str, Any]:
     loads = [_entry(step, (16.0,) * 8, reads=True) for step in (1, 2)]
     conditions = Conditions(file_system="xfs", bypasses=True, fsync=True, cached_share=0.0)
     plan = planned(workload, Plan.of(workload, Alone()))
-    told: dict[str, Any] = {
-        "odirect": True,
-        "shared": True,
-        "foreign_share": 0.0,
-        "cached_share": 0.0,
-    }
+    told: dict[str, Any] = {"odirect": True, "shared": True}
+    told |= {"foreign_share": 0.0, "cached_share": 0.0}
     told |= {"saves": saves, "loads": loads, "host_memory_bytes": 256 * GIB}
     begun: dict[str, Any] = MADE["checkpoint"]
     return begun | {
@@ -318,16 +314,13 @@ def _table(folder: Path) -> str:
     return (folder / "table.md").read_text()
 
 
-def _first(**changes: Any) -> First:
-    return First(**(MADE["first"] | changes))
-
-
 def _try() -> str:
     fed, bound, none = _searches()
+    first = First(**MADE["first"])
     answers = (
-        replace(fed, first=_first()),
-        replace(bound, first=_first(high=None, commands=())),
-        replace(none, first=_first(low=0, high=0)),
+        replace(fed, first=first),
+        replace(bound, first=replace(first, high=None, commands=())),
+        replace(none, first=replace(first, low=0, high=0)),
     )
     return render_text(present_sizing(document_of(answers, Path("/mnt/d1"))))
 
@@ -342,10 +335,9 @@ def store_calibration(path: Path) -> None:
 
 
 def _calibrate() -> str:
-    demand = {"demand_bytes_per_second": load_workload("unet3d_h100").demand}
-    return render_text(
-        present_calibration({**demand, **Calibration(**MADE["calibration"]).model_dump()})
-    )
+    found = Calibration(**MADE["calibration"]).model_dump()
+    found["demand_bytes_per_second"] = load_workload("unet3d_h100").demand
+    return render_text(present_calibration(found))
 
 
 def _steptime() -> str:
@@ -378,9 +370,8 @@ def _steptime() -> str:
 
 
 def _load() -> str:
-    document = load_document(
-        Load(model=find_model("llama2_70b"), target=Path("/tmp")), MADE["load"]
-    )
+    asked = Load(model=find_model("llama2_70b"), target=Path("/tmp"))
+    document = load_document(asked, MADE["load"])
     return f"{render_text(present_load(document))}\n\n{flat(document)}"
 
 

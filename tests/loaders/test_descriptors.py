@@ -25,8 +25,6 @@ from tests.lab.dataset import workload_of
 from tests.lab.waiting import until
 from tests.loaders.contract import Case, check_epoch, make_case, read_all
 
-HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-
 
 def open_files(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
@@ -137,7 +135,8 @@ def test_workers_that_read_through_a_cache_have_descriptors_for_it(tmp_path: Pat
     """64 workers, each with the cache's state, files in memory and the file that is written."""
     keys = {"reader__data_loader": "threads", "reader__read_threads": 8, "num_accelerators": 8}
     cache = [f"cache.folder={tmp_path}/cache", "cache.capacity=1GiB"]
-    ended = limited_to(150, "run", tiny(tmp_path, **keys), *cache, hard=HARD)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    ended = limited_to(150, "run", tiny(tmp_path, **keys), *cache, hard=hard)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -206,8 +206,8 @@ def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(storage, "open_sized", slow)
         loader = case.open()
-        read = partial(list, loader.epoch(0, case.plan(0)))
-        (program := threading.Thread(target=read)).start()
+        program = threading.Thread(target=list, args=[loader.epoch(0, case.plan(0))])
+        program.start()
         wanted = f"worker 0 of accelerator 0 reads {re.escape(str(path.relative_to(folder)))} for "
         until(lambda: re.search(rf"{wanted}[1-9]\d* s", loader.waiting_for()), wanted)  # noqa: B023
         os.write(go_on, b"!")

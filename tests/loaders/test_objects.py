@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dlemu.errors import DatasetError, RunError
@@ -52,46 +53,42 @@ def read(case: Case) -> tuple[list[list[Batch]], GetCounts]:
         return steps, opened.gets()
 
 
+RANGED = ["npz", "jpeg", "tfrecord of 13", "raw of 13", "hdf5 of 5"]
+# The workers of pytorch are spawned: a store does not survive a fork. Each imports torch.
+SPAWNED: dict[str, object] = {"reader.read_threads": 1, "reader.multiprocessing_context": "spawn"}
+
+
 @pytest.mark.parametrize(
-    ("dataset", "loader"),
-    [(name, "threads") for name in DATASETS if "parquet" not in name]
-    + [(name, "tensorflow") for name in ("npz", "tfrecord of 13")]
-    + [("npz", "pytorch")],
+    ("dataset", "loader", "keys"),
+    [(name, "threads", {}) for name in DATASETS if "parquet" not in name]
+    + [(name, "tensorflow", {}) for name in ("npz", "tfrecord of 13")]
+    + [(name, "threads", {"reader.range_bytes": 8192}) for name in RANGED]
+    + [
+        (name, "threads", {"reader.range_bytes": 8192, "reader.gets_in_flight": 3})
+        for name in RANGED
+    ]
+    + [("npz", "pytorch", SPAWNED)],
 )
 def test_every_byte_is_that_of_the_generator(
-    folder: Path, server: RangeServer, dataset: str, loader: str
+    folder: Path, server: RangeServer, dataset: str, loader: str, keys: dict[str, object]
 ) -> None:
-    """The workers of `pytorch` are spawned: a store does not survive a fork."""
-    keys: dict[str, object] = {"reader.data_loader": loader, "reader.read_threads": 2}
-    if loader == "pytorch":  # each worker imports torch
-        keys |= {"reader.read_threads": 1, "reader.multiprocessing_context": "spawn"}
-    case = in_bucket(folder, server, dataset, **keys)
-    layout = case.layout
-    _, counts = read(case)
-    assert server.seen.methods == {"GET": counts.gets}
-    assert counts.received_bytes >= counts.needed_bytes > 0
-    assert counts.retries == 0
-    if layout.samples_per_file == 1:  # each object whole, and each once
-        assert counts.gets == layout.num_files // 6 * 6
-        assert set(server.seen.keys.values()) == {1}
-        assert server.seen.ranges == 0
-
-
-@pytest.mark.parametrize("in_flight", [1, 3])
-@pytest.mark.parametrize("dataset", ["npz", "jpeg", "tfrecord of 13", "raw of 13", "hdf5 of 5"])
-def test_ranges_are_as_many_as_the_plan_says(
-    folder: Path, server: RangeServer, dataset: str, in_flight: int
-) -> None:
-    keys: dict[str, object] = {"reader.range_bytes": 8192, "reader.gets_in_flight": in_flight}
+    """Each object is got whole and once, or in as many ranges as the plan says."""
+    keys = {"reader.data_loader": loader, "reader.read_threads": 2} | keys
     case = in_bucket(folder, server, dataset, **keys)
     steps, counts = read(case)
     assert server.seen.methods == {"GET": counts.gets}
-    if case.layout.samples_per_file == 1:
-        samples = [s for batches in steps for batch in batches for s in batch.samples.tolist()]
-        head = 4096 if dataset == "npz" else 0
-        sizes = [int(case.layout.sizes(case.layout.samples_of(s))[0]) for s in samples]
-        assert counts.gets == sum(ceil_div(head + size, 8192) for size in sizes)
+    assert counts.received_bytes >= counts.needed_bytes > 0
+    assert counts.retries == 0
+    if case.layout.samples_per_file > 1:
+        return
+    samples = np.concatenate([batch.samples for step in steps for batch in step])
+    if "reader.range_bytes" in keys:
+        sizes = case.layout.sizes(samples) + (4096 if dataset == "npz" else 0)
+        assert counts.gets == sum(ceil_div(size, 8192) for size in sizes.tolist())
         assert counts.received_bytes == counts.needed_bytes
+    else:
+        assert counts.gets == len(samples)
+        assert (set(server.seen.keys.values()), server.seen.ranges) == ({1}, 0)
 
 
 def test_samples_at_random_and_columns_are_ranges_of_their_own(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C import _error_if_any_worker_fails
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
@@ -30,7 +31,7 @@ def pipe() -> Iterator[Pipe]:
 def test_messages_come_in_their_order_and_may_be_larger_than_the_pipe(pipe: Pipe) -> None:
     sizes = [0, 1, 65_535, 65_536, 1_000_000]
     messages = [(0, b""), None, ValueError("no"), list(range(1000)), *map(bytes, sizes)]
-    sender = threading.Thread(target=lambda: [pipe.put(message) for message in messages])
+    sender = threading.Thread(target=lambda: list(map(pipe.put, messages)))
     sender.start()
     assert [repr(pipe.get(timeout=60)) for _ in messages] == [repr(each) for each in messages]
     sender.join()
@@ -145,5 +146,5 @@ def test_a_worker_that_is_ended_is_no_error_once_nobody_watches(
     worker.kill()
     os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(RuntimeError, match="Killed") if watched else nullcontext():
-        signal_handling._error_if_any_worker_fails()
+        _error_if_any_worker_fails()
     pipes.stop_watching(loader)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_a_row_that_is_used_again_is_padded_with_zeros(tmp_path: Path) -> None:
 
 def test_a_foreign_files_samples_may_be_larger_than_their_mean(tmp_path: Path) -> None:
     """Only the files' sizes are known: their mean, rounded up, and 8 standard deviations."""
-    shape = {"format": "tfrecord", "num_files_train": 6, "num_samples_per_file": 2}
+    shape: dict[str, Any] = {"format": "tfrecord", "num_files_train": 6, "num_samples_per_file": 2}
     source = source_of(tmp_path, known_places=False, **shape, record_length_bytes_stdev=20.0)
     largest = max(path.stat().st_size for path in (tmp_path / "train").iterdir())
     assert largest % 2 == 1

@@ -99,7 +99,7 @@ def test_preprocessing_draws_each_sample_anew_but_the_same_in_each_run(
 
 @pytest.mark.parametrize("shape", [{}, {"format": "tfrecord", "num_samples_per_file": 6}], ids=str)
 def test_a_sample_is_preprocessed_before_the_next_is_read(
-    monkeypatch: pytest.MonkeyPatch, shape: dict[str, object], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], tmp_path: Path
 ) -> None:
     """As a dataset's __getitem__ does it. Workers that read a whole batch first move together."""
     read: list[int] = []
@@ -166,7 +166,7 @@ def test_what_headers_and_checksums_take_is_decoding_and_no_reading(
 
     for module in (loaders_source, extents):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
-    shape = {"record_length_bytes_stdev": 300.0}
+    shape: dict[str, Any] = {"record_length_bytes_stdev": 300.0}
     if name != "npz":
         shape = {"num_files_train": 2, "num_samples_per_file": 6}
     keys = {"reader.odirect": True, "reader.check_crc": name == "npz"}

@@ -51,7 +51,7 @@ def told(
     return ManyHosts(num_hosts).run(wait)
 
 
-@pytest.mark.parametrize("missing", [0, 1, 277])
+@pytest.mark.parametrize("missing", [0, 277])
 def test_a_host_that_does_not_come_is_named_from_afar(missing: int) -> None:
     def sleep(world: SimulatedRank) -> None:
         world.hosts.pause(world.rank, 100.0)
@@ -79,7 +79,7 @@ def test_a_start_takes_rank_0_few_messages() -> None:
     """Ten times the ranks: a few messages more, and no conversation with each of them."""
     starts = []
     for num_hosts in (17, 170):
-        hosts = ManyHosts(num_hosts, 8)
+        hosts = ManyHosts(num_hosts, 2)
         hosts.run(lambda world: world.all_gather((world.host_index, 4242)))
         starts.append(hosts.nodes[0].received)
         most = max(node.received for node in hosts.nodes)

@@ -22,8 +22,7 @@ from tests.lab.virtual import VirtualClock
 
 
 def batch_of(*, ready: float, accelerator: int = 0, step: int = 0, num_bytes: int = 0) -> Batch:
-    parts = {"read_seconds": 0.25, "decode_seconds": 0.5, "hand_over_seconds": 0.125}
-    return Batch(0, step, accelerator, np.arange(1), num_bytes, ready, **parts)
+    return Batch(0, step, accelerator, np.arange(1), num_bytes, ready, 0.25, 0.5, 0.125)
 
 
 def nothing() -> None:

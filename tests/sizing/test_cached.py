@@ -62,11 +62,7 @@ def test_the_au_is_that_of_the_number_and_not_of_the_threshold() -> None:
         ({"cache.warm": True}, 0.0, 1e9),  # it holds nothing to be probed
         ({"cache.warm": True, "drive.read_bandwidth": 2 * 10**9}, 9e9, 2.5e9),
         # Its first four fifths are written: at this rate AU is 90 % as they wait for the cache.
-        (
-            {"cache.warm": False, "drive.write_bandwidth": 10**8},
-            0.0,
-            0.9 * 1e8 * (1 / 0.9 - 0.2) / 0.8,
-        ),
+        ({"cache.warm": False, "drive.write_bandwidth": 10**8}, 0.0, 1e8 * (1 - 0.9 * 0.2) / 0.8),
         ({"cache.folder": None, "origin.read_bandwidth": 10**8, "drive": "d7_ps1010"}, 0.0, 1e8),
     ],
 )

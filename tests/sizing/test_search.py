@@ -167,12 +167,7 @@ def test_any_storage_however_odd_ends_the_search(data: st.DataObject, start: int
 
 @pytest.mark.parametrize(
     ("number", "noise", "within", "most_runs"),
-    [
-        (8, 0.2, 0, 8.0),
-        (28, 0.8, 1, 9.5),
-        (111, 0.2, 1, 9.5),
-        (512, 0.8, 15, 20.0),
-    ],
+    [(8, 0.2, 0, 8.0), (28, 0.8, 1, 9.5), (111, 0.2, 1, 9.5), (512, 0.8, 15, 20.0)],
 )
 def test_noise_as_published(number: int, noise: float, within: int, most_runs: float) -> None:
     """sizing.md's table: 7.5 to 12 runs to N = 111; exact to 30 at 0.2 points, ±1 to 110."""

@@ -107,8 +107,7 @@ class Reads:
 @pytest.fixture
 def sparse(tmp_path: Path) -> Path:
     path = tmp_path / "file"
-    path.touch()
-    os.truncate(path, 8 * MIB)
+    path.write_bytes(bytes(8 * MIB))
     return path
 
 
@@ -133,8 +132,8 @@ def test_no_reader_begins_before_all_are_started(
         return True
 
     Reads(monkeypatch, enough)
-    assert probe_rate([sparse], num_readers=100, seconds=1e6)
-    assert others[0] == 100
+    assert probe_rate([sparse], num_readers=30, seconds=1e6)
+    assert others[0] == 30
 
 
 def test_the_rate_is_that_up_to_the_last_piece_that_came(

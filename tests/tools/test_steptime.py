@@ -204,20 +204,14 @@ def test_an_interrupted_measurement_keeps_what_it_has(
     own: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The workload's own batch is measured first, so its file is right already."""
-    batches = []
-
-    def interrupted(job: object, batch: int, *rest: object) -> object:
-        batches.append(batch)
-        if len(batches) == 2:
-            raise KeyboardInterrupt
-        return timed(batch, 0.25, 0.01)
-
-    monkeypatch.setattr("dlemu.tools.steptime.job.measure", interrupted)
+    measure = Mock(side_effect=[timed(7, 0.25, 0.01), KeyboardInterrupt])
+    monkeypatch.setattr("dlemu.tools.steptime.job.measure", measure)
     assert run([*own, "steptime.model=own_model:quick", "steptime.batches=[3,7,14]"]) != 0
     shown = capsys.readouterr().out
     assert "batch 7, 1 of 3: " in shown and "batch 3, 2 of 3: " in shown and " left" in shown
     found = load_workload("out/unet3d_measured_cpu.yaml")
-    assert (batches, found.reader.batch_size) == ([7, 3], 7)
+    assert [call.args[1] for call in measure.call_args_list] == [7, 3]
+    assert found.reader.batch_size == 7
     assert (found.train.computation_time.mean, found.train.launch_time) == (0.25, 0.01)
     evidence = json.loads(Path("out/unet3d_measured_cpu.json").read_text())
     assert [each["batch"] for each in evidence["batches"]] == [7]
@@ -236,15 +230,8 @@ def test_a_step_that_memory_cannot_hold_is_left_out(
 
 def timed(batch: int, seconds: float, launch: float) -> Timed:
     steps = np.full(10, seconds)
-    return Timed(
-        batch=batch,
-        layout="contiguous",
-        seconds=steps,
-        launch=launch,
-        flops=1e12,
-        memory=0,
-        on_gpu=True,
-    )
+    same: dict[str, Any] = {"layout": "contiguous", "flops": 1e12, "memory": 0, "on_gpu": True}
+    return Timed(batch=batch, seconds=steps, launch=launch, **same)
 
 
 def test_a_launch_bound_step_is_left_out_of_the_fit() -> None:

@@ -155,13 +155,12 @@ def test_each_worker_visits_its_files_in_order(
     counts = Counter[int]()
     for step in range(plan.num_steps):
         for accelerator in (0, 2):
-            workers = range(streams) if plan.stream_of is not None else [step % streams]
-            for worker in workers:
-                fetch = (
-                    plan.part(step, accelerator, worker)[1]
-                    if plan.stream_of is not None
-                    else plan.fetch(step, accelerator)
-                )
+            parts = (
+                {step % streams: plan.fetch(step, accelerator)}
+                if plan.stream_of is None
+                else {each: plan.part(step, accelerator, each)[1] for each in range(streams)}
+            )
+            for worker, fetch in parts.items():
                 visits = found.plan.visits_of(step, accelerator, worker)
                 assert visits is not None and visits.shape == fetch.shape
                 assert (found.files[visits] == layout.file_of(fetch)).all()

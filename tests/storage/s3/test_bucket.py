@@ -54,16 +54,7 @@ def outside(moto: Moto, request: pytest.FixtureRequest) -> S3Store:
     """A bucket of the test's own, by a client that is not dlemu's."""
     name = f"b{abs(hash(request.node.name))}"
     urllib.request.urlopen(urllib.request.Request(f"{moto.url}/{name}", method="PUT")).close()
-    return S3Store(
-        name,
-        config={
-            "endpoint": moto.url,
-            "access_key_id": KEY,
-            "secret_access_key": SECRET,
-            "region": "us-east-1",
-        },
-        client_options={"allow_http": True},
-    )
+    return S3Store(name, region="us-east-1", client_options={"allow_http": True})
 
 
 @pytest.fixture

@@ -3,9 +3,11 @@
 import ctypes
 import errno
 import json
+import math
 import multiprocessing
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +32,7 @@ from dlemu.terminal import silent
 from dlemu.tools.paths import cells as cells_module
 from dlemu.tools.paths import sweep, uring
 from dlemu.tools.paths.blocks import PATTERNS, DataPath, Latencies, Pattern, Work, perform
-from dlemu.tools.paths.cells import write_random_file
+from dlemu.tools.paths.cells import HostCounters, read_joules, write_random_file
 from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
 from dlemu.tools.paths.uring import Ring
 from tests.tools.paths.conftest import MIB, plan
@@ -92,16 +94,13 @@ def test_the_blocks_in_flight_are_all_blocks_of_the_file(tmp_path: Path, path: D
     assert done.latencies.num >= 16
 
 
-def pages(*contents: bytes) -> list[bytes]:
-    return [content[i : i + 4096] for content in contents for i in range(0, len(content), 4096)]
+def pages(content: bytes) -> list[bytes]:
+    return [content[i : i + 4096] for i in range(0, len(content), 4096)]
 
 
-def test_a_file_longer_than_the_pool_repeats_nothing(tmp_path: Path) -> None:
+def test_no_two_pages_of_a_file_are_equal(tmp_path: Path) -> None:
     write_random_file(str(tmp_path / "file"), 3, 17 * MIB)
-
-    content = np.fromfile(tmp_path / "file", np.uint8).reshape(-1, 4096)
-
-    assert len(np.unique(content[:, :16], axis=0)) == len(content) == 17 * 256
+    assert len({*pages((tmp_path / "file").read_bytes())}) == 17 * 256
 
 
 def test_small_blocks_get_processes_large_ones_and_the_gpu_threads(tmp_path: Path) -> None:
@@ -234,7 +233,7 @@ def test_what_a_path_does_not_take_is_left_out_in_a_line(
     monkeypatch.setattr("dlemu.tools.paths.cells.smallest_direct", lambda _: 4096)
     monkeypatch.setattr(uring, "problem", lambda: "io_uring cannot be used (by the test)")
     monkeypatch.setattr(cells_module, "perform", lambda works, _: pytest.fail(f"{works} measured"))
-    monkeypatch.setattr(sweep, "find_connection", silent)
+    monkeypatch.setattr(sweep, "find_connection", lambda _: None)
     events: list[str] = []
     small = sweep_of(tmp_path, io_sizes=(512,), paths=None, queue_depths=(1, 4))
 
@@ -408,3 +407,45 @@ def test_a_host_without_io_uring_is_told_why_in_a_line(
     assert problem is not None and "\n" not in problem
     with pytest.raises(RunError, match=told):
         raise RunError(problem)
+
+
+# --- joules between two readings of the counters --------------------------------------------------
+
+
+def test_packages_are_read_and_their_parts_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    counted = {"intel-rapl:0": 5_000_000, "intel-rapl:1": 7_500_000, "intel-rapl:0:0": 1, "dtpm": 1}
+    for name, microjoules in counted.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "energy_uj").write_text(f"{microjoules}\n")
+        (tmp_path / name / "max_energy_range_uj").write_text("8000000\n")
+    (tmp_path / "intel-rapl:2").mkdir()
+
+    assert read_joules(tmp_path) == {"intel-rapl:0": (5.0, 8.0), "intel-rapl:1": (7.5, 8.0)}
+
+
+def test_an_overrun_is_not_negative_energy() -> None:
+    cpus = {"user": 1.0, "nice": 0.0, "system": 1.0, "irq": 0.0, "softirq": 0.0}
+    before = {"intel-rapl:0": (90.0, 100.0), "intel-rapl:1": (10.0, 100.0), "gpu0": (3.0, math.inf)}
+    after = {"intel-rapl:0": (5.0, 100.0), "intel-rapl:1": (40.0, 100.0), "gpu0": (3.5, math.inf)}
+    start, end = HostCounters(8.0, cpus, before), HostCounters(10.0, cpus, after)
+
+    used = end.since(start)
+
+    assert (used.cpu_watts, used.gpu_watts) == pytest.approx(((15 + 30) / 2, 0.25))
+    assert end.since(HostCounters(8.0, cpus, {})).cpu_watts is None
+
+
+def test_each_gpu_that_counts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, the first is too old."""
+    nvml = Mock(NVMLError=RuntimeError)
+    nvml.nvmlDeviceGetCount.return_value = 2
+    nvml.nvmlDeviceGetTotalEnergyConsumption.side_effect = [RuntimeError("Not Supported"), 5500]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert read_joules(tmp_path) == {"gpu1": (5.5, math.inf)}
+    nvml.nvmlInit.side_effect = RuntimeError("Driver Not Loaded")
+    assert read_joules(tmp_path) == {}
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert read_joules(tmp_path) == {}, "without the library"

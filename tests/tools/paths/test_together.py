@@ -5,12 +5,11 @@ import mmap
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -30,7 +29,7 @@ from tests.lab.bench import Run, launched
 from tests.lab.many_hosts import ManyHosts
 from tests.lab.mpirun import mpirun
 from tests.lab.waiting import until
-from tests.storage.gpu.test_cufile import NONE, stats
+from tests.storage.gpu.test_cufile import NONE, fake, stats
 from tests.tools.paths.conftest import MIB, plan
 
 
@@ -294,45 +293,26 @@ class FakeCufile:
 
 
 def in_process(works: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
-    """Do as `perform`, one work after the other, in threads of this process."""
+    """Do as `perform`, one work after the other, in this process."""
     ready()
     found = []
     for work in works:
-        ours, theirs = Pipe()
-        group = threading.Thread(
-            target=blocks._run_group, args=(theirs, work, tuple(range(work.num_readers)))
-        )
-        group.start()
-        first = ours.recv()
-        assert first is None, first
-        ours.send(0.0)
-        done = ours.recv()
-        group.join()
-        assert isinstance(done, Done), done
-        found.append(done)
+        pipe = Mock(**{"recv.return_value": 0.0})
+        blocks._run_group(pipe, work, tuple(range(work.num_readers)))
+        found.append(pipe.send.call_args.args[0])
+        assert isinstance(found[-1], Done), found[-1]
     return found
 
 
 def test_pairs_take_the_direct_path_each_into_its_gpu(
     folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    libraries, used = list[FakeCufile](), list[int]()
-    usable, driver = Availability("p2pdma", ()), FakeCuda()
-
-    def load(path: str) -> FakeCufile:
-        libraries.append(FakeCufile())
-        return libraries[-1]
-
-    def gpu(number: int) -> cuda.Gpu:
-        used.append(number)
-        return cuda.Gpu(number)
-
+    driver, load = FakeCuda(), Mock(side_effect=lambda path: FakeCufile())
+    gpu = Mock(side_effect=cuda.Gpu)
+    fake(monkeypatch)
     monkeypatch.setattr(cuda, "_library", lambda: driver)
-    monkeypatch.setattr(cufile, "availability", lambda *_, **__: usable)
-    monkeypatch.setattr(cufile, "find_library", lambda: "libcufile.so.0")
-    monkeypatch.setattr(cufile, "library_version", lambda path: 1200)
     monkeypatch.setattr(cufile, "_load", load)
-    monkeypatch.setattr(cells, "availability", lambda folder: usable)
+    monkeypatch.setattr(cells, "availability", lambda folder: Availability("p2pdma", ()))
     monkeypatch.setattr(blocks, "_end_with_parent", lambda pipe: None)
     monkeypatch.setattr(blocks, "Gpu", gpu)
     monkeypatch.setattr(cells, "perform", in_process)
@@ -349,7 +329,7 @@ def test_pairs_take_the_direct_path_each_into_its_gpu(
     )
 
     assert notes[0].startswith(f"{folders[0]}: ") and "GPU 1, 0000:a1:00.0" in notes[0]
-    assert used == [1, 0] * 4 and len(libraries) == 4
+    assert [call.args[0] for call in gpu.call_args_list] == [1, 0] * 4 and load.call_count == 4
     for cell in found:
         if cell.target != "sum":
             assert cell.gpu == int(cell.target == str(folders[0]))
@@ -366,18 +346,14 @@ def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
     monkeypatch.setattr(cuda, "_library", FakeCuda)
     monkeypatch.setattr(sweep, "find_attachment", lambda *_: found)
     monkeypatch.setattr(sweep, "cpus_of_node", lambda node: [0, 5000])
-    works: list[Work] = []
-
-    def perform(asked: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
-        works.extend(asked)
-        return fakes([], (1000,))(asked, ready)
-
+    perform = Mock(side_effect=fakes([], (1000,)))
     monkeypatch.setattr(cells, "perform", perform)
     notes: list[str] = []
     job = plan(tmp_path, paths=("host_direct_gpu_copy",), gpu=asked, output=tmp_path / "out")
     (cell,) = run_paths(job, notes.append)
     number = 1 if asked is None else asked
-    assert (works[0].gpu, works[0].cpus, cell.gpu) == (number, (0,), number)
+    (work,) = perform.call_args.args[0]
+    assert (work.gpu, work.cpus, cell.gpu) == (number, (0,), number)
     assert "readers on NUMA node 1" in notes[0]
     assert ("GPU 1, the nearest to it, 0000:a1:00.0" in notes[0]) == (asked is None)
     assert (cell.ceiling, cell.ceiling_bytes_per_second) == ("PCIe link", 7.9e9)
