@@ -249,9 +249,16 @@ def measure(
 
 
 def _drop(files: Sequence[Path]) -> Pages:
-    """Drop files from the page cache; again if pages stay, which may just have been read ahead."""
+    """Drop files from the page cache; again while pages stay, for two seconds.
+
+    They may just have been read ahead, or the kernel may be at work on them.
+    """
     pages = drop(files)
-    return drop(files) if pages.resident else pages
+    for seconds in (0.0, 0.1, 0.4, 1.6):
+        if pages.resident:
+            time.sleep(seconds)
+            pages = drop(files)
+    return pages
 
 
 def _usable(load: Load, file: Path, on_event: OnEvent) -> Iterator[Way]:
