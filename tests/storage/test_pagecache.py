@@ -48,8 +48,10 @@ def test_dropped_files_are_cold_and_those_read_are_warm(folder: Path) -> None:
 
     result = drop(paths)
 
-    assert (result.num_files, result.share) == (8, 0), "though they were not yet written"
-    assert cached_share(paths) == 0
+    # The kernel may be at work on a page for a moment.
+    none = approx(0, abs=1 - _NEARLY)
+    assert (result.num_files, result.share) == (8, none), "though they were not yet written"
+    assert cached_share(paths) == none
     for path in paths[:2]:
         path.read_bytes()
     assert cached_share(paths) == approx(0.25, abs=1 - _NEARLY)
@@ -57,7 +59,7 @@ def test_dropped_files_are_cold_and_those_read_are_warm(folder: Path) -> None:
     assert cached_share(paths, max_files=4) == approx(0.25, abs=1 - _NEARLY), "every other"
     with paths[1].open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         sum(mapped[::4096])  # mapped pages stay
-        assert drop(paths[:2]).share == 0.5
+        assert drop(paths[:2]).share == approx(0.5, abs=1 - _NEARLY)
 
 
 def test_both_ways_to_ask_agree(folder: Path) -> None:
