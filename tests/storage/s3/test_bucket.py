@@ -103,7 +103,7 @@ def test_an_interrupted_datagen_goes_on(
     puts, original = itertools.count(), Store.put
 
     def put(self: Store, key: str, *part: Any, **more: Any) -> None:
-        if next(puts) == 2 + 3:  # after an empty journal and the plan
+        if "/train/" in key and next(puts) >= 3:  # those of other threads, too
             raise KeyboardInterrupt
         original(self, key, *part, **more)
 
