@@ -183,9 +183,9 @@ def run_paths(
         on_event = on_begin = silent
     with ExitStack() as stack:
         places = _places(sweep, world, stack, dry=dry)
+        rounds = list(_rounds(sweep, places, world))  # what cannot be is refused before a word
         for note in (note for place in places for note in place.notes):
             on_event(note)
-        rounds = list(_rounds(sweep, places, world))
         wanted = [each for cells in rounds for each in cells]
         if world.rank == 0 and not dry:
             record = stack.enter_context(recorded(sweep.output, "paths", world, key="output"))
