@@ -74,7 +74,8 @@ def test_a_prediction_takes_what_was_measured(
     found = Calibration.model_validate_json(path.read_text())
     assert (found.workload, found.loader, found.odirect) == ("cosmoflow_h100", "threads", False)
     assert (found.sample_bytes, found.read_threads) == (BATCH_BYTES, 1)
-    assert found.overhead > 0 and found.jitter >= 0 and found.host_read_bytes_per_second > 0
+    assert found.host_read_bytes_per_second > 0
+    assert found.overhead >= 0 and found.jitter >= 0, "on a busy host chance may say less than 0"
     assert found.drive_read_bytes_per_second is not None
     assert found.page_cache_share < 0.05
     assert f"result: {path}" in out and "this host moves" in out

@@ -50,7 +50,7 @@ def test_dropped_files_are_cold_and_those_read_are_warm(folder: Path) -> None:
 
     # The kernel may be at work on a page for a moment.
     none = approx(0, abs=1 - _NEARLY)
-    assert (result.num_files, result.share) == (8, none), "though they were not yet written"
+    assert result.num_files == 8 and result.share == none, "though they were not yet written"
     assert cached_share(paths) == none
     for path in paths[:2]:
         path.read_bytes()
