@@ -482,23 +482,18 @@ def access_of(storage: StorageSection | None = None) -> Access:
         WorkloadError: an endpoint is no URL, or one half of the credentials is missing.
     """
     storage = storage or StorageSection()
-    environment, endpoints = os.environ.get, storage.endpoint_url
-    region = (
-        storage.region or environment("AWS_REGION") or environment("AWS_DEFAULT_REGION") or _REGION
-    )
+    env, endpoints = os.environ.get, storage.endpoint_url
+    region = storage.region or env("AWS_REGION") or env("AWS_DEFAULT_REGION") or _REGION
     if not endpoints:
-        named = environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL") or ""
+        named = env("AWS_ENDPOINT_URL_S3") or env("AWS_ENDPOINT_URL") or ""
         endpoints = tuple(named.split(",")) if named else (_AWS.format(region=region),)
     for endpoint in endpoints:
         _check_endpoint(endpoint)
     key_id, secret = map(_revealed, (storage.access_key_id, storage.secret_access_key))
     token = ""
     if not (key_id or secret):
-        key_id, secret = (
-            environment("AWS_ACCESS_KEY_ID", ""),
-            environment("AWS_SECRET_ACCESS_KEY", ""),
-        )
-        token = environment("AWS_SESSION_TOKEN", "")
+        key_id, secret = env("AWS_ACCESS_KEY_ID", ""), env("AWS_SECRET_ACCESS_KEY", "")
+        token = env("AWS_SESSION_TOKEN", "")
     if bool(key_id) != bool(secret):
         missing = "storage.secret_access_key" if key_id else "storage.access_key_id"
         raise WorkloadError(

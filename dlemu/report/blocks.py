@@ -254,11 +254,6 @@ class Section:
     rows: Sequence[Mapping[str, str]] = field(default=())
     """Its cells in the table across results, by their heads."""
 
-    @property
-    def verdict(self) -> str:
-        """The answer in one line."""
-        return next((block.line for block in self.blocks if isinstance(block, Verdict)), "")
-
 
 def measured(document: Document, *more: tuple[str, str], is_open: bool = False) -> Fold:
     """Return where and when something was measured, below a fold."""

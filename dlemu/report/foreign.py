@@ -322,13 +322,13 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
     Raises:
         RunError: the run did not end, or a file is damaged.
     """
-    recorded = _read_summary(folder)
+    summary = _read_summary(folder)
     notes: list[str] = []
     tree = _read_config(folder, notes)
     workload = None if tree is None else _workload_of(tree, keys, notes)
     dlio, metrics, outputs = None, None, read_output(folder)
     try:
-        dlio = steps_of(folder, outputs, recorded["num_accelerators"], workload)
+        dlio = steps_of(folder, outputs, summary["num_accelerators"], workload)
         edition = cast(Edition, keys.get("metric.edition", "v1.0"))
         metrics = (
             measure(dlio.steps, edition=edition)
@@ -347,9 +347,7 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
     try:
         document: dict[str, Any] = {
             "kind": "foreign",
-            "verdict": _WORDS.get(
-                recorded["metric"].get("train_au_meet_expectation"), "NO VERDICT"
-            ),
+            "verdict": _WORDS.get(summary["metric"].get("train_au_meet_expectation"), "NO VERDICT"),
             "reasons": [],
             "remarks": [],
             "au_percentage": [],
@@ -358,14 +356,14 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
             document["au_percentage"] = [epoch.au_percentage for epoch in metrics.epochs]
             if workload is not None:
                 document = {**with_metrics(Summary(), workload, metrics), "status": "complete"}
-        document |= {name: recorded[name] for name in _PLACE if name in recorded}
+        document |= {name: summary[name] for name in _PLACE if name in summary}
         document |= {
             "tool": tool,
-            "workload": _chosen(folder) or str(name or recorded.get("workload") or "unknown"),
+            "workload": _chosen(folder) or str(name or summary.get("workload") or "unknown"),
             "notes": notes,
-            "recorded": recorded,
+            "recorded": summary,
             "recorded_per_epoch": {
-                name: [float(each) for each in recorded["metric"].get(name) or ()]
+                name: [float(each) for each in summary["metric"].get(name) or ()]
                 for name in _RECORDED
             },
             "first_barrier_seconds": barriers,

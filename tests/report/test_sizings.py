@@ -135,7 +135,8 @@ def test_a_first_answer_without_a_run_is_shown_as_the_others(
     found = read_result(write(tmp_path / "try", answer))
     assert status_of(found.document) == 0, "it is no verdict"
     shown = section(found, present(found.document))
-    assert shown.verdict.startswith("d1 cannot feed one H100 of 3D U-Net; one needs 2.86 ")
+    verdict = next(block for block in shown.blocks if isinstance(block, Verdict))
+    assert verdict.line.startswith("d1 cannot feed one H100 of 3D U-Net; one needs 2.86 ")
     page = page_of([shown])
     assert "cannot feed one H100" in page and "<figure>" not in page
     printed("compare", found.folder, found.folder, status=1)
