@@ -45,7 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # On a busy host an example takes longer than usual; that is no mistake.
     quick = config.option.markexpr == "quick"
     most = _MOST_EXAMPLES if quick else 100
-    settings.register_profile("suite", deadline=None, max_examples=most)
+    # The same examples each time, or those of a seed.
+    same = config.getoption("--hypothesis-seed") is None
+    settings.register_profile("suite", deadline=None, max_examples=most, derandomize=same)
     settings.load_profile("suite")
     apply(QUICK)
     warm.settings = QUICK
