@@ -151,7 +151,7 @@ def test_a_cache_policy_of_ones_own_is_tried_planned_and_predicted(
         ("1 / 0", "ZeroDivisionError: division by zero"),
         (
             "from dlemu.formats import Format\nclass Mine(Format): pass\nFORMAT = Mine()",
-            "Can't instantiate abstract class Mine with abstract methods locate, write",
+            "Can't instantiate abstract class Mine with",  # the rest differs by Python's version
         ),
     ],
 )

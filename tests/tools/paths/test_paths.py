@@ -143,6 +143,7 @@ def test_what_was_written_to_the_drives_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes = sweep_of(tmp_path, patterns=("seq_write",), workers=(1,), io_sizes=(4096,))
+    monkeypatch.setattr("dlemu.tools.paths.sweep.has_writes", lambda wear: False)
     run_paths(writes, silent)
     assert not (tmp_path / "output/wear.jsonl").exists(), "too little to tell"
     monkeypatch.setattr("dlemu.tools.paths.sweep.has_writes", lambda wear: True)
