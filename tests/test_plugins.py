@@ -1,5 +1,6 @@
 """Formats and loaders of one's own: what the contract finds, and how they are named."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,7 +152,8 @@ def test_a_cache_policy_of_ones_own_is_tried_planned_and_predicted(
         ("1 / 0", "ZeroDivisionError: division by zero"),
         (
             "from dlemu.formats import Format\nclass Mine(Format): pass\nFORMAT = Mine()",
-            "Can't instantiate abstract class Mine with",  # the rest differs by Python's version
+            # As Python 3.11 says it, or 3.12.
+            "Can't instantiate abstract class Mine with.* abstract methods '?locate'?, '?write'?",
         ),
     ],
 )
@@ -159,7 +161,7 @@ def test_what_is_no_format_gets_one_line(code: str, line: str, tmp_path: Path) -
     (tmp_path / "own.py").write_text(code)
     with pytest.raises(WorkloadError, match=r"^dataset.format=own:FORMAT cannot be used") as error:
         workload_of(tmp_path, format="own:FORMAT")
-    assert line in str(error.value)
+    assert re.search(line, str(error.value))
     assert str(error.value).endswith("; python -m dlemu.contract says what it lacks")
 
 

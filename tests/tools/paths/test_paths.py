@@ -356,6 +356,7 @@ def test_each_place_holds_the_block_that_was_asked_for(
     held = [bytes(memory[place * BLOCK :][:BLOCK]) for place in range(depth)]
     known = {data[offset : offset + BLOCK] for offset in asked}
     assert set(held) <= known
+    assert len(asked) > 2**4, "the ring has wrapped around"
 
 
 @needs_ring
