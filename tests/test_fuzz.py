@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import fuzz
+from tests.lab.waiting import LONG
 from tests.test_layers import ROOT
 
 BAD = {
@@ -26,7 +26,6 @@ SHARE = 0.06
 """Of a minute's inputs, which is enough for a suite; make fuzz goes on as long as it is told."""
 
 
-@pytest.mark.timeout(600)
 def test_damaged_input_gets_an_answer() -> None:
     """What this finds, the command that it prints shows again."""
     command = [sys.executable, "-m", "tests.fuzz", "--seed", "0", "--share", str(SHARE)]
@@ -52,7 +51,7 @@ def test_what_must_not_be_is_found() -> None:
         "sys.exit(f.main(['--seed', '7']))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=240
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=LONG
     )
     assert done.returncode == 1, done.stdout + done.stderr
     for kind in BAD:

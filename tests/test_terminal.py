@@ -21,6 +21,7 @@ from dlemu.config.published import command
 from dlemu.errors import RunError
 from dlemu.terminal import shown, shown_line, terminal_width
 from tests.lab.commands import QUICK, SMALL, dlemu
+from tests.lab.waiting import LONG
 from tests.test_layers import ROOT
 
 ODD = "my set [1] ~ü,=x"
@@ -119,7 +120,7 @@ def test_no_command_needs_a_locale(tmp_path: Path) -> None:
             capture_output=True,
             cwd=tmp_path,
             env=kept | {"PYTHONPATH": str(ROOT)} | locale,
-            timeout=150,
+            timeout=LONG,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert b"gr\\xf6\\xdfe" in done.stdout
@@ -144,7 +145,12 @@ def test_streams_may_be_closed_or_full(
     command = f"{shlex.join(COMMAND)} {words.replace('datasize', f'datasize {keys}')}"
     buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, env=buffered, timeout=150
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=buffered,
+        timeout=LONG,
     )
     assert (done.returncode, "files" in done.stdout) == (status, shown)
     said = [line for line in done.stderr.splitlines() if line.startswith("dlemu:")]

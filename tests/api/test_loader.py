@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import dlemu
 from dlemu.judge.records import dump_workload
 from tests.lab.commands import small_job
+from tests.lab.waiting import LONG
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,7 +111,7 @@ def pass_in_a_thread(loading: dlemu.TrainingLoader) -> list[int]:
     seen: list[int] = []
     thread = threading.Thread(target=lambda: seen.extend(chain(*(b.samples for b in loading))))
     thread.start()
-    thread.join(60)
+    thread.join(LONG)
     return seen
 
 
@@ -127,7 +128,7 @@ def test_workers_outlive_the_thread_that_iterates(folder: Path) -> None:
     assert not any(map(psutil.pid_exists, pids[0]))
     for thread in threading.enumerate():
         if thread.name == "dlemu starter":
-            thread.join(60)
+            thread.join(LONG)
             assert not thread.is_alive(), "it ends with the loader"
 
 
@@ -158,12 +159,12 @@ def test_no_worker_is_left_of_a_loader_that_nobody_closes(folder: Path, killed: 
                 [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
                 for _ in range(2)
             )
-            assert len(psutil.wait_procs(first, timeout=60)[0]) == 2
+            assert len(psutil.wait_procs(first, timeout=LONG)[0]) == 2
             if killed:
                 process.kill()
             process.stdin.close()
-            process.wait(60)
-            assert len(psutil.wait_procs(second, timeout=60)[0]) == 2
+            process.wait(LONG)
+            assert len(psutil.wait_procs(second, timeout=LONG)[0]) == 2
         finally:
             process.kill()
         assert process.stderr is not None and process.stderr.read() == b""

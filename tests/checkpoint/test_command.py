@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_nothing() -> None:
     process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=Path.cwd())
     until(lambda: list(Path("ck").glob("*/*.partial")), "a file that is written", pause=0.001)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     assert (process.returncode, said) == (130, "dlemu: interrupted\n")
     assert not Path("ck").exists()
     assert summary()["status"] == "incomplete"

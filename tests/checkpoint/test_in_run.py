@@ -40,7 +40,7 @@ from dlemu.run.replay import new_steps
 from tests.lab import bench
 from tests.lab.shared import sums_of
 from tests.lab.virtual import VirtualClock
-from tests.lab.waiting import until
+from tests.lab.waiting import LONG, until
 
 
 def job(folder: Path | None, **keys: Any) -> Workload:
@@ -159,7 +159,7 @@ def test_steps_after_the_writing_are_marked_on_no_rank(
     clock, held, write = VirtualClock(), threading.Event(), Writer.work
 
     def write_later(*arguments: Any) -> WriteTimes:
-        assert held.wait(60)
+        assert held.wait(LONG)
         return write(*arguments)
 
     monkeypatch.setattr(Writer, "work", write_later)

@@ -14,6 +14,7 @@ from dlemu.datagen.assemble import Content
 from dlemu.errors import RunError
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.owned import direct as takes_direct
+from tests.lab.waiting import LONG
 
 PIECE = 64 << 10
 SIZES = [1, 4095, 4096, PIECE, PIECE + 1, 5 * PIECE + 4097]
@@ -103,7 +104,7 @@ def test_files_that_were_prepared_need_not_be_written(content: Content) -> None:
     writer.prepare([(sample, 10 * PIECE) for sample in range(9)])
     end = threading.Thread(target=writer.__exit__, daemon=True)
     end.start()
-    end.join(60)
+    end.join(LONG)
     assert not end.is_alive(), "it waits for a thread that waits for a buffer"
 
 

@@ -19,6 +19,7 @@ from dlemu.judge.records import read_config, read_steps
 from tests.lab import warm
 from tests.lab.commands import QUICK, Printed, execute, generate, summary_of, with_checkout
 from tests.lab.mpirun import mpirun
+from tests.lab.waiting import LONG
 
 DATA = Path(__file__).parents[1] / "data"
 BY_FOUR = ["dataset.num_samples_per_file=4", "dataset.num_files_train=14"]
@@ -127,7 +128,7 @@ def on_ranks(*words: str, cwd: Path) -> tuple[int, list[str]]:
     command = mpirun(2, *warm.command(), *words)
     out, environment = subprocess.STDOUT, with_checkout()
     done = subprocess.run(
-        command, stdout=-1, stderr=out, text=True, cwd=cwd, env=environment, timeout=120
+        command, stdout=-1, stderr=out, text=True, cwd=cwd, env=environment, timeout=LONG
     )
     return done.returncode, [line for line in done.stdout.splitlines() if line]
 

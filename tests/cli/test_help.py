@@ -12,6 +12,7 @@ from dlemu.cli.help import SHELLS, keys_of
 from dlemu.config.keys import all_keys
 from dlemu.config.model import read_by
 from tests.lab.commands import Printed
+from tests.lab.waiting import LONG
 
 RUN_EXAMPLES = ("datasize", "predict", "verify")
 """Commands whose examples run here; those of the others are checked by their keys."""
@@ -103,7 +104,7 @@ def test_a_shell_offers_what_fits(shell: str, tmp_path: Path, printed: Printed) 
     command = [shell, {"bash": "--norc", "zsh": "-f"}[shell], "-c", program]
     environment = {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, timeout=60, env=environment
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=LONG, env=environment
     )
     assert (done.returncode, done.stderr) == (0, "")
     answers = done.stdout.removeprefix("\n").split("\n\n")

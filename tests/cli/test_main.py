@@ -19,7 +19,7 @@ from dlemu.formats import FORMATS
 from dlemu.storage.gpu import cuda
 from tests.lab import warm
 from tests.lab.commands import QUICK, SMALL, Printed, dlemu, generate, summary_of
-from tests.lab.waiting import until
+from tests.lab.waiting import LONG, until
 
 
 def test_a_checkout_that_is_not_installed_has_no_version(
@@ -47,7 +47,7 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     script = f'cd "{gone}" && rmdir "{gone}" && {sys.executable} -m dlemu doctor --wear .'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=LONG)
     line = "dlemu: the working directory is gone; cd to another\n"
     assert (done.returncode, done.stderr) == (1, line)
 
@@ -55,7 +55,7 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
 def test_help_may_be_cut_short() -> None:
     """As `dlemu --help | head -1` does."""
     command = f"{sys.executable} -m dlemu --help | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=LONG)
     assert done.stderr == ""
 
 
@@ -149,7 +149,7 @@ def test_a_signal_ends_a_run_and_says_so(
     process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=tmp_path)
     until((tmp_path / "run" / seen).exists, "the first records")
     process.send_signal(number)
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=LONG)
     assert (process.returncode, said) == (130, "dlemu: interrupted\n")
     assert f"\n{verdict}" in out and ("VERDICT" in out) == bool(verdict)
     assert out.splitlines()[-1] == (

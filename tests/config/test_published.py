@@ -102,7 +102,7 @@ _SMALL: dict[str, object] = {
     "checkpoint.time_between_checkpoints": 0,
     "storage.storage_type": "local_fs",
     "storage.storage_root": "./",
-    "metric.au": 0.001,
+    "metric.au": 1e-6,  # also beside other programs
     "metric.max_cached_share": 1,
 }
 

@@ -36,6 +36,7 @@ from dlemu.storage import owned
 from tests.lab.dataset import generated, tree, workload_of
 from tests.lab.drives import mounted
 from tests.lab.mpirun import mpirun
+from tests.lab.waiting import LONG
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,7 +76,7 @@ def test_ranks_change_no_byte(tmp_path: Path) -> None:
     workload = workload_of(tmp_path / "ranks", num_files_train=7, **KINDS[5])
     words = workload.model_dump_json(include={"dataset", "reader", "train"})
     command = mpirun(3, sys.executable, "-c", PROGRAM, words)
-    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=LONG)
 
     assert tree(tmp_path / "ranks") == tree(tmp_path / "alone")
 

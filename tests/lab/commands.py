@@ -15,6 +15,7 @@ from dlemu.judge.outcome import Outcome
 from dlemu.ranks.world import Alone
 from dlemu.run.job import run_job
 from tests.lab import warm
+from tests.lab.waiting import LONG
 
 Printed = Callable[..., str]
 """What the fixture `printed` gives."""
@@ -70,13 +71,13 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def dlemu(*words: str, cwd: Path, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+def dlemu(*words: str, cwd: Path, timeout: float = LONG) -> subprocess.CompletedProcess[str]:
     """Run `dlemu` as a process of its own."""
     return warm.run([*warm.COMMAND, *words], cwd=cwd, timeout=timeout)
 
 
 def execute(
-    command: Sequence[str], *, cwd: Path, timeout: float = 150
+    command: Sequence[str], *, cwd: Path, timeout: float = LONG
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that imports this checkout's dlemu."""
     return subprocess.run(

@@ -22,7 +22,7 @@ from dlemu.loaders import OTHERS, check_loader, descriptors_needed, most_acceler
 from tests.lab import warm
 from tests.lab.commands import small_job
 from tests.lab.dataset import workload_of
-from tests.lab.waiting import until
+from tests.lab.waiting import LONG, until
 from tests.loaders.contract import Case, check_epoch, make_case, read_all
 
 
@@ -111,7 +111,7 @@ def limited_to(
     folder = job.data_folder.parent
     (folder / "job.yaml").write_text(dump_workload(job))
     words = (*warm.COMMAND, command, "workload=job.yaml", *words)
-    return warm.run(words, cwd=folder, enter=limit, timeout=240)
+    return warm.run(words, cwd=folder, enter=limit, timeout=LONG)
 
 
 def test_too_few_are_told_before_the_cold_start(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dlemu.loaders import check_loader, pytorch
 from dlemu.storage import extents as storage
 from dlemu.storage.files import open_sized
 from tests.lab.dataset import flip
-from tests.lab.waiting import until
+from tests.lab.waiting import LONG, until
 from tests.loaders.contract import Case, make_case, read_all
 
 
@@ -171,11 +171,11 @@ def test_an_interrupt_while_workers_are_started_ends_all(
 
     def slow(process: BaseProcess) -> None:
         begun.set()
-        go.wait(60)
+        go.wait(LONG)
         start(process)
 
     def interrupt(main: int) -> None:
-        begun.wait(60)
+        begun.wait(LONG)
         signal.pthread_kill(main, signal.SIGINT)
 
     monkeypatch.setattr(BaseProcess, "start", slow)
@@ -222,5 +222,5 @@ def test_a_worker_that_begins_after_the_end_of_its_parent_ends() -> None:
     for parent, status in ((os.getpid(), 0), (os.getppid(), 1), (None, 0)):
         worker = fork.Process(target=pytorch._end_with, args=(parent,))
         worker.start()
-        worker.join(60)
+        worker.join(LONG)
         assert worker.exitcode == status

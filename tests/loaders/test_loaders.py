@@ -16,7 +16,7 @@ from dlemu.contract import loader_faults
 from dlemu.dataset.plan import EpochPlan
 from dlemu.loaders.worker import SampleReader
 from tests.lab.dataset import generated
-from tests.lab.waiting import until
+from tests.lab.waiting import LONG, until
 from tests.loaders.contract import BY_DALI, DATASETS, Case, check_epoch, make_case, payload_bytes
 
 MakeCase = Callable[..., Case]
@@ -171,7 +171,7 @@ def test_without_workers_each_accelerator_reads_at_its_own_time(
     make = SampleReader.make
 
     def make_with_others(self: SampleReader, *given: Any) -> Any:
-        together.wait(timeout=60)  # all three read, or none goes on
+        together.wait(timeout=LONG)  # all three read, or none goes on
         return make(self, *given)
 
     monkeypatch.setattr(SampleReader, "make", make_with_others)

@@ -16,7 +16,7 @@ from dlemu.storage.s3.objects import ObjectFile, ObjectReader
 from dlemu.storage.s3.store import Store, store_of
 from dlemu.units import ceil_div
 from tests.lab.object_server import RangeServer
-from tests.lab.waiting import until
+from tests.lab.waiting import LONG, until
 from tests.loaders.contract import DATASETS, Case, check_epoch, make_case, read_all
 
 
@@ -133,10 +133,10 @@ def test_no_more_requests_are_in_flight_than_asked_for(folder: Path, server: Ran
     thread.start()
     until(lambda: sum(server.seen.methods.values()) >= 6, "accelerators x workers x reader's")
     assert server.seen.methods == {"GET": 2 * 1 * 3}
-    assert "reads train/img_" in opened.waiting_for()
+    until(lambda: "reads train/img_" in opened.waiting_for(), "a worker that reads")
     assert opened.waiting_for().endswith(f" from {server.url}")
     server.faults.hang.set()
-    thread.join(60)
+    thread.join(LONG)
     opened.close()
 
 

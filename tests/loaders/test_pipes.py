@@ -17,7 +17,7 @@ from torch.utils.data._utils import signal_handling
 
 from dlemu.loaders import pipes
 from dlemu.loaders.pipes import Flag, LeanProcess, Pipe, Requests, lean_context
-from tests.lab.waiting import until
+from tests.lab.waiting import LONG, until
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_messages_come_in_their_order_and_may_be_larger_than_the_pipe(pipe: Pipe
     messages = [(0, b""), None, ValueError("no"), list(range(1000)), *map(bytes, sizes)]
     sender = threading.Thread(target=lambda: list(map(pipe.put, messages)))
     sender.start()
-    assert [repr(pipe.get(timeout=60)) for _ in messages] == [repr(each) for each in messages]
+    assert [repr(pipe.get(timeout=LONG)) for _ in messages] == [repr(each) for each in messages]
     sender.join()
 
 
@@ -44,7 +44,7 @@ def test_half_a_message_is_none(pipe: Pipe) -> None:
     with pytest.raises(queue.Empty):
         pipe.get(timeout=0.01)
     os.write(pipe._both, written[7:])
-    assert pipe.get(timeout=60) == "whole"
+    assert pipe.get(timeout=LONG) == "whole"
 
 
 def test_who_is_killed_while_looking_at_a_flag_holds_up_nobody() -> None:
@@ -64,7 +64,7 @@ def test_who_is_killed_while_looking_at_a_flag_holds_up_nobody() -> None:
         looker.join()
     setter = threading.Thread(target=flag.set, daemon=True)
     setter.start()
-    setter.join(60)
+    setter.join(LONG)
     assert flag.is_set()
     os.close(begins)
     os.close(begun)
@@ -88,12 +88,12 @@ def test_a_process_ends_though_a_thread_was_printing_when_it_was_forked(
     monkeypatch.setattr(os, "fork", fork_while_it_prints)
     process = LeanProcess(target=int, daemon=True)
     process.start()
-    process.join(60)
+    process.join(LONG)
     assert process.exitcode == 0
     left = 1 << 20
     while left:
         left -= len(os.read(unread, left))
-    printer.join(60)
+    printer.join(LONG)
     sys.stderr.close()
     os.close(unread)
 
@@ -117,17 +117,17 @@ def test_requests_are_sent_when_they_are_to_be(num_messages: int) -> None:
     made.put("second")
     made.put("third")
     requests.held = False
-    assert made.get(timeout=60) == "first"
+    assert made.get(timeout=LONG) == "first"
     with pytest.raises(queue.Empty):
         made.get(timeout=0.05)
     requests.send()
-    assert [made.get(timeout=60), made.get(timeout=60)] == ["second", "third"]
+    assert [made.get(timeout=LONG), made.get(timeout=LONG)] == ["second", "third"]
     requests.held = True
     made.put("fourth")
     requests.drop()
     made.put("fifth")
     requests.send()
-    assert made.get(timeout=60) == "fifth"
+    assert made.get(timeout=LONG) == "fifth"
 
 
 @pytest.mark.parametrize("watched", [True, False])

@@ -18,6 +18,7 @@ from dlemu.ranks.world import Alone, World
 from dlemu.run import job
 from tests.lab.commands import small_job
 from tests.lab.virtual import VirtualClock
+from tests.lab.waiting import LONG
 
 
 class Ranks(Alone):
@@ -100,12 +101,12 @@ def test_the_file_is_named_that_a_thread_was_at_for_the_longest(clock: VirtualCl
         for path in paths:
             dog.at(path)
         came.release()
-        hold.wait(60)
+        hold.wait(LONG)
 
     with dog.phase("in the cold start", dog.longest_at):
         for paths in (("/data/0", ""), ("/data/1", "/data/2"), ("/data/3",)):
             threading.Thread(target=go, args=(paths,), daemon=True).start()
-            assert came.acquire(timeout=60)
+            assert came.acquire(timeout=LONG)
             clock.time += 1
         clock.time += 10
         with pytest.raises(Ended, match="in the cold start: /data/2'"):
@@ -242,7 +243,7 @@ def test_last_acts_tell_the_others_though_the_runs_folder_hangs_too(
 
     def record(error: BaseException) -> None:
         said.append(str(error))
-        hold.wait(60)
+        hold.wait(LONG)
 
     with watch(clock, world) as dog:
         dog.record = record

@@ -26,6 +26,7 @@ from dlemu.storage.files import (
     writing,
 )
 from dlemu.storage.pagecache import cached_share, drop
+from tests.lab.waiting import LONG
 
 
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
@@ -80,7 +81,7 @@ def refusal(call: Callable[[], object]) -> str:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(LONG)
     assert came, "it hangs, or is not refused"
     return came[0]
 

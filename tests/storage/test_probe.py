@@ -19,6 +19,7 @@ from dlemu.run import live
 from dlemu.run.live import RunMonitor
 from dlemu.storage import probe
 from dlemu.storage.probe import Probe, probe_rate, probe_readers
+from tests.lab.waiting import LONG
 
 MIB = 1 << 20
 _MANY = 200_000
@@ -68,7 +69,7 @@ def test_where_no_read_ended_in_time_the_first_ones_count(monkeypatch: pytest.Mo
     monkeypatch.setattr(probe, "_LAST_READS_SECONDS", 60.0)
 
     def read(_: object) -> Iterator[int]:
-        assert over.wait(60)
+        assert over.wait(LONG)
         yield 300
 
     assert probe.rate_of(read, num_readers=1, seconds=0.0) == 300 / 3
@@ -101,7 +102,7 @@ class Reads:
 
     def sleep(self, seconds: float) -> None:
         """Return when there were reads enough, or never will be."""
-        assert self._ended.wait(60)
+        assert self._ended.wait(LONG)
 
 
 @pytest.fixture

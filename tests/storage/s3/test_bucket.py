@@ -25,6 +25,7 @@ from tests.lab import commands
 from tests.lab.commands import dlemu
 from tests.lab.mpirun import mpirun
 from tests.lab.object_server import Moto, RangeServer, moto_server
+from tests.lab.waiting import LONG
 
 Printed = Callable[..., str]
 FEW = ["dataset.num_files_train=8", "reader.batch_size=1"]
@@ -241,7 +242,7 @@ def test_only_rank_0_needs_the_environment(moto: Moto, data: str, tmp_path: Path
     script = f'[ "{rank}" = 0 ] || A="{alone}"; exec $A {sys.executable} -m dlemu {job}'
     moto.seen.clear()
     done = subprocess.run(
-        mpirun(2, "sh", "-c", script), capture_output=True, text=True, timeout=150, cwd=tmp_path
+        mpirun(2, "sh", "-c", script), capture_output=True, text=True, timeout=LONG, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert moto.seen.methods == {"GET": 2 * 8 + 1}

@@ -343,9 +343,10 @@ def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
     asked: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Attachment({"nvme0n1": 7.9e9}, node=1, gpu=1)
+    ours = min(os.sched_getaffinity(0))
     monkeypatch.setattr(cuda, "_library", FakeCuda)
     monkeypatch.setattr(sweep, "find_attachment", lambda *_: found)
-    monkeypatch.setattr(sweep, "cpus_of_node", lambda node: [0, 5000])
+    monkeypatch.setattr(sweep, "cpus_of_node", lambda node: [ours, 5000])
     perform = Mock(side_effect=fakes([], (1000,)))
     monkeypatch.setattr(cells, "perform", perform)
     notes: list[str] = []
@@ -353,7 +354,7 @@ def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
     (cell,) = run_paths(job, notes.append)
     number = 1 if asked is None else asked
     (work,) = perform.call_args.args[0]
-    assert (work.gpu, work.cpus, cell.gpu) == (number, (0,), number)
+    assert (work.gpu, work.cpus, cell.gpu) == (number, (ours,), number)
     assert "readers on NUMA node 1" in notes[0]
     assert ("GPU 1, the nearest to it, 0000:a1:00.0" in notes[0]) == (asked is None)
     assert (cell.ceiling, cell.ceiling_bytes_per_second) == ("PCIe link", 7.9e9)
