@@ -49,7 +49,7 @@ def test_a_workload_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[st
     Of samples that are no larger than a page, HDF5 asks for bytes that it has been given before.
     """
     words = [f"workload={EXAMPLES / 'speech.yaml'}", f"dataset.data_folder={tmp_path / 'data'}"]
-    words += ["dataset.record_dims=[160,16]", "reader.data_loader=threads", "metric.au=0.01"]
+    words += ["dataset.record_dims=[160,16]", "reader.data_loader=threads", "metric.au=0.0001"]
     words += ["metric.max_cached_share=1"]
     assert run(["datagen", *words]) == 0
     assert run(["run", *words, "train.epochs=1", f"output.folder={tmp_path / 'run'}"]) == 0

@@ -69,7 +69,7 @@ def test_the_peers_file_generates_runs_and_says_once_what_it_ignores(
 ) -> None:
     """DLIO's own keys: folders, shapes, a distribution of times, generate_data, storage_root."""
     words = [f"storage.storage_root={tmp_path}", f"output.folder={tmp_path / 'run'}"]
-    words += ["reader.multiprocessing_context=fork", "metric.au=0.01", "metric.max_cached_share=1"]
+    words += ["reader.multiprocessing_context=fork", "metric.au=1e-4", "metric.max_cached_share=1"]
     words.append("train.computation_time={type:uniform,min:0.001,max:0.003}")
     text = printed("run", f"workload={DATA / 'dlio_hdf5.yaml'}", *words)
     assert text.startswith("ignored: dataset.chunk_size, ")
