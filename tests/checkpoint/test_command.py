@@ -19,7 +19,7 @@ from dlemu.cli.main import run
 from dlemu.config.checkpoint_sections import CheckpointSection
 from tests.lab import bench, warm
 from tests.lab.mpirun import mpirun
-from tests.lab.waiting import until
+from tests.lab.waiting import LONG, until
 
 THREE = [
     "model=unet3d",
@@ -139,17 +139,21 @@ def test_torch_writes_the_same_bytes() -> None:
     assert files_of() == TWO
 
 
-LONG = ["model=unet3d", "checkpoint.checkpoint_folder=ck", "checkpoint.time_between_checkpoints=0"]
-LONG += ["checkpoint.num_checkpoints_write=1000", "checkpoint.num_checkpoints_read=0"]
-LONG += ["checkpoint.keep=1", "model.model_size_bytes=20MB", "output.folder=out"]
+_SAVES = [
+    "model=unet3d",
+    "checkpoint.checkpoint_folder=ck",
+    "checkpoint.time_between_checkpoints=0",
+]
+_SAVES += ["checkpoint.num_checkpoints_write=1000", "checkpoint.num_checkpoints_read=0"]
+_SAVES += ["checkpoint.keep=1", "model.model_size_bytes=20MB", "output.folder=out"]
 
 
 def test_an_interrupt_leaves_nothing() -> None:
-    command = [*warm.COMMAND, "checkpoint", *LONG]
+    command = [*warm.COMMAND, "checkpoint", *_SAVES]
     process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=Path.cwd())
     until(lambda: list(Path("ck").glob("*/*.partial")), "a file that is written", pause=0.001)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=600)
+    _, said = process.communicate(timeout=LONG)
     assert (process.returncode, said) == (130, "dlemu: interrupted\n")
     assert not Path("ck").exists()
     assert summary()["status"] == "incomplete"
@@ -177,7 +181,7 @@ def killed_at(step: int, words: list[str]) -> int | None:
 
 
 def test_killed_at_any_step_it_leaves_what_the_record_names() -> None:
-    words = ["-q", "checkpoint", *LONG[:3], "model.model_size_bytes=3MB", "checkpoint.keep=1"]
+    words = ["-q", "checkpoint", *_SAVES[:3], "model.model_size_bytes=3MB", "checkpoint.keep=1"]
     words += ["checkpoint.num_checkpoints_write=2", "checkpoint.num_checkpoints_read=1", "--verify"]
     for step in itertools.count():
         if (status := killed_at(step, words)) == 0:
@@ -217,7 +221,7 @@ def test_a_drive_that_refuses_a_write_is_named_and_nothing_is_left(
 @pytest.mark.mpi
 def test_a_rank_that_is_killed_is_named() -> None:
     """The launcher interrupts the others in their pause, before they look."""
-    words = [*LONG, "num_accelerators=3", "checkpoint.time_between_checkpoints=600"]
+    words = [*_SAVES, "num_accelerators=3", "checkpoint.time_between_checkpoints=600"]
     command = mpirun(3, *warm.COMMAND, "checkpoint", *words)
     with bench.launched(command, Path("out")) as run:
         until(lambda: list(Path("ck").glob("*_step1")), "a whole checkpoint", pause=0.001)

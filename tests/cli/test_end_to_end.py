@@ -61,7 +61,7 @@ def test_an_au_under_the_threshold_exits_with_2(data: str, tmp_path: Path) -> No
     words += ["reader.read_threads=1", f"output.folder={tmp_path}"]
     assert run(["run", *QUICK, data, *words]) == 2
     assert run(["report", str(tmp_path)]) == 2, "the same verdict, the same status"
-    assert run(["report", str(tmp_path), "metric.au=0.001"]) == 0
+    assert run(["report", str(tmp_path), "metric.au=0.0001"]) == 0
 
 
 def test_the_peers_file_generates_runs_and_says_once_what_it_ignores(

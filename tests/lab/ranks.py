@@ -21,6 +21,7 @@ from dlemu.errors import RunError
 from dlemu.ranks.links import Tree
 from dlemu.ranks.mpi import Mpi
 from dlemu.ranks.world import World
+from tests.lab.waiting import LONG
 
 # So long sleeps a rank that is stuck; no test waits for it.
 STUCK_SECONDS = 60
@@ -45,7 +46,7 @@ def meet(world: World) -> dict[str, Any]:
         if index % world.num_ranks == world.rank:
             time.sleep(0.01)
         arrived = time.perf_counter()
-        world.barrier(timeout=30 if index % 2 else None)
+        world.barrier(timeout=LONG if index % 2 else None)
         times.append((arrived, time.perf_counter()))
     return {
         "values": values_of(world),
