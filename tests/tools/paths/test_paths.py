@@ -111,7 +111,7 @@ def test_small_blocks_get_processes_large_ones_and_the_gpu_threads(tmp_path: Pat
 
 
 def test_a_worker_that_fails_says_what_and_where(tmp_path: Path) -> None:
-    job = work(tmp_path)
+    job = work(tmp_path, seconds=600)  # it ends when a worker fails
     os.truncate(job.files[1], MIB // 2)
 
     with pytest.raises(RunError, match=r"^host_buffered, seq_read, 65536 bytes: .*short transfer"):
