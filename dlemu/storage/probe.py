@@ -115,7 +115,6 @@ def _random_pieces(paths: Sequence[Path], generator: np.random.Generator) -> Ite
     buffer = aligned_buffer(_PIECE)
     while True:
         path = paths[int(generator.integers(len(paths)))]
-        yield 0
         with suppress(OSError, DatasetError):
             file, is_direct = direct_if_possible(open_regular, path)
             if not is_direct:
@@ -126,6 +125,7 @@ def _random_pieces(paths: Sequence[Path], generator: np.random.Generator) -> Ite
                     yield os.preadv(file, [buffer], int(piece) * _PIECE)
             finally:
                 os.close(file)
+        yield 0  # after the first piece: a reader that began late has still read one
 
 
 def probe_writing(folder: Path, *, seconds: float) -> float:

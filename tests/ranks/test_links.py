@@ -5,7 +5,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 from unittest.mock import Mock
 
@@ -116,17 +116,35 @@ def test_another_user_is_refused_even_with_the_secret(monkeypatch: pytest.Monkey
         admitted.result(LONG)[1].close()
 
 
-def test_a_rank_tries_all_addresses_of_rank_0() -> None:
+@contextmanager
+def servers_of_one_port(*addresses: str) -> Iterator[list[socket.socket]]:
+    """Yield a server at each address; a port that another process has at one is not taken."""
+    while True:
+        with ExitStack() as stack:
+            port = 0
+            with suppress(OSError):
+                servers: list[socket.socket] = []
+                for address in addresses:
+                    server = stack.enter_context(socket.create_server((address, port)))
+                    servers.append(server)
+                    port = server.getsockname()[1]
+            if len(servers) == len(addresses):
+                yield servers
+                return
+
+
+def test_a_rank_tries_all_addresses_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several networks only one may lead there; on another a stranger may listen."""
-    with socket.create_server(("127.0.0.2", 0)) as server:
+    monkeypatch.setattr(links, "NETWORK_SECONDS", LONG)
+    monkeypatch.setattr(links, "_ADDRESS_SECONDS", LONG)
+    with servers_of_one_port("127.0.0.2", "127.0.0.1") as (server, stranger):
         port = server.getsockname()[1]
-        with socket.create_server(("127.0.0.1", port)) as stranger:
-            hung_up = meanwhile(lambda: stranger.accept()[0].close())
-            addresses = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
-            rank = meanwhile(reach, addresses, port, 1, SECRET)
-            admitted = admit(server, {1}, SECRET, LONG)
-            found = rank.result(LONG)
-            hung_up.result(LONG)
+        hung_up = meanwhile(lambda: stranger.accept()[0].close())
+        addresses = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
+        rank = meanwhile(reach, addresses, port, 1, SECRET)
+        admitted = admit(server, {1}, SECRET, LONG)
+        found = rank.result(LONG)
+        hung_up.result(LONG)
     assert found is not None and admitted.keys() == {1}
     Stream(found).send(b"a")
     assert Stream(admitted[1]).read() == [b"a"]
