@@ -47,8 +47,6 @@ LIST = Path(__file__).with_suffix(".toml")
 MOST_SURVIVORS = 5
 _LONGEST = 900.0
 """Seconds that the tests of one change may take."""
-_LONGEST_OF_ANY = 200.0
-"""So long they may look for a change that was drawn; which of them is to notice, nobody said."""
 _NOBODY = 65534
 _PASSED, _FAILED, _NONE = 0, 1, 5
 """Exit statuses of pytest (5: no test was asked for); others: it did not come to their end."""
@@ -211,7 +209,6 @@ class Copy:
         path = self._folder / mutation.file
         text = path.read_text()
         path.write_text(text.replace(mutation.old, mutation.new))
-        seconds = _LONGEST_OF_ANY if mutation.drawn else _LONGEST
         tests = mutation.tests
         rounds: list[tuple[tuple[str, ...], tuple[str, ...]]] = [(_ALL, tests)]
         if not matrix:
@@ -220,7 +217,7 @@ class Copy:
             rounds.insert(0, (_SOON, tests[:_NEAREST]))
         try:
             for options, asked in rounds:
-                status, words, failed = self._run([*options, *asked], seconds)
+                status, words, failed = self._run([*options, *asked], _LONGEST)
                 if status == _FAILED:
                     return Told(False, "killed", failed, failed)
                 if status in (_PASSED, _NONE) or (status is None and mutation.drawn):

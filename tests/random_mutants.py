@@ -11,6 +11,8 @@ from tests.mutants import Mutation, tracked
 _PRODUCT = ("dlemu/", "datagen/")
 _WIDE = ("tests/test_golden.py", "tests/test_refusals.py")
 """Notice most."""
+_OF_THE_TEXT = "tests/test_mutants.py"
+"""Compares the list with the code as it is written, which a drawn change writes in another form."""
 _NOWHERE = ("dlemu/storage/gpu/cuda.py", "dlemu/run/compute.py", "dlemu/loaders/dali/")
 """Needs a GPU, which the tests of most hosts do without."""
 _OTHER: dict[type[ast.AST], type[ast.AST]] = {
@@ -112,9 +114,9 @@ def _mutation(root: Path, file: str, tree: ast.Module, node: ast.expr, other: as
 
 
 def _tests_of(root: Path, file: str) -> tuple[str, ...]:
-    """Return the tests of a module, nearest first.
+    """Return all tests, those nearest to a module first.
 
-    Those of its name, those of its room, the ones that see all, and those that import it.
+    Those of its name, those of its room, the ones that see all, those that import it, and the rest.
     """
     path = Path(file)
     parts = path.with_suffix("").parts
@@ -127,6 +129,6 @@ def _tests_of(root: Path, file: str) -> tuple[str, ...]:
         inside, own = room in test.parents, str(test.relative_to(root))
         imports = any(word in test.read_text() for word in naming)
         near = (test.stem == f"test_{path.stem}", inside and imports, inside, own in _WIDE, imports)
-        if any(near):
-            found.append((near.index(True), own))
+        if own != _OF_THE_TEXT:
+            found.append(((*near, True).index(True), own))
     return tuple(own for _, own in sorted(found))
