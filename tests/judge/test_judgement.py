@@ -120,7 +120,9 @@ def test_steps_that_the_workload_bounds_are_named_too() -> None:
 def test_bytes_that_were_not_read_prove_nothing(times: float, verdict: str, remark: str) -> None:
     job = workload()
     metrics = measured(replay(20.0, num_steps=12, window=5), job=job, times=times)
-    assert judge_run(job, metrics)["verdict"] == verdict
+    judgement = judge_run(job, metrics)
+    assert judgement["verdict"] == verdict
+    assert not judgement["read_ahead"], "with all steps it passes as well"
     line = verdict_of(job, metrics)
     assert line.startswith(f"{verdict}: ") and (remark in line if remark else "BUT" not in line)
 
