@@ -44,6 +44,7 @@ def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run
         ("dataset.record_length_bytes", 5, {"dataset.record_dims": [4, 4]}, {}),
         ("dataset.record_dims", [4, 4], {**PARQUET, **COLUMNS}, PARQUET),
         ("output.drop_caches", True, {"output.drop_all_caches": True}, {}),
+        ("output.drop_all_caches", True, {"dataset.data_folder": "s3://bucket/a"}, {}),
         ("accelerators_per_rank", 2, {"num_accelerators": 4}, {}),
         ("host_memory", "1GiB", {}, {"dataset.num_files_train": "auto"}),
         ("host_memory", "1GiB", {}, {"division": "closed"}),

@@ -33,6 +33,7 @@ from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.ranks.world import Alone
 from dlemu.storage import owned
+from dlemu.storage.s3 import ObjectPath
 from tests.lab.dataset import generated, tree, workload_of
 from tests.lab.drives import mounted
 from tests.lab.mpirun import mpirun
@@ -494,3 +495,12 @@ def test_names_that_are_taken_are_not_written_over(tmp_path: Path) -> None:
         f"{taken} has a name that a file of the larger dataset will have; move it elsewhere"
     )
     assert tree(tmp_path) == before
+
+
+def test_the_rate_of_writing_is_measured_beside_the_folder_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    layout = layout_of(workload_of(tmp_path, format="npz", num_files_train=3))
+    rate = write.write_rate(layout, tmp_path / "new" / "data")
+    assert rate is not None and rate > 0 and not [*tmp_path.iterdir()]
+    assert write.write_rate(layout, ObjectPath("s3://bucket/data")) is None

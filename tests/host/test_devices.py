@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dlemu.host.devices import (
     DeviceCounters,
     Mount,
+    counted_devices,
     devices_under,
     growth,
     mount_of,
@@ -117,6 +118,8 @@ def test_overlay_is_what_its_layers_lie_on(host: Host, tmp_path: Path) -> None:
     host.mount("/data", "0:50", "overlay", f"overlay {options}")
 
     assert host.names("/data") == ["sda", "sdb"]
+    counted = counted_devices(Path("/data"), proc=host.proc, sys=host.sys)
+    assert [device.name for device in counted] == ["sda", "sdb"], "it has no counters of its own"
     host.lines.clear()
     host.mount("/", "0:50", "overlay", "overlay rw,lowerdir=/,upperdir=/")
     assert host.names("/data") == [], "its layers seem to lie on itself"

@@ -26,6 +26,7 @@ from dlemu.host.wear import (
     WearWatch,
     Written,
     combine_hosts,
+    is_binary,
     lifetime,
     look,
     media_bytes,
@@ -70,6 +71,8 @@ class Watched(Host):
 def test_a_drive_that_tells_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("dlemu.host.wear.time.monotonic", lambda: now[0])
+    flushed: list[Path] = []
+    monkeypatch.setattr("dlemu.host.wear.flush", flushed.append)
     host = Watched(tmp_path, {(HEALTH, 0): health_page(written=1000), (OCP, 0): ocp_page(7 * GB)})
     host.watch.start()
     now[0] += 864.0  # a hundredth of a day
@@ -89,7 +92,13 @@ def test_a_drive_that_tells_everything(tmp_path: Path, monkeypatch: pytest.Monke
     assert wear["missing"] == {}
     (drive,) = wear["drives"]
     assert (drive["name"], drive["model"]) == ("nvme0n1", "SOLIDIGM SB5PH27X076T")
+    assert flushed == [tmp_path, tmp_path], "what is not written yet is not counted"
     assert drive["media_source"] == "log C0h, in bytes"
+
+
+def test_a_size_in_whole_tib_is_binary_unless_it_is_in_whole_gb_too() -> None:
+    sizes = (2**40, 10**9 * 2**40, 10**15, 5)
+    assert [is_binary(size) for size in sizes] == [True, False, False, False]
 
 
 def test_pages_of_several_owners_are_told_apart_by_index(tmp_path: Path) -> None:

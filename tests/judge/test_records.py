@@ -19,6 +19,7 @@ from dlemu.judge.records import (
     JsonLines,
     Steps,
     append_steps,
+    conditions_of,
     read_steps,
     read_summary,
     write_json,
@@ -219,3 +220,14 @@ def kind(value: object) -> object:
 )
 def test_other_storage_and_hosts(line: str, fields: dict[str, object]) -> None:
     assert line in header({"workload": "x", "num_hosts": 3, "system": [SYSTEM | fields]})
+
+
+def test_a_search_was_made_from_its_first_run_to_its_last(tmp_path: Path) -> None:
+    """Whatever they are called: the hosts and the end are those of the last run."""
+    for name, start in (("data.u.2", 90), ("data.u.4", 0), ("data.u.3", 180), ("other.u.9", 270)):
+        store_run(tmp_path / "runs" / name, wait=0.1, start=start)
+    (tmp_path / "runs" / "data.u.2" / "summary.json").write_text("{")
+    found = conditions_of(tmp_path, "data.u")
+    first, last = (read_summary(tmp_path / "runs" / f"data.u.{n}") for n in (4, 3))
+    assert (found["start"], found["end"]) == (first["start"], last["end"])
+    assert conditions_of(tmp_path, "none.u") == {}

@@ -135,6 +135,19 @@ def test_what_dlio_spends_between_the_steps_counts(tmp_path: Path) -> None:
     assert found["verdict"] == "FAIL"
 
 
+@pytest.mark.parametrize("au", [None, 0.0])
+def test_without_its_au_nothing_is_known_of_the_time_between(
+    au: float | None, tmp_path: Path
+) -> None:
+    write_leaf(tmp_path / "leaf", [[0.1] * 500], between=0.025)
+    output = load(tmp_path / "leaf" / "0_output.json")
+    output["1"]["au"] = {"block1": au}
+    (tmp_path / "leaf" / "0_output.json").write_text(json.dumps(output))
+    found = one(tmp_path / "leaf")
+    assert found["metric"]["train_au_mean_percentage"] == pytest.approx(100)
+    assert "DLIO's own" not in " ".join(found["differences"])
+
+
 def test_measured_compute_is_credited_by_v2_alone(tmp_path: Path) -> None:
     """A step of 100 ms that slept 120 ms: AU 100 % by v2.0, 83 % by v1.0."""
     write_leaf(tmp_path / "leaf", [[0.12] * 500], measured=0.12)

@@ -171,6 +171,20 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_a_folder_for_a_while_is_marked_and_goes_and_a_foreign_one_stays(
+    full: OwnedFolder,
+) -> None:
+    with full.passing({"of": "another"}, pytest.fail):
+        assert full.fields() == {"of": "another"}
+    assert not full.path.exists()
+    full.path.mkdir()
+    (full.path / "mine").touch()
+    refused = pytest.raises(WorkloadError, match="holds mine, which dlemu has not written")
+    with refused, full.passing({}, pytest.fail):
+        pass
+    assert tree(full.path).keys() == {"mine"}
+
+
 def test_scratch_files_go_at_any_end_and_those_of_a_killed_process_first(tmp_path: Path) -> None:
     for name in ("mine", "a"):
         (tmp_path / name).touch()
