@@ -102,6 +102,13 @@ def test_the_limit(name: str, kind: Any, entries: list[Entry], conditions: Condi
     assert limit_of(kind, entries, conditions)["name"] == name
 
 
+def test_o_direct_is_advised_where_it_is_not_there_yet() -> None:
+    busy = [changed(saved(5.0, 5.0), host_cpu_share=0.91)]
+    ways = [replace(ON_DRIVE, bypasses=bypasses) for bypasses in (False, True)]
+    advice = [limit_of("save", busy, way)["advice"] for way in ways]
+    assert advice == ["more CPUs, or checkpoint.odirect=true, which copies less", "more CPUs"]
+
+
 def test_one_rank_is_named_with_what_it_had_more() -> None:
     uneven = [saved(2.0, 2.0, 8.0, sizes=(GIB, GIB, 4 * GIB))]
     limit = limit_of("save", uneven, ON_DRIVE)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def test_paths_are_a_row_for_each_cell(tmp_path: Path, document: Document) -> No
     assert told == {"folder": str(out), **summary_of(out)}
     (row,) = rows_of(table)
     assert (row["label"], row["path"], row["target"]) == ("x", "host_buffered", str(tmp_path))
+    assert row["host"] == socket.gethostname()
     assert float(row["gib_per_second"]) == told["cells"][0]["gib_per_second"]
 
 

@@ -6,8 +6,9 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,7 +23,7 @@ from dlemu.report.sizing import _next as next_of
 from dlemu.report.sizing import present_sizing
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import Sized, document_of
-from dlemu.sizing.first import Trial, _planned, scratch_folder, try_storage
+from dlemu.sizing.first import Trial, _planned, full_measurement, scratch_folder, try_storage
 from dlemu.terminal import silent
 from tests.lab import warm
 from tests.lab.drives import drive_folder
@@ -74,8 +75,10 @@ def trial(drive: Path, out: Path, *workloads: Workload, **more: Any) -> Trial:
     return Trial(folder=drive, jobs=workloads or (tiny(),), **values)
 
 
-def tried(drive: Path, out: Path, *workloads: Workload, **more: Any) -> list[Sized]:
-    return try_storage(trial(drive, out, *workloads, **more), silent)
+def tried(
+    drive: Path, out: Path, *workloads: Workload, say: Callable[[str], None] = silent, **more: Any
+) -> list[Sized]:
+    return try_storage(trial(drive, out, *workloads, **more), say)
 
 
 def left(drive: Path) -> set[str]:
@@ -169,14 +172,18 @@ def test_the_printed_commands_run_as_they_stand(drive: Path, tmp_path: Path) -> 
 
 
 def test_kept_files_are_read_by_the_next(drive: Path, tmp_path: Path) -> None:
-    (one,) = tried(drive, tmp_path / "1", keep=True)
+    said: list[str] = []
+    (one,) = tried(drive, tmp_path / "1", keep=True, say=said.append)
     assert one.first and one.first.written
+    assert any("writing " in line for line in said), said
+    said.clear()
     assert left(drive) == {"dlemu-try"}
     (drive / "dlemu-try" / "foreign").write_text("not ours")
 
-    (two,) = tried(drive, tmp_path / "2")
+    (two,) = tried(drive, tmp_path / "2", say=said.append)
 
     assert two.first and not two.first.written
+    assert any(", there already" in line for line in said)
     assert (drive / "dlemu-try" / "foreign").read_text() == "not ours"
     assert not list((drive / "dlemu-try").rglob("img_*"))
 
@@ -216,6 +223,28 @@ def test_what_cannot_be_removed_is_told_of(
     assert capsys.readouterr().err == (
         f"dlemu: {own} could not be removed; remove it, or let the next dlemu do it\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("free", "files", "told"),
+    [  # for 8 accelerators, and 5 epochs of 4; 1 epoch of twice the files; those of one epoch
+        (28 * 10**9, "28000", "writes 26.1 GiB in about 28 s, then measures for about 3:29:42"),
+        (20 * 10**9, "5600", "writes 5.2 GiB in about 5.6 s, then measures for about 8:43 (quick"),
+        (10**9, "", "needs 2.6 GiB even for a quick search; 953.7 MiB are free"),
+    ],
+)
+def test_the_full_measurement_is_what_has_room(
+    free: int, files: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"host_memory": "1GiB", "dataset.record_length_bytes": 1e6}
+    job = load_workload("unet3d_h100", keys | {"dataset.record_length_bytes_stdev": 0})
+    own = tmp_path / "dlemu-try"
+    planned = _planned(own, job, 20)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+    found, commands = full_measurement(tmp_path, planned, 4, 6, write_rate=1e9, own=own)
+    assert found.startswith(told) and len(commands) == (2 if files else 0)
+    assert all(f"dataset.num_files_train={files}" in line for line in commands[:1])
+    assert all(("size.quick=true" in line) == ("(quick" in told) for line in commands[1:])
 
 
 def test_no_room_is_said_in_one_line(drive: Path, tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ def broken(batch, device):
 def no_step(batch, device):
     return 3
 
+def undecodable(batch, device):
+    import json
+    return lambda: json.loads("no JSON")
+
 def sample():
     return lambda number: sum(range(2000))
 
@@ -90,9 +94,10 @@ def test_the_users_own_step_becomes_a_workload(
     ("word", "line"),
     [
         ("model=own_model:broken", "own_model.py:9: IndexError list index out of range"),
+        ("model=own_model:undecodable", "own_model.py:16: JSONDecodeError Expecting value"),
         ("model=own_model:no_step", "must return a function that does one step, got int"),
         ("model=own_model:nosuch", "own_model.py has no function nosuch"),
-        ("preprocess=own_model:broken_sample", "own_model.py:18: IndexError list index out of ran"),
+        ("preprocess=own_model:broken_sample", "own_model.py:22: IndexError list index out of ran"),
         ("preprocess=own_model:killed_sample", "own_model:killed_sample: a process was killed"),
     ],
 )
