@@ -231,6 +231,7 @@ def test_a_loop_over_files_in_memory_has_no_verdict() -> None:
         document = meter.document()
     assert document is not None and document["verdict"] == "NO VERDICT"
     assert document["measured"]["page_cache_share"] == 1
+    assert document["measured"]["hosts"][0]["process_rchar"] >= 9000, "of this process"
     assert "this one lies in memory" in meter.report().splitlines()[0]
     with pytest.raises(WorkloadError, match=r"^Meter: folder /nowhere is no folder; name"):
         Meter(WORKLOAD, folder="/nowhere")

@@ -124,10 +124,13 @@ def test_a_bound_passes_or_fails(
     assert run(["report", "out"]) == status
 
 
-def test_torch_writes_the_same_bytes() -> None:
+def test_torch_writes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     dcp = pytest.importorskip("torch.distributed.checkpoint")
     torch = pytest.importorskip("torch")
+    synced: list[Path] = []
+    monkeypatch.setattr("dlemu.checkpoint.files.sync_folder", synced.append)
     assert checkpoint(DCP, "output.folder=out") == 0
+    assert len(synced) == 2 * 3, "of each accelerator's folder, as checkpoint.fsync=true asks"
     told = summary()
     assert [entry["num_bytes"] for entry in told["checkpoint"]["saves"]] == [900_003] * 2
     assert told["notes"] == ["checkpoint.writer=dcp: nothing was read back"]
