@@ -4,12 +4,13 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlemu.cli.main import run
 from dlemu.judge.series import COLUMNS, HostSeries, Interval
-from dlemu.report.blocks import Axis, Plot, Series, Table
+from dlemu.report.blocks import Axis, Bands, Plot, Series, Table
 from dlemu.report.html import render_html
 from dlemu.report.page import host_plots, stairs
 from tests.lab.stored import STORED, observation, write_host
@@ -66,6 +67,20 @@ def test_no_line_is_drawn_where_a_counter_is_unknown() -> None:
     plot = render_html([Plot(title="t", x=axis, y=axis, series=[Series("a", "first", pieces)])])
     (path,) = re.findall(r'class="line" d="(M[^"]*L[^"]*)"', plot)
     assert path.count("M") == 2, "a gap"
+
+
+def test_a_picture_names_bands_and_series_of_several_pieces_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    png = pytest.importorskip("dlemu.report.png")
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(png.Figure, "savefig", lambda figure, *_, **__: drawn.update(it=figure))
+    axis = Axis(name="s", low=0.0, high=3.0)
+    series = Series("AU", "first", [[(n, 1.0), (n + 0.5, 1.0)] for n in range(3)])
+    bands = Bands("too few", "mark", [(n, n + 0.5) for n in range(3)])
+    png.save_pictures([Plot("t", axis, axis, [series], [bands])], tmp_path / "a", title="t")
+    (axes,) = drawn["it"].axes
+    assert axes.get_legend_handles_labels()[1] == ["too few", "AU"]
 
 
 def interval(second: int) -> Interval:

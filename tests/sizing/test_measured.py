@@ -55,6 +55,12 @@ def sizing_of(workload: Workload) -> dict[str, object]:
     return sizing
 
 
+def test_a_quick_search_alone_reads_with_o_direct_unasked(job: Workload) -> None:
+    for quick in (True, False):
+        settled, *_ = measured.settle(job.with_keys({"size.quick": quick}), Alone())
+        assert (settled.reader.odirect is True) == quick
+
+
 def test_what_memory_serves_is_no_number_of_a_drive(
     job: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
