@@ -134,6 +134,7 @@ def test_torch_writes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     told = summary()
     assert [entry["num_bytes"] for entry in told["checkpoint"]["saves"]] == [900_003] * 2
     assert told["notes"] == ["checkpoint.writer=dcp: nothing was read back"]
+    assert told["measured"]["wear"]["file_bytes_written"] == 2 * 900_003
     state = {FILES[1]: torch.zeros(300_001, dtype=torch.uint8)}
     reader = dcp.FileSystemReader("ck/global_epoch1_step2/dcp_1")
     dcp.load(state, storage_reader=reader, no_dist=True)

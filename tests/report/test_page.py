@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def test_no_line_is_drawn_where_a_counter_is_unknown() -> None:
     pieces = stairs([interval(second) for second in range(3)], [5.0, None, 7.0])
     assert pieces == [[(0.0, 5.0), (1.0, 5.0)], [(2.0, 7.0), (3.0, 7.0)]]
     axis = Axis(name="s", low=0.0, high=3.0)
+    assert replace(axis, low=2.0).share(2.5) == 0.5
     plot = render_html([Plot(title="t", x=axis, y=axis, series=[Series("a", "first", pieces)])])
     (path,) = re.findall(r'class="line" d="(M[^"]*L[^"]*)"', plot)
     assert path.count("M") == 2, "a gap"

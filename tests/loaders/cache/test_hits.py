@@ -36,6 +36,11 @@ def simulate(policy: str, capacity: float, *, num_files: int, num_epochs: int) -
     return [float(epoch.hits.mean()) for epoch in epochs]
 
 
+def test_files_that_fit_are_copied_beforehand_and_once() -> None:
+    cache = PlannedCache("lru", 10, [4, 5, 3, 1])
+    assert (cache.fill_up(), cache.fill_up()) == ([(0, 0), (1, 1), (3, 2)], [])
+
+
 @pytest.mark.parametrize("policy", CACHING)
 def test_a_plan_has_the_shares_of_the_table_and_the_profile(policy: str) -> None:
     for capacity, shares in TABLE.items():
