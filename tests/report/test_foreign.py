@@ -79,6 +79,7 @@ def write_leaf(
     compute: float = 0.1,
     measured: float | None = None,
     between: float = 0.0,
+    **instead: Any,
 ) -> None:
     """Write what DLIO would, of one epoch: each rank's `proc` seconds, barriers in between."""
     (folder / ".hydra").mkdir(parents=True)
@@ -97,6 +98,7 @@ def write_leaf(
                 "au": {"block1": own[-1]},
                 "throughput": {"block1": 7.0},
             }
+            | instead
         }
         (folder / f"{rank}_output.json").write_text(json.dumps(output))
     stats = "per_epoch_stats.json" if measured is None else "0_per_epoch_stats.json"
@@ -135,25 +137,31 @@ def test_what_dlio_spends_between_the_steps_counts(tmp_path: Path) -> None:
     assert found["verdict"] == "FAIL"
 
 
-@pytest.mark.parametrize("au", [None, 0.0])
-def test_without_its_au_nothing_is_known_of_the_time_between(
-    au: float | None, tmp_path: Path
-) -> None:
-    write_leaf(tmp_path / "leaf", [[0.1] * 500], between=0.025)
-    output = load(tmp_path / "leaf" / "0_output.json")
-    output["1"]["au"] = {"block1": au}
-    (tmp_path / "leaf" / "0_output.json").write_text(json.dumps(output))
-    found = one(tmp_path / "leaf")
-    assert found["metric"]["train_au_mean_percentage"] == pytest.approx(100)
-    assert "DLIO's own" not in " ".join(found["differences"])
-
-
 def test_measured_compute_is_credited_by_v2_alone(tmp_path: Path) -> None:
     """A step of 100 ms that slept 120 ms: AU 100 % by v2.0, 83 % by v1.0."""
     write_leaf(tmp_path / "leaf", [[0.12] * 500], measured=0.12)
     for edition, au in (("v1.0", 100 * 0.1 / 0.12), ("v2.0", 100.0)):
         (epoch,) = one(tmp_path / "leaf", metric__edition=edition)["per_epoch"]
         assert epoch["au_percentage"] == pytest.approx(au)
+
+
+@pytest.mark.parametrize("au", [None, 0.0, 50.0])
+def test_without_an_au_the_time_between_the_steps_is_not_known(au: Any, tmp_path: Path) -> None:
+    measured = 0.0 if au else None  # an AU of no compute tells nothing
+    write_leaf(tmp_path / "leaf", [[0.1] * 20], measured=measured, au={"block1": au})
+    found = one(tmp_path / "leaf")
+    assert "; the time between the steps is not known" in " ".join(found["differences"])
+    assert found["metric"]["train_au_mean_percentage"] == pytest.approx(100)
+
+
+def test_an_au_is_that_of_the_steps_that_dlio_counts(tmp_path: Path) -> None:
+    """Five of ten steps at AU 80 %: the block took 1.125 s. Half of the compute met the load."""
+    told: Any = {"au": {"block1": 80.0}, "load": {"block1": [0.05] * 10}}
+    write_leaf(tmp_path / "leaf", [[0.1] * 10], measured=0.1, **told)
+    ends = {"metric__exclude_start_steps": 2, "metric__exclude_end_steps": 3}
+    (epoch,) = one(tmp_path / "leaf", metric__edition="v2.0", **ends)["per_epoch"]
+    assert epoch["seconds"] == pytest.approx(1.125)
+    assert epoch["au_percentage"] == pytest.approx(100 * 0.05 / 0.1125)
 
 
 def test_several_blocks_are_one_epoch(tmp_path: Path) -> None:

@@ -96,6 +96,12 @@ def test_bytes_from_memory_fail_a_run_that_bounds_them(tmp_path: Path) -> None:
     assert (outcome.summary["status"], outcome.summary["verdict"]) == ("complete", "NO VERDICT")
 
 
+def test_a_run_in_which_no_checkpoint_is_due_writes_none(tmp_path: Path) -> None:
+    due = {"checkpoint__checkpoint_after_epoch": 3, "checkpoint__checkpoint_folder": str(tmp_path)}
+    outcome = ran(small_job(tmp_path, workflow__checkpoint=True, **due))
+    assert outcome.summary["checkpoints"]["written_bytes"] == 0
+
+
 @pytest.mark.parametrize("asked", [None, "batch"])
 def test_a_run_hands_over_what_is_asked_or_what_its_loader_would(
     asked: str | None, tmp_path: Path

@@ -66,6 +66,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "own_model", raising=False)
     (tmp_path / "own_model.py").write_text(STEP)
+    (tmp_path / "own_wrong.py").write_text("quick = 1\n=")
     (tmp_path / "torch.py").write_text(TORCH)
     words = ["steptime", "workload=unet3d_h100", "steptime.device=cpu"]
     return [*words, "steptime.steps=3", "steptime.seconds=0", "output.folder=out"]
@@ -95,6 +96,7 @@ def test_the_users_own_step_becomes_a_workload(
     [
         ("model=own_model:broken", "own_model.py:9: IndexError list index out of range"),
         ("model=own_model:undecodable", "own_model.py:16: JSONDecodeError Expecting value"),
+        ("model=own_wrong:quick", "own_wrong.py:2: SyntaxError invalid syntax"),
         ("model=own_model:no_step", "must return a function that does one step, got int"),
         ("model=own_model:nosuch", "own_model.py has no function nosuch"),
         ("preprocess=own_model:broken_sample", "own_model.py:22: IndexError list index out of ran"),
