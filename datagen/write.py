@@ -407,11 +407,11 @@ def _vanished(path: Path) -> str:
     return f"{path} has vanished: another process removed it; start dlemu datagen again"
 
 
-def write_rate(layout: Layout, folder: Path) -> float | None:
+def write_rate(layout: Layout, folder: Path, *, seconds: float = _PROBE_SECONDS) -> float | None:
     """Return bytes per second at which a rank writes such files; None: a bucket, or unknown.
 
-    The files are written as `generate` does, into a temporary folder beside `folder`, or in the
-    next folder above that is there; it is removed in the end.
+    The files are written as `generate` does, for `seconds` or until all are there, into a temporary
+    folder beside `folder`, or in the next folder above that is there; it is removed in the end.
     """
     if in_bucket(folder):
         return None
@@ -428,7 +428,7 @@ def write_rate(layout: Layout, folder: Path) -> float | None:
             target.make(dataset_folders(layout))
             writers = [_Prober(e, layout, content) for e in target.of_workers(layout, Alone())]
             files = np.arange(layout.num_files)
-            every = min(_PROBE_SECONDS, probe.longest_seconds)
+            every = min(seconds, probe.longest_seconds)
             work_through(files, writers, num_bytes=0, world=Alone(), on_progress=stop, every=every)
     except (OSError, Stopped):  # a full disk may end it early
         pass

@@ -7,6 +7,7 @@ extended to more files gets new names, and keeps its bytes.
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -32,7 +33,7 @@ from dlemu.datagen.write import Examined, Todo
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.ranks.world import Alone
-from dlemu.storage import owned
+from dlemu.storage import owned, probe
 from dlemu.storage.s3 import ObjectPath
 from tests.lab.dataset import generated, tree, workload_of
 from tests.lab.drives import mounted
@@ -498,9 +499,10 @@ def test_names_that_are_taken_are_not_written_over(tmp_path: Path) -> None:
 
 
 def test_the_rate_of_writing_is_measured_beside_the_folder_and_leaves_nothing(
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(probe, "longest_seconds", math.inf)  # all files are written
     layout = layout_of(workload_of(tmp_path, format="npz", num_files_train=3))
-    rate = write.write_rate(layout, tmp_path / "new" / "data")
+    rate = write.write_rate(layout, tmp_path / "new" / "data", seconds=LONG)
     assert rate is not None and rate > 0 and not [*tmp_path.iterdir()]
     assert write.write_rate(layout, ObjectPath("s3://bucket/data")) is None
