@@ -13,6 +13,10 @@ TF = {"reader.data_loader": "tensorflow"}
 GPU = {**DALI, "dali.device": "gpu"}
 PARQUET = {"dataset.format": "parquet"}
 COLUMNS = {"dataset.parquet.columns": [{"name": "a"}]}
+BUCKET = {"dataset.data_folder": "s3://bucket/a"}
+SAVES = {"workflow.checkpoint": True, "model.model_size_bytes": 1e9}
+STEPS = {"checkpoint.steps_between_checkpoints": 3}
+V2 = {"metric.edition": "v2.0"}
 OFF = {"reader.file_shuffle": "off", "reader.sample_shuffle": "off"}
 
 
@@ -25,6 +29,13 @@ def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run
     [
         ("reader.transfer_size", 1 << 20, {}, MANY),
         ("reader.transfer_size", 1 << 20, {**MANY, **LIBRARY}, MANY),
+        ("reader.access", "stream", {}, STREAM),
+        ("reader.coalesce_gap", 9, {}, PARQUET),
+        ("reader.coalesce_gap", 9, {**PARQUET, **LIBRARY}, PARQUET),
+        ("reader.gets_in_flight", 8, {}, BUCKET),
+        ("reader.odirect", True, BUCKET, {}),
+        ("reader.odirect", True, LIBRARY, {}),
+        ("reader.preprocess", "sleep", {}, {"reader.preprocess_time.mean": 1}),
         ("reader.piece_bytes", 1 << 22, MANY, {}),
         ("reader.shuffle_size", 16, {}, STREAM),
         ("reader.shuffle_size", 16, {**STREAM, **OFF}, STREAM),
@@ -39,12 +50,27 @@ def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run
         ("dali.gpus_per_host", 2, DALI, {"train.compute": "gpu"}),
         ("train.seed", 7, OFF, {}),
         ("train.seed", 7, OFF, {**OFF, "reader.preprocess_time": {"mean": 1, "stdev": 0.1}}),
-        ("metric.exclude_start_steps", 3, {}, {"metric.edition": "v2.0"}),
+        ("metric.exclude_start_steps", 3, {}, V2),
+        ("metric.exclude_end_steps", 3, {}, V2),
+        ("train.seed_change_epoch", False, OFF, {}),
+        ("storage.retries", 3, SAVES, BUCKET),
+        ("storage.retries", 3, {}, {**SAVES, "checkpoint.checkpoint_folder": "s3://bucket/a"}),
+        ("cache.policy", "lru", {}, {"cache.folder": "/cache"}),
+        ("checkpoint.keep", 2, {}, SAVES),
+        ("checkpoint.checkpoint_after_epoch", 2, {}, SAVES),
+        ("checkpoint.checkpoint_after_epoch", 2, {**SAVES, **STEPS}, SAVES),
+        ("checkpoint.staging_bandwidth", 1e9, SAVES, {**SAVES, "checkpoint.asynchronous": True}),
         ("storage.storage_root", "/mnt", {"dataset.data_folder": "/data"}, {}),
         ("dataset.record_length_bytes", 5, {"dataset.record_dims": [4, 4]}, {}),
+        ("dataset.record_length_bytes_distribution", "lognormal", {"dataset.record_dims": [4]}, {}),
+        ("dataset.record_length_bytes_distribution", "lognormal", {**PARQUET, **COLUMNS}, {}),
+        ("dataset.enable_chunking", True, {}, {"dataset.format": "hdf5"}),
+        ("dataset.parquet.row_group_size", 9, {}, PARQUET),
         ("dataset.record_dims", [4, 4], {**PARQUET, **COLUMNS}, PARQUET),
         ("output.drop_caches", True, {"output.drop_all_caches": True}, {}),
-        ("output.drop_all_caches", True, {"dataset.data_folder": "s3://bucket/a"}, {}),
+        ("output.drop_all_caches", True, BUCKET, {}),
+        ("output.drop_each_epoch", True, {"train.epochs": 1}, {}),
+        ("output.drop_each_epoch", True, {"output.drop_caches": False}, {}),
         ("accelerators_per_rank", 2, {"num_accelerators": 4}, {}),
         ("host_memory", "1GiB", {}, {"dataset.num_files_train": "auto"}),
         ("host_memory", "1GiB", {}, {"division": "closed"}),

@@ -173,6 +173,11 @@ def test_a_plan_may_be_cut_short_and_its_steps_are_counted_without_it(
     if loader == "pytorch":  # by tf.data's way the streams fetch
         for step in range(3):
             assert (short.fetch(step, 1) == long.fetch(step, 1)).all()
+    one_order = cut.with_keys({"train.seed_change_epoch": False})
+    first, later = (
+        make_plan(job, layout, num_accelerators=2, epoch=e) for job, e in ((cut, 0), (one_order, 4))
+    )
+    assert (first.samples == later.samples).all()
 
 
 def test_the_workloads_keys_decide() -> None:
