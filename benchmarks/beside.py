@@ -56,7 +56,7 @@ from dlemu.storage.extents import extent_reader
 from dlemu.storage.pagecache import drop
 from dlemu.storage.s3.objects import RANGE_BYTES, WHOLE_BYTES
 from dlemu.storage.s3.store import store_of
-from dlemu.tools.paths.blocks import DataPath, Pattern, Work, perform
+from dlemu.tools.paths.blocks import CellJob, DataPath, Pattern, perform
 from dlemu.tools.paths.cells import write_random_file
 from tests.lab.object_server import RangeServer
 from tests.lab.peer import is_there, run_dlio
@@ -378,7 +378,7 @@ def checkpoints(way: str, place: str, asked: Asked, folder: Path) -> Lines:
         yield from compare(f"checkpoint {way}, {place}", sides, asked.value("rounds", 5), wanted)
 
 
-def paths_ours(works: Sequence[Work]) -> Rate:
+def paths_ours(works: Sequence[CellJob]) -> Rate:
     """Read or write blocks as `dlemu paths` does, in all folders together."""
     done = perform(works)
     num_bytes = works[0].io_size * sum(each.latencies.num for each in done)
@@ -386,7 +386,7 @@ def paths_ours(works: Sequence[Work]) -> Rate:
     return Rate(num_bytes, max(each.seconds for each in done), cpu)
 
 
-def fio_paths(works: Sequence[Work]) -> Rate:
+def fio_paths(works: Sequence[CellJob]) -> Rate:
     """Have fio do the same on the same files."""
     work = works[0]
     words = [f"--rw={FIO_NAMES[work.pattern]}", f"--bs={work.io_size}", "--ioengine=psync"]
@@ -408,7 +408,7 @@ def blocks(cell: tuple[DataPath, Pattern, int, int], asked: Asked, folders: list
         for seed, file in enumerate(itertools.chain.from_iterable(files)):
             write_random_file(file, seed, BLOCK_FILE_BYTES)
         works = [
-            Work(
+            CellJob(
                 target="",
                 path=path,
                 pattern=pattern,

@@ -300,7 +300,7 @@ def _read_files(target: Folder, num_files: int) -> NDArray[np.void]:
         raise _damaged(path, error) from None
 
 
-class Plan(Strict):
+class WritePlan(Strict):
     """What an unfinished dataset will be, in JSON."""
 
     manifest: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
@@ -314,13 +314,13 @@ class Plan(Strict):
         return self.model_dump_json(exclude_none=True).encode()
 
 
-def read_plan(target: Folder) -> Plan | None:
+def read_plan(target: Folder) -> WritePlan | None:
     """Return the plan of an unfinished dataset; None if there is none."""
     data = _read_json(target, PLAN)
     if data is None:
         return None
     try:
-        plan = Plan.model_validate_json(data)
+        plan = WritePlan.model_validate_json(data)
         if plan.extends is not None and plan.extends >= plan.dataset.num_files:
             raise ValueError(f"{plan.extends} files are not extended to fewer")
         _check_stored(plan.dataset)

@@ -175,7 +175,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class Found(Layout):
+class SurveyedLayout(Layout):
     """The layout of files that were found: their own names; sizes are in each file's header."""
 
     paths: tuple[str, ...] = ()
@@ -267,7 +267,7 @@ def _amount_of(workload: Workload, layout: Layout) -> tuple[str, ...]:
     return (f"parquet: {amount.describe()}{rate}",)
 
 
-def survey(folder: Path, workload: Workload, *, at: OnFile = lambda path: None) -> Found:
+def survey(folder: Path, workload: Workload, *, at: OnFile = lambda path: None) -> SurveyedLayout:
     """Return the layout of a dataset without a manifest, from file names and a few headers.
 
     `at` is called with each folder or file before it is read.
@@ -298,7 +298,7 @@ def survey(folder: Path, workload: Workload, *, at: OnFile = lambda path: None) 
         # Slow on a network file system, so rank 0 does it for all ranks.
         "largest_bytes": largest_file(folder, paths, at) if needs_largest else None,
     }
-    found = Found(**(vars(wanted) | seen))
+    found = SurveyedLayout(**(vars(wanted) | seen))
     _check_mean(folder, workload, wanted, found.mean_bytes)
     return found
 

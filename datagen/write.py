@@ -30,7 +30,7 @@ from dlemu.datagen.manifest import (
     FILE_TYPE,
     MANIFEST,
     Manifest,
-    Plan,
+    WritePlan,
     differing,
     read_journals,
     read_manifest,
@@ -81,7 +81,7 @@ class Todo:
 
 
 @dataclass(frozen=True)
-class Examined:
+class FolderState:
     """A data folder as it is, before anything is changed."""
 
     todo: Todo
@@ -109,7 +109,7 @@ class Examined:
         )
 
 
-def examine(target: Folder, wanted: Layout) -> Examined:
+def examine(target: Folder, wanted: Layout) -> FolderState:
     """Return what is there and what is missing; refuse to write where others' files are."""
     folder = target.path
     manifest = read_manifest(folder, target.access)
@@ -134,7 +134,7 @@ def examine(target: Folder, wanted: Layout) -> Examined:
     if in_bucket(folder):  # what is there was put whole
         missing, unknown = np.flatnonzero(~whole), np.flatnonzero(whole & ~known)
     todo = Todo(layout, missing, unknown, older, manifest is None or len(missing) > 0)
-    return Examined(todo, to_entries(done, crcs[done]), listing.partial, sizes)
+    return FolderState(todo, to_entries(done, crcs[done]), listing.partial, sizes)
 
 
 def prepare(target: Folder, wanted: Layout, workload: str = "") -> Todo:
@@ -151,7 +151,7 @@ def prepare(target: Folder, wanted: Layout, workload: str = "") -> Todo:
     if todo.changes:
         target.make(dataset_folders(todo.layout))
         extends = None if todo.older is None else todo.older.num_files
-        plan = Plan(dataset=todo.layout, extends=extends, workload=workload or None)
+        plan = WritePlan(dataset=todo.layout, extends=extends, workload=workload or None)
         target.put(_DONE, [found.done])  # in place of all other journals
         target.put(PLAN, [plan.to_json()])
         target.delete(*(name for name in target.journals() if name != _DONE))
@@ -161,7 +161,7 @@ def prepare(target: Folder, wanted: Layout, workload: str = "") -> Todo:
 
 
 def choose_layout(
-    folder: Path, wanted: Layout, manifest: Manifest | None, plan: Plan | None
+    folder: Path, wanted: Layout, manifest: Manifest | None, plan: WritePlan | None
 ) -> tuple[Layout, Layout | None]:
     """Return the layout to write by, and the layout of the smaller dataset that it extends."""
     other = "use another dataset.data_folder, or set"

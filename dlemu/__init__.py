@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a 
     from dlemu.judge.metrics import Metrics as Metrics
     from dlemu.judge.metrics import measure as measure
     from dlemu.judge.outcome import Outcome as Outcome
-    from dlemu.library import Shown as Shown
+    from dlemu.library import ResultText as ResultText
     from dlemu.library import show as show
     from dlemu.library import size as size
     from dlemu.loaders import Batch as Batch
@@ -52,7 +52,7 @@ _NAMES = {
     "errors": "DatasetError DlemuError RunError WorkloadError",
     "judge.metrics": "Metrics measure",
     "judge.outcome": "Outcome",
-    "library": "Shown show size",
+    "library": "ResultText show size",
     "loaders": "Batch",
     "ranks.mpi": "make_world",
     "ranks.world": "Alone World",

@@ -273,13 +273,13 @@ def _refused(call: Callable[[], object]) -> bool:
 
 
 @dataclass
-class _Reading:
+class _LoaderTrial:
     """A dataset that a loader reads for two accelerators."""
 
     dataset: Dataset
 
     @classmethod
-    def of(cls, folder: Path, loader: str, dataset: Mapping[str, Any]) -> "_Reading":
+    def of(cls, folder: Path, loader: str, dataset: Mapping[str, Any]) -> "_LoaderTrial":
         """Write a dataset into a folder, and return it."""
         place = {"data_folder": str(folder / dataset["format"]), "seed": _SEED}
         reader = {"data_loader": loader, "batch_size": 3, "read_threads": 2}
@@ -309,7 +309,7 @@ class _Reading:
         return list(map(content, batch.samples.tolist(), sizes))
 
 
-def _is_in_order(reading: _Reading) -> bool:
+def _is_in_order(reading: _LoaderTrial) -> bool:
     """An epoch's plan has each sample once."""
     found = reading.read(lambda b: (b.epoch, b.step, b.accelerator, b.samples.tolist()))
     plans = [reading.plan(epoch) for epoch in range(2)]
@@ -321,14 +321,14 @@ def _is_in_order(reading: _Reading) -> bool:
     ]
 
 
-def _has_the_bytes(reading: _Reading) -> bool:
+def _has_the_bytes(reading: _LoaderTrial) -> bool:
     def is_right(batch: Batch) -> bool:
         return [array.tobytes() for array in batch.arrays or ()] == reading.bytes_of(batch)
 
     return all(reading.read(is_right))
 
 
-def _counts(reading: _Reading) -> bool:
+def _counts(reading: _LoaderTrial) -> bool:
     def count(batch: Batch) -> tuple[int, int]:
         return batch.num_bytes, sum(map(len, reading.bytes_of(batch)))
 
@@ -336,7 +336,7 @@ def _counts(reading: _Reading) -> bool:
     return read >= 0.9 * used
 
 
-def _goes_on(reading: _Reading) -> bool:
+def _goes_on(reading: _LoaderTrial) -> bool:
     with closing(reading.open()) as loader:
         epoch = loader.epoch(0, reading.plan(0))
         next(epoch)
@@ -345,7 +345,7 @@ def _goes_on(reading: _Reading) -> bool:
     return [batch.epoch for batch in again[0]] == [1, 1]
 
 
-def _ends(reading: _Reading) -> bool:
+def _ends(reading: _LoaderTrial) -> bool:
     """Whether all ends in time, in the middle of an epoch too."""
     before = {*threading.enumerate()}
     loader = reading.open()
@@ -364,14 +364,14 @@ def _ends(reading: _Reading) -> bool:
     return False
 
 
-def _refuses_cut_files(reading: _Reading) -> bool:
+def _refuses_cut_files(reading: _LoaderTrial) -> bool:
     """The last promise: nothing can be read afterwards."""
     for path in reading.dataset.folder.glob("train/*"):
         os.truncate(path, path.stat().st_size // 2)
     return _refused(lambda: reading.read(lambda batch: None))
 
 
-_OF_LOADERS: dict[str, Callable[[_Reading], bool]] = {
+_OF_LOADERS: dict[str, Callable[[_LoaderTrial], bool]] = {
     "`epoch` yields the plan's batches in its order, each sample once": _is_in_order,
     "a batch has its samples' bytes": _has_the_bytes,
     "`num_bytes` counts what is read, also where keep=0 drops it": _counts,
@@ -391,7 +391,7 @@ def loader_faults(name: str, folder: Path) -> Iterator[str]:
     """Yield what is wrong with a loader, one line each; datasets are written into `folder`."""
     broken = set[str]()
     for dataset in _DATASETS:
-        reading = _Reading.of(folder, name, dataset)
+        reading = _LoaderTrial.of(folder, name, dataset)
         yield from _broken(_OF_LOADERS, reading, f"of {dataset['format']} files", broken)
 
 

@@ -21,7 +21,7 @@ class _Documented(Protocol):
     def document(self) -> Mapping[str, Any]: ...
 
 
-class Shown(str):
+class ResultText(str):
     """A result as the terminal shows it; a notebook shows its page."""
 
     blocks: Sequence[Block]
@@ -30,7 +30,7 @@ class Shown(str):
         return render_html(self.blocks)
 
 
-def show(result: _Documented) -> Shown:
+def show(result: _Documented) -> ResultText:
     """Return a result of `size`, `predict` or `dataset_size` to be printed or shown.
 
         print(dlemu.show(dlemu.predict(workload)))
@@ -38,7 +38,7 @@ def show(result: _Documented) -> Shown:
     A notebook shows tables and plots: end a cell with `dlemu.show(result)`.
     """
     blocks = present(result.document)
-    shown = Shown(render_text(blocks))
+    shown = ResultText(render_text(blocks))
     shown.blocks = blocks
     return shown
 

@@ -77,7 +77,7 @@ class _Step:
         )
 
 
-class Meter:
+class StepMeter:
     """Times the steps of one accelerator's loop.
 
         for epoch in range(2):

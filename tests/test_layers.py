@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -181,6 +182,15 @@ def test_no_import_leads_back() -> None:
 
 def test_a_module_is_named_for_what_it_does() -> None:
     assert [module for module in MODULES if EMPTY_NAMES & set(module.split("."))] == []
+
+
+def test_a_class_name_means_one_thing() -> None:
+    homes = defaultdict(list)
+    for module, path in MODULES.items():
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(module)
+    assert {name: each for name, each in homes.items() if len(each) > 1} == {}
 
 
 def test_tests_and_benchmarks_share_the_lab_alone() -> None:

@@ -26,7 +26,7 @@ from dlemu.checkpoint.outcome import (
     limit_of,
     verdict_of,
 )
-from dlemu.checkpoint.plan import Plan, planned
+from dlemu.checkpoint.plan import ShardPlan, planned
 from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DlemuError, RunError
@@ -58,7 +58,7 @@ class CheckpointJob:
     """Writes and reads the checkpoints of a record, on this rank."""
 
     _workload: Workload
-    _plan: Plan
+    _plan: ShardPlan
     _opened: Opened
     _world: World
     _watch: Watchdog
@@ -303,7 +303,7 @@ def run_checkpoints(
         DlemuError: the keys do not fit, the folder is not ours or full, or a file is damaged.
     """
     target, key = world.on_first(lambda: folder_of(workload)), workload.checkpoint
-    plan = Plan.of(workload, world)
+    plan = ShardPlan.of(workload, world)
     if key.writer == "dcp":
         most = max(plan.bytes_of_hosts().values())
         world.on_first(lambda: check_dcp(most))

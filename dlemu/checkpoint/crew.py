@@ -23,7 +23,7 @@ _LOOK_SECONDS = 0.25
 """Between two looks of a rank that meets no others."""
 
 
-class Tool(Protocol):
+class CheckpointIO(Protocol):
     """A Writer or a Reader."""
 
     @property
@@ -41,7 +41,7 @@ class Crew(Generic[T]):
 
     def __init__(
         self,
-        tools: Sequence[Tool],
+        tools: Sequence[CheckpointIO],
         folder: Path,
         world: World,
         watch: Watchdog,
@@ -62,11 +62,11 @@ class Crew(Generic[T]):
         self._stop()
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
-    def begin(self, act: Callable[[int], T]) -> "Shot[T]":
+    def begin(self, act: Callable[[int], T]) -> "CrewRound[T]":
         """Call `act(n)` for each tool, all at once."""
-        return Shot(self.tools, act, self._pool, self.now)
+        return CrewRound(self.tools, act, self._pool, self.now)
 
-    def wait(self, shot: "Shot[T]", pause: float = _LOOK_SECONDS) -> bool:
+    def wait(self, shot: "CrewRound[T]", pause: float = _LOOK_SECONDS) -> bool:
         """Wait so many seconds, or until the shot has ended on this rank; return whether it has.
 
         Raises what the first `act` that failed has raised, after all others were stopped.
@@ -110,12 +110,12 @@ class Crew(Generic[T]):
             tool.stop()
 
 
-class Shot(Generic[T]):
+class CrewRound(Generic[T]):
     """A checkpoint that the accelerators of a rank write or read. Any thread may ask for it."""
 
     def __init__(
         self,
-        tools: Sequence[Tool],
+        tools: Sequence[CheckpointIO],
         act: Callable[[int], T],
         pool: ThreadPoolExecutor,
         now: Callable[[], float],
@@ -155,7 +155,7 @@ class Movement:
     what the host's page cache holds that is not written yet, whoever wrote it.
     """
 
-    def __init__(self, tools: Sequence[Tool], folder: Path) -> None:
+    def __init__(self, tools: Sequence[CheckpointIO], folder: Path) -> None:
         self._tools, self._in_bucket = tools, in_bucket(folder)
         self._devices = devices_under(folder)
         self._last = (-1, -1)

@@ -80,7 +80,7 @@ _SPARE_BUFFERS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _WritePiece:
     offset: int
     memory: memoryview
     num_bytes: int
@@ -117,7 +117,7 @@ class Writer:
         self._prepared: list[tuple[int, int]] = []
         self._todo: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
         self._free: SimpleQueue[memoryview] = SimpleQueue()
-        self._made: SimpleQueue[_Piece | None] = SimpleQueue()
+        self._made: SimpleQueue[_WritePiece | None] = SimpleQueue()
         self._generation = self._generation_told = 0.0
         self._pool = ThreadPoolExecutor(io_depth - 1) if io_depth > 1 else None
         self._maker = threading.Thread(target=self._make, name="bytes", daemon=True)
@@ -248,7 +248,7 @@ class Writer:
                     self._failure, self._stopped = error, True
             self._free.put(piece.memory)
 
-    def _write_piece(self, file: int, piece: _Piece) -> None:
+    def _write_piece(self, file: int, piece: _WritePiece) -> None:
         size = round_up(piece.num_bytes) if self._direct else piece.num_bytes
         done = 0
         while done < size:
@@ -277,7 +277,7 @@ class Writer:
             self._content.fill(out[:size], sample, offset)
             out[size : round_up(size)] = 0
             self._generation += time.thread_time() - begin
-            self._made.put(_Piece(offset, memory, size))
+            self._made.put(_WritePiece(offset, memory, size))
 
 
 _AGAIN = "write the checkpoints again"

@@ -24,7 +24,7 @@ from dlemu.checkpoint.files import (
     Writer,
     dcp_folder,
 )
-from dlemu.checkpoint.plan import Plan
+from dlemu.checkpoint.plan import ShardPlan
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, access_of
 from dlemu.datagen.assemble import Content
@@ -53,7 +53,7 @@ _NAME = re.compile(r"(dcp_\d+/)?[\w.-]*\w[\w.-]*")
 
 
 @dataclass(frozen=True)
-class Written:
+class CheckpointRecord:
     """What dlemu has written into a folder."""
 
     model: str
@@ -74,7 +74,7 @@ class CheckpointFolder(OwnedFolder):
 
     section: CheckpointSection = field(kw_only=True)
 
-    def of(self, record: Written | None) -> Self:
+    def of(self, record: CheckpointRecord | None) -> Self:
         """Return the same place, where the files of this record are dlemu's."""
         files = [] if record is None else [name for name, _ in record.files]
         own = {"", *files} | {f"{name.partition('/')[0]}/" for name in files if "/" in name}
@@ -85,7 +85,7 @@ class CheckpointFolder(OwnedFolder):
 
         return replace(self, is_ours=is_ours)
 
-    def record(self) -> Written | None:
+    def record(self) -> CheckpointRecord | None:
         """Return what dlemu has written there; None: nothing, or the folder is not there.
 
         Raises:
@@ -98,7 +98,9 @@ class CheckpointFolder(OwnedFolder):
             files = tuple((str(name), int(size)) for name, size in fields.pop("files"))
             if any(not _NAME.fullmatch(name) for name, _ in files):
                 raise ValueError("a file's name leads elsewhere")
-            return Written(**fields | {"files": files, "steps": tuple(map(int, fields["steps"]))})
+            return CheckpointRecord(
+                **fields | {"files": files, "steps": tuple(map(int, fields["steps"]))}
+            )
         except DAMAGE as error:
             raise RunError(
                 f"{self.path / RECORD} is damaged ({in_short(error)})",
@@ -111,7 +113,7 @@ class CheckpointFolder(OwnedFolder):
         if sync:
             sync_folder(self.path)
 
-    def look(self) -> tuple[Written | None, list[str]]:
+    def look(self) -> tuple[CheckpointRecord | None, list[str]]:
         """Return the record and what dlemu has made there. Raises as `record`, `entries` do."""
         record = self.record()
         return record, self.of(record).entries()
@@ -228,7 +230,7 @@ class Opened:
     """The folder, as one rank has it."""
 
     place: CheckpointFolder
-    record: Written
+    record: CheckpointRecord
     shared: bool
     """Whether all hosts see the same folder."""
     keeps: bool
@@ -285,7 +287,7 @@ def access_to(workload: Workload) -> Access | None:
 
 
 @contextmanager
-def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[Opened]:
+def opened(workload: Workload, plan: ShardPlan, world: World, say: Say) -> Iterator[Opened]:
     """Yield the folder, made and held. All ranks call it.
 
     Where checkpoints will be written, those of an earlier command are removed.
@@ -298,7 +300,7 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
     place = place_of(path, world.on_first(lambda: access_to(workload)), key)
     with ExitStack() as stack:
 
-        def take(record: Written | None) -> Written:
+        def take(record: CheckpointRecord | None) -> CheckpointRecord:
             return stack.enter_context(_taken(place, record, workload, plan, world, say))
 
         record = world.on_first(lambda: take(None))
@@ -324,7 +326,7 @@ def opened(workload: Workload, plan: Plan, world: World, say: Say) -> Iterator[O
         yield Opened(place.of(record), record, shared, keeps, direct=all(takes))
 
 
-def examine(workload: Workload, plan: Plan) -> None:
+def examine(workload: Workload, plan: ShardPlan) -> None:
     """Raise what `opened` would raise, as far as it can be known without making the folder."""
     place = place_of(folder_of(workload), access_to(workload), workload.checkpoint)
     _, entries = place.look()
@@ -349,12 +351,12 @@ def probe(path: Path) -> float:
 @contextmanager
 def _taken(
     place: CheckpointFolder,
-    record: Written | None,
+    record: CheckpointRecord | None,
     workload: Workload,
-    plan: Plan,
+    plan: ShardPlan,
     world: World,
     say: Say,
-) -> Iterator[Written]:
+) -> Iterator[CheckpointRecord]:
     """Yield the record of what is written, or read, in the folder of this host.
 
     `record` is that of rank 0, None on it.
@@ -381,15 +383,17 @@ def _taken(
             place.forget()
 
 
-def _new_record(workload: Workload, plan: Plan) -> Written:
+def _new_record(workload: Workload, plan: ShardPlan) -> CheckpointRecord:
     key, accelerators = workload.checkpoint, range(plan.share.written)
     files = tuple((file.name, file.num_bytes) for file in plan.files)
     if key.writer == "dcp":  # sizes are torch's
         files = tuple((f"{dcp_folder(a)}/{name}", 0) for a in accelerators for name in DCP_FILES)
-    return Written(workload.model.name, secrets.randbits(63), key.scale, key.writer, files)
+    return CheckpointRecord(workload.model.name, secrets.randbits(63), key.scale, key.writer, files)
 
 
-def _check_known(path: Path, old: Written | None, plan: Plan, first: Written | None) -> None:
+def _check_known(
+    path: Path, old: CheckpointRecord | None, plan: ShardPlan, first: CheckpointRecord | None
+) -> None:
     """Refuse to read what this job would not have written."""
     files = tuple((file.name, file.num_bytes) for file in plan.files)
     if old is None or not old.steps:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.checkpoint.crew import Crew, Shot
+from dlemu.checkpoint.crew import Crew, CrewRound
 from dlemu.checkpoint.files import WriteTimes
 from dlemu.checkpoint.folder import Opened, examine, folder_of, opened, step_folder
-from dlemu.checkpoint.plan import Plan, share_of
+from dlemu.checkpoint.plan import ShardPlan, share_of
 from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload
@@ -125,11 +125,11 @@ def num_due(workload: Workload, num_steps: Sequence[int]) -> int:
     return sum(map(len, due))
 
 
-def _plan_of_all(workload: Workload, num_accelerators: int) -> Plan:
+def _plan_of_all(workload: Workload, num_accelerators: int) -> ShardPlan:
     """Return the plan of one process that plays all accelerators. Raises as `share_of` does."""
     everyone = range(num_accelerators)
     share = share_of(workload.model, num_accelerators, workload.checkpoint.mode)
-    return Plan.over(workload, share, [(0, everyone)], everyone)
+    return ShardPlan.over(workload, share, [(0, everyone)], everyone)
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def open_checkpoints(
     world = rank.world
     parts = world.all_gather((world.host_index, rank.own))
     share = share_of(workload.model, rank.num_accelerators, workload.checkpoint.mode)
-    plan = Plan.over(workload, share, parts, rank.own)
+    plan = ShardPlan.over(workload, share, parts, rank.own)
     # As in a command that writes so many.
     number = num_due(workload, num_steps)
     job = workload.with_keys({"checkpoint.num_checkpoints_write": number})
@@ -170,11 +170,11 @@ class RunCheckpoints:
 
     _section: CheckpointSection
     _rank: OwnRank
-    _plan: Plan
+    _plan: ShardPlan
     _folder: Opened
     _own: Sequence[int]
     _crew: Crew[WriteTimes]
-    _under_way: tuple[Path, Shot[WriteTimes]] | None = None
+    _under_way: tuple[Path, CrewRound[WriteTimes]] | None = None
     _spans: list[tuple[float, float]] = field(default_factory=list)
     _ended: list[Path] = field(default_factory=list)
     _number: int = 0

@@ -192,7 +192,7 @@ writes were not compared with published ones."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """The files of a checkpoint, and who plays which accelerator."""
 
     share: Share
@@ -206,7 +206,7 @@ class Plan:
     """Added to an accelerator's number for the one whose files it reads; 0 on one host."""
 
     @classmethod
-    def of(cls, workload: Workload, world: World) -> "Plan":
+    def of(cls, workload: Workload, world: World) -> "ShardPlan":
         """Return the plan of a command; all ranks call it. Hosts are filled one after the other.
 
         Raises:
@@ -225,7 +225,7 @@ class Plan:
     @classmethod
     def over(
         cls, workload: Workload, share: Share, parts: Sequence[tuple[int, range]], own: range
-    ) -> "Plan":
+    ) -> "ShardPlan":
         """Return the plan for accelerators that are dealt out: `own` to this rank.
 
         `parts`: the host and the accelerators of each rank, in the order of the accelerators; those
@@ -258,7 +258,7 @@ class Plan:
             sizes[file.rank] += file.num_bytes
         return min(sizes), max(sizes)
 
-    def on_own_hosts(self) -> "Plan":
+    def on_own_hosts(self) -> "ShardPlan":
         """Return the plan for hosts that do not see each other's files."""
         return replace(self, shift=0)
 
@@ -283,7 +283,7 @@ class Plan:
         return self.written_by((accelerator + self.shift) % len(self.hosts), step)
 
 
-def planned(workload: Workload, plan: Plan) -> dict[str, Any]:
+def planned(workload: Workload, plan: ShardPlan) -> dict[str, Any]:
     """Return the fields of the summary that are known before anything is written."""
     key, total = workload.checkpoint, plan.share.total
     whole = files_of(workload.model, total, range(total), scale=key.scale)
@@ -322,7 +322,7 @@ def predict_checkpoint(workload: Workload) -> dict[str, Any]:
     Raises:
         WorkloadError: no drive is given, or the accelerators do not fit the model.
     """
-    drive, plan = workload.drive, Plan.of(workload, Alone())
+    drive, plan = workload.drive, ShardPlan.of(workload, Alone())
     if drive is None or drive.read_bandwidth is None:
         raise WorkloadError(
             f"{'drive' if drive is None else 'drive.read_bandwidth'} is not set; name a datasheet "

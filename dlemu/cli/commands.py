@@ -221,7 +221,7 @@ COMMANDS: dict[str, Command] = {
         keys="drive drive.endurance drive.capacity",
         options=("--wear", "--json"),
         function="dlemu.cli.tools:doctor",
-        arguments="dlemu.tools.doctor:Examined",
+        arguments="dlemu.tools.doctor:DoctorArguments",
     ),
     "datasize": Command(
         aim="prepare",

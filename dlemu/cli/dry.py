@@ -9,8 +9,8 @@ from typing import Any
 from dlemu.checkpoint.folder import access_to, folder_of, probe
 from dlemu.checkpoint.folder import examine as examine_folder
 from dlemu.checkpoint.in_run import planned_in_run
-from dlemu.checkpoint.plan import Plan, planned
-from dlemu.cli.output import Found
+from dlemu.checkpoint.plan import ShardPlan, planned
+from dlemu.cli.output import CommandResult
 from dlemu.datagen.target import target_of
 from dlemu.datagen.write import examine, write_rate
 from dlemu.dataset.layout import Dataset, layout_of
@@ -37,14 +37,14 @@ Fact = tuple[str, str]
 """What it is of, and a sentence."""
 
 
-def dry_run(command: str, workload: Any, world: World) -> Iterator[Found]:
+def dry_run(command: str, workload: Any, world: World) -> Iterator[CommandResult]:
     """Yield what `dlemu <command>` would do; what it would refuse is raised. All ranks call it."""
     plans = {
         **{"datagen": _datagen, "run": _run, "size": _size, "checkpoint": _checkpoint},
         "paths": _paths,
     }
     for facts in plans[command](workload, world):
-        yield Found({"kind": "plan", "command": command, "facts": facts}, apart=False)
+        yield CommandResult({"kind": "plan", "command": command, "facts": facts}, apart=False)
     if world.rank == 0:
         missing = ""
         if command == "checkpoint" and not workload.checkpoint.checkpoint_folder:
@@ -191,7 +191,7 @@ def _cache(cache: Any) -> Iterator[Fact]:
 
 
 def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
-    plan = Plan.of(workload, world)
+    plan = ShardPlan.of(workload, world)
     if world.rank != 0:
         return
     fields, drive, rate = planned(workload, plan), workload.drive, None

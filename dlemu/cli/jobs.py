@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.output import Found, show
+from dlemu.cli.output import CommandResult, show
 from dlemu.cli.progress import show_files, show_progress, shows
 from dlemu.cli.words import Words
 from dlemu.config.compose import named
@@ -24,14 +24,14 @@ from dlemu.storage.s3 import Access, in_bucket, object_path
 from dlemu.terminal import detail, say
 
 
-def datasize(workload: Workload, world: World, words: Words) -> Found:
+def datasize(workload: Workload, world: World, words: Words) -> CommandResult:
     """print the size of the dataset that the rules ask for, both terms, and which one won"""
     from dlemu.dataset.rule import required_size
 
-    return Found(required_size(workload, world).document, [workload], apart=False)
+    return CommandResult(required_size(workload, world).document, [workload], apart=False)
 
 
-def datagen(workload: Workload, world: World, words: Words) -> Found | None:
+def datagen(workload: Workload, world: World, words: Words) -> CommandResult | None:
     """write the dataset; killed at any moment and started again, it continues"""
     with _interrupted(lambda: "this goes on after the files so far", "datagen", words, world):
         return _generate(workload, world)
@@ -50,7 +50,7 @@ def _interrupted(what: Callable[[], str], name: str, words: Words, world: World)
         raise
 
 
-def _generate(workload: Workload, world: World) -> Found | None:
+def _generate(workload: Workload, world: World) -> CommandResult | None:
     """Write the dataset."""
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
@@ -79,7 +79,7 @@ def _generate(workload: Workload, world: World) -> Found | None:
             on_progress=count,
         )
     files = {"kind": "dataset", "place": str(folder), "about": manifest.describe()}
-    return Found(files, apart=False) if world.rank == 0 else None
+    return CommandResult(files, apart=False) if world.rank == 0 else None
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def watched(
             detail(wear_line(wear))
 
 
-def verify(workload: Workload | None, world: World, words: Words) -> Found | None:
+def verify(workload: Workload | None, world: World, words: Words) -> CommandResult | None:
     """check a data folder by its manifest; --full its content too, --repair mends it"""
     from dlemu.datagen import verify as find_faults
 
@@ -119,7 +119,7 @@ def verify(workload: Workload | None, world: World, words: Words) -> Found | Non
     bad = [fault.path for fault in faults if not (fault.repaired or fault.harmless)]
     found = {"kind": "verify", "place": str(folder), "full": full, "problems": bad}
     found |= {"faults": list(map(asdict, faults))}
-    return Found(found, apart=False) if world.rank == 0 else None
+    return CommandResult(found, apart=False) if world.rank == 0 else None
 
 
 def _folder_to_verify(
@@ -134,7 +134,7 @@ def _folder_to_verify(
     return object_path(named), world.on_first(access_of)
 
 
-def run(workload: Workload, world: World, words: Words) -> Found | None:
+def run(workload: Workload, world: World, words: Words) -> CommandResult | None:
     """replay the workload; PASS or FAIL, samples/s, AU, and the limit"""
     live = Live()
 
@@ -148,7 +148,7 @@ def run(workload: Workload, world: World, words: Words) -> Found | None:
         return _run(workload, world, live)
 
 
-def _run(workload: Workload, world: World, live: Live) -> Found | None:
+def _run(workload: Workload, world: World, live: Live) -> CommandResult | None:
     """Write the dataset if that is asked for, and run."""
     from dlemu.run.job import check_job, run_job
     from dlemu.run.protocol import run_protocol
@@ -177,7 +177,7 @@ def _run(workload: Workload, world: World, live: Live) -> Found | None:
         else:
             outcome = run_job(workload, world=world, say=say, live=live, on_cut=on_the_way)
             found = None if outcome is None else (outcome.folder, outcome.summary)
-    return found and Found(in_folder(*found), [workload])
+    return found and CommandResult(in_folder(*found), [workload])
 
 
 def in_folder(folder: Path, document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -185,7 +185,7 @@ def in_folder(folder: Path, document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"folder": str(folder), **document}
 
 
-def size(workload: Workload, world: World, words: Words) -> Found | None:
+def size(workload: Workload, world: World, words: Words) -> CommandResult | None:
     """find the most emulated accelerators that this storage feeds, by measured search"""
     from dlemu.library import keep
     from dlemu.sizing.answers import Sized, document_of
@@ -206,10 +206,12 @@ def size(workload: Workload, world: World, words: Words) -> Found | None:
         return None
     folder = answers[0].folder
     say(f"results: {folder}")
-    return Found(in_folder(folder, document_of(answers)), [each.workload for each in answers])
+    return CommandResult(
+        in_folder(folder, document_of(answers)), [each.workload for each in answers]
+    )
 
 
-def predict(workloads: Sequence[Workload], world: World, words: Words) -> Found | None:
+def predict(workloads: Sequence[Workload], world: World, words: Words) -> CommandResult | None:
     """say what a storage would feed, from a drive's rates or a calibration, with its error
 
     Several values, such as drives and their numbers, are a workload each and one table.
@@ -229,15 +231,15 @@ def predict(workloads: Sequence[Workload], world: World, words: Words) -> Found 
 
         if "--csv" in words.options:
             raise WorkloadError("--csv has no columns for checkpoints; take --json")
-        return Found(predict_checkpoint(first), apart=False)
+        return CommandResult(predict_checkpoint(first), apart=False)
     if asks_for_cache(first):
-        return Found(predict_cached(first).document, [first, first], apart=False)
+        return CommandResult(predict_cached(first).document, [first, first], apart=False)
     documents = [foretell(each).document for each in workloads]
     if not others:
-        return Found(documents[0], [first], apart=False)
+        return CommandResult(documents[0], [first], apart=False)
     table: dict[str, object] = {"kind": "predictions", "answers": documents}
     keep(first, table)
-    return Found(table, workloads, apart=False)
+    return CommandResult(table, workloads, apart=False)
 
 
 def _asks_for_checkpoints(workload: Workload) -> bool:
@@ -246,16 +248,16 @@ def _asks_for_checkpoints(workload: Workload) -> bool:
     return alone or "model" in workload.given or workload.made_from in named("model")
 
 
-def calibrate(workload: Workload, world: World, words: Words) -> Iterator[Found]:
+def calibrate(workload: Workload, world: World, words: Words) -> Iterator[CommandResult]:
     """measure what this host can move and how fast the storage is, for dlemu predict"""
     from dlemu.sizing.calibrate import calibrate_host
 
     live = Live()
     with show_progress("calibrate", live.now, on=shows(workload, world)):
-        yield from map(Found, calibrate_host(workload, world, say, live))
+        yield from map(CommandResult, calibrate_host(workload, world, say, live))
 
 
-def checkpoint(workload: Workload, world: World, words: Words) -> Found | None:
+def checkpoint(workload: Workload, world: World, words: Words) -> CommandResult | None:
     """write a model's checkpoints, read them back, and say how long each takes"""
     from dlemu.checkpoint.command import run_checkpoints
     from dlemu.checkpoint.crew import Progress
@@ -274,14 +276,14 @@ def checkpoint(workload: Workload, world: World, words: Words) -> Found | None:
             ),
             progress=progress,
         )
-    return found and Found(in_folder(*found))
+    return found and CommandResult(in_folder(*found))
 
 
-def steptime(workload: Workload, world: World, words: Words) -> Found:
+def steptime(workload: Workload, world: World, words: Words) -> CommandResult:
     """time real training steps on this host's GPU; write a workload with their times"""
     from dlemu.tools.steptime.job import measure_steps
 
     document, path = measure_steps(workload, say)
     folder = workload.dataset.data_folder or "/path/on/the/storage"
     use = f"dlemu run workload={path} {word('dataset.data_folder', folder)}"
-    return Found({"kind": "steptime", **in_folder(path.parent, document), "command": use})
+    return CommandResult({"kind": "steptime", **in_folder(path.parent, document), "command": use})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.cli.commands import COMMANDS, Command, usage
-from dlemu.cli.output import Output, json_text
+from dlemu.cli.output import CommandOutput, json_text
 from dlemu.cli.words import DRY_RUN, Words, parse, refusal, with_command_first
 from dlemu.config.compose import (
     compose_words,
@@ -185,7 +185,7 @@ def call(name: str, words: Sequence[str], world: World) -> int:
         if not command.function:
             return _Job(name, command).call(words, world)
         parsed = world.on_first(lambda: parse(words, command.options))
-        output = world.on_first(lambda: Output.of(name, parsed))
+        output = world.on_first(lambda: CommandOutput.of(name, parsed))
         function = named_by(command.function)
         found = function(parsed, world) if command.by_ranks else function(parsed)
         return output.take(found, world)
@@ -203,7 +203,7 @@ class _Job:
         jobs = world.on_first(lambda: self._compose(words, world))
         if jobs is None:
             return 1
-        output = world.on_first(lambda: Output.of(self.name, jobs[0][1]))
+        output = world.on_first(lambda: CommandOutput.of(self.name, jobs[0][1]))
         first, parsed = jobs[0]
         if self.name == "predict" and "--cfg" not in parsed.options:
             from dlemu.cli.jobs import predict
@@ -213,7 +213,9 @@ class _Job:
             return self._do(first, parsed, output, world)
         return self._do_all(jobs, output, world)
 
-    def _do_all(self, jobs: Sequence[tuple[Any, Words]], output: Output, world: World) -> int:
+    def _do_all(
+        self, jobs: Sequence[tuple[Any, Words]], output: CommandOutput, world: World
+    ) -> int:
         """Do several jobs, also behind one that fails; return the exit status.
 
         Of several ranks, those that do not fail are still in that job: the sweep ends there.
@@ -245,7 +247,7 @@ class _Job:
 
             show_across(failures)
 
-    def _do(self, workload: Any, words: Words, output: Output, world: World) -> int:
+    def _do(self, workload: Any, words: Words, output: CommandOutput, world: World) -> int:
         """Do one job; return the exit status."""
         if workload is not None and "--cfg" in words.options:
             if world.rank == 0:
@@ -290,7 +292,7 @@ class _Job:
         return jobs
 
     def _workload(self, words: Words, world: World) -> Any:
-        from dlemu.config.keys import Job, idle_keys
+        from dlemu.config.keys import KeyContext, idle_keys
         from dlemu.config.model import check_workload
 
         folder = self._folder(words)
@@ -321,7 +323,7 @@ class _Job:
             refuse_other(workload)
         if not self.about.replays:
             return workload
-        idle = idle_keys(Job(workload, self.name, world.num_hosts))
+        idle = idle_keys(KeyContext(workload, self.name, world.num_hosts))
         return workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
 
     def _folder(self, words: Words) -> Path | None:

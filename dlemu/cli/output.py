@@ -25,7 +25,7 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class CommandResult:
     """What a command has found."""
 
     document: Document
@@ -40,7 +40,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Output:
+class CommandOutput:
     """Where the answers of a command go, beside the terminal."""
 
     command: str
@@ -51,7 +51,7 @@ class Output:
     """Of what was given out so far."""
 
     @classmethod
-    def of(cls, command: str, words: Words) -> "Output":
+    def of(cls, command: str, words: Words) -> "CommandOutput":
         """Return what the words ask for; a file that will not take the rows is refused now.
 
         Raises:
@@ -66,7 +66,7 @@ class Output:
             check_table(table, _columns_of(command))
         return cls(command, "--json" in words.options, table, label)
 
-    def take(self, found: Found | Iterator[Found] | None, world: "World") -> int:
+    def take(self, found: CommandResult | Iterator[CommandResult] | None, world: "World") -> int:
         """Give out what a command has found on rank 0; return its exit status, on all ranks."""
         for each in found if isinstance(found, Iterator) else [found]:
             if each is not None and world.rank == 0:
@@ -77,7 +77,7 @@ class Output:
         self.statuses.clear()
         return world.broadcast(status)
 
-    def _give(self, found: Found) -> None:
+    def _give(self, found: CommandResult) -> None:
         document = found.document
         if document["kind"] == "error":
             complain(document["error"])

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dlemu.cli.output import Found
+from dlemu.cli.output import CommandResult
 from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.words import DRY_RUN, Words
 from dlemu.judge.records import read_summary, write_text
@@ -32,7 +32,7 @@ COLUMNS = (
 """Of --csv; new ones come last."""
 
 
-def main(words: Words, world: World) -> Found | Iterator[Found] | None:
+def main(words: Words, world: World) -> CommandResult | Iterator[CommandResult] | None:
     """Return what `dlemu paths` finds, on rank 0. All ranks call it."""
     plan = world.on_first(lambda: plan_of(words))
     if DRY_RUN in words.options:
@@ -46,7 +46,7 @@ def main(words: Words, world: World) -> Found | Iterator[Found] | None:
         return None
     document = {"folder": str(plan.output), **read_summary(plan.output)}
     _write(document, plan.output)
-    return Found(document)
+    return CommandResult(document)
 
 
 def plan_of(words: Words) -> Sweep:

@@ -28,7 +28,7 @@ _SHORTEST_BAR, _LONGEST_BAR = 8, 40
 
 
 @dataclass(frozen=True)
-class Shown:
+class ProgressView:
     """What is shown at one moment."""
 
     pieces: tuple[str, ...]
@@ -120,20 +120,20 @@ def _lasting(text: str, seconds: float) -> str:
     return f"{text}, {format_seconds(round(seconds))}" if seconds >= 1 else text
 
 
-def describe(progress: "RunProgress | FileProgress | str") -> Shown:
+def describe(progress: "RunProgress | FileProgress | str") -> ProgressView:
     """Return what is shown of it."""
     if isinstance(progress, str):
-        return Shown((progress,))
+        return ProgressView((progress,))
     if isinstance(progress, FileProgress):
         return _describe_files(progress)
     return _describe_run(progress)
 
 
-def _describe_files(progress: FileProgress) -> Shown:
+def _describe_files(progress: FileProgress) -> ProgressView:
     """Return "12/168 files, 1.7 GiB of 22.9 GiB, 1.2 GB/s, 0:18 left"."""
     done, total = progress.bytes_done, progress.bytes_total
     rate = done / progress.seconds if progress.seconds > 0 else 0.0
-    return Shown(
+    return ProgressView(
         (
             f"{progress.files_done:,}/{progress.files_total:,} files",
             f"{format_bytes(done)} of {format_bytes(total)}",
@@ -145,13 +145,13 @@ def _describe_files(progress: FileProgress) -> Shown:
     )
 
 
-def _describe_run(now: "RunProgress") -> Shown:
+def _describe_run(now: "RunProgress") -> ProgressView:
     """Return "epoch 1/5, step 310/500, AU 92.31%, 312 samples/s, drive 812 MB/s, ..."."""
     if not now.steps:
-        return Shown((_lasting(now.doing, now.seconds),), above=now.job)
+        return ProgressView((_lasting(now.doing, now.seconds),), above=now.job)
     au, rate = now.au_percentage, now.samples_per_second
     drive, cached = now.drive_bytes_per_second, now.cached_share
-    return Shown(
+    return ProgressView(
         (
             f"epoch {now.epoch:,}/{now.epochs:,}",
             f"step {now.step:,}/{now.steps:,}",
@@ -175,7 +175,7 @@ class _PlainLines:
     def __init__(self, title: str) -> None:
         self._title, self.seconds = title, plain_seconds
 
-    def show(self, what: Shown) -> None:
+    def show(self, what: ProgressView) -> None:
         words = [what.above, *what.pieces]
         say(shown_line(f"{self._title}: {', '.join(filter(None, words))}"), to_stderr=True)
 
@@ -203,7 +203,7 @@ class _Line:
         above = ((Do.CURSOR_UP, 1), (Do.ERASE_IN_LINE, 2))
         self._erasing = {1: Control(*line), 2: Control(*line, *above)}
 
-    def show(self, what: Shown) -> None:
+    def show(self, what: ProgressView) -> None:
         console = self._console
         width = console.width - 1  # the last column may begin a line
         texts = (what.above, what.fitting(width))

@@ -9,13 +9,13 @@ from typing import Annotated
 import numpy as np
 from pydantic import BeforeValidator
 
-from dlemu.cli.output import Found
+from dlemu.cli.output import CommandResult
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.config.sections import Arguments
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.judge.records import SIZING, SUMMARY, damaged
-from dlemu.report.blocks import Lines, Section
+from dlemu.report.blocks import Lines, ResultSection
 from dlemu.report.compare import compare_folders, losses
 from dlemu.report.page import across, page_of, section
 from dlemu.report.present import files_of, present
@@ -28,7 +28,7 @@ _OUTPUTS = Path("outputs")
 _LEGEND = "AU by dlemu's formula, without the first step; as recorded: by the tool itself"
 
 
-def main(words: Words) -> Iterator[Found]:
+def main(words: Words) -> Iterator[CommandResult]:
     """Yield the results of `dlemu report`; then print one table of several, and write the page."""
     html, trace = words.path("--html"), words.path("--trace")
     folders = list(map(Path, words.others))
@@ -39,7 +39,7 @@ def main(words: Words) -> Iterator[Found]:
     if trace is not None and len(folders) > 1:
         raise WorkloadError(f"--trace shows one result, got {len(folders)} folders; name one")
     keys = {key: value_of_word(key, text) for key, text in words.values.items()}
-    sections: list[Section] = []
+    sections: list[ResultSection] = []
     for folder in folders or [_newest()]:
         try:
             with _sound(folder):
@@ -50,9 +50,9 @@ def main(words: Words) -> Iterator[Found]:
             if trace is not None:
                 _write_trace(trace, each)
         except DlemuError as error:
-            yield Found({"kind": "error", "error": str(error)})
+            yield CommandResult({"kind": "error", "error": str(error)})
             continue
-        yield Found(each.shown, blocks=blocks, apart=bool(sections))
+        yield CommandResult(each.shown, blocks=blocks, apart=bool(sections))
         sections.append(found)
     if "--json" not in words.options:
         _show_table(sections)
@@ -86,11 +86,11 @@ def show_across(jobs: Mapping[Path, str]) -> None:
                 continue
             except RunError:
                 verdict = "no result"
-        sections.append(Section("", str(folder), (), [{"verdict": verdict}]))
+        sections.append(ResultSection("", str(folder), (), [{"verdict": verdict}]))
     _show_table(sections)
 
 
-def _show_table(sections: Sequence[Section]) -> None:
+def _show_table(sections: Sequence[ResultSection]) -> None:
     """Print the table of several results."""
     if len(sections) > 1:
         table = across(sections)
@@ -136,7 +136,7 @@ class Allowed(Arguments):
     sizings."""
 
 
-def compare(words: Words) -> Found:
+def compare(words: Words) -> CommandResult:
     """Return the comparisons of `dlemu compare`."""
     percent = Allowed(**words.tree("compare")).max_loss
     if len(words.others) < 2:
@@ -145,4 +145,4 @@ def compare(words: Words) -> Found:
     documents = compare_folders(list(map(Path, words.others)), max_loss)
     lost = [line for document in documents for line in losses(document)]
     found = {"kind": "comparisons", "comparisons": documents, "losses": lost, "max_loss": max_loss}
-    return Found(found, apart=False)
+    return CommandResult(found, apart=False)

@@ -189,9 +189,9 @@ def _parts(document: Document) -> Iterable[Document]:
 
 
 def _cells_of_paths(cells: Sequence[Document]) -> Iterator[Document]:
-    from dlemu.tools.paths.blocks import Asked
+    from dlemu.tools.paths.blocks import CellSpec
 
-    names = [field.name for field in fields(Asked) if field.name != "target"]
+    names = [field.name for field in fields(CellSpec) if field.name != "target"]
     here = {target: _here(target) for target in {cell["target"] for cell in cells}}
     for cell in cells:
         row = {**cell, "together": ",".join(cell["together"]), "here": here[cell["target"]]}

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlemu.cli.output import Found
+from dlemu.cli.output import CommandResult
 from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dlemu.tools.model_load import Load
 
 
-def try_folder(words: Words) -> Found:
+def try_folder(words: Words) -> CommandResult:
     """Return what `dlemu try` finds."""
     from dlemu.report.sizing import write_table
     from dlemu.sizing.answers import document_of
@@ -34,7 +34,7 @@ def try_folder(words: Words) -> Found:
         say(f"kept: {trial.folder / 'dlemu-try'}")
     say(f"results: {folder}")
     document = {"folder": str(folder), **document_of(answers, trial.folder)}
-    return Found(document, [answer.workload for answer in answers])
+    return CommandResult(document, [answer.workload for answer in answers])
 
 
 def trial_of(words: Words) -> "Trial":
@@ -60,11 +60,11 @@ _DECIDED = ("dataset.data_folder", "dataset.num_files_train", "reader.odirect", 
 """Keys that a try decides itself."""
 
 
-def doctor(words: Words) -> Found:
+def doctor(words: Words) -> CommandResult:
     """Return what `dlemu doctor` finds."""
-    from dlemu.tools.doctor import Examined, examined, worn
+    from dlemu.tools.doctor import DoctorArguments, examined, worn
 
-    asked, of_wear = Examined(**words.tree("doctor")), "--wear" in words.options
+    asked, of_wear = DoctorArguments(**words.tree("doctor")), "--wear" in words.options
     for key in words.values:
         if key.removeprefix("doctor.").startswith("reader.") == of_wear:
             remedy = "leave it out" if of_wear else "add it"
@@ -73,10 +73,10 @@ def doctor(words: Words) -> Found:
             )
     here = words.folder
     found = worn(here, asked) if of_wear else examined(here or Path(), asked.reader)
-    return Found(found, apart=False)
+    return CommandResult(found, apart=False)
 
 
-def load(words: Words) -> Found:
+def load(words: Words) -> CommandResult:
     """Return what `dlemu load` finds."""
     from dlemu.judge.folders import recorded
     from dlemu.judge.records import read_summary
@@ -86,14 +86,14 @@ def load(words: Words) -> Found:
     if asked.target is None and not asked.files:
         if "--csv" in words.options:
             raise WorkloadError("--csv has a row for each read; name a target, or take --json")
-        return Found(document_of(asked), apart=False)
+        return CommandResult(document_of(asked), apart=False)
     doing = Doing()
     with (
         show_progress("load", lambda: str(doing), on=asked.progress == "on"),
         recorded(asked.output, "load", Alone(), key="output") as record,
     ):
         record.complete(document_of(asked, measure(asked, say, doing.begin, doing.add)))
-        return Found({"folder": str(record.folder), **read_summary(record.folder)})
+        return CommandResult({"folder": str(record.folder), **read_summary(record.folder)})
 
 
 def load_of(words: Words) -> "Load":

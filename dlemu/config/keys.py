@@ -27,7 +27,7 @@ from dlemu.storage.s3 import in_bucket
 
 
 @dataclass(frozen=True)
-class Job:
+class KeyContext:
     """A workload under a command, and what decides whether a key of it has an effect.
 
     `Use.when` gets it. Its other attributes are the workload's.
@@ -128,7 +128,7 @@ class Job:
         return (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
 
 
-def idle_keys(job: Job) -> tuple[str, ...]:
+def idle_keys(job: KeyContext) -> tuple[str, ...]:
     """Return the user's keys that have no effect on a job.
 
     The user's keys are the overrides, and what the user's own workload sets to other values than
@@ -137,7 +137,7 @@ def idle_keys(job: Job) -> tuple[str, ...]:
     return tuple(key for key in _users_keys(job.workload) if not _has_effect(key, job))
 
 
-def _has_effect(key: str, job: Job) -> bool:
+def _has_effect(key: str, job: KeyContext) -> bool:
     if key == "drive" and job.drive is not None and job.drive.endurance is not None:
         return True  # for the line on wear
     use = use_of(key)

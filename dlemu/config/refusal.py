@@ -22,7 +22,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Said(BeforeValidator):
+class ParsedText(BeforeValidator):
     """Reads values that people write, with a unit."""
 
     words: str = ""
@@ -69,7 +69,7 @@ def _allowed(hint: object, bounds: Mapping[str, float]) -> Iterator[tuple[bool, 
         for mark in marks:
             if isinstance(mark, Names):
                 yield from ((True, name) for name in mark.known())
-        if said := [mark.words for mark in marks if isinstance(mark, Said)]:
+        if said := [mark.words for mark in marks if isinstance(mark, ParsedText)]:
             yield False, f"{said[-1]}{_span(bounds)}"
         else:
             yield from _allowed(base, bounds)

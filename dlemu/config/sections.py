@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from dlemu.config.refusal import Names as Names
-from dlemu.config.refusal import Said, describe
+from dlemu.config.refusal import ParsedText, describe
 from dlemu.errors import WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.formats.csv import NUMBER_BYTES, TEXT_BYTES
@@ -74,7 +74,7 @@ def _sample_size(value: object) -> object:
 
 
 _BYTES = "bytes (as 4096, 64KiB, 1MB)"
-_SIZE, _SAMPLE_SIZE = Said(_size, words=_BYTES), Said(_sample_size, words=_BYTES)
+_SIZE, _SAMPLE_SIZE = ParsedText(_size, words=_BYTES), ParsedText(_sample_size, words=_BYTES)
 
 
 _MOST_NAME_BYTES = 200
@@ -126,7 +126,7 @@ def _duration(value: object) -> object:
     return parse_seconds(value) if isinstance(value, str) else value
 
 
-DURATION = Said(_duration, words="seconds (as 90, 50ms, 3min)")
+DURATION = ParsedText(_duration, words="seconds (as 90, 50ms, 3min)")
 Seconds = Annotated[float, DURATION, Field(ge=0, le=1_000_000)]
 SampleBytes = Annotated[float, _SAMPLE_SIZE, Field(ge=1, le=_LARGEST_SAMPLE)]
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
@@ -147,7 +147,7 @@ def _bandwidth(value: object) -> object:
 
 
 _bandwidth_again = PlainSerializer(lambda value: unmistakable(value, 10**6))
-_BANDWIDTH = Said(_bandwidth, words="bytes per second (as 4096, 64KiB, 1MB)")
+_BANDWIDTH = ParsedText(_bandwidth, words="bytes per second (as 4096, 64KiB, 1MB)")
 Bandwidth = Annotated[Size, _BANDWIDTH, _bandwidth_again, Field(gt=0, le=10**15)]
 """Bytes per second."""
 
@@ -327,7 +327,7 @@ def _distribution(value: object) -> object:
 
 
 _SECONDS = "seconds, or the keys mean, stdev and type below it"
-Duration = Annotated[Distribution, Said(_distribution, words=_SECONDS)]
+Duration = Annotated[Distribution, ParsedText(_distribution, words=_SECONDS)]
 
 
 class WorkflowSection(Section):

@@ -54,7 +54,7 @@ class Hdf5(Format):
         if layout.num_parts == 1 and layout.chunks is None:
             return self
         shape = layout.dims, layout.element_bytes, layout.num_parts
-        return Parts(*shape, layout.chunks, layout.compression)
+        return ChunkedHdf5(*shape, layout.chunks, layout.compression)
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
         import h5py
@@ -117,7 +117,7 @@ class Hdf5(Format):
 
 
 @dataclass(frozen=True)
-class Parts(Format):
+class ChunkedHdf5(Format):
     """Files that h5py writes and reads: several datasets a record, chunks, gzip.
 
     Their bytes are those of the installed HDF5 library, and zeros up to the most that the chunks

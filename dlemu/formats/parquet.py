@@ -39,7 +39,7 @@ _NO_DICTIONARY = b"\x26\0"
 """dictionary_page_offset = 0 in a chunk's entry: DLIO 3.0.2 ends with a TypeError without it."""
 
 
-class Column(Protocol):
+class ParquetColumn(Protocol):
     """A column, as `dataset.parquet.columns` describes it."""
 
     def __hash__(self) -> int: ...
@@ -106,7 +106,7 @@ class Amount:
 class Parquet(Format):
     """The files of one dataset. A row is a sample, scattered over columns."""
 
-    columns: tuple[Column, ...] = ()
+    columns: tuple[ParquetColumn, ...] = ()
     group_rows: int = 0
     """Rows of each row group but the last."""
     head_bytes = len(MAGIC)
@@ -116,7 +116,7 @@ class Parquet(Format):
         return Parquet(layout.columns, layout.row_group_size)
 
     @property
-    def read_columns(self) -> tuple[Column, ...]:
+    def read_columns(self) -> tuple[ParquetColumn, ...]:
         """The columns that training reads."""
         return tuple(column for column in self.columns if column.read) or self.columns
 
@@ -190,7 +190,7 @@ class Parquet(Format):
         whole, rest = divmod(num_rows, self.group_rows)
         return [self.group_rows] * whole + ([rest] if rest else [])
 
-    def _total(self, num_rows: int, of_chunk: Callable[[Column, int], int]) -> int:
+    def _total(self, num_rows: int, of_chunk: Callable[[ParquetColumn, int], int]) -> int:
         """Return the sum over all column chunks of a file; `of_chunk` takes a column and rows."""
         groups = self._groups(num_rows)
         each = {rows: sum(of_chunk(column, rows) for column in self.columns) for rows in {*groups}}
@@ -298,7 +298,7 @@ def _footer(parquet: Parquet, num_rows: int) -> bytes:
     )
 
 
-def _elements(column: Column) -> Iterator[bytes]:
+def _elements(column: ParquetColumn) -> Iterator[bytes]:
     """Yield a column's elements of the schema: a leaf, or a list of a leaf."""
     kind = _TYPES.get(column.element_type, _FIXED)
     leaf: list[tuple[int, int, bytes | int]] = [(1, _I32, kind)]
@@ -318,7 +318,7 @@ def _elements(column: Column) -> Iterator[bytes]:
     yield _fields(*leaf)
 
 
-def _is_list(column: Column) -> bool:
+def _is_list(column: ParquetColumn) -> bool:
     """Return whether a row is a list; of types that Parquet lacks it is one fixed-length value.
 
     Parquet's shortest number has four bytes: int8 and int16 would grow.
@@ -327,7 +327,7 @@ def _is_list(column: Column) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _chunk_head(column: Column, rows: int) -> tuple[bytes, int]:
+def _chunk_head(column: ParquetColumn, rows: int) -> tuple[bytes, int]:
     """Return a chunk's entry in the footer up to its offset, and the chunk's bytes."""
     size = _chunk_bytes(column, rows)
     path = [column.name.encode(), *([b"list", b"element"] if _is_list(column) else [])]
@@ -348,20 +348,20 @@ def _chunk_head(column: Column, rows: int) -> tuple[bytes, int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _chunk_bytes(column: Column, rows: int) -> int:
+def _chunk_bytes(column: ParquetColumn, rows: int) -> int:
     pages = _pages(column, rows)
     sizes = {n: len(_page_head(column, n)) + n * column.row_bytes for n in {*pages}}
     return sum(sizes[n] for n in pages)
 
 
-def _pages(column: Column, rows: int) -> list[int]:
+def _pages(column: ParquetColumn, rows: int) -> list[int]:
     """Return the rows of each page of a column chunk."""
     most = max(1, _PAGE_BYTES // column.row_bytes)
     return [most] * (ceil_div(rows, most) - 1) + [rows - most * (ceil_div(rows, most) - 1)]
 
 
 @functools.lru_cache(maxsize=4096)
-def _page_head(column: Column, rows: int) -> bytes:
+def _page_head(column: ParquetColumn, rows: int) -> bytes:
     """Return what stands before a page's values: its header, and where its lists begin and end."""
     levels, values = b"", rows
     if _is_list(column):

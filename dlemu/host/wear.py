@@ -427,7 +427,7 @@ class WearFields(TypedDict, total=False):
     missing: dict[str, str]
 
 
-class Written(NamedTuple):
+class DriveWrites(NamedTuple):
     """What was written to the drives of one host."""
 
     drives: Sequence[DriveWear]
@@ -459,7 +459,7 @@ class WearWatch:
         self._before = self._look()
         self._began = time.monotonic()
 
-    def finish(self, *, file_bytes: int = 0) -> Written:
+    def finish(self, *, file_bytes: int = 0) -> DriveWrites:
         """Return what was written since `start`, `file_bytes` of it into files."""
         now = self._look()
         seconds = time.monotonic() - self._began
@@ -467,7 +467,7 @@ class WearWatch:
             grown(device.name, *pair, sys=self._sys)
             for device, *pair in zip(self._devices, self._before, now, strict=True)
         ]
-        return Written(drives, seconds, file_bytes, self._no_drive())
+        return DriveWrites(drives, seconds, file_bytes, self._no_drive())
 
     def _look(self) -> list[Snapshot]:
         if self._devices:  # else there is nothing to count, and a server may take its time
@@ -481,7 +481,9 @@ class WearWatch:
         return f"no drive is seen under the folder ({kinds or 'unknown file system'})"
 
 
-def combine_hosts(hosts: Sequence[Written | None], *, endurance: int | None = None) -> WearFields:
+def combine_hosts(
+    hosts: Sequence[DriveWrites | None], *, endurance: int | None = None
+) -> WearFields:
     """Return what the drives of all hosts counted together; None is a rank that did not watch.
 
     `endurance` are the bytes that each drive may take in its life (drive.endurance).

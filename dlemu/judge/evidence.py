@@ -28,7 +28,7 @@ from dlemu.config.model import Workload
 from dlemu.host.devices import IN_MEMORY, total
 from dlemu.host.intervals import IntervalSummary, PlaceCounts, whole_of
 from dlemu.host.network import NetworkUse, network_use
-from dlemu.host.wear import Written, combine_hosts
+from dlemu.host.wear import DriveWrites, combine_hosts
 from dlemu.judge.metrics import Losses, Metrics, find_losses
 from dlemu.judge.summary import CacheMeasured, CheckpointCost, Measured, checkpoint_cost
 from dlemu.judge.sums import Sums
@@ -108,7 +108,7 @@ class HostReport:
     notes: list[str] = field(default_factory=list)
     file_system: str = ""
     """Of the data folder, as mountinfo names it."""
-    wear: Written | None = None
+    wear: DriveWrites | None = None
     watched: list[PlaceCounts] = field(default_factory=list)
     """Of each epoch; empty where no place is watched."""
     links: dict[str, int | None] = field(default_factory=dict)
@@ -341,7 +341,7 @@ def _device_bytes(hosts: list[HostReport]) -> int | None:
     return sum(most.values())
 
 
-def _wear(hosts: list[HostReport]) -> list[Written]:
+def _wear(hosts: list[HostReport]) -> list[DriveWrites]:
     """Return each host's wear; a drive that hosts of one machine share stays with the first."""
     found: set[tuple[str, str]] = set()
     kept = []

@@ -41,11 +41,11 @@ LOSSES: Mapping[str, str] = {
     "uneven": "compute times drawn unequal",
     "meeting": "barrier",
 }
-"""The fields of Parts in words."""
+"""The fields of LostShares in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class LostShares:
     """Shares (0-1) of the running time that were lost, by what the latest accelerator did."""
 
     read: float = 0.0
@@ -92,7 +92,7 @@ class RankLosses:
 class Losses:
     """What a run lost."""
 
-    parts: Parts
+    parts: LostShares
     ranks: tuple[RankLosses, ...]
     making_seconds: float
     """Sum over all batches of the seconds in which a batch was made or waited for."""
@@ -113,7 +113,7 @@ def _seconds(epochs: Sequence[EpochSums]) -> float:
     return float((inside["seconds"] - inside["overhead"]).sum()) / len(epochs[0].accelerators)
 
 
-def find_parts(epochs: Sequence[EpochSums], preprocess_seconds: float) -> Parts:
+def find_parts(epochs: Sequence[EpochSums], preprocess_seconds: float) -> LostShares:
     """Return the shares lost in some epochs; a worker sleeps `preprocess_seconds` a sample."""
     # The latest accelerator of each step.
     last = np.concatenate([each.steps[each.window] for each in epochs])
@@ -134,7 +134,7 @@ def find_parts(epochs: Sequence[EpochSums], preprocess_seconds: float) -> Parts:
     shares = {name: float(part.sum()) / total for name, part in lost.items()}
     waited = float(last["wait"].sum()) / total
     known = sum(shares[name] for name in ("read", "decode", "hand_over", "preprocess"))
-    return Parts(**shares, elsewhere=max(0.0, waited - known))
+    return LostShares(**shares, elsewhere=max(0.0, waited - known))
 
 
 def _ranks(sums: Sums, seconds: float) -> tuple[RankLosses, ...]:
@@ -164,7 +164,7 @@ def _ranks(sums: Sums, seconds: float) -> tuple[RankLosses, ...]:
     )
 
 
-def name_losses(parts: Parts) -> str:
+def name_losses(parts: LostShares) -> str:
     """Return the parts as text, the largest first, without those below 0.1 %."""
     shares = asdict(parts)
     largest = sorted(shares, key=lambda name: -shares[name])
@@ -231,7 +231,7 @@ class EpochMetrics:
     wait_p50_seconds: float
     """Over the window's steps, of the wait of each step's latest accelerator; p99 likewise."""
     wait_p99_seconds: float
-    lost: Parts
+    lost: LostShares
     """Shares of the window that were lost, by cause."""
     wait_share: float
     """Share of the window, 0 to 1, in which accelerators waited for batches."""

@@ -400,7 +400,7 @@ What is not known is None: samples/s, or bytes and reads that the loader does no
 
     nominal_bytes_per_second    samples/s x the mean size of a sample
     lost                        shares (0-1) of the time that were lost, by cause: the fields of
-                                losses.Parts; empty for a loader not dlemu's
+                                metrics.LostShares; empty for a loader not dlemu's
 """
 
 

@@ -23,7 +23,7 @@ from dlemu.storage.s3.objects import ObjectReader
 
 
 @dataclass(slots=True, eq=False)
-class _OpenFile:
+class _OpenParquet:
     number: int
     file: File
     ends: Samples
@@ -50,7 +50,7 @@ class ColumnReader(TaskReader):
         assert isinstance(parquet, Parquet)
         self._parquet = parquet
         self._storage = storage
-        self._opened: _OpenFile | None = None
+        self._opened: _OpenParquet | None = None
         self._known: tuple[Ranges, list[tuple[list[int], list[int]]]] | None = None
         self._own: tuple[bytes, Ranges] | None = None
         """Footer and ranges of each file that dlemu wrote."""
@@ -86,7 +86,7 @@ class ColumnReader(TaskReader):
 
     start_epoch = close
 
-    def _open(self, number: int) -> _OpenFile:
+    def _open(self, number: int) -> _OpenParquet:
         self._note(READING, number)
         if self._opened is not None and self._opened.number == number:
             return self._opened
@@ -103,7 +103,7 @@ class ColumnReader(TaskReader):
             raise
         return self._opened
 
-    def _find(self, number: int, file: File) -> _OpenFile:
+    def _find(self, number: int, file: File) -> _OpenParquet:
         """Return where the columns of a file lie, by its footer."""
         parquet, num_rows = self._parquet, self._layout.samples_per_file
         footer = read_footer(partial(self._storage.peek, file), file.num_bytes)
@@ -126,7 +126,7 @@ class ColumnReader(TaskReader):
                 )
         if self._known is None or self._known[0] is not ranges:
             self._known = ranges, ranges.joined(self._gap)
-        opened = _OpenFile(number, file, ranges.ends, self._known[1])
+        opened = _OpenParquet(number, file, ranges.ends, self._known[1])
         if self._decodes:
             from pyarrow import parquet as library
 
@@ -139,7 +139,7 @@ class ColumnReader(TaskReader):
                 raise DatasetError(" ".join(str(error).split())[:160]) from None
         return opened
 
-    def _read_group(self, opened: _OpenFile, group: int) -> None:
+    def _read_group(self, opened: _OpenParquet, group: int) -> None:
         opened.group, opened.rows = group, None
         if not self._decodes:
             offsets, lengths = opened.reads[group]
@@ -169,7 +169,7 @@ class ColumnReader(TaskReader):
             at += column.row_bytes
         return rows
 
-    def _hand_over(self, opened: _OpenFile, first: int, last: int) -> None:
+    def _hand_over(self, opened: _OpenParquet, first: int, last: int) -> None:
         """Copy those rows from `first` to `last` that the row group read last holds."""
         assert opened.rows is not None
         end = int(opened.ends[opened.group])

@@ -135,7 +135,7 @@ class _Workers:
                     processes=self._processes,
                 ),
             }
-        self._dataset = _Reading(source, accelerator, self.shared)
+        self._dataset = _BatchDataset(source, accelerator, self.shared)
         self._loader: DataLoader[_Made] | None
         with many_workers():
             self._loader = DataLoader(
@@ -275,7 +275,7 @@ def _unpack(asked: _Asked) -> Task:
     return Task(epoch, step, numbers[:fetch], rows, numbers[fetch:end], places, visits)
 
 
-class _Reading(TorchDataset[_Made]):
+class _BatchDataset(TorchDataset[_Made]):
     """The dataset of the DataLoader: to index it is to read a batch. Used in a worker process."""
 
     def __init__(self, source: Source, accelerator: int, shared: _Shared) -> None:

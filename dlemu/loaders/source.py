@@ -1,6 +1,6 @@
 """What is read: the dataset with its way of reading, its workers' tasks, and memory for batches.
 
-`Work` spends `reader.preprocess_time` by computing (`reader.preprocess=cpu`). A sleep takes no
+`CpuBurner` spends `reader.preprocess_time` by computing (`reader.preprocess=cpu`). A sleep takes no
 core: a hundred workers sleep as long as one. Decoding takes a core, and workers that decode at the
 same time slow each other down. So a worker decompresses a small block as often as fills the time.
 Like decoding a picture, that is work on bits which lets go of Python's lock.
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
-from dlemu.datagen.survey import Found, largest_file
+from dlemu.datagen.survey import SurveyedLayout, largest_file
 from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
@@ -100,7 +100,7 @@ class Source:
     keep: int = 0
     """Batches that training may hold at once, the current one included; 0: bytes are dropped."""
     block_seconds: float = 0.0
-    """Of a block of `preprocessing.Work`; 0: workers sleep for reader.preprocess_time."""
+    """Of a block of `CpuBurner`; 0: workers sleep for reader.preprocess_time."""
 
     @classmethod
     def open(cls, dataset: Dataset, *, keep: int) -> "Source":
@@ -432,7 +432,7 @@ def sample_bytes(source: Source) -> int:
             int(layout.sizes(np.arange(start, min(start + 65536, layout.num_samples))).max())
             for start in range(0, layout.num_samples, 65536)
         )
-    largest = layout.largest_bytes if isinstance(layout, Found) else None
+    largest = layout.largest_bytes if isinstance(layout, SurveyedLayout) else None
     if largest is None:
         try:
             largest = largest_file(source.dataset.folder, map(layout.path, range(layout.num_files)))
@@ -447,13 +447,13 @@ def _slots_and_rows(source: Source) -> tuple[int, int]:
     return num_slots, source.workload.reader.batch_size
 
 
-class Work:
+class CpuBurner:
     """Computes for given seconds of a core; the rest of a block is left for the next call."""
 
     def __init__(self, block_seconds: float) -> None:
         self._block_seconds, self._owed = block_seconds, 0.0
 
-    def spend(self, seconds: float) -> float:
+    def burn(self, seconds: float) -> float:
         """Compute; return how long it took."""
         begin = perf_counter()
         self._owed += seconds

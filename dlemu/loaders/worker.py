@@ -25,6 +25,7 @@ from dlemu.loaders.cache.reader import TierReader
 from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.source import (
     Cost,
+    CpuBurner,
     Memory,
     Note,
     Rows,
@@ -32,7 +33,6 @@ from dlemu.loaders.source import (
     Source,
     Task,
     TaskReader,
-    Work,
 )
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING
 from dlemu.storage.counted import CountedFile, GetCounts, ReadCounts
@@ -428,7 +428,7 @@ class SampleReader:
         self._seed = workload.train.seed
         self._accelerator, self._worker = accelerator, worker
         self._preprocess = workload.reader.preprocess_time
-        self._work = Work(source.block_seconds) if source.block_seconds else None
+        self._burner = CpuBurner(source.block_seconds) if source.block_seconds else None
         self._draws = np.random.default_rng(0)
         self._overslept = 0.0
 
@@ -472,8 +472,8 @@ class SampleReader:
             return 0.0
         self._note(PREPROCESSING, -1)
         seconds = sum(self._preprocess.draw(self._draws) for _ in range(num_samples))
-        if self._work is not None:
-            return self._work.spend(seconds)
+        if self._burner is not None:
+            return self._burner.burn(seconds)
         begin, asked = perf_counter(), max(0.0, seconds - self._overslept)
         time.sleep(asked)
         # A sleep ends late by what is a percent of a sample's: the next one is shorter by that.

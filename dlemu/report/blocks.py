@@ -153,7 +153,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandLine:
     """A command to copy. It keeps its line, however narrow the terminal is."""
 
     what: str
@@ -235,17 +235,17 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Listing:
+class FileText:
     """The text of a file, shown as it is."""
 
     text: str
 
 
-Block = Verdict | Lines | Command | Facts | Table | Plot | Fold | Listing
+Block = Verdict | Lines | CommandLine | Facts | Table | Plot | Fold | FileText
 
 
 @dataclass(frozen=True)
-class Section:
+class ResultSection:
     """One result: what it is called, where it lies, its blocks, and its row beside others."""
 
     title: str

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dlemu.report.blocks import (
     Axis,
     Block,
-    Command,
+    CommandLine,
     Facts,
+    FileText,
     Fold,
     Lines,
-    Listing,
     Plot,
-    Section,
+    ResultSection,
     Series,
     Table,
     Verdict,
@@ -88,7 +88,7 @@ _SHORT = 12
 _MARK = "MLPerf-Storage-style, not an MLPerf result"
 
 
-def render_page(title: str, sections: Sequence[Section], across: Table | None = None) -> str:
+def render_page(title: str, sections: Sequence[ResultSection], across: Table | None = None) -> str:
     """Return the HTML of one page about these results, with a table across them.
 
     The page needs no other file. The table's links are `result-1` and so on.
@@ -120,7 +120,7 @@ def _html(block: Block) -> str:
             return f'<p class="verdict {tone}">{escaped(line)}</p>'
         case Lines(lines):
             return "".join(f"<p>{escaped(line)}</p>" for line in lines)
-        case Command(what, line):
+        case CommandLine(what, line):
             return f"<p>{escaped(what)}:</p><pre>{escaped(line)}</pre>"
         case Facts(pairs):
             shown_pairs = [(escaped(name), escaped(value)) for name, value in pairs if value]
@@ -130,7 +130,7 @@ def _html(block: Block) -> str:
             return _table(block)
         case Plot():
             return _plot(block)
-        case Listing(text):
+        case FileText(text):
             return f"<pre>{escaped(text)}</pre>"
         case Fold(title, blocks, is_open):
             inner, how = render_html(blocks), " open" if is_open else ""

@@ -5,7 +5,7 @@ from dlemu.report.run import present_run
 from dlemu.report.text import render_text
 
 
-class Meter(meter.Meter):
+class Meter(meter.StepMeter):
     """Measures a training loop as a run is measured."""
 
     def report(self) -> str:

@@ -13,11 +13,11 @@ from dlemu.report.blocks import (
     Bands,
     Block,
     Document,
+    FileText,
     Fold,
-    Listing,
     Look,
     Plot,
-    Section,
+    ResultSection,
     Series,
     Table,
     axis_from_zero,
@@ -102,7 +102,7 @@ _ACROSS = (
 _TEXTS = ("workload", "verdict", "limit", "storage", "host")
 
 
-def across(sections: Sequence[Section]) -> Table:
+def across(sections: Sequence[ResultSection]) -> Table:
     """Return the table across results, each a link to its section of a page."""
     numbered = [
         (f"result-{number}", {"result": section.folder, **row})
@@ -119,7 +119,7 @@ def across(sections: Sequence[Section]) -> Table:
     )
 
 
-def page_of(sections: Sequence[Section]) -> str:
+def page_of(sections: Sequence[ResultSection]) -> str:
     """Return the HTML of one page about results; it needs no other file."""
     if len(sections) > 1:
         return render_page(f"dlemu: {len(sections)} results", sections, across(sections))
@@ -130,7 +130,9 @@ def page_of(sections: Sequence[Section]) -> str:
     return render_page(f"dlemu: {', '.join([title, *about])}", sections)
 
 
-def section(stored: Stored, blocks: Sequence[Block] = (), *, on_page: bool = False) -> Section:
+def section(
+    stored: Stored, blocks: Sequence[Block] = (), *, on_page: bool = False
+) -> ResultSection:
     """Return the section of a page about what one folder holds, which `blocks` show.
 
     What only a page shows is left out elsewhere: the hosts' files of a long run are large.
@@ -152,7 +154,7 @@ def section(stored: Stored, blocks: Sequence[Block] = (), *, on_page: bool = Fal
     else:
         blocks = [*blocks, *(_of_each_run(stored) if on_page else ())]
         rows.append(_row(stored.counting) | {"verdict": str(document["verdict"])})
-    return Section(title, str(stored.folder), blocks, rows)
+    return ResultSection(title, str(stored.folder), blocks, rows)
 
 
 def _of_each_run(stored: Stored) -> Iterator[Block]:
@@ -167,7 +169,7 @@ def _of_each_run(stored: Stored) -> Iterator[Block]:
             yield from over_time
     config = stored.folder / next(iter(stored.runs)) / CONFIG
     if config.is_file():
-        yield Fold("all keys of the workload", [Listing(config.read_text(encoding="utf-8"))])
+        yield Fold("all keys of the workload", [FileText(config.read_text(encoding="utf-8"))])
 
 
 def _row(runs: Sequence[Document]) -> dict[str, str]:

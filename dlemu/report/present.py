@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dlemu.plugins import named_by
-from dlemu.report.blocks import Block, Command, Document, Lines
+from dlemu.report.blocks import Block, CommandLine, Document, Lines
 
 _PRESENT = {
     "cached prediction": "predict:present_cached",
@@ -55,10 +55,10 @@ def files_of(document: Document) -> Iterator[Block]:
 
     folder = Path(document["folder"])
     for path in cut_runs(folder, document.get("runs", ())) if document["kind"] == "runs" else ():
-        yield Command(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
+        yield CommandLine(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
     if attempts := attempts_of(folder):
         yield Lines([f"earlier attempts, which did not end: {', '.join(map(str, attempts))}"])
-    yield Command("results", str(folder))
+    yield CommandLine("results", str(folder))
 
 
 def status_of(document: Document) -> int:

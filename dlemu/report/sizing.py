@@ -13,7 +13,7 @@ from dlemu.report.blocks import (
     Bands,
     Block,
     Column,
-    Command,
+    CommandLine,
     Document,
     Fold,
     Lines,
@@ -152,7 +152,7 @@ def _next(answers: Sequence[Answer]) -> Iterator[Block]:
         yield Lines([what])
         return
     yield Lines([f"next: {what}"])
-    yield Command("", " && ".join(answer["first"]["commands"]))
+    yield CommandLine("", " && ".join(answer["first"]["commands"]))
 
 
 def present_table(answers: Sequence[Answer]) -> list[Block]:

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from dlemu.report.blocks import (
     Block,
-    Command,
+    CommandLine,
     Facts,
+    FileText,
     Fold,
     Lines,
-    Listing,
     Table,
     Verdict,
 )
@@ -111,7 +111,7 @@ def _opened(blocks: Iterable[Block], *, verbose: bool) -> Iterator[Block]:
             if verbose:
                 yield Lines([f"{block.title}:"])
                 yield from _opened(block.blocks, verbose=True)
-        elif isinstance(block, Verdict | Lines | Command | Facts | Table | Listing):
+        elif isinstance(block, Verdict | Lines | CommandLine | Facts | Table | FileText):
             yield block
 
 
@@ -121,9 +121,9 @@ def _parts(block: Block, columns: int) -> Iterator[Text | str | RichTable | Padd
             yield Text("\n".join(_wrapped(line, columns)), style=_STYLES[tone])
         case Lines(lines):
             yield from ("\n".join(_wrapped(line, columns)) for line in lines)
-        case Command(what, line):
+        case CommandLine(what, line):
             yield f"{what}: {shown_line(line)}" if what else shown_line(line)
-        case Listing(text):
+        case FileText(text):
             yield from map(shown_line, text.splitlines())
         case Facts(pairs):
             yield from _facts(pairs, columns)

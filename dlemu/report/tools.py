@@ -8,7 +8,7 @@ from dlemu.host.wear import is_binary
 from dlemu.report.blocks import (
     Block,
     Column,
-    Command,
+    CommandLine,
     Document,
     Facts,
     Fold,
@@ -60,7 +60,7 @@ def present_datasize(found: Document) -> list[Block]:
     if not found["has_folder"]:
         here = "written below the working directory; name a folder on the storage instead:"
         blocks.append(Lines([here]))
-    return [*blocks, Command("", found["command"])]
+    return [*blocks, CommandLine("", found["command"])]
 
 
 def _total(found: Document) -> str:
@@ -119,7 +119,7 @@ def present_doctor(document: Document) -> list[Block]:
     return [
         answer,
         table_of(({"check": each["name"], **each} for each in checks), *columns),
-        *(Command(each["name"], each["remedy"]) for each in checks if each["remedy"]),
+        *(CommandLine(each["name"], each["remedy"]) for each in checks if each["remedy"]),
     ]
 
 
@@ -151,7 +151,7 @@ def present_load(document: Document) -> list[Block]:
         if fast != slow:
             line += f", in {format_seconds(slow['seconds'])} from {_drives(slow)}"
         measure = f"dlemu load model={document['model']} target=FOLDER"
-        return [Verdict(line), what, sheets, once, Command("measure it", measure)]
+        return [Verdict(line), what, sheets, once, CommandLine("measure it", measure)]
     return [
         _load_verdict(name, document),
         what,
@@ -226,7 +226,7 @@ def present_steptime(document: Document) -> list[Block]:
             Column("launch", bound),
         ),
         Lines(list(_remarks(document, own))),
-        Command("use it", document["command"]),
+        CommandLine("use it", document["command"]),
     ]
 
 

@@ -265,7 +265,7 @@ def _job(folder: Path, files: Files, own: Path) -> tuple[Workload, int]:
     return workload.with_keys({"dataset.data_folder": str(place), "dataset.seed": 0}), 0
 
 
-class Output(Section, strict=False):
+class TryOutput(Section, strict=False):
     """Where the results of a try go."""
 
     folder: str | None = None
@@ -284,7 +284,7 @@ class Trial(Arguments):
     """Leave the files for another try."""
     workloads: Listed[str] = WORKLOADS
     """Workloads that are tried; other keys of a workload hold for all of them."""
-    output: Output = Output()
+    output: TryOutput = TryOutput()
     jobs: Annotated[tuple[Workload, ...], Use(by="")] = ()
     # The workloads, with the other keys that were given.
 

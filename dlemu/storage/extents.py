@@ -62,7 +62,7 @@ class Leftover:
 
 
 @dataclass(slots=True)
-class _Piece:
+class _ReadCall:
     """One read call, and the parts that its bytes are for."""
 
     start: int
@@ -76,7 +76,7 @@ class _Piece:
     """Result of a helper thread; None: the caller reads."""
 
 
-class Parts:
+class PartQueue:
     """A queue of parts. A part may be cut in two when the next bytes are taken."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
@@ -87,7 +87,7 @@ class Parts:
 
     def put_back(self, parts: list[Part], *, skip: int) -> None:
         """Put parts back to the front, without their first `skip` bytes."""
-        again = Parts(parts)
+        again = PartQueue(parts)
         again.take(skip)
         self._left.extendleft(reversed(again._left))
 
@@ -169,7 +169,7 @@ class ExtentReader(ReadCounts):
         memory = self._head
         want = min(file.num_bytes, len(memory) if ahead else HEAD_BYTES)
         into = memory[: round_up(want)] if self.direct else memory
-        got = self._fetch(file, _Piece(0, want, memory, [into], []))
+        got = self._fetch(file, _ReadCall(0, want, memory, [into], []))
         self._from_head, self._leftover = Leftover(file, 0, got, memory), None
         return memory[: min(got, HEAD_BYTES)]
 
@@ -189,7 +189,7 @@ class ExtentReader(ReadCounts):
         """
         stop = offset + sum(part if isinstance(part, int) else len(part) for part in parts)
         _check_end(file, stop)
-        wanted = Parts(parts)
+        wanted = PartQueue(parts)
         start = offset
         for left in (self._leftover, self._from_head):
             if left is not None and left.file is file and left.start <= start < left.stop:
@@ -281,12 +281,19 @@ class ExtentReader(ReadCounts):
             self.close_file(self._open.popitem()[1])
 
     def _read_rest(
-        self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool, check: Check | None
+        self,
+        file: File,
+        start: int,
+        stop: int,
+        parts: PartQueue,
+        *,
+        ahead: bool,
+        check: Check | None,
     ) -> None:
         """Read the bytes from `start` to `stop`, none of which is in memory yet."""
         raise NotImplementedError
 
-    def _fetch(self, file: File, piece: _Piece) -> int:
+    def _fetch(self, file: File, piece: _ReadCall) -> int:
         """Read a piece, or wait until a helper thread has; return its bytes."""
         begin = perf_counter()
         if piece.got is None:
@@ -333,7 +340,14 @@ class _Buffered(ExtentReader):
         on this file system."""
 
     def _read_rest(
-        self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool, check: Check | None
+        self,
+        file: File,
+        start: int,
+        stop: int,
+        parts: PartQueue,
+        *,
+        ahead: bool,
+        check: Check | None,
     ) -> None:
         begin, checked = perf_counter(), self.check_seconds
         if check is None and self._cached_flags is not None:
@@ -359,7 +373,7 @@ class _Buffered(ExtentReader):
             self._read_piece(file, into, start, self._piece_bytes - room, check)
         self.read_seconds += perf_counter() - begin - (self.check_seconds - checked)
 
-    def _take_cached(self, file: File, start: int, parts: Parts) -> int:
+    def _take_cached(self, file: File, start: int, parts: PartQueue) -> int:
         """Read what is in the page cache, in few calls; return the offset where that ends.
 
         The storage sees nothing of these calls, so they need not have the size of a piece.
@@ -427,10 +441,17 @@ class _InPieces(ExtentReader):
         super().close()
 
     def _read_rest(
-        self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool, check: Check | None
+        self,
+        file: File,
+        start: int,
+        stop: int,
+        parts: PartQueue,
+        *,
+        ahead: bool,
+        check: Check | None,
     ) -> None:
         self._from_head = self._leftover = None
-        under_way: deque[_Piece] = deque()
+        under_way: deque[_ReadCall] = deque()
         try:
             for piece in self._cut(file, start, stop, parts, ahead=ahead):
                 if len(under_way) == self._depth:
@@ -461,8 +482,8 @@ class _InPieces(ExtentReader):
         return sum(num_bytes), sum(num_reads)
 
     def _cut(
-        self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool
-    ) -> Iterator[_Piece]:
+        self, file: File, start: int, stop: int, parts: PartQueue, *, ahead: bool
+    ) -> Iterator[_ReadCall]:
         """Yield the pieces of an extent, in order."""
         begin, end = start, stop
         if self.direct:
@@ -475,11 +496,11 @@ class _InPieces(ExtentReader):
             taken = parts.take(min(last, stop) - max(first, start))
             if self.direct:
                 into = [memory[: round_up(last - first)]]
-                yield _Piece(first, last, memory, into, taken, max(0, start - first))
+                yield _ReadCall(first, last, memory, into, taken, max(0, start - first))
             else:
-                yield _Piece(first, last, memory, _into(taken, memory), [])
+                yield _ReadCall(first, last, memory, _into(taken, memory), [])
 
-    def _finish(self, file: File, piece: _Piece, check: Check | None) -> None:
+    def _finish(self, file: File, piece: _ReadCall, check: Check | None) -> None:
         """Have a piece read, and its bytes in the parts."""
         got = self._fetch(file, piece)
         if self.direct:

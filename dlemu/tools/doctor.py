@@ -45,7 +45,7 @@ class Endurance(Section, strict=False):
     """Share of the time in which the drive is written at that rate, as 0.5 or 50%."""
 
 
-class Examined(Arguments):
+class DoctorArguments(Arguments):
     """What is looked at."""
 
     reader: Wanted = Wanted()
@@ -281,7 +281,7 @@ def _direct(folder: Path) -> Check:
     return Check("O_DIRECT", "missing", "the file system does not open files with it", remedy)
 
 
-def worn(path: Path | None, asked: Examined) -> dict[str, Any]:
+def worn(path: Path | None, asked: DoctorArguments) -> dict[str, Any]:
     """Return the document of what drives count of their wear, and the rate that one sustains.
 
     `path` is a folder, a device, or None: no drive.

@@ -35,7 +35,7 @@ from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.files import PARTIAL, aligned_buffer, open_sized
-from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
+from dlemu.storage.gpu.cuda import DeviceMemory, GpuContext
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver, availability, lists_gpu
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
@@ -369,7 +369,7 @@ def read_once(
         for start in range(0, size, _PIECE)
     )
     with ExitStack() as stack:
-        gpu = stack.enter_context(Gpu()) if way == "cufile" else None
+        gpu = stack.enter_context(GpuContext()) if way == "cufile" else None
         driver = stack.enter_context(Driver(files[0].parent)) if way == "cufile" else None
 
         def work() -> None:
@@ -413,7 +413,7 @@ def _read_pieces(
 
 
 def _opener(
-    way: Way, gpu: Gpu | None, driver: Driver | None, stack: ExitStack
+    way: Way, gpu: GpuContext | None, driver: Driver | None, stack: ExitStack
 ) -> Callable[[Path, ExitStack], _Read]:
     """Return what opens a file for one reader; `stack` holds what all its files share."""
     if way == "cufile":
@@ -446,7 +446,9 @@ def _opener(
     return by_mapping if way == "mmap" else by_call
 
 
-def _by_cufile(gpu: Gpu, driver: Driver, stack: ExitStack) -> Callable[[Path, ExitStack], _Read]:
+def _by_cufile(
+    gpu: GpuContext, driver: Driver, stack: ExitStack
+) -> Callable[[Path, ExitStack], _Read]:
     gpu.use()
     memory = stack.enter_context(DeviceMemory(_CALL))
     buffer = stack.enter_context(DeviceBuffer(driver, memory.address, _CALL))

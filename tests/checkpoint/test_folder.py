@@ -11,20 +11,20 @@ from dlemu.checkpoint import command as writing
 from dlemu.checkpoint.folder import (
     RECORD,
     CheckpointFolder,
-    Written,
+    CheckpointRecord,
     examine,
     opened,
     place_of,
     step_folder,
 )
-from dlemu.checkpoint.plan import Plan
+from dlemu.checkpoint.plan import ShardPlan
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, load_model
 from dlemu.errors import RunError, WorkloadError
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 
-RECORDED = Written("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadata", 0)), (1, 2))
+RECORDED = CheckpointRecord("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadata", 0)), (1, 2))
 
 
 def place(folder: Path) -> CheckpointFolder:
@@ -90,12 +90,12 @@ def test_a_damaged_record_removes_nothing(own: Path, damage: str) -> None:
         place(own).record()
 
 
-def job(folder: Path, num_bytes: int = 10 << 20, **keys: object) -> tuple[Workload, Plan]:
+def job(folder: Path, num_bytes: int = 10 << 20, **keys: object) -> tuple[Workload, ShardPlan]:
     """Return a job that writes checkpoints of one file, and its plan."""
     words = {"model.model_size_bytes": num_bytes, "checkpoint.checkpoint_folder": str(folder)}
     given = {f"checkpoint.{name}": value for name, value in keys.items()}
     workload = load_model("unet3d", words | given)
-    return workload, Plan.of(workload, Alone())
+    return workload, ShardPlan.of(workload, Alone())
 
 
 def has_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:

@@ -26,7 +26,7 @@ from dlemu.checkpoint.in_run import (
     open_checkpoints,
     planned_in_run,
 )
-from dlemu.checkpoint.plan import Plan
+from dlemu.checkpoint.plan import ShardPlan
 from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, check_workload
@@ -164,7 +164,7 @@ def test_steps_after_the_writing_are_marked_on_no_rank(
 
     monkeypatch.setattr(Writer, "work", write_later)
     if not writes:
-        monkeypatch.setattr(Plan, "written_by", lambda *_: ())
+        monkeypatch.setattr(ShardPlan, "written_by", lambda *_: ())
     steps = [new_steps(0, np.ones((2, 1))) for _ in range(2)]
     for epoch, begin in zip(steps, (0.0, 2.0), strict=True):
         epoch["start"][:, 0], epoch["compute"] = (begin, begin + 1), 1.0

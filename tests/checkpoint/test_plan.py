@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlemu.checkpoint.plan import Plan, Share, files_of, share_of
+from dlemu.checkpoint.plan import ShardPlan, Share, files_of, share_of
 from dlemu.config.checkpoint_sections import ModelSection
 from dlemu.config.model import load_model
 from dlemu.ranks.world import Alone
@@ -27,10 +27,12 @@ class Ranks(Alone):
         return list(self._places)
 
 
-def plans(places: list[tuple[int, int]], name: str = "llama3_8b", **keys: object) -> list[Plan]:
+def plans(
+    places: list[tuple[int, int]], name: str = "llama3_8b", **keys: object
+) -> list[ShardPlan]:
     workload = load_model(name, keys)
     Ranks.share = share_of(workload.model, None, "default")
-    return [Plan.of(workload, Ranks(rank, places)) for rank in range(len(places))]
+    return [ShardPlan.of(workload, Ranks(rank, places)) for rank in range(len(places))]
 
 
 @pytest.mark.parametrize(

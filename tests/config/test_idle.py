@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlemu.config.keys import Job, all_keys, idle_keys
+from dlemu.config.keys import KeyContext, all_keys, idle_keys
 from dlemu.config.model import load_workload, use_of
 
 MANY = {"dataset.num_samples_per_file": 4, "dataset.record_length_bytes_stdev": 0}
@@ -21,7 +21,7 @@ OFF = {"reader.file_shuffle": "off", "reader.sample_shuffle": "off"}
 
 
 def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run") -> list[str]:
-    return list(idle_keys(Job(load_workload(name, keys), command)))
+    return list(idle_keys(KeyContext(load_workload(name, keys), command)))
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_a_key_is_named_where_it_has_no_effect_and_only_there(
 
 def test_several_hosts_are_counted_and_not_told() -> None:
     keys = {"num_hosts": 2, "dataset.num_files_train": "auto"}
-    assert idle_keys(Job(load_workload("unet3d_h100", keys), hosts=2)) == ("num_hosts",)
+    assert idle_keys(KeyContext(load_workload("unet3d_h100", keys), hosts=2)) == ("num_hosts",)
     keys["host_memory"] = "64GiB"
-    assert idle_keys(Job(load_workload("unet3d_h100", keys), hosts=2)) == ()
+    assert idle_keys(KeyContext(load_workload("unet3d_h100", keys), hosts=2)) == ()
 
 
 def test_each_command_has_keys_of_its_own() -> None:
@@ -109,6 +109,6 @@ def test_each_command_has_keys_of_its_own() -> None:
 
 
 def test_every_condition_can_be_asked() -> None:
-    job = Job(load_workload("unet3d_h100"))
+    job = KeyContext(load_workload("unet3d_h100"))
     conditions = {key: use_of(key).when for key in all_keys()}
     assert all(when is None or when(job) in (True, False) for when in conditions.values())

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from dlemu.datagen import generate, read_manifest, survey, target, verify, write
 from dlemu.datagen.assemble import Content
-from dlemu.datagen.manifest import Plan, to_entries
+from dlemu.datagen.manifest import WritePlan, to_entries
 from dlemu.datagen.target import FILES_IN_FLIGHT, FileMaker, FileProgress, Folder
-from dlemu.datagen.write import Examined, Todo
+from dlemu.datagen.write import FolderState, Todo
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.ranks.world import Alone
@@ -133,7 +133,7 @@ def test_what_is_no_entry_in_a_journal_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "dlemu.json").unlink()
     work = tmp_path / ".dlemu"
     work.mkdir()
-    (work / "recipe.json").write_bytes(Plan(dataset=layout_of(workload)).to_json())
+    (work / "recipe.json").write_bytes(WritePlan(dataset=layout_of(workload)).to_json())
     entries = bytearray(to_entries(np.arange(6), manifest.files["crc32c"]))
     assert len(entries) == 6 * 16
     (work / "rank0.journal").write_bytes(entries[:40])
@@ -323,7 +323,7 @@ def test_what_cannot_fit_is_counted_in_whole_pages(
     """Two of three files, each with an index, and 12 bytes of the manifest for each of all."""
     layout = layout_of(workload_of(tmp_path, format="tfrecord", num_files_train=3))
     sizes = np.array([[100, 5000, 1 << 30], [10, 20, 1 << 30]])
-    found = Examined(Todo(layout, np.array([0, 1])), b"", (), sizes)
+    found = FolderState(Todo(layout, np.array([0, 1])), b"", (), sizes)
     need = 3 * 12 + (4096 + 8192) + 2 * 4096
     monkeypatch.setattr(owned, "disk_bytes", lambda folder: (1 << 40, need))
     found.check_space(tmp_path)

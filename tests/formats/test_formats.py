@@ -21,7 +21,7 @@ from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS, raw
 from dlemu.formats import tfrecord as ours
 from dlemu.formats.csv import TEXT_BYTES
-from dlemu.formats.hdf5 import Parts
+from dlemu.formats.hdf5 import ChunkedHdf5
 from dlemu.storage.counted import CountedFile
 from dlemu.units import PAGE_BYTES
 from tests.lab.dataset import generated, write_tfrecord
@@ -132,7 +132,7 @@ def test_hdf5_in_parts_is_what_h5py_reads(
     tmp_path: Path, num_parts: int, chunks: tuple[int, ...] | None, compression: str
 ) -> None:
     """As DLIO writes it: so many datasets, their first axis the samples', and a known size."""
-    format = Parts((60, 20, 2), 4, num_parts, chunks, compression)
+    format = ChunkedHdf5((60, 20, 2), 4, num_parts, chunks, compression)
     for count in (1, 3):
         path, file = tmp_path / "a.hdf5", file_samples([9600] * count, dtype="f4", dims=(60, 20, 2))
         num_bytes, _ = write_file(path, format, file)
@@ -154,7 +154,7 @@ def test_hdf5_in_parts_is_what_h5py_reads(
 
 def test_the_bounds_of_hdf5_in_parts_hold_where_headers_are_most_of_a_file(tmp_path: Path) -> None:
     for dims, num_parts, chunks in (((2000,), 1000, (1, 1)), ((3000, 2), 1, (1, 1, 1))):
-        format = Parts(dims, 1, num_parts, chunks, "gzip")
+        format = ChunkedHdf5(dims, 1, num_parts, chunks, "gzip")
         file = file_samples([math.prod(dims)] * 2, dims=dims)
         num_bytes, _ = write_file(tmp_path / "a.hdf5", format, file)
         used = len((tmp_path / "a.hdf5").read_bytes().rstrip(b"\0"))

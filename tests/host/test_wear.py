@@ -22,9 +22,9 @@ from dlemu.host.wear import (
     OCP,
     VENDOR,
     DriveWear,
+    DriveWrites,
     VendorWrites,
     WearWatch,
-    Written,
     combine_hosts,
     is_binary,
     lifetime,
@@ -217,7 +217,7 @@ def drive(name: str, host: int | None, media: int | None, used: int | None) -> D
 
 def test_the_drives_of_all_hosts_are_taken_together() -> None:
     drives = [drive("nvme0n1", 2 * GB, 3 * GB, 4), drive("nvme1n1", 2 * GB, 5 * GB, 9)]
-    hosts = [Written(drives[:1], 86_400.0, GB), Written(drives[1:], 8_640.0, GB)]
+    hosts = [DriveWrites(drives[:1], 86_400.0, GB), DriveWrites(drives[1:], 8_640.0, GB)]
     wear = combine_hosts(hosts, endurance=10**15)
     assert (wear["seconds"], wear["file_bytes_written"]) == (86_400.0, 2 * GB)
     assert (wear["host_bytes_written"], wear["waf"], wear["percentage_used"]) == (4 * GB, 2.0, 9)
@@ -228,7 +228,7 @@ def test_the_drives_of_all_hosts_are_taken_together() -> None:
 
 def test_one_drive_that_cannot_tell_leaves_the_sum_unknown() -> None:
     drives = [drive("nvme0n1", GB, GB, 4), drive("sda", None, None, None)]
-    wear = combine_hosts([Written(drives, 60.0), None])
+    wear = combine_hosts([DriveWrites(drives, 60.0), None])
     assert (wear["host_bytes_written"], wear["media_bytes_written"]) == (None, None)
     assert wear["percentage_used"] is None
     assert wear["missing"]["waf"] == "sda is no NVMe drive"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dlemu.config.model import load_workload
 from dlemu.host.intervals import IntervalSummary, PlaceCounts
 from dlemu.host.network import NetworkCounters, NicCounters
-from dlemu.host.wear import Written
+from dlemu.host.wear import DriveWrites
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.evidence import (
     Evidence,
@@ -164,7 +164,7 @@ def test_what_hosts_of_one_machine_share_counts_once() -> None:
         return report(
             epoch_of(devices={"sda": 0.5}, device_read_bytes=read, network=counted),
             host=name, machine=machine, network_name=network, links={"eth0": 10**9},
-            wear=Written([worn], 1.0),
+            wear=DriveWrites([worn], 1.0),
         )  # fmt: skip
 
     apart = gather(of("a", "x", "x/1", 700, 50), of("b", "y", "y/1", 700, 50)).measured

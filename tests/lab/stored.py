@@ -26,7 +26,7 @@ from dlemu.checkpoint.outcome import (
     limit_of,
     verdict_of,
 )
-from dlemu.checkpoint.plan import Plan, planned
+from dlemu.checkpoint.plan import ShardPlan, planned
 from dlemu.cli.paths import cells_csv
 from dlemu.cli.scripts import RUN, SIZE, append_rows, rows_of
 from dlemu.config.model import load_model, load_workload
@@ -246,7 +246,7 @@ def _checkpoint() -> dict[str, Any]:
     saves = [_entry(step, (24.0, *(20.0 + step,) * 7)) for step in (1, 2)]
     loads = [_entry(step, (16.0,) * 8, reads=True) for step in (1, 2)]
     conditions = Conditions(file_system="xfs", bypasses=True, fsync=True, cached_share=0.0)
-    plan = planned(workload, Plan.of(workload, Alone()))
+    plan = planned(workload, ShardPlan.of(workload, Alone()))
     told: dict[str, Any] = {"odirect": True, "shared": True}
     told |= {"foreign_share": 0.0, "cached_share": 0.0}
     told |= {"saves": saves, "loads": loads, "host_memory_bytes": 256 * GIB}

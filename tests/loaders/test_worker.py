@@ -19,7 +19,7 @@ from dlemu.formats import FORMATS
 from dlemu.formats.format import Checksum
 from dlemu.judge.sums import Rule
 from dlemu.loaders import source as loaders_source
-from dlemu.loaders.source import Cost, Slots, Source, Task, Work, block_seconds
+from dlemu.loaders.source import Cost, CpuBurner, Slots, Source, Task, block_seconds
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING, Activity
 from dlemu.loaders.worker import SampleReader
 from dlemu.storage import extents
@@ -249,8 +249,8 @@ def test_the_rest_of_a_block_is_left_for_the_next_call(monkeypatch: pytest.Monke
     ends = [0.0]
     monkeypatch.setattr(zlib, "decompress", lambda *_, **__: ends.append(ends[-1] + 5.0))
     monkeypatch.setattr(loaders_source, "perf_counter", lambda: ends[-1])
-    work = Work(1.0)
-    assert [work.spend(each) for each in (2.5, 0.4, 0.2, 0.0, 1.9)] == [10.0, 0.0, 5.0, 0.0, 10.0]
+    burner = CpuBurner(1.0)
+    assert [burner.burn(each) for each in (2.5, 0.4, 0.2, 0.0, 1.9)] == [10.0, 0.0, 5.0, 0.0, 10.0]
 
 
 def test_blocks_are_timed_by_as_many_processes_as_there_are_workers(
@@ -275,12 +275,12 @@ def test_a_worker_computes_or_sleeps(
     keys = {"data_loader": "threads", "batch_size": 2, "read_threads": 0}
     keys |= {"preprocess_time": 0.01, "preprocess": how}
     workload = generated(tmp_path, {f"reader.{key}": value for key, value in keys.items()})
-    monkeypatch.setattr(Work, "spend", spend := Mock(return_value=7.0))
+    monkeypatch.setattr(CpuBurner, "burn", burn := Mock(return_value=7.0))
     with dlemu.make_loader(workload) as batches:
         decode = [batch.decode_seconds for batch in batches]
     if how == "cpu":
-        assert spend.call_args_list == [call(pytest.approx(0.01))] * 6, "sample by sample"
+        assert burn.call_args_list == [call(pytest.approx(0.01))] * 6, "sample by sample"
         assert min(decode) >= 7.0, "it is in the record, as decoding"
     else:
-        assert not spend.called and max(decode) < 7.0
+        assert not burn.called and max(decode) < 7.0
     assert Rule.of(workload).preprocess_seconds == (0 if how == "cpu" else pytest.approx(0.01))

@@ -10,7 +10,7 @@ import pytest
 
 from dlemu.checkpoint.plan import predict_checkpoint
 from dlemu.config.model import load_model, load_workload
-from dlemu.host.wear import WearFields, Written, combine_hosts, has_writes
+from dlemu.host.wear import DriveWrites, WearFields, combine_hosts, has_writes
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
 from dlemu.report.blocks import Table
@@ -149,7 +149,7 @@ def test_several_hosts_tell_how_long_their_start_took() -> None:
 
 
 def of(*written: Any, endurance: int | None = None) -> WearFields:
-    return combine_hosts([Written(*written)], endurance=endurance)
+    return combine_hosts([DriveWrites(*written)], endurance=endurance)
 
 
 def known(**changes: object) -> WearFields:

@@ -18,7 +18,7 @@ from dlemu.config.model import check_workload, load_workload
 from dlemu.config.published import derived_yaml
 from dlemu.host.processes import usable_cpus
 from dlemu.tools.steptime.job import StepTimes, batch_sizes
-from dlemu.tools.steptime.measure import Gpu, State, Timed, find_gpu, summary
+from dlemu.tools.steptime.measure import Gpu, GpuState, Timed, find_gpu, summary
 from dlemu.tools.steptime.steps import Preprocessing
 
 STEP = """
@@ -286,7 +286,7 @@ def test_another_process_on_the_gpu_is_named(
 
 def test_nvml_tells_the_state(nvml: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     state = Gpu(nvml, 0).state()
-    assert state and state == State(sm_mhz=1980, watts=650.0, celsius=55, reasons=4)
+    assert state and state == GpuState(sm_mhz=1980, watts=650.0, celsius=55, reasons=4)
     assert state.throttled_by == ("power cap",)
     assert replace(state, reasons=1).throttled_by == (), "idle is none"
     cool = [replace(state, celsius=celsius, reasons=1) for celsius in (40, 50, 41)]

@@ -28,7 +28,7 @@ from dlemu.loaders.cache.reader import (
     ORIGIN_BYTES,
     WRITTEN_BYTES,
     Origin,
-    State,
+    SharedCacheState,
 )
 from dlemu.ranks.world import World
 from dlemu.storage.extents import settle_direct
@@ -234,7 +234,7 @@ class HostTier:
         self._copies: list[tuple[int, int]] = []
         self.notes: list[str] = []
         self._sizes = file_sizes(dataset)
-        self._state: State | None = None
+        self._state: SharedCacheState | None = None
         try:
             if world.local_rank == 0:
                 self._prepare(dataset)
@@ -276,7 +276,7 @@ class HostTier:
             for entry in {*self._cache.found} - {*self._cache.planned.content}:
                 self._folder.remove(*entry)
         num_rows = num_accelerators(workload, self._world) * workload.reader.num_streams
-        self._state = State.make(num_rows)
+        self._state = SharedCacheState.make(num_rows)
 
     def copy(self, at: OnFile) -> None:
         """Copy this rank's share of what is to be there before the epochs (cache.warm=true).
@@ -410,7 +410,7 @@ def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> t
     stopped, seconds = threading.Event(), [0.0, 0.0]
 
     def work() -> None:
-        state = State(dataset.cache_state)
+        state = SharedCacheState(dataset.cache_state)
         origin = Origin(workload, state, direct=direct)
         try:
             while not stopped.is_set():

@@ -4,9 +4,9 @@ A hit opens the copy in the cache. A miss that is admitted reads the file whole 
 memory; training gets it from there, and it is written to the cache. Other misses open the origin's
 file itself.
 
-`State` is memory that all readers of a host share meanwhile: the host's first rank makes it
-(memfd_create) and writes the plan of each epoch into it. Readers are threads and processes of all
-ranks of the host. The memory ends with the first rank.
+`SharedCacheState` is memory that all readers of a host share meanwhile: the host's first rank makes
+it (memfd_create) and writes the plan of each epoch into it. Readers are threads and processes of
+all ranks of the host. The memory ends with the first rank.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ from dlemu.units import round_up
 READ, FILLED = 1, 2
 """How far a visit is: its file has been read; it is in the cache as well."""
 ORIGIN_BYTES, CACHE_BYTES, WRITTEN_BYTES, HIT_BYTES, ASKED_BYTES, HITS, VISITS, FILLS = range(8)
-"""Columns of `State.counters`. Each has one writer, so none needs a lock."""
+"""Columns of `SharedCacheState.counters`. Each has one writer, so none needs a lock."""
 _HEAD_BYTES = 4096
 _NUM_ROWS_AT, _TEXT_AT, _TEXT_BYTES = 32, 1024, 1024
 _POLL_SECONDS = 0.0005
@@ -45,7 +45,7 @@ _MOST_WAITING = 2
 _LOOK_SECONDS = 0.2
 
 
-class State:
+class SharedCacheState:
     """The shared memory: how far each visit is, the plan of the epoch, and what was counted."""
 
     _NUM_COUNTERS: ClassVar = 8
@@ -59,7 +59,7 @@ class State:
         self._map()
 
     @classmethod
-    def make(cls, num_rows: int) -> "State":
+    def make(cls, num_rows: int) -> "SharedCacheState":
         """Make the memory; other processes of the user open it by `path` while this one lives.
 
         `num_rows`: workers of all accelerators of the job; each has a row of counters.
@@ -196,7 +196,7 @@ class Fetched:
 class Origin:
     """Reads whole files from the data folder, as slowly as origin.* says."""
 
-    def __init__(self, workload: Workload, state: State, *, direct: bool) -> None:
+    def __init__(self, workload: Workload, state: SharedCacheState, *, direct: bool) -> None:
         reader, origin = workload.reader, workload.origin
         self._direct, self._state = direct, state
         self._rate, self._latency = origin.read_bandwidth, origin.latency
@@ -234,13 +234,13 @@ class TierReader:
     """Opens files for one worker. Not thread-safe; it has a thread of its own that writes."""
 
     def __init__(self, dataset: Dataset, *, row: int, direct: bool) -> None:
-        """`row`: of this worker in `State.counters`. `direct`: whether O_DIRECT is used."""
+        """`row`: of this worker in `SharedCacheState.counters`. `direct`: O_DIRECT is used."""
         workload = dataset.workload
         self._folder = workload.cache.folder or ""
         self._waits = workload.cache.fill == "sync"
         self._direct = direct
         self._samples_per_file = dataset.layout.samples_per_file
-        self._state = State(dataset.cache_state)
+        self._state = SharedCacheState(dataset.cache_state)
         self._row = row
         self._counts = self._state.counters[row].data
         self._origin = Origin(workload, self._state, direct=direct)

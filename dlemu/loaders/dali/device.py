@@ -26,7 +26,7 @@ from dlemu.loaders import Batch
 from dlemu.loaders.source import Source, Task, sample_bytes
 from dlemu.loaders.steps import CLOSE_SECONDS
 from dlemu.storage.files import cannot_open
-from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
+from dlemu.storage.gpu.cuda import DeviceMemory, GpuContext
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.units import PAGE_BYTES, round_up
 
@@ -54,7 +54,7 @@ class Extent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Spread:
+class BatchLayout:
     """Where a batch goes in its slot."""
 
     extents: list[Extent]
@@ -66,7 +66,7 @@ class Spread:
 
 def spread_batch(
     files: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], *, most: int | None
-) -> Spread:
+) -> BatchLayout:
     """Return the extents of a batch, by each sample's file, offset and length.
 
     At most `most` bytes of a sample are kept; None: all. Samples that follow each other in a file
@@ -87,10 +87,10 @@ def spread_batch(
             extents.append(last)
         begins[index] = last.at + offset - last.start
         end = last.at + round_up(last.keep - last.start)
-    return Spread(extents, begins, kept)
+    return BatchLayout(extents, begins, kept)
 
 
-_Begun = tuple[Task, Spread, list[Future[tuple[int, float]]]]
+_Begun = tuple[Task, BatchLayout, list[Future[tuple[int, float]]]]
 """A batch that is being read."""
 
 
@@ -117,7 +117,7 @@ class DeviceReader:
         self._num_slots = workload.batches_in_flight
         num_threads = reader.num_streams * reader.io_depth
         nowhere = self._num_slots * self._slot_bytes
-        self._gpu = Gpu(gpu)
+        self._gpu = GpuContext(gpu)
         self._memory = DeviceMemory(nowhere + num_threads * self._piece_bytes)
         self._buffer = DeviceBuffer(driver, self._memory.address, self._memory.num_bytes)
         self._nowhere: queue.SimpleQueue[int] = queue.SimpleQueue()

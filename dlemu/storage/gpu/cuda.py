@@ -117,7 +117,7 @@ class Closable:
         self.close()
 
 
-class Gpu(Closable):
+class GpuContext(Closable):
     """One GPU's primary context.
 
     CUDA has a current context per thread: each thread must call `use` before it reads or copies.
@@ -169,7 +169,7 @@ class Pinned:
     """Locks the pages of host arrays in memory, so that a GPU can copy them asynchronously."""
 
     def __init__(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
-        self._gpu = Gpu()
+        self._gpu = GpuContext()
         self._addresses: list[int] = []
         for array in arrays:
             first, end = np.lib.array_utils.byte_bounds(array)

@@ -23,7 +23,7 @@ import numpy as np
 
 from dlemu.errors import DatasetError, DlemuError
 from dlemu.storage.counted import GetCounts
-from dlemu.storage.extents import HEAD_BYTES, Check, ExtentReader, File, Leftover, Part, Parts
+from dlemu.storage.extents import HEAD_BYTES, Check, ExtentReader, File, Leftover, Part, PartQueue
 from dlemu.storage.probe import rate_of
 from dlemu.storage.s3 import SCHEME, Access, ObjectPath
 from dlemu.storage.s3.store import Got, Helpers, Store, store_of
@@ -45,7 +45,7 @@ class ObjectFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _RangeRequest:
     """What one request asks for."""
 
     path: str
@@ -89,8 +89,8 @@ class ObjectReader(ExtentReader):
         self._sizes: dict[str, int] = {}
         self._announced: set[str] = set()
         """Paths whose pieces `begin` has put into the queue."""
-        self._waiting: deque[_Piece] = deque()
-        self._begun: dict[_Piece, Future[Got]] = {}
+        self._waiting: deque[_RangeRequest] = deque()
+        self._begun: dict[_RangeRequest, Future[Got]] = {}
 
     def know(self, path: str, num_bytes: int) -> None:
         """Note the size of the object that is opened next."""
@@ -159,7 +159,7 @@ class ObjectReader(ExtentReader):
         into: Sequence[memoryview | None] = (),
     ) -> None:
         self.counts.needed_bytes += sum(lengths)
-        pieces: list[_Piece] = []
+        pieces: list[_RangeRequest] = []
         targets: list[memoryview | None] = []
         memories = into or [None] * len(offsets)
         for start, length, memory in zip(offsets, lengths, memories, strict=True):
@@ -173,7 +173,14 @@ class ObjectReader(ExtentReader):
                 self._copy(got, [target], None)
 
     def _read_rest(
-        self, file: File, start: int, stop: int, parts: Parts, *, ahead: bool, check: Check | None
+        self,
+        file: File,
+        start: int,
+        stop: int,
+        parts: PartQueue,
+        *,
+        ahead: bool,
+        check: Check | None,
     ) -> None:
         pieces = self._pieces(file.path, file.num_bytes, start, stop, ahead=ahead)
         for piece in self._in_turn(pieces):
@@ -184,21 +191,22 @@ class ObjectReader(ExtentReader):
 
     def _pieces(
         self, path: str, num_bytes: int, start: int, stop: int, *, ahead: bool
-    ) -> list[_Piece]:
+    ) -> list[_RangeRequest]:
         """Return the requests for an extent; `ahead`: the reader will go on from there."""
         if self._whole and num_bytes <= self._most_whole:
-            return [_Piece(path, 0, num_bytes, num_bytes)]
+            return [_RangeRequest(path, 0, num_bytes, num_bytes)]
         if ahead:
             stop = min(num_bytes, start + round_up(stop - start, self._range))
         return self._ranges(path, num_bytes, start, stop)
 
-    def _ranges(self, path: str, num_bytes: int, start: int, stop: int) -> list[_Piece]:
+    def _ranges(self, path: str, num_bytes: int, start: int, stop: int) -> list[_RangeRequest]:
         step = self._range
         return [
-            _Piece(path, at, min(at + step, stop), num_bytes) for at in range(start, stop, step)
+            _RangeRequest(path, at, min(at + step, stop), num_bytes)
+            for at in range(start, stop, step)
         ]
 
-    def _in_turn(self, pieces: Sequence[_Piece]) -> Iterator[_Piece]:
+    def _in_turn(self, pieces: Sequence[_RangeRequest]) -> Iterator[_RangeRequest]:
         """Yield pieces to be taken one after the other, and have the next ones sent before."""
         if pieces and pieces[0].path not in self._announced:
             self._waiting.extendleft(reversed(pieces))
@@ -210,13 +218,13 @@ class ObjectReader(ExtentReader):
             piece = self._waiting.popleft()
             self._begun[piece] = self._helpers.submit(partial(self._get, piece))
 
-    def _get(self, piece: _Piece) -> Got:
+    def _get(self, piece: _RangeRequest) -> Got:
         whole = piece.is_whole and self._whole
         key = piece.path.removeprefix(SCHEME).partition("/")[2]
         stop = None if whole else piece.stop
         return self._store.get(key, piece.start, stop, given_up=self._given_up)
 
-    def _take(self, piece: _Piece) -> memoryview:
+    def _take(self, piece: _RangeRequest) -> memoryview:
         """Return the bytes of a piece, and count what they cost."""
         begin = perf_counter()
         self._send()

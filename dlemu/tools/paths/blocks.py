@@ -7,7 +7,7 @@ need a reader for each of these, with a buffer of its own; io_uring needs one. T
     host_direct             O_DIRECT
     host_io_uring           O_DIRECT through io_uring: one reader for all blocks in flight
     host_direct_gpu_copy    O_DIRECT, then a copy from pinned memory to the GPU
-    cufile                  cuFile, by whichever path it chooses: see `Done.path_bytes`
+    cufile                  cuFile, by whichever path it chooses: see `CellResult.path_bytes`
 """
 
 import multiprocessing
@@ -33,7 +33,7 @@ import numpy.typing as npt
 from dlemu.errors import DlemuError, RunError
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.files import open_sized
-from dlemu.storage.gpu.cuda import DeviceMemory, Gpu, HostMemory
+from dlemu.storage.gpu.cuda import DeviceMemory, GpuContext, HostMemory
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.tools.paths.uring import Ring
 from dlemu.units import PAGE_BYTES
@@ -65,7 +65,7 @@ _NUM_POWERS = 44
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CellSpec:
     """What is measured; the same values are the same cell of a table."""
 
     target: str
@@ -87,18 +87,18 @@ class Asked:
     """Targets that are read or written at the same time; (): this one alone."""
 
     @property
-    def asked(self) -> "Asked":
+    def asked(self) -> "CellSpec":
         """This cell, without what a subclass adds."""
-        return Asked(**{field.name: getattr(self, field.name) for field in fields(Asked)})
+        return CellSpec(**{field.name: getattr(self, field.name) for field in fields(CellSpec)})
 
     @property
-    def shape(self) -> "Asked":
+    def shape(self) -> "CellSpec":
         """What is measured, wherever that is."""
         return replace(self.asked, target="", queues=None, gpu=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work(Asked):
+class CellJob(CellSpec):
     """What is measured, with the files of its workers."""
 
     files: tuple[str, ...]
@@ -176,7 +176,7 @@ _Pipe: TypeAlias = "Connection[Any, Any]"
 
 
 @dataclass
-class Done:
+class CellResult:
     """What one or more workers did."""
 
     latencies: Latencies = field(default_factory=Latencies)
@@ -186,7 +186,7 @@ class Done:
     system_seconds: float = 0.0
     path_bytes: PathBytes = field(default_factory=PathBytes)
 
-    def merge(self, other: "Done") -> None:
+    def merge(self, other: "CellResult") -> None:
         self.latencies.merge(other.latencies)
         self.seconds = max(self.seconds, other.seconds)
         self.user_seconds += other.user_seconds
@@ -194,7 +194,9 @@ class Done:
         self.path_bytes += other.path_bytes
 
 
-def perform(works: Sequence[Work], ready: Callable[[], object] = lambda: None) -> list[Done]:
+def perform(
+    works: Sequence[CellJob], ready: Callable[[], object] = lambda: None
+) -> list[CellResult]:
     """Run the workers of all works at once; return what those of each did.
 
     `ready` is called when all of them have opened their files; they begin 0.02 s later.
@@ -203,8 +205,8 @@ def perform(works: Sequence[Work], ready: Callable[[], object] = lambda: None) -
     # The forkserver has imported this module, so its forks start fast. They do not have this
     # process's threads and CUDA context, which must not be forked.
     context.set_forkserver_preload([__name__])
-    groups: dict[_Pipe, tuple[BaseProcess, Done]] = {}
-    done = [Done() for _ in works]
+    groups: dict[_Pipe, tuple[BaseProcess, CellResult]] = {}
+    done = [CellResult() for _ in works]
     try:
         for work, total in zip(works, done, strict=True):
             for place in range(work.num_processes):
@@ -222,7 +224,7 @@ def perform(works: Sequence[Work], ready: Callable[[], object] = lambda: None) -
             with suppress(BrokenPipeError):  # that worker has ended; reading its pipe says so
                 pipe.send(start)
         for pipe, result in _receive_all(groups):
-            assert isinstance(result, Done)
+            assert isinstance(result, CellResult)
             groups[pipe][1].merge(result)
         return done
     finally:
@@ -232,7 +234,7 @@ def perform(works: Sequence[Work], ready: Callable[[], object] = lambda: None) -
             pipe.close()
 
 
-def _receive_all(pipes: Iterable[_Pipe]) -> Iterator[tuple[_Pipe, Done | None]]:
+def _receive_all(pipes: Iterable[_Pipe]) -> Iterator[tuple[_Pipe, CellResult | None]]:
     """Yield each pipe with one message of it as they come, so that a failure is seen at once."""
     awaited = list(pipes)
     while awaited:
@@ -248,14 +250,14 @@ def _receive_all(pipes: Iterable[_Pipe]) -> Iterator[tuple[_Pipe, Done | None]]:
             yield pipe, message
 
 
-def _run_group(pipe: _Pipe, work: Work, members: tuple[int, ...]) -> None:
+def _run_group(pipe: _Pipe, work: CellJob, members: tuple[int, ...]) -> None:
     """Run the workers with the numbers `members`, as one process."""
     _end_with_parent(pipe)
     try:
         with ExitStack() as stack:
             if work.cpus:
                 os.sched_setaffinity(0, work.cpus)  # before memory is touched: it lies near then
-            gpu = stack.enter_context(Gpu(work.gpu or 0)) if work.on_gpu else None
+            gpu = stack.enter_context(GpuContext(work.gpu or 0)) if work.on_gpu else None
             driver = None
             if work.path == "cufile":
                 driver = stack.enter_context(Driver(os.path.dirname(work.files[0])))
@@ -268,7 +270,7 @@ def _run_group(pipe: _Pipe, work: Work, members: tuple[int, ...]) -> None:
             seconds = time.perf_counter() - start
             after = resource.getrusage(resource.RUSAGE_SELF)
             read = PathBytes(host=latencies.num * work.io_size)
-            done = Done(
+            done = CellResult(
                 latencies,
                 seconds,
                 after.ru_utime - before.ru_utime,
@@ -310,7 +312,12 @@ class _Worker:
     """Reads or writes blocks of one file, or a share of them, through buffers of its own."""
 
     def __init__(
-        self, work: Work, index: int, gpu: Gpu | None, driver: Driver | None, stack: ExitStack
+        self,
+        work: CellJob,
+        index: int,
+        gpu: GpuContext | None,
+        driver: Driver | None,
+        stack: ExitStack,
     ) -> None:
         self._work = work
         self._gpu = gpu

@@ -31,7 +31,7 @@ from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import availability
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.tools.paths import uring
-from dlemu.tools.paths.blocks import Asked, DataPath, Done, Work, perform
+from dlemu.tools.paths.blocks import CellJob, CellResult, CellSpec, DataPath, perform
 from dlemu.units import PAGE_BYTES, counted, format_bytes
 
 SUM = "sum"
@@ -53,7 +53,7 @@ OnEvent = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell(Asked):
+class Cell(CellSpec):
     """One measurement. CPU percentages are of all CPUs of the host, as `top` and vendors count."""
 
     elapsed: float
@@ -93,7 +93,7 @@ class Cell(Asked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankTarget:
     """A target as the rank that measures it sees it."""
 
     name: str
@@ -101,7 +101,7 @@ class Place:
     target: Path
     rank: int
     host: str
-    cells: Sequence[Asked]
+    cells: Sequence[CellSpec]
     """What can be measured there."""
     attached: Attachment
     cpus: tuple[int, ...] = ()
@@ -119,13 +119,13 @@ class Place:
 class _Measured:
     """What the workers of a target did, and its host meanwhile."""
 
-    place: Place
-    work: Work
-    done: Done
+    place: RankTarget
+    work: CellJob
+    done: CellResult
     use: "HostUse"
 
 
-def measure(works: Sequence[Work], places: Sequence[Place], world: World) -> list[Cell]:
+def measure(works: Sequence[CellJob], places: Sequence[RankTarget], world: World) -> list[Cell]:
     """Measure cells at once; return those of all ranks and, of several, their sum, on rank 0 only.
 
     All ranks call it, each with the works on its own targets, and with all places.
@@ -151,14 +151,14 @@ def measure(works: Sequence[Work], places: Sequence[Place], world: World) -> lis
     return [*cells, _cell(sum_of(cells[0]), found)] if len(cells) > 1 else cells
 
 
-def sum_of(asked: Asked) -> Asked:
+def sum_of(asked: CellSpec) -> CellSpec:
     """Return the cell that sums up those that are measured together with one."""
     return replace(asked.shape, target=SUM)
 
 
-def _cell(asked: Asked, measured: Sequence[_Measured]) -> Cell:
+def _cell(asked: CellSpec, measured: Sequence[_Measured]) -> Cell:
     """Return the cell of a target, or of the sum of several; CPU shares are of all their hosts."""
-    done = Done()
+    done = CellResult()
     for each in measured:
         done.merge(each.done)
     num, latencies, moved = done.latencies.num, done.latencies, done.path_bytes
@@ -197,7 +197,7 @@ def _cell(asked: Asked, measured: Sequence[_Measured]) -> Cell:
     )
 
 
-def _ceiling(asked: Asked, places: Sequence[Place]) -> tuple[str | None, float | None]:
+def _ceiling(asked: CellSpec, places: Sequence[RankTarget]) -> tuple[str | None, float | None]:
     """Return name and rate of the lowest ceiling that is known for these targets together."""
     sheets, links, memory = dict[Any, Any](), dict[Any, Any](), dict[Any, Any]()
     bandwidth = "write_bandwidth" if asked.pattern.endswith("write") else "read_bandwidth"
@@ -364,8 +364,8 @@ def smallest_direct(target: Path) -> int | None:
 
 @contextmanager
 def works_of(
-    place: Place, num: int, unit: int, asked: int | None, first: str, on_event: OnEvent
-) -> Iterator[tuple[Callable[[Asked], Work], int]]:
+    place: RankTarget, num: int, unit: int, asked: int | None, first: str, on_event: OnEvent
+) -> Iterator[tuple[Callable[[CellSpec], CellJob], int]]:
     """Yield what gives a cell the files of its workers, and the bytes that were written for it.
 
     Each of `num` workers has a file, whose name begins with `first` and which is removed at the
@@ -395,8 +395,8 @@ def works_of(
             on_event(f"writing {what} into {target}")
             write_random_files([(path, size) for path in files])
 
-        def work(cell: Asked) -> Work:
-            return Work(
+        def work(cell: CellSpec) -> CellJob:
+            return CellJob(
                 **vars(cell),
                 files=files[: cell.workers],
                 file_bytes=size // cell.io_size * cell.io_size,

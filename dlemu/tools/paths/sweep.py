@@ -31,13 +31,13 @@ from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import lists_gpu
 from dlemu.storage.owned import held
 from dlemu.terminal import silent
-from dlemu.tools.paths.blocks import TO_GPU, Asked, DataPath, Pattern, Work
+from dlemu.tools.paths.blocks import TO_GPU, CellJob, CellSpec, DataPath, Pattern
 from dlemu.tools.paths.cells import (
     SECTOR,
     SUM,
     Cell,
     OnEvent,
-    Place,
+    RankTarget,
     least_block,
     measure,
     memory_rate,
@@ -220,9 +220,9 @@ def document_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
     return {"kind": "paths", "day": last.date().isoformat(), "cells": rows}
 
 
-def _places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
+def _places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[RankTarget]:
     """Return all targets in order of rank; of several ranks that fail, the first says why."""
-    found, error = list[Place](), None
+    found, error = list[RankTarget](), None
     try:
         found = _own_places(sweep, world, stack, dry=dry)
     except DlemuError as failure:
@@ -236,7 +236,7 @@ def _places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[
     return [each for found, _ in all_found for each in found]
 
 
-def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[Place]:
+def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> list[RankTarget]:
     """Return this rank's share of the host's targets, and hold them; a rank may have none."""
     memory = memory_rate() if world.local_rank == 0 and not dry else 0.0  # the others wait
     rates = world.all_gather((world.host, memory))
@@ -260,7 +260,7 @@ def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> l
     return [_place(sweep, target, gpu, world, memory) for target, gpu in share]
 
 
-def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: float) -> Place:
+def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: float) -> RankTarget:
     name = f"{world.host}:{target}" if world.num_hosts > 1 else str(target)
     notes: list[str] = []
     least = _least_blocks(sweep, target, notes)
@@ -296,7 +296,7 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
         )
     # Paths vary fastest: what is compared is measured shortly after each other.
     cells = [
-        Asked(
+        CellSpec(
             target=name,
             path=path,
             pattern=pattern,
@@ -312,7 +312,7 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
         )
         if io_size >= least[path]
     ]
-    return Place(
+    return RankTarget(
         name=name,
         target=target,
         rank=world.rank,
@@ -352,7 +352,7 @@ def _least_blocks(sweep: Sweep, target: Path, notes: list[str]) -> dict[DataPath
     return least
 
 
-def _rounds(sweep: Sweep, places: Sequence[Place], world: World) -> Iterator[list[Asked]]:
+def _rounds(sweep: Sweep, places: Sequence[RankTarget], world: World) -> Iterator[list[CellSpec]]:
     """Yield the cells that are measured at once; behind those of several targets that of the sum.
 
     Of what is measured together, each target must be able to do it.
@@ -363,7 +363,7 @@ def _rounds(sweep: Sweep, places: Sequence[Place], world: World) -> Iterator[lis
         together = "on" if len(places) > 1 and by_itself else "off"
     elif together != "off" and len(places) == 1:
         raise RunError(f"together={together} needs several targets", remedy="write target=A,B")
-    by_shape: dict[Asked, list[Asked]] = {}
+    by_shape: dict[CellSpec, list[CellSpec]] = {}
     for cell in itertools.chain.from_iterable(place.cells for place in places):
         by_shape.setdefault(cell.shape, []).append(cell)
     for cells in by_shape.values():
@@ -377,8 +377,8 @@ def _rounds(sweep: Sweep, places: Sequence[Place], world: World) -> Iterator[lis
 
 def _measure_all(
     sweep: Sweep,
-    rounds: Sequence[Sequence[Asked]],
-    places: Sequence[Place],
+    rounds: Sequence[Sequence[CellSpec]],
+    places: Sequence[RankTarget],
     world: World,
     on_event: OnEvent,
     on_begin: OnEvent,
@@ -397,7 +397,7 @@ def _measure_all(
         # Several hosts may share a folder.
         first = "dlemu_paths" + (f".{world.host_index}" if world.num_hosts > 1 else "")
         bounds = max(sweep.workers), sweep.least_bytes, sweep.file_size
-        make: dict[str, Callable[[Asked], Work]] = {}
+        make: dict[str, Callable[[CellSpec], CellJob]] = {}
         for place in own:
             if place.name in wanted:
                 made = files.enter_context(works_of(place, *bounds, first, on_event))

@@ -28,8 +28,8 @@ from dlemu.tools.steptime.measure import (
     summary,
 )
 from dlemu.tools.steptime.steps import (
-    Job,
     Preprocessing,
+    StepTask,
     UsersFunction,
     find_torch,
     model_of,
@@ -188,7 +188,7 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[dict[
     torch = find_torch(device)
     if section.side is not None and model == "unet3d" and section.side < 64:
         raise WorkloadError(f"steptime.side must be at least 64 for unet3d, got {section.side}")
-    job = Job(
+    job = StepTask(
         model=model,
         device=device,
         precision=section.precision,
@@ -228,7 +228,7 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[dict[
     return document, path
 
 
-def _check_job(job: Job) -> None:
+def _check_job(job: StepTask) -> None:
     on_gpu, own = job.device == "cuda", ":" in job.model
     for key, given in (("precision", job.precision != "bf16"), ("graph", job.graph)):
         if given and own:
@@ -264,7 +264,7 @@ def _preprocessing(workload: Workload, say: Callable[[str], None]) -> Preprocess
     return time_preprocessing(section.preprocess, workers, section.seconds / 4)
 
 
-def _layout(job: Job, workload: Workload, say: Callable[[str], None]) -> str:
+def _layout(job: StepTask, workload: Workload, say: Callable[[str], None]) -> str:
     given = workload.steptime.layout
     if ":" in job.model:
         return "the user's"
@@ -276,7 +276,7 @@ def _layout(job: Job, workload: Workload, say: Callable[[str], None]) -> str:
 
 
 def _all_batches(
-    job: Job, workload: Workload, layout: str, gpu: Gpu | None, say: Callable[[str], None]
+    job: StepTask, workload: Workload, layout: str, gpu: Gpu | None, say: Callable[[str], None]
 ) -> Iterator[tuple[list[Timed], list[int]]]:
     """Yield what is timed and what is skipped so far, in order, after each batch that was timed."""
     section = workload.steptime
@@ -324,7 +324,7 @@ def _stem(workload: Workload, torch: Any, device: str) -> str:
     return f"{row}_measured_{short}"
 
 
-def _environment(torch: Any, job: Job, layout: str, gpu: Gpu | None) -> Mapping[str, str]:
+def _environment(torch: Any, job: StepTask, layout: str, gpu: Gpu | None) -> Mapping[str, str]:
     on_gpu, own = job.device == "cuda", ":" in job.model
     cudnn = torch.backends.cudnn.version()
     return {

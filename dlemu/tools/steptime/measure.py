@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.tools.steptime.steps import Job, Step, make_step, out_of_memory
+from dlemu.tools.steptime.steps import Step, StepTask, make_step, out_of_memory
 
 T = TypeVar("T")
 _INTERVAL = 1.0
@@ -40,7 +40,7 @@ _HARMLESS = 0x003
 
 
 @dataclass(frozen=True)
-class State:
+class GpuState:
     """A GPU at one moment."""
 
     sm_mhz: int
@@ -57,7 +57,7 @@ class State:
         )
 
 
-def summary(states: Sequence[State]) -> dict[str, Any]:
+def summary(states: Sequence[GpuState]) -> dict[str, Any]:
     """Return least, median and greatest of each figure, and the causes of throttling."""
     if not states:
         return {}
@@ -96,11 +96,11 @@ class Gpu:
             return os.path.basename(_text(self._nvml.nvmlSystemGetProcessName(pid)))
         return "of another container or user"
 
-    def state(self) -> State | None:
+    def state(self) -> GpuState | None:
         """Return its state now, None if NVML does not tell it."""
         nvml, handle = self._nvml, self._handle
         try:
-            return State(
+            return GpuState(
                 sm_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
                 watts=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
                 celsius=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
@@ -110,9 +110,9 @@ class Gpu:
             return None
 
     @contextmanager
-    def sampled(self) -> Iterator[list[State]]:
+    def sampled(self) -> Iterator[list[GpuState]]:
         """Note the state each second while the block runs; empty if NVML does not tell it."""
-        states: list[State] = []
+        states: list[GpuState] = []
         ends = threading.Event()
 
         def sample() -> None:
@@ -178,7 +178,7 @@ class Timed:
     memory: int
     """Most bytes of the GPU that PyTorch held; 0 on a CPU."""
     on_gpu: bool
-    states: Sequence[State] = ()
+    states: Sequence[GpuState] = ()
     """Of the GPU, each second."""
 
     @property
@@ -198,7 +198,7 @@ class Timed:
 
 
 def measure(
-    job: Job, batch: int, layout: str, gpu: Gpu | None, steps: int, seconds: float
+    job: StepTask, batch: int, layout: str, gpu: Gpu | None, steps: int, seconds: float
 ) -> Timed | str:
     """Time at least so many steps of a batch size, for at least so many seconds.
 
@@ -214,7 +214,7 @@ def measure(
         flops = 0.0 if job.compiled else _count_flops(step)
         _times(step, job, max(2, int(_WARM_UP_STEPS * steps)), WARM_UP * seconds)
         launch = _launch_seconds(step, job.device)
-        with gpu.sampled() if gpu else nullcontext(list[State]()) as states:
+        with gpu.sampled() if gpu else nullcontext(list[GpuState]()) as states:
             measured = _times(step, job, steps, seconds)
         return Timed(
             batch=batch,
@@ -230,7 +230,7 @@ def measure(
     return _within_memory(job, timed)
 
 
-def faster_layout(job: Job, batch: int) -> str:
+def faster_layout(job: StepTask, batch: int) -> str:
     """Return which layout in memory makes a step faster: some cuDNN have slow paths in each."""
 
     def median(layout: str) -> float:
@@ -242,7 +242,7 @@ def faster_layout(job: Job, batch: int) -> str:
     return min(times, key=times.__getitem__, default=layouts[0])
 
 
-def _within_memory(job: Job, take: Callable[[], T]) -> T | str:
+def _within_memory(job: StepTask, take: Callable[[], T]) -> T | str:
     """Return what is taken; where the memory does not suffice, that in words."""
     try:
         with _clean(job.device):
@@ -253,7 +253,7 @@ def _within_memory(job: Job, take: Callable[[], T]) -> T | str:
         return (str(error) if type(error) is MemoryError else "") or "out of memory"
 
 
-def _times(step: Step, job: Job, steps: int, seconds: float) -> NDArray[np.float64]:
+def _times(step: Step, job: StepTask, steps: int, seconds: float) -> NDArray[np.float64]:
     """Return the seconds of steps, one after the other: of so many at least, and for so long."""
     if job.device != "cuda":
         marks = [time.perf_counter()]

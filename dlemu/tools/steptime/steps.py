@@ -30,7 +30,7 @@ Step = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class StepTask:
     """Which step is timed, and on what."""
 
     model: str
@@ -89,7 +89,7 @@ def names_function(given: str) -> bool:
     return bool(colon) and all(name.isidentifier() for name in [*module.split("."), function])
 
 
-def make_step(job: Job, batch: int, layout: str) -> Step:
+def make_step(job: StepTask, batch: int, layout: str) -> Step:
     """Return one step for a batch size.
 
     Raises:
@@ -114,7 +114,7 @@ def make_step(job: Job, batch: int, layout: str) -> Step:
     return lambda: training.step(data, target)
 
 
-def _check_memory(job: Job, batch: int) -> None:
+def _check_memory(job: StepTask, batch: int) -> None:
     """Refuse a step of dlemu's networks that this host's memory cannot hold.
 
     On a GPU PyTorch says so; on a host the kernel ends the process.
@@ -132,7 +132,7 @@ def _check_memory(job: Job, batch: int) -> None:
         raise MemoryError(f"needs {format_bytes(needed)} of memory, {format_bytes(free)} are free")
 
 
-def _users_step(job: Job, batch: int) -> Step:
+def _users_step(job: StepTask, batch: int) -> Step:
     own = UsersFunction("steptime.model", job.model)
     made = own.made("does one step", batch, job.device)
 

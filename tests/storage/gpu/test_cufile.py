@@ -12,7 +12,7 @@ import pytest
 from dlemu.errors import RunError
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
-from dlemu.storage.gpu.cuda import DeviceMemory, Gpu
+from dlemu.storage.gpu.cuda import DeviceMemory, GpuContext
 from dlemu.storage.gpu.cufile import (
     STATS_BYTES,
     Availability,
@@ -148,9 +148,9 @@ NUM_BYTES = 9 * 1024 * 1024 + 4321  # more than cuFile's bounce buffer, and not 
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Iterator[Gpu]:
+def gpu() -> Iterator[GpuContext]:
     try:
-        found = Gpu()
+        found = GpuContext()
     except RunError as error:
         pytest.skip(str(error))
     with found:
@@ -158,7 +158,7 @@ def gpu() -> Iterator[Gpu]:
 
 
 @pytest.fixture(scope="module")
-def data_file(gpu: Gpu) -> Iterator[Path]:
+def data_file(gpu: GpuContext) -> Iterator[Path]:
     """A file of random bytes on the drive of the checkout: pytest's own folder may be tmpfs."""
     folder = Path(__file__).parents[3] / "build"
     folder.mkdir(exist_ok=True)
@@ -176,7 +176,7 @@ def content_of(memory: DeviceMemory, num_bytes: int | None = None) -> bytes:
 
 
 @pytest.fixture
-def driver(gpu: Gpu, data_file: Path) -> Iterator[Driver]:
+def driver(gpu: GpuContext, data_file: Path) -> Iterator[Driver]:
     found = availability(data_file.parent)
     if not found.usable:
         pytest.skip(found.why)
@@ -237,7 +237,7 @@ def test_unaligned_numbers_and_overruns_are_refused(driver: Driver, data_file: P
 
 
 @pytest.mark.gpu
-def test_require_never_takes_the_host_path(gpu: Gpu, data_file: Path) -> None:
+def test_require_never_takes_the_host_path(gpu: GpuContext, data_file: Path) -> None:
     """Either the driver opens and the bytes go directly, or it does not open."""
     found = availability(data_file.parent, gds="require")
     if not found.usable:
@@ -254,7 +254,7 @@ def test_require_never_takes_the_host_path(gpu: Gpu, data_file: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_copies_between_host_and_gpu_agree(gpu: Gpu) -> None:
+def test_copies_between_host_and_gpu_agree(gpu: GpuContext) -> None:
     assert cuda.num_gpus() >= 1
     assert cuda.driver_version() >= (12, 0)
     with cuda.HostMemory(1 << 20) as host, DeviceMemory(1 << 20) as memory:

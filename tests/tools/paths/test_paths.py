@@ -30,19 +30,19 @@ from dlemu.storage.owned import held
 from dlemu.terminal import silent
 from dlemu.tools.paths import cells as cells_module
 from dlemu.tools.paths import sweep, uring
-from dlemu.tools.paths.blocks import PATTERNS, DataPath, Latencies, Pattern, Work, perform
+from dlemu.tools.paths.blocks import PATTERNS, CellJob, DataPath, Latencies, Pattern, perform
 from dlemu.tools.paths.cells import HostCounters, read_joules, write_random_file
 from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
 from dlemu.tools.paths.uring import Ring
 from tests.tools.paths.conftest import MIB, plan
 
 
-def work(folder: Path, **changes: object) -> Work:
+def work(folder: Path, **changes: object) -> CellJob:
     """Two workers for a moment on files of 1 MiB, through the page cache."""
     files = tuple(str(folder / f"f{index}") for index in range(2))
     for seed, file in enumerate(files):
         write_random_file(file, seed, MIB)
-    plain = Work(
+    plain = CellJob(
         target="",
         path="host_buffered",
         pattern="seq_read",

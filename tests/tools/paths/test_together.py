@@ -23,7 +23,7 @@ from dlemu.storage.gpu import cuda, cufile
 from dlemu.storage.gpu.cufile import Availability, CufileError
 from dlemu.terminal import silent
 from dlemu.tools.paths import blocks, cells, sweep
-from dlemu.tools.paths.blocks import Done, Latencies, Work
+from dlemu.tools.paths.blocks import CellJob, CellResult, Latencies
 from dlemu.tools.paths.sweep import run_paths
 from tests.lab.bench import Run, launched
 from tests.lab.many_hosts import ManyHosts
@@ -40,17 +40,17 @@ def folders(tmp_path: Path) -> tuple[Path, ...]:
     return tmp_path / "d0", tmp_path / "d1"
 
 
-def fakes(events: list[str], rates: Sequence[int]) -> Callable[..., list[Done]]:
+def fakes(events: list[str], rates: Sequence[int]) -> Callable[..., list[CellResult]]:
     """Return a `perform` of so many blocks in a second, for the first work, the second, ..."""
 
-    def perform(works: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
+    def perform(works: Sequence[CellJob], ready: Callable[[], None]) -> list[CellResult]:
         events.append("open")
         ready()
         events.append("read")
         found = []
         for work, num in zip(works, rates[: len(works)], strict=True):
             moved = PathBytes(host=num * work.io_size)
-            found.append(Done(Latencies(), 1.0, 0.5, 0.25, moved))
+            found.append(CellResult(Latencies(), 1.0, 0.5, 0.25, moved))
             found[-1].latencies.add([500_000] * num)
         return found
 
@@ -292,7 +292,7 @@ class FakeCufile:
         return CufileError(0, 0)
 
 
-def in_process(works: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
+def in_process(works: Sequence[CellJob], ready: Callable[[], None]) -> list[CellResult]:
     """Do as `perform`, one work after the other, in this process."""
     ready()
     found = []
@@ -300,7 +300,7 @@ def in_process(works: Sequence[Work], ready: Callable[[], None]) -> list[Done]:
         pipe = Mock(**{"recv.return_value": 0.0})
         blocks._run_group(pipe, work, tuple(range(work.num_readers)))
         found.append(pipe.send.call_args.args[0])
-        assert isinstance(found[-1], Done), found[-1]
+        assert isinstance(found[-1], CellResult), found[-1]
     return found
 
 
@@ -308,13 +308,13 @@ def test_pairs_take_the_direct_path_each_into_its_gpu(
     folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, load = FakeCuda(), Mock(side_effect=lambda path: FakeCufile())
-    gpu = Mock(side_effect=cuda.Gpu)
+    gpu = Mock(side_effect=cuda.GpuContext)
     fake(monkeypatch)
     monkeypatch.setattr(cuda, "_library", lambda: driver)
     monkeypatch.setattr(cufile, "_load", load)
     monkeypatch.setattr(cells, "availability", lambda folder: Availability("p2pdma", ()))
     monkeypatch.setattr(blocks, "_end_with_parent", lambda pipe: None)
-    monkeypatch.setattr(blocks, "Gpu", gpu)
+    monkeypatch.setattr(blocks, "GpuContext", gpu)
     monkeypatch.setattr(cells, "perform", in_process)
     notes: list[str] = []
 
