@@ -67,7 +67,7 @@ def cached(capacity: float) -> Measured:
             "dataset.num_files_train": num_files,
             "dataset.record_length_bytes": sample,
             "dataset.record_length_bytes_stdev": 0,
-            "cache.folder": fast / "tier",
+            "cache.folder": fast / "cache",
             "cache.capacity": capacity,
             "cache.policy": "keep",
             "output.folder": out / "run",

@@ -23,7 +23,7 @@ from dlemu.dataset.rule import (
 )
 from dlemu.errors import DlemuError
 from dlemu.judge.summary import host_of, introduction
-from dlemu.loaders.cache.host import check_tier, forecast_tier, has_tier
+from dlemu.loaders.cache.host import check_cache, forecast_cache, uses_cache
 from dlemu.ranks.world import Alone, World
 from dlemu.report.checkpoint import facts_in, facts_of_plan
 from dlemu.run.forecast import check_run, forecast_run
@@ -160,12 +160,12 @@ def _cache_of_new(workload: Any, layout: Any) -> list[Fact]:
 
     What the run would refuse, datagen does not.
     """
-    if not has_tier(workload):
+    if not uses_cache(workload):
         return []
     total = num_accelerators(workload, Alone())
     try:
-        check_tier(workload)
-        return [*_cache(forecast_tier(Dataset(workload, layout), Alone(), range(total), total))]
+        check_cache(workload)
+        return [*_cache(forecast_cache(Dataset(workload, layout), Alone(), range(total), total))]
     except DlemuError as error:
         return [("cache", f"dlemu run would refuse it: {error}")]
 

@@ -26,9 +26,9 @@ _ENOUGH = 0.5
 _CPU_FULL = 0.85
 """Share of CPU time from which on CPUs are full; some of the kernel's work is not counted."""
 _CACHED = 0.5
-"""Share of bytes from memory from which on a run says nothing about storage."""
-_WORTH_SAYING = 0.01
-"""Share of the CPUs that other guests took, from which on the evidence tells of it."""
+"""A run with at least this share of its bytes from memory says nothing about storage."""
+_MIN_STEAL_SHARE = 0.01
+"""The evidence names other guests that took at least this share of the CPUs."""
 _MORE = 1.15
 """Storage that is this many times as fast with more readers was not the limit."""
 _VARIES = 1.3
@@ -164,7 +164,7 @@ def _host_cpu(evidence: Evidence) -> Limit | None:
     seen = [f"ranks and workers {' and '.join(did)}"] if did else []
     if used.host_cpu_share is not None:
         seen.append(f"total CPU {100 * used.host_cpu_share:.0f}%")
-    if (stolen := used.host_steal_share or 0.0) >= _WORTH_SAYING:
+    if (stolen := used.host_steal_share or 0.0) >= _MIN_STEAL_SHARE:
         seen.append(f"other guests took {100 * stolen:.0f}%")
     if used.throttled_seconds:
         seen.append(
@@ -460,7 +460,7 @@ def _cpus(evidence: Evidence) -> str:
     ]
     words = f"; CPUs {100 * max(shares):.0f}%" if shares else ""
     stolen = max(host.whole.host_steal_share or 0.0 for host in evidence.hosts)
-    if stolen >= _WORTH_SAYING:
+    if stolen >= _MIN_STEAL_SHARE:
         words += f"; other guests took {100 * stolen:.0f}% of the CPUs (steal)"
     cached = evidence.measured["page_cache_share"]
     if cached is not None and cached > 0.05:

@@ -42,7 +42,8 @@ _COUNT_SOME = (
 )  # fmt: skip
 _VOUCHED = 0.95
 """A count that may not be complete is used if it has this share of the bytes read."""
-_WORTH_SAYING = 0.01
+_CACHE_NOISE = 0.01
+"""Smaller shares of an epoch's time, and smaller hit shares, are noise."""
 _CEILING = 98.0
 """AU in percent from which on a storage is no limit."""
 
@@ -484,10 +485,10 @@ def pays_from(cached: CacheMeasured, metrics: Metrics) -> int | None:
         zip(seconds, cached["settle_seconds_per_epoch"], strict=True), 1
     ):
         spent += took + settled - alone
-        if spent < -_WORTH_SAYING * alone:
+        if spent < -_CACHE_NOISE * alone:
             return number
     gain = alone - seconds[-1]
-    if gain <= _WORTH_SAYING * alone:
+    if gain <= _CACHE_NOISE * alone:
         return None
     return number + int(max(0.0, spent) / gain) + 1
 
@@ -498,7 +499,7 @@ def can_save(cached: CacheMeasured, metrics: Metrics) -> bool:
     if _seconds_without(cached, _counted_seconds(metrics)) is None:
         return False
     coldest = _coldest(cached)
-    cold = (cached["hit_share_per_epoch"][coldest] or 0.0) < _WORTH_SAYING
+    cold = (cached["hit_share_per_epoch"][coldest] or 0.0) < _CACHE_NOISE
     full = cold and metrics.epochs[coldest].au_percentage >= _CEILING
     return bool(cached["capacity_bytes"]) and not (cached["one_drive"] or full)
 

@@ -40,7 +40,8 @@ from dlemu.units import counted, format_bytes, format_rate
 _MOST_HIDDEN = 0.05
 """Share of the reading that the steps left out may hide. Repeated runs may differ by as much
 (MLPerf Storage rules, "repeatability")."""
-_WORTH_SAYING = 0.01
+_MIN_DIFFERENCE = 0.01
+"""Smaller shares of the bytes, and smaller differences of AU or demand, are not remarked on."""
 _MOST_CACHED = 0.2
 """Share of the bytes that may come from memory unless metric.max_cached_share says otherwise: the
 most that a dataset of the rule's size, five times the memory, can have there."""
@@ -67,10 +68,10 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
     share, ahead = hidden_share(workload, metrics), ""
     if not reasons:
         remarks = [*_near(workload, metrics), *remarks_of(workload, metrics, summary)]
-        apart = metrics.au_percentage - metrics.whole_epoch_au_percentage > 100 * _WORTH_SAYING
+        apart = metrics.au_percentage - metrics.whole_epoch_au_percentage > 100 * _MIN_DIFFERENCE
         flatters = share > _MOST_HIDDEN
         if met:
-            flatters = not _is_proven(workload, metrics) and (share > _WORTH_SAYING or apart)
+            flatters = not _is_proven(workload, metrics) and (share > _MIN_DIFFERENCE or apart)
         if flatters:
             ahead = (
                 f"read-ahead: up to {100 * share:.1f}% of the data may be read during "
@@ -283,7 +284,7 @@ def _of_dataset(workload: Workload, metrics: Metrics, summary: Summary) -> Itera
     if (row := published_row(workload)) is None:
         return
     keys = ", ".join(_some(list(dict.fromkeys(map(_short, differing(workload, row))))))
-    if abs(workload.demand / row.demand - 1) > _WORTH_SAYING:
+    if abs(workload.demand / row.demand - 1) > _MIN_DIFFERENCE:
         rates = f"demand {_rate(workload)}, not {_rate(row)}"
         yield f"unlike {row.name}: {rates} ({keys})"
     elif keys:

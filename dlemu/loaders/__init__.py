@@ -27,7 +27,7 @@ from dlemu.config.sections import LOADERS
 from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
-from dlemu.loaders.cache.host import has_tier
+from dlemu.loaders.cache.host import uses_cache
 from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
 from dlemu.storage.s3 import in_bucket
 from dlemu.units import counted
@@ -288,5 +288,5 @@ def _of_a_stream(workload: Workload) -> tuple[int, int]:
         connections = workload.reader.gets_in_flight
         return connections, connections
     one_by_one = workload.dataset.num_samples_per_file == 1 or workload.streamed
-    through_cache = _OF_A_CACHE if has_tier(workload) else 0
+    through_cache = _OF_A_CACHE if uses_cache(workload) else 0
     return 1 + through_cache, through_cache + (1 if one_by_one else FILES_KEPT)

@@ -29,7 +29,7 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.formats import format_of
 from dlemu.host.processes import free_memory_bytes, usable_cpus
-from dlemu.loaders.cache.reader import TierReader
+from dlemu.loaders.cache.reader import CacheReader
 from dlemu.storage.counted import ReadCounts
 from dlemu.storage.extents import Part, settle_direct
 from dlemu.storage.s3 import in_bucket
@@ -329,11 +329,11 @@ class TaskReader(ABC):
         rows: Rows,
         note: Note,
         counts: ReadCounts,
-        tier: TierReader | None = None,
+        cache: CacheReader | None = None,
     ) -> None:
-        """`counts`: of what opens and reads the files. `tier` opens them if there is a cache."""
+        """`counts`: of what opens and reads the files. `cache` opens them if there is a cache."""
         self._source, self._layout = source, source.layout
-        self._rows, self._note, self._tier = rows, note, tier
+        self._rows, self._note, self._cache = rows, note, cache
         self._counts, self._decode_seconds = counts, 0.0
 
     def start_epoch(self) -> None:  # noqa: B027
@@ -349,18 +349,18 @@ class TaskReader(ABC):
 
     def cost(self) -> Cost:
         """Return what all batches so far have cost."""
-        counts, tier = self._counts, self._tier
+        counts, cache = self._counts, self._cache
         return Cost(
             counts.bytes_read,
             counts.num_reads,
-            counts.read_seconds if tier is None else counts.read_seconds + tier.seconds,
+            counts.read_seconds if cache is None else counts.read_seconds + cache.seconds,
             self._decode_seconds + counts.check_seconds,
             self._rows.seconds + counts.copy_seconds,
         )
 
     @property
     def _read_seconds(self) -> float:
-        return self._counts.read_seconds + (0.0 if self._tier is None else self._tier.seconds)
+        return self._counts.read_seconds + (0.0 if self._cache is None else self._cache.seconds)
 
     def _decoding(self, path: str = "") -> Self:
         """Count the time of a `with` as that of decoding, but for the reads in it.

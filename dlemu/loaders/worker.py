@@ -21,7 +21,7 @@ from dlemu.errors import DatasetError
 from dlemu.formats import Places, format_of
 from dlemu.formats.format import Checksum, Parsed
 from dlemu.loaders import Batch
-from dlemu.loaders.cache.reader import TierReader
+from dlemu.loaders.cache.reader import CacheReader
 from dlemu.loaders.columns import ColumnReader
 from dlemu.loaders.source import (
     Cost,
@@ -55,10 +55,10 @@ class _InPlaceReader(TaskReader):
         source: Source,
         rows: Rows,
         note: Note,
-        tier: TierReader | None,
+        cache: CacheReader | None,
         storage: ExtentReader,
     ) -> None:
-        super().__init__(source, rows, note, storage, tier)
+        super().__init__(source, rows, note, storage, cache)
         self._format = format_of(source.layout)
         self._streamed = source.workload.streamed or source.workload.by_tf_data
         self._head = memoryview(bytearray(HEAD_BYTES))
@@ -81,16 +81,16 @@ class _InPlaceReader(TaskReader):
     def _visit(self, number: int, visit: int) -> File:
         """Open a file, through the cache if there is one."""
         path = self._source.path(number)
-        if self._tier is None:
+        if self._cache is None:
             return self._storage.open(path)
         self._read_before = self._storage.bytes_read
-        return File(path, *self._tier.open(visit, number, path))
+        return File(path, *self._cache.open(visit, number, path))
 
     def _end_visit(self, file: File, visit: int, num_samples: int) -> None:
         """Close a file that `_visit` opened."""
-        if self._tier is not None:
+        if self._cache is not None:
             num_bytes = self._storage.bytes_read - self._read_before
-            self._tier.close(visit, file.descriptor, num_samples, num_bytes)
+            self._cache.close(visit, file.descriptor, num_samples, num_bytes)
         self._storage.close_file(file)
 
     def _locate(self, file: File, num_samples: int, *, ahead: bool) -> Places:
@@ -210,8 +210,8 @@ class _RunReader(_InPlaceReader):
         """Close a file when its visit's last samples have been read."""
         opened.unread -= num_samples
         if opened.visit >= 0 and opened.unread == 0:
-            assert self._tier is not None
-            self._end_visit(opened.file, opened.visit, self._tier.num_samples(opened.visit))
+            assert self._cache is not None
+            self._end_visit(opened.file, opened.visit, self._cache.num_samples(opened.visit))
             self._opened = None
 
     def _open(self, sample: int, visit: int) -> _OpenFile:
@@ -226,7 +226,7 @@ class _RunReader(_InPlaceReader):
             file = self._visit(number, visit)
         if self._opened is not None and self._opened.file is file:
             return self._opened
-        unread = 0 if self._tier is None else self._tier.num_samples(visit)
+        unread = 0 if self._cache is None else self._cache.num_samples(visit)
         if file.found is None:
             file.found = self._look_into(file, number, ahead=self._streamed and place == 0)
         assert isinstance(file.found, Places)
@@ -402,26 +402,26 @@ class SampleReader:
         workload = source.workload
         self._rows = Rows(slots, resize=workload.dataset.record_length_bytes_resize)
         self._reader: TaskReader
-        self._tier: TierReader | None = None
+        self._cache: CacheReader | None = None
         number = accelerator * workload.reader.num_streams + worker
         if source.dataset.cache_state:
-            self._tier = TierReader(source.dataset, row=number, direct=source.direct)
-        tier = self._tier
+            self._cache = CacheReader(source.dataset, row=number, direct=source.direct)
+        cache = self._cache
         files, ways = format_of(source.layout), format_of(source.layout).ways
         decodes = workload.reader.decode == "library" and not files.in_columns
         storage = None
         if decodes:
-            self._reader = LibraryReader(source, self._rows, note, tier)
+            self._reader = LibraryReader(source, self._rows, note, cache)
         else:
             storage = _open_storage(source, number=number, max_open=max_open)
             if files.in_columns:
                 self._reader = ColumnReader(source, self._rows, note, storage)
             elif source.layout.samples_per_file == 1:
-                self._reader = _WholeFileReader(source, self._rows, note, tier, storage)
+                self._reader = _WholeFileReader(source, self._rows, note, cache, storage)
             elif len(ways) > 1 and workload.reader.access == "random":
-                self._reader = _RecordReader(source, self._rows, note, tier, storage)
+                self._reader = _RecordReader(source, self._rows, note, cache, storage)
             else:
-                self._reader = _RunReader(source, self._rows, note, tier, storage)
+                self._reader = _RunReader(source, self._rows, note, cache, storage)
         self.gets = storage.counts if isinstance(storage, ObjectReader) else GetCounts()
         """Requests so far, where the data folder is a bucket."""
         self._note = note
@@ -435,8 +435,8 @@ class SampleReader:
     def start_epoch(self, epoch: int) -> None:
         """Forget what an earlier epoch, perhaps ended early, has left."""
         self._rows.start_epoch()
-        if self._tier is not None:
-            self._tier.start_epoch()
+        if self._cache is not None:
+            self._cache.start_epoch()
         self._reader.start_epoch()
         self._draws = np.random.default_rng((self._seed, epoch, self._accelerator, self._worker))
 
@@ -483,8 +483,8 @@ class SampleReader:
     def close(self) -> None:
         """Close all files."""
         self._reader.close()
-        if self._tier is not None:
-            self._tier.end()
+        if self._cache is not None:
+            self._cache.end()
 
 
 def make_batch(
@@ -512,9 +512,9 @@ class LibraryReader(TaskReader):
     """Reads samples through the format's library, file by file."""
 
     def __init__(
-        self, source: Source, rows: Rows, note: Note, tier: TierReader | None = None
+        self, source: Source, rows: Rows, note: Note, cache: CacheReader | None = None
     ) -> None:
-        super().__init__(source, rows, note, ReadCounts(), tier)
+        super().__init__(source, rows, note, ReadCounts(), cache)
         self._visit, self._taken = -1, 0
         self._parse = format_of(source.layout).parse
         self._opened: tuple[CountedFile, Parsed] | None = None
@@ -543,21 +543,21 @@ class LibraryReader(TaskReader):
         if self._rows.slots is not None:
             self._rows.copy(path, sample, data)
         # Through a cache a file is closed when its visit ends: others may wait to remove it.
-        ends = self._tier is not None and self._taken == self._tier.num_samples(visit)
+        ends = self._cache is not None and self._taken == self._cache.num_samples(visit)
         if ends or self._layout.samples_per_file == 1:
             self.close()
 
     def _open(self, number: int, visit: int, path: str) -> int:
-        if self._tier is None:
+        if self._cache is None:
             return open_regular(path)
-        return self._tier.open(visit, number, path)[0]
+        return self._cache.open(visit, number, path)[0]
 
     def close(self) -> None:
         if self._opened is not None:
             file, parsed = self._opened
-            if self._tier is not None:
+            if self._cache is not None:
                 num_bytes = self._counts.bytes_read - self._read_before
-                self._tier.close(self._visit, file.fileno(), self._taken, num_bytes)
+                self._cache.close(self._visit, file.fileno(), self._taken, num_bytes)
             parsed.close()
             self._opened = None
 

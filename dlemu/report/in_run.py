@@ -32,8 +32,8 @@ _CARRIED = 0.1
 """Share of the bytes read that a host's network must have received to be worth a line."""
 _MOST_NAMED = 4
 """Hosts that are named one by one."""
-_WORTH_SAYING = 0.01
-"""Seconds from which on a wait for a checkpoint is shown."""
+_MIN_WAIT_SECONDS = 0.01
+"""Shorter waits for a checkpoint are not shown."""
 _OWN = 1.5
 """More bytes of the drive than this for a byte of the files were not written for these files."""
 _PATHS = {
@@ -187,9 +187,9 @@ def _written(fields: Document) -> str:
         f"{'asynchronous' if fields['asynchronous'] else 'synchronous'}; {size:,} bytes each, "
         f"written in {each}, {format_rate(size / max(mean, 1e-9))}"
     )
-    if (waited := sum(fields["waited_seconds"])) >= _WORTH_SAYING:
+    if (waited := sum(fields["waited_seconds"])) >= _MIN_WAIT_SECONDS:
         line += f"; {format_seconds(waited)} of waiting for the one before"
-    if (remaining := fields["remaining_seconds"]) >= _WORTH_SAYING:
+    if (remaining := fields["remaining_seconds"]) >= _MIN_WAIT_SECONDS:
         line += f"; the last one was written {format_seconds(remaining)} after the last step"
     return line
 

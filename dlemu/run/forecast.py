@@ -10,7 +10,7 @@ from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.plan import count_steps
 from dlemu.dataset.rule import DatasetSize, accelerators_of, num_accelerators, required_size
 from dlemu.judge.folders import check_free
-from dlemu.loaders.cache.host import TierForecast, forecast_tier, has_tier
+from dlemu.loaders.cache.host import CacheForecast, forecast_cache, uses_cache
 from dlemu.loaders.source import readers_memory
 from dlemu.ranks.world import World
 from dlemu.run.job import check_job
@@ -40,7 +40,7 @@ class RunForecast:
     """Of the readers on the host of rank 0."""
     bytes_per_second: float | None
     """Of the storage, by the probe; None: nothing could be read."""
-    cache: TierForecast | None
+    cache: CacheForecast | None
     """None: there is no cache, and no emulated origin."""
 
     @property
@@ -83,7 +83,7 @@ def forecast_run(workload: Workload, world: World, *, probes: bool = True) -> Ru
     own = accelerators_of(world.rank, world.num_ranks, total)
     memory = readers_memory(dataset, len(own)) if own else 0
     memories = world.all_gather((world.host_index, memory))
-    cache = forecast_tier(dataset, world, own, total) if has_tier(dataset.workload) else None
+    cache = forecast_cache(dataset, world, own, total) if uses_cache(dataset.workload) else None
 
     def rest() -> RunForecast:
         layout = dataset.layout

@@ -53,12 +53,12 @@ from dlemu.judge.summary import DatasetFields, Measured, Summary, header, hosts_
 from dlemu.judge.sums import Ends, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.loaders import Batch, Loader, check_loader, open_loader
 from dlemu.loaders.cache.host import (
+    HostCache,
     HostCounts,
-    HostTier,
-    check_tier,
+    check_cache,
     emulates,
     file_sizes,
-    has_tier,
+    uses_cache,
 )
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
@@ -89,7 +89,7 @@ def check_job(workload: Workload, world: World) -> None:
     Raises:
         WorkloadError: a package or a GPU is missing, or too few files may be open.
     """
-    check_tier(workload)
+    check_cache(workload)
     watched_places(workload)
     total = num_accelerators(workload, world)
     own = accelerators_of(world.rank, world.num_ranks, total)
@@ -139,7 +139,7 @@ class _Run:
     _watchdog: Watchdog
     _live: Live
     _checkpoints: RunCheckpoints | None = None
-    _tier: HostTier | None = None
+    _cache: HostCache | None = None
     """The cache, if there is one."""
     _cached: Sequence[HostCounts] | None = None
     """What the caches of all hosts counted, on rank 0."""
@@ -262,9 +262,11 @@ class _Run:
         # first rank's.
         checkpoints = self._summary.get("checkpoints")
         written = 0 if checkpoints is None else checkpoints["written_bytes"]
-        reports = monitor.gather(written + (0 if self._tier is None else self._tier.written_bytes))
-        if self._tier is not None:
-            self._cached = self._tier.gather()
+        reports = monitor.gather(
+            written + (0 if self._cache is None else self._cache.written_bytes)
+        )
+        if self._cache is not None:
+            self._cached = self._cache.gather()
         return None if sums is None or reports is None else (sums, reports)
 
     def _replay(self) -> tuple[RunMonitor, list[Steps]]:
@@ -278,7 +280,7 @@ class _Run:
         compute = watchdog.computing(wait_until, clock)
         parts: list[Steps] = []
         with (
-            self._opened_tier(),
+            self._opened_cache(),
             self._open_checkpoints() as self._checkpoints,
             closing(self._open_loader()) as loader,
         ):
@@ -323,34 +325,34 @@ class _Run:
         return monitor, parts
 
     @contextmanager
-    def _opened_tier(self) -> Iterator[None]:
+    def _opened_cache(self) -> Iterator[None]:
         """Make the cache, and fill it if it is to be warm; without one do nothing."""
-        if not has_tier(self._workload):
+        if not uses_cache(self._workload):
             yield
             return
         with self._watchdog.phase("while preparing the cache"):
-            self._tier = HostTier(self._dataset, self._world, self._own)
-        with closing(self._tier) as tier:
-            self._dataset = tier.dataset
-            by_rank = self._world.all_gather(tier.notes)
+            self._cache = HostCache(self._dataset, self._world, self._own)
+        with closing(self._cache) as cache:
+            self._dataset = cache.dataset
+            by_rank = self._world.all_gather(cache.notes)
             notes = list(dict.fromkeys(note for notes in by_rank for note in notes))
             self._summary["notes"] = [*self._summary["notes"], *notes]
-            self._say("\n".join([tier.describe(), *(f"note: {note}" for note in notes)]))
+            self._say("\n".join([cache.describe(), *(f"note: {note}" for note in notes)]))
             if self._workload.cache.warm is True:
-                self._preload(tier)
+                self._preload(cache)
             yield
 
-    def _preload(self, tier: HostTier) -> None:
+    def _preload(self, cache: HostCache) -> None:
         """Fill the caches of all hosts, timed."""
         world, watchdog = self._world, self._watchdog
         world.barrier()
         begin = perf_counter()
         with watchdog.phase("while filling the cache", watchdog.longest_at):
-            tier.copy(watchdog.at)
+            cache.copy(watchdog.at)
         world.barrier()
         seconds = perf_counter() - begin
         with watchdog.phase("while the last files are written to the cache", lambda: ""):
-            tier.copied(seconds, watchdog.at)
+            cache.copied(seconds, watchdog.at)
 
     def _open_loader(self) -> Loader:
         if not self._own:
@@ -395,8 +397,8 @@ class _Run:
         )
         records = new_steps(epoch, times)
         watchdog = self._watchdog
-        if self._tier is not None:
-            plan = self._tier.begin(plan)
+        if self._cache is not None:
+            plan = self._cache.begin(plan)
         watchdog.barrier()
         with watchdog.phase(f"in epoch {epoch + 1}", loader.waiting_for):
             monitor.begin(epoch)
@@ -415,9 +417,9 @@ class _Run:
                         take = partial(own.take, epoch)
                         steps = replay_blocks(batches, records, due, take, replay)
             monitor.end(epoch)
-        if self._tier is not None:
+        if self._cache is not None:
             with watchdog.phase("while the last files are written to the cache", lambda: ""):
-                self._tier.end(watchdog.at)
+                self._cache.end(watchdog.at)
         return steps
 
     def _judge(self, sums: Sums, reports: Reports) -> Outcome:
@@ -461,7 +463,7 @@ class _Run:
             self._dataset.layout,
             num_accelerators=self._num_accelerators,
             epoch=epoch,
-            own=self._own if self._tier is None else None,  # a cache needs what its host reads
+            own=self._own if self._cache is None else None,  # a cache needs what its host reads
         )
 
     def _count_steps(self) -> int:

@@ -49,7 +49,7 @@ _SECONDS = 20.0
 _MEMORY_BYTES = 8 << 30
 """Most bytes that are written to memory, and the largest share of what is free there."""
 _MEMORY_SHARE = 0.25
-_WORTH_SAYING, _MOST_CACHED = 0.05, 0.5
+_MIN_CACHED, _MOST_CACHED = 0.05, 0.5
 """Shares of the target's bytes that memory served. Above the second, no rate of a drive is told."""
 _UNCACHED = (
     "reader.odirect=true reads past the page cache, output.drop_caches=true empties it first"
@@ -285,7 +285,7 @@ class _Calibrator:
         share, drive, drive_limit = 0.0, None, None
         if read is not None:
             share = read.summary["measured"]["page_cache_share"] or 0.0
-            if share > _WORTH_SAYING:
+            if share > _MIN_CACHED:
                 self._say(f"note: {share:.0%} of the bytes of 3/3 came from memory; {_UNCACHED}")
             if share > _MOST_CACHED:
                 share, read = 0.0, None

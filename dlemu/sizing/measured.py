@@ -32,7 +32,7 @@ from dlemu.judge.records import conditions_of
 from dlemu.judge.summary import introduction
 from dlemu.loaders import descriptors_needed, most_accelerators
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
-from dlemu.loaders.cache.host import file_sizes, has_tier
+from dlemu.loaders.cache.host import file_sizes, uses_cache
 from dlemu.ranks.world import World
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
@@ -348,7 +348,7 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
     if workload.size.start is not None:
         return min(workload.size.start, most), 1.0
     drive, calibration = world.on_first(lambda: known_rates(workload))
-    if drive is not None and not has_tier(workload):
+    if drive is not None and not uses_cache(workload):
         job = PredictionInput.of(workload, drive)
         job = replace(job, num_hosts=max(world.num_hosts, workload.num_hosts))
         expected = predict(job, calibration).real_accelerators

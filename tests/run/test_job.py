@@ -19,7 +19,7 @@ from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import read_steps
 from dlemu.judge.summary import Summary
-from dlemu.loaders.cache.host import forecast_tier
+from dlemu.loaders.cache.host import forecast_cache
 from dlemu.loaders.threads import ThreadsLoader
 from dlemu.run.job import needed_ratio
 from dlemu.sizing.predict import supply_of
@@ -157,7 +157,7 @@ def test_one_order_for_all_epochs_gives_a_small_lru_cache_no_hit(tmp_path: Path)
         }
         keys |= {"cache.folder": str(tmp_path / "cache"), "cache.capacity": 0.5}
         job = small_job(tmp_path).with_keys(keys)
-        planned = forecast_tier(find_dataset(job, Alone()), Alone(), range(1), 1)
+        planned = forecast_cache(find_dataset(job, Alone()), Alone(), range(1), 1)
         assert [epoch.hit_share > 0 for epoch in planned.epochs] == [False, hits, hits]
         assert (supply_of(job, origin=1.0, reads=9.0, writes=9.0).hits > 0) is hits
 

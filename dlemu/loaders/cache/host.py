@@ -91,12 +91,12 @@ def emulates(workload: Workload) -> str:
     return f"at {' and '.join(parts)}" if parts else ""
 
 
-def has_tier(workload: Workload) -> bool:
+def uses_cache(workload: Workload) -> bool:
     """Return whether files are opened through a cache, or from an emulated origin."""
     return workload.cache.folder is not None or bool(emulates(workload))
 
 
-def check_tier(workload: Workload) -> None:
+def check_cache(workload: Workload) -> None:
     """Refuse keys that contradict each other, before anything is written.
 
     Raises:
@@ -104,7 +104,7 @@ def check_tier(workload: Workload) -> None:
             lies in the data folder.
     """
     cache = workload.cache
-    if not has_tier(workload):
+    if not uses_cache(workload):
         return
     policy_of(cache.policy)
     key = "origin.*" if cache.folder is None else "cache.folder"
@@ -149,7 +149,7 @@ class EpochForecast:
     written: int
 
 
-class HostCache:
+class CacheContents:
     """The cache of one host: what it holds, and what each epoch will find and change."""
 
     def __init__(self, dataset: Dataset, sizes: Samples, folder: CacheFolder | None) -> None:
@@ -217,7 +217,7 @@ def visits_of(dataset: Dataset, plan: EpochPlan, accelerators: Sequence[int]) ->
     return find_visits(plan, dataset.layout, accelerators, num_streams=num_streams)
 
 
-class HostTier:
+class HostCache:
     """The cache of this rank's host."""
 
     def __init__(self, dataset: Dataset, world: World, own: range) -> None:
@@ -230,7 +230,7 @@ class HostTier:
         """
         self._world = world
         self._folder: CacheFolder | None = None
-        self._cache: HostCache
+        self._contents: CacheContents
         self._copies: list[tuple[int, int]] = []
         self.notes: list[str] = []
         self._sizes = file_sizes(dataset)
@@ -263,17 +263,17 @@ class HostTier:
         workload = dataset.workload
         if workload.cache.folder is not None:
             self._folder = CacheFolder(workload, dataset.layout, self._sizes)
-        self._cache = HostCache(dataset, self._sizes, self._folder)
-        self.notes += self._cache.one_drive()
+        self._contents = CacheContents(dataset, self._sizes, self._folder)
+        self.notes += self._contents.one_drive()
         self._one_drive = bool(self.notes)
-        self._copies = self._cache.copies
+        self._copies = self._contents.copies
         if self._folder is not None:
             if self._folder.is_lost and workload.cache.warm is not False:
                 self.notes.append(
                     f"cache.folder {self._folder.path} was emptied: the host was started anew "
                     "before all of its files were on the drive"
                 )
-            for entry in {*self._cache.found} - {*self._cache.planned.content}:
+            for entry in {*self._contents.found} - {*self._contents.planned.content}:
                 self._folder.remove(*entry)
         num_rows = num_accelerators(workload, self._world) * workload.reader.num_streams
         self._state = SharedCacheState.make(num_rows)
@@ -305,7 +305,7 @@ class HostTier:
         """Plan an epoch; return its plan with the visits. A barrier must follow."""
         visits = visits_of(self.dataset, plan, self._accelerators)
         if self._state is not None:
-            hits, self._planned = self._cache.epoch(visits)
+            hits, self._planned = self._contents.epoch(visits)
             if self._folder is not None and self._is_settled and self._planned.written:
                 self._folder.unsettle()
                 self._is_settled = False
@@ -349,9 +349,9 @@ class HostTier:
             return
         self._folder.settle()
         folder, first = str(self._folder.path), self._first_new
-        new = [entry for entry in self._cache.planned.content if entry[1] >= first]
+        new = [entry for entry in self._contents.planned.content if entry[1] >= first]
         drop([entry_path(folder, *entry) for entry in new], at=at)
-        self._is_settled, self._first_new = True, self._cache.planned.next_generation
+        self._is_settled, self._first_new = True, self._contents.planned.next_generation
 
     @property
     def written_bytes(self) -> int:
@@ -370,7 +370,7 @@ class HostTier:
 
     def describe(self) -> str:
         """Return a line on the cache; "" on all but the first rank of a host."""
-        return "" if self._state is None else f"cache: {self._cache.describe()}"
+        return "" if self._state is None else f"cache: {self._contents.describe()}"
 
     def close(self) -> None:
         """Give the folder and the memory back."""
@@ -454,7 +454,7 @@ def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> t
 
 
 @dataclass(frozen=True)
-class TierForecast:
+class CacheForecast:
     """The cache of rank 0's host, and what it will do."""
 
     introduction: str
@@ -469,7 +469,7 @@ class TierForecast:
         return self.epochs[min(epoch, len(self.epochs) - 1)].origin
 
 
-def forecast_tier(dataset: Dataset, world: World, own: range, total: int) -> TierForecast:
+def forecast_cache(dataset: Dataset, world: World, own: range, total: int) -> CacheForecast:
     """Return what the cache of rank 0's host will do; all ranks call it.
 
     `own`: the accelerators of this rank, of `total`.
@@ -483,14 +483,14 @@ def forecast_tier(dataset: Dataset, world: World, own: range, total: int) -> Tie
     return world.on_first(lambda: _forecast(dataset, here, total))
 
 
-def _forecast(dataset: Dataset, accelerators: list[int], total: int) -> TierForecast:
+def _forecast(dataset: Dataset, accelerators: list[int], total: int) -> CacheForecast:
     workload, layout, sizes = dataset.workload, dataset.layout, file_sizes(dataset)
     folder = None
     if workload.cache.folder is not None:
         folder = CacheFolder(workload, layout, sizes, claim=False)
-    cache, epochs = HostCache(dataset, sizes, folder), []
+    cache, epochs = CacheContents(dataset, sizes, folder), []
     introduction = cache.describe()
     for epoch in range(min(workload.train.epochs, _MOST_EPOCHS)):
         plan = make_plan(workload, layout, num_accelerators=total, epoch=epoch)
         epochs.append(cache.epoch(visits_of(dataset, plan, accelerators))[1])
-    return TierForecast(introduction, workload.train.epochs, epochs, cache.one_drive())
+    return CacheForecast(introduction, workload.train.epochs, epochs, cache.one_drive())

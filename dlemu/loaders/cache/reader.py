@@ -230,7 +230,7 @@ class Origin:
         self._storage.close()
 
 
-class TierReader:
+class CacheReader:
     """Opens files for one worker. Not thread-safe; it has a thread of its own that writes."""
 
     def __init__(self, dataset: Dataset, *, row: int, direct: bool) -> None:
@@ -379,7 +379,7 @@ class TierReader:
 
 
 def forget(descriptor: int, *, direct: bool) -> None:
-    """Drop a file's pages from the page cache: it must not be a third tier."""
+    """Drop a file's pages from the page cache: it must not be a second cache."""
     if not direct:
         with suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -21,7 +21,7 @@ from dlemu.host.place import find_host
 from dlemu.judge.records import dump_workload
 from dlemu.loaders.cache import reader
 from dlemu.loaders.cache.folder import MARK, CacheFolder
-from dlemu.loaders.cache.host import HostTier, emulates, file_sizes, forecast_tier
+from dlemu.loaders.cache.host import HostCache, emulates, file_sizes, forecast_cache
 from dlemu.storage.files import PARTIAL
 from dlemu.storage.owned import OwnedFolder
 from dlemu.storage.pagecache import look
@@ -114,7 +114,7 @@ def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
     keys = {"cache.capacity": 0.55, "output.drop_caches": True}
     workload = made(tmp_path, CASES[case] | how | keys)
     sizes = file_sizes(Dataset.of(workload))
-    foretold = forecast_tier(Dataset.of(workload), Alone(), range(2), 2).epochs
+    foretold = forecast_cache(Dataset.of(workload), Alone(), range(2), 2).epochs
     assert not (tmp_path / "cache").exists()
     found = run(workload)
     assert [epoch.hit for epoch in foretold] == found["hit_bytes_per_epoch"]
@@ -126,7 +126,7 @@ def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
     assert sum(found["hit_bytes_per_epoch"]) > 0
     assert found["cache_read_bytes_per_epoch"][-1] > 0
     # What the kernel still reads ahead while a file is closed stays: a few pages.
-    assert resident(workload) < 0.05, "the page cache is no third tier"
+    assert resident(workload) < 0.05, "the page cache is no second cache"
     assert_sound(workload)
     held = sum(path.stat().st_size for path in entries(tmp_path / "cache").values())
     assert held <= found["capacity_bytes"] <= 0.55 * round_up(sizes).sum()
@@ -170,10 +170,10 @@ def test_what_a_power_failure_may_have_lost_is_not_trusted(tmp_path: Path) -> No
 def test_an_interrupted_preload_copies_nothing_more(tmp_path: Path) -> None:
     workload = made(tmp_path, {"cache.capacity": 1.0, "cache.warm": True, "origin.latency": 3.0})
     before = {*threading.enumerate()}
-    with closing(HostTier(Dataset.of(workload), Alone(), range(2))) as tier:
+    with closing(HostCache(Dataset.of(workload), Alone(), range(2))) as cache:
         interrupted = patch.object(threading.Thread, "join", side_effect=KeyboardInterrupt)
         with interrupted, pytest.raises(KeyboardInterrupt):
-            tier.copy(lambda path: None)
+            cache.copy(lambda path: None)
         until(lambda: {*threading.enumerate()} <= before, "the end of the threads")
     assert len(entries(tmp_path / "cache")) <= 16, "each of 16 threads ends with its file"
 
@@ -283,7 +283,7 @@ def test_a_folder_that_cannot_be_claimed_is_not_made(
 def test_a_run_that_cannot_begin_lets_the_folder_go(claimed: tuple[Workload, Path]) -> None:
     dataset, error = Dataset.of(claimed[0]), OSError(errno.EIO, os.strerror(errno.EIO))
     with patch.object(os, "unlink", side_effect=error), pytest.raises(OSError, match="Input/out"):
-        HostTier(dataset, Alone(), range(1))
+        HostCache(dataset, Alone(), range(1))
     first = claim(claimed[0])
     with pytest.raises(WorkloadError, match="is in use by another dlemu"):
         claim(claimed[0])
