@@ -230,6 +230,7 @@ class CheckpointJob:
         time.sleep(self._checkpoint.time_between_checkpoints)
         self._progress.does(doing, crew, self._plan.num_bytes)
         with watch.phase(f"while {doing}", watch.longest_at):
+            watch.barrier()  # a rank that is late is not in the counts
             if observer is not None:
                 observer.mark(f"{doing} start")
             watch.barrier()

@@ -331,6 +331,10 @@ def _reads(evidence: Evidence) -> Limit | None:
     if cached > _CACHED:
         reason = f"{100 * cached:.0f}% of the bytes came from memory, not from storage"
         return _unclear(evidence, reason)
+    uncounted = evidence.measured.get("uncounted_share", 0.0)
+    if uncounted > _CACHED:
+        reason = f"{100 * uncounted:.0f}% of the bytes were not read from any drive that is seen"
+        return _unclear(evidence, reason)
     if probe is not None:
         most = format_rate(probe.many) if more > _MORE else "no more"
         got += f", and {most} to {probe.num_many} readers"

@@ -44,6 +44,8 @@ _VOUCHED = 0.95
 """A count that may not be complete is used if it has this share of the bytes read."""
 _CACHE_NOISE = 0.01
 """Smaller shares of an epoch's time, and smaller hit shares, are noise."""
+_FEW_PAGES = 0.01
+"""Share of a dataset's pages in memory below which no cache has served it."""
 _CEILING = 98.0
 """AU in percent from which on a storage is no limit."""
 
@@ -104,6 +106,8 @@ class HostReport:
     num_workers: int = 0
     resident_before: float | None = None
     """Share of the dataset's pages that were in memory when the run began."""
+    resident_after: float | None = None
+    """The same after the last epoch; None as well where reads did not bypass the page cache."""
     direct: bool
     """Whether reads bypassed the page cache."""
     notes: list[str] = field(default_factory=list)
@@ -212,7 +216,8 @@ def combine(
     read = sum(int(each.accelerators["num_bytes"].sum()) for each in sums.epochs)
     for host in hosts:
         host.read_bytes, host.nic_gbps = read / len(hosts), workload.client.nic_gbps
-    measured = _measured(hosts, sums, paths)
+    cached = any((workload.cache.folder, workload.cache.origin, workload.cache.devices))
+    measured = _measured(hosts, sums, paths, cached=cached)
     samples = sum(int(each.accelerators["num_samples"].sum()) for each in sums.epochs)
     stored = measured["storage_read_bytes"]
     given = read if stored is None else stored
@@ -240,8 +245,8 @@ def combine(
     )
 
 
-def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes) -> Measured:
-    """Return what summary.json has of the hosts."""
+def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes, *, cached: bool) -> Measured:
+    """Return what summary.json has of the hosts; `cached`: a cache holds a part of the files."""
     numbers = range(len(hosts[0].epochs))
     of_epochs = {each.epoch: int(each.accelerators["num_bytes"].sum()) for each in sums.epochs}
     read = [of_epochs.get(epoch, 0) for epoch in numbers]
@@ -259,6 +264,10 @@ def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes) -> Measured
         None if given is None else max(0, asked - given)
         for given, asked in zip(stored, read, strict=True)
     ]
+    uncounted = None
+    if not cached and not any(map(may_use_memory, hosts)):
+        uncounted = total(from_memory)
+        from_memory = [None if num is None else 0 for num in from_memory]
     shares = [
         None if num is None or not asked else num / asked
         for num, asked in zip(from_memory, read, strict=True)
@@ -282,9 +291,22 @@ def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes) -> Measured
         read_seconds=sum(each.read for each in sums.epochs),
         worker_seconds=workers * seconds,
     )
+    if uncounted:
+        measured["uncounted_share"] = uncounted / sum(read)
     if watched is not None:
         measured["cache"] = watched
     return measured
+
+
+def may_use_memory(host: HostReport) -> bool:
+    """Return whether memory of a host can have served reads: with O_DIRECT none does.
+
+    But some file systems take O_DIRECT and read through a cache of their own, or through the page
+    cache: btrfs compressed files, ext4 with data=journal. Then pages of the files are there.
+    """
+    if not host.direct or host.file_system not in (*_COUNT_ALL, "nfs", "nfs4"):
+        return True
+    return max(host.resident_before or 0.0, host.resident_after or 0.0) >= _FEW_PAGES
 
 
 def _watched(hosts: list[HostReport], read: list[int]) -> CacheMeasured | None:

@@ -93,6 +93,8 @@ def _reasons(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator
         return
     if cached := cached_too_much(workload, summary):
         yield cached
+    if uncounted := uncounted_too_much(summary):
+        yield uncounted
     if not passes(metrics.au_percentage, 100 * workload.metric.au):
         return
     if not _is_proven(workload, metrics):
@@ -171,6 +173,18 @@ def cached_too_much(workload: Workload, summary: Summary) -> str:
     return (
         f"{100 * share:.1f}% of the bytes came from memory, at most {100 * bound:g}% may "
         f"(metric.max_cached_share); take {_past_memory(workload, summary)}"
+    )
+
+
+def uncounted_too_much(summary: Summary) -> str:
+    """Return that the drives gave much less than was read with O_DIRECT, else ""."""
+    share = summary.get("measured", Measured()).get("uncounted_share", 0.0)
+    if share <= _MOST_CACHED:
+        return ""
+    return (
+        f"the drives counted {100 * (1 - share):.1f}% of the bytes that were read with O_DIRECT, "
+        "and no page of the files is in memory: files with holes, or compressed, ask less of a "
+        "drive than their size; take files that dlemu datagen has written"
     )
 
 

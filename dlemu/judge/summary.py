@@ -368,6 +368,9 @@ class Measured(TypedDict, total=False):
     page_cache_share: float | None
     """Share (0-1) of the bytes that came from memory, added up over the epochs."""
     page_cache_share_per_epoch: Sequence[float | None]
+    uncounted_share: float
+    """Share (0-1) of the bytes read with O_DIRECT that the drives did not count, and that came from
+    no memory: of holes and compressed files. Only where there are any."""
     file_read_p50_seconds_per_epoch: Sequence[float | None]
     """Over all reads of files, each from its opening to its last byte, or over the parts of files
     that batches took; None where the loader does not count them. Not of a bucket; p99 likewise."""

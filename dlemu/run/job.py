@@ -399,24 +399,29 @@ class _Run:
         watchdog = self._watchdog
         if self._cache is not None:
             plan = self._cache.begin(plan)
-        watchdog.barrier()
-        with watchdog.phase(f"in epoch {epoch + 1}", loader.waiting_for):
-            monitor.begin(epoch)
-            others = 1 if len(self._own) == self._num_accelerators else self._world.num_ranks
-            replay = partial(
-                replay_epoch, barrier=watchdog.barrier, clock=self._clock, compute=compute
-            )
-            batches, own = loader.epoch(epoch, plan), self._checkpoints
-            with self._live.epoch(records, self._workload, monitor, others):
-                if own is None:
-                    steps = replay(batches, records)
-                else:
-                    key = self._workload.checkpoint
-                    due = due_after(key, epoch=epoch, num_steps=plan.num_steps)
-                    with own.epoch(records):
+        watchdog.barrier()  # a rank that is late is not in the counts
+        with ExitStack() as counting:
+            own = self._checkpoints
+            with watchdog.phase("while reading the drives' counters"):
+                monitor.begin(epoch)
+                if own is not None:
+                    counting.enter_context(own.epoch(records))
+            watchdog.barrier()  # no rank reads before every host has its counts
+            with watchdog.phase(f"in epoch {epoch + 1}", loader.waiting_for):
+                others = 1 if len(self._own) == self._num_accelerators else self._world.num_ranks
+                replay = partial(
+                    replay_epoch, barrier=watchdog.barrier, clock=self._clock, compute=compute
+                )
+                batches = loader.epoch(epoch, plan)
+                with self._live.epoch(records, self._workload, monitor, others):
+                    if own is None:
+                        steps = replay(batches, records)
+                    else:
+                        key = self._workload.checkpoint
+                        due = due_after(key, epoch=epoch, num_steps=plan.num_steps)
                         take = partial(own.take, epoch)
                         steps = replay_blocks(batches, records, due, take, replay)
-            monitor.end(epoch)
+                monitor.end(epoch)
         if self._cache is not None:
             with watchdog.phase("while the last files are written to the cache", lambda: ""):
                 self._cache.end(watchdog.at)

@@ -26,7 +26,7 @@ from dlemu.host.intervals import HostObserver, PlaceCounts, WatchedPlaces, summa
 from dlemu.host.network import machine_name, network_name
 from dlemu.host.processes import process_age
 from dlemu.host.wear import WearWatch
-from dlemu.judge.evidence import HostReport, stored_bytes
+from dlemu.judge.evidence import HostReport, may_use_memory, stored_bytes
 from dlemu.judge.records import Steps, host_file, named
 from dlemu.judge.sums import au_of_each, credited_seconds, left_out, step_seconds
 from dlemu.loaders import Loader
@@ -119,6 +119,7 @@ class RunMonitor:
         ranks = world.all_gather((world.host_index, os.getpid(), self.num_workers))
         here = [(pid, num) for host, pid, num in ranks if host == world.host_index]
         self._pids = [pid for pid, _ in here]
+        self._seen.direct = self._loader.direct
         self._seen.num_workers = sum(num for _, num in here)
         with watchdog.phase("while looking at the data folder and its files", watchdog.longest_at):
             watchdog.at(str(folder))
@@ -193,7 +194,9 @@ class RunMonitor:
         own_share = self.num_workers / max(1, self._seen.num_workers)
         read = round(read_until(seen[last].time) / own_share)
         stored = stored_bytes(epoch, self._seen.file_system, read)
-        return rate, None if stored is None or not read else max(0.0, 1 - stored / read)
+        if stored is None or not read or not may_use_memory(self._seen):
+            return rate, None
+        return rate, max(0.0, 1 - stored / read)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -207,7 +210,12 @@ class RunMonitor:
 
     def probe(self, lost_share: float) -> None:
         """Read as fast as storage gives it, for comparison, if accelerators waited at all."""
-        if self._observer is None or lost_share <= 0.02:
+        if self._observer is None:
+            return
+        if self._loader.direct and not self._in_bucket:  # where O_DIRECT is really taken, no page
+            with suppress(OSError, DatasetError):
+                self._seen.resident_after = cached_share(self._some_files())
+        if lost_share <= 0.02:
             return
         if (
             self._has_cache or self._places or self._in_bucket
@@ -232,7 +240,6 @@ class RunMonitor:
         `written` are the bytes of the files that were written on this rank's account.
         """
         seen = self._seen
-        seen.direct = self._loader.direct
         with self._watchdog.phase("while reading the drives' counters"):
             if self._observer is not None:
                 seen.wear = self._wear.finish(file_bytes=written)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.config.model import load_workload
+from dlemu.config.model import Workload, load_workload
 from dlemu.host.intervals import IntervalSummary, PlaceCounts
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.wear import DriveWrites
@@ -25,7 +25,7 @@ from dlemu.judge.evidence import (
     watched_fields,
 )
 from dlemu.judge.metrics import measure
-from dlemu.judge.outcome import with_metrics
+from dlemu.judge.outcome import uncounted_too_much, with_metrics
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.summary import CacheMeasured, Summary
 from dlemu.loaders.cache.host import Preload
@@ -59,7 +59,9 @@ def report(*epochs: IntervalSummary, **changes: Any) -> HostReport:
     return HostReport(epochs=list(epochs), **(known | changes))
 
 
-def gather(*hosts: HostReport, wait: float = 0.0, **more: Any) -> Evidence:
+def gather(
+    *hosts: HostReport, wait: float = 0.0, workload: Workload = WORKLOAD, **more: Any
+) -> Evidence:
     """Return what hosts with an accelerator each saw of epochs with 3 steps."""
     steps = np.zeros((len(hosts[0].epochs), len(hosts), 3), STEP)
     steps["epoch"] = np.arange(steps.shape[0])[:, None, None]
@@ -70,7 +72,7 @@ def gather(*hosts: HostReport, wait: float = 0.0, **more: Any) -> Evidence:
     steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
     steps["wait"], steps["computation_time"] = wait, 1.0
     names = [f"rank {number}" for number in range(len(hosts))]
-    return combine(WORKLOAD, list(hosts), sums_of(steps, names), PathBytes(), **more)
+    return combine(workload, list(hosts), sums_of(steps, names), PathBytes(), **more)
 
 
 def test_the_share_from_memory_is_what_the_least_witness_leaves() -> None:
@@ -126,6 +128,32 @@ def test_counters_that_contradict_what_was_in_memory_are_noted(
         "drives, or memory was short"
     )
     assert found.notes == ((note,) if noted else ())
+
+
+@pytest.mark.parametrize(
+    ("file_system", "before", "after", "cached", "share"),
+    [
+        ("ext4", 0.0, 0.0, False, 0.0),
+        ("nfs4", 0.0, None, False, 0.0),
+        ("ext4", 0.0, 0.3, False, 0.3),  # as with data=journal
+        ("xfs", 0.4, 0.4, False, 0.3),
+        ("zfs", 0.0, 0.0, False, 0.3),  # which has a cache of its own
+        ("ext4", 0.0, 0.0, True, 0.3),
+    ],
+)
+def test_no_share_from_memory_that_no_cache_explains(
+    file_system: str, before: float, after: float | None, cached: bool, share: float
+) -> None:
+    """With O_DIRECT, 30 % of an epoch's bytes were not counted by any drive."""
+    seen = epoch_of(devices={"sda": 0.5}, device_read_bytes=700, process_read_bytes=700)
+    known = {"file_system": file_system, "resident_before": before, "resident_after": after}
+    own = WORKLOAD.with_keys({"cache.folder": "/mnt/c", "cache.capacity": 1}) if cached else None
+    found = gather(report(seen, seen, direct=True, **known), wait=1.0, workload=own or WORKLOAD)
+    assert found.measured["page_cache_share"] == pytest.approx(share)
+    assert found.measured["storage_read_bytes"] == 1400
+    assert found.measured.get("uncounted_share", 0.0) == pytest.approx(0.3 - share)
+    text = uncounted_too_much(Summary(measured=found.measured))
+    assert ("the drives counted 70.0% of the bytes" in text) is (share == 0)
 
 
 def test_a_hosts_counters_are_those_of_all_epochs_by_their_time() -> None:

@@ -99,7 +99,8 @@ def evidence(**changes: Any) -> Evidence:
         "page_cache_share": 0.004,
         "read_amplification": 1.0,
     }
-    measured |= {name: changes.pop(name) for name in measured if name in changes}
+    counted = (*measured, "uncounted_share")
+    measured |= {name: changes.pop(name) for name in counted if name in changes}
     keys = {f"reader.{key}": value for key, value in changes.pop("reader", READER).items()}
     seen: dict[str, Any] = {
         "workload": load_workload("unet3d_h100", keys),
@@ -180,6 +181,7 @@ CASES: dict[str, dict[str, Any]] = {
         link(0.5) | {"host": "a"}, link(0.5) | {"host": "a"}, **link(0.95)
     ),
     "most bytes from memory": {"page_cache_share": 0.97},
+    "most bytes in holes": {"page_cache_share": 0.0, "uncounted_share": 0.97},
     "one rank waits for slow reads, the others for it": in_steps(
         0.5, 0.01, 0.01, read=[1.0, 0.02, 0.02]
     ),

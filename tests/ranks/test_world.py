@@ -27,10 +27,10 @@ PLACES = [[0, 3, 0, 1], [1, 3, 0, 2], [2, 3, 0, 1], [1, 3, 1, 2]]
 
 
 def run_ranks(
-    folder: Path, hosts: str, case: str, culprit: int = 0, wrapper: Sequence[str] = ()
+    folder: Path, hosts: str, case: str, given: object = 0, wrapper: Sequence[str] = ()
 ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
     """Return how mpirun ended and what each rank kept; fail if it hangs."""
-    command = [sys.executable, "-m", "tests.lab.ranks", str(folder), hosts, case, str(culprit)]
+    command = [sys.executable, "-m", "tests.lab.ranks", str(folder), hosts, case, str(given)]
     num_ranks = len(hosts.split(","))
     environment = {key: os.environ[key] for key in os.environ if key != "OMPI_MCA_btl"}
     done = subprocess.run(

@@ -1,5 +1,6 @@
 """One run as a library calls it: its folder, its seed, its failures, and an AU known beforehand."""
 
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -26,6 +27,7 @@ from dlemu.sizing.predict import supply_of
 from dlemu.storage.counted import NUM_BINS, bin_of
 from tests.lab.commands import ran, small_job, summary_of
 from tests.lab.drives import mounted
+from tests.ranks.test_world import run_ranks
 
 
 def test_a_runs_summary_follows_from_its_steps(tmp_path: Path) -> None:
@@ -145,6 +147,30 @@ def test_each_epoch_begins_cold_where_the_edition_says_so(
     monkeypatch.setattr("dlemu.run.cold.ColdStart.make", lambda self: cold.append(self.direct))
     ran(small_job(tmp_path, metric__edition=edition, output__drop_each_epoch=asked))
     assert cold == [False] * times
+
+
+@pytest.mark.parametrize("loader", ["pytorch", "threads"])
+def test_no_rank_reads_before_its_hosts_counters_are_taken(tmp_path: Path, loader: str) -> None:
+    """Else what another rank reads meanwhile would count as from memory."""
+    keys: dict[str, object] = {
+        "dataset.num_files_train": 24,
+        "dataset.record_length_bytes": 500_000,
+        "dataset.record_length_bytes_stdev": 0,
+        "reader.batch_size": 1,
+        "reader.data_loader": loader,
+        "reader.odirect": "auto",
+        "train.computation_time": 0.005,
+        "train.epochs": 2,
+    }
+    job = small_job(tmp_path, **{key.replace(".", "__"): value for key, value in keys.items()})
+    keys |= {"dataset.data_folder": str(job.data_folder), "output.folder": str(tmp_path / "run")}
+    done, _ = run_ranks(tmp_path, "a,a", "late", json.dumps(keys))
+    assert done.returncode == 0, done.stderr
+    measured = json.loads((tmp_path / "run" / "summary.json").read_text())["measured"]
+    if measured["storage_read_bytes"] is None:
+        pytest.skip("no drive is seen under the folder of temporary files")
+    assert measured["page_cache_share_per_epoch"] == [0.0, 0.0]
+    assert "uncounted_share" not in measured
 
 
 def test_one_order_for_all_epochs_gives_a_small_lru_cache_no_hit(tmp_path: Path) -> None:

@@ -136,8 +136,9 @@ def measure(works: Sequence[CellJob], places: Sequence[RankTarget], world: World
     before: list[HostCounters] = []
 
     def ready() -> None:
-        world.barrier()  # the ranks begin together
+        world.barrier()
         before.append(HostCounters.now())
+        world.barrier()  # the ranks begin together, once every host has its counts
 
     done = perform(works, ready)
     use = HostCounters.now().since(before[0])
