@@ -1,6 +1,7 @@
 """The connections of a rank to its parent and children: who may join, and what they say.
 
-They are sockets, or MPI where there is no TCP. Who may join a job over sockets: the ranks that
+They are sockets, or MPI where there is no TCP; at a barrier the ranks of a host meet in shared
+memory (`meeting`). Who may join a job over sockets: the ranks that
 prove, with an HMAC, that they know the job's secret. Both sides prove it: `introduce` on the side
 that connects, `admit` on the side that listens. On one host, both must also be processes of the
 same user.
@@ -20,8 +21,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+from dlemu.ranks.meeting import Meeting, make_files, receive_files, send_files
+
 _PROOF = struct.Struct("<Q32s")
 """What a rank sends first: its number, and an HMAC of it."""
+_ANSWER_BYTES = 32
+"""Of the HMAC that it gets back; what follows is no part of it."""
 _UP, _DOWN = b"to the first rank", b"from the first rank"
 """Part of the HMAC's input, so that a proof cannot be sent back as the answer to itself."""
 
@@ -71,7 +76,7 @@ def introduce(peer: socket.socket, rank: int, secret: bytes) -> bool:
         return False
     with suppress(OSError):
         peer.sendall(_PROOF.pack(rank, _prove(secret, _UP, rank)))
-        if _proves(peer.recv(_PROOF.size), secret, _DOWN, rank):
+        if _proves(peer.recv(_ANSWER_BYTES), secret, _DOWN, rank):
             _set_options(peer)
             return True
     return False
@@ -334,6 +339,9 @@ class Links:
         self._poll = select.epoll()
         self._test_seconds = 0.0  # CPU time of the last poll of MPI
         self._sent: list[MPI.Request] = []
+        self._meeting: Meeting | None = None
+        self._local: list[int] = []
+        self._is_only_host = self._is_leader = False
 
     def connect(self, tree: Tree) -> None:
         """Connect this rank to its parent and children; all ranks must call it.
@@ -343,15 +351,16 @@ class Links:
         """
         # Any process can see the socket's name, but only ranks get the secret.
         name, secret = self._comm.bcast((os.urandom(16).hex(), os.urandom(32)))
+        self._local, self._is_leader = tree.local, self._comm.rank == tree.local[0]
+        self._is_only_host = len(tree.leaders) == 1
         self._connect_host(f"\0dlemu-{name}-{tree.local[0]}", tree.local, secret)
-        is_leader = self._comm.rank == tree.local[0]
-        group = self._comm.Split(0 if is_leader else 1)
-        if is_leader and len(tree.leaders) > 1:
+        group = self._comm.Split(0 if self._is_leader else 1)
+        if self._is_leader and len(tree.leaders) > 1:
             self._connect_leaders(group, tree, secret)
         group.Free()
 
     def _connect_host(self, name: str, local: list[int], secret: bytes) -> None:
-        """Connect the ranks of a host to its leader."""
+        """Connect the ranks of a host to its leader, and let them meet in shared memory."""
         # The name begins with a zero byte, so the socket has no file.
         with socket.socket(socket.AF_UNIX) as server:
             if self._comm.rank == local[0]:
@@ -362,6 +371,11 @@ class Links:
                 self._add(admit(server, set(local[1:]), secret, _HOST_SECONDS))
                 if missing := set(local[1:]) - self._carriers.keys():
                     raise TimeoutError(f"ranks {sorted(missing)} did not connect")
+                if len(local) > 1:
+                    files = make_files(len(local))
+                    for rank in local[1:]:
+                        send_files(self._carriers[rank].peer, files)
+                    self._meet(Meeting(0, files))
                 return
         leader = socket.socket(socket.AF_UNIX)
         leader.settimeout(_HOST_SECONDS)
@@ -370,6 +384,12 @@ class Links:
             leader.close()
             raise ConnectionRefusedError("what answers is no rank of this job")
         self._add({local[0]: leader})
+        files = receive_files(leader, 1 + len(local))
+        self._meet(Meeting(local.index(self._comm.rank), files))
+
+    def _meet(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._poll.register(meeting.file, select.EPOLLIN)
 
     def _connect_leaders(self, group: "MPI.Comm", tree: Tree, secret: bytes) -> None:
         """Connect the leaders of the hosts along the tree; poll MPI where they cannot connect."""
@@ -423,6 +443,52 @@ class Links:
             self._sent = [request for request in self._sent if not request.test()[0]]
             self._sent.append(self._comm.isend((self._comm.rank, message), rank))
 
+    def arrive(self) -> bool:
+        """Be at the next barrier, as seen by the ranks of this host; return whether it is over.
+
+        Those that usually come at once are looked for, for a short time. Where that is in vain,
+        or there are other hosts, the rest is for `here`, `up`, `receive` and `down`.
+        """
+        meeting = self._meeting
+        if meeting is None:
+            return False
+        meeting.arrive()
+        if self._is_only_host:
+            meeting.look(at_last=meeting.open)
+        elif not self._is_leader:  # a leader's other neighbours are on sockets
+            meeting.look(at_last=lambda: meeting.wake(0))
+        if not meeting.is_open:
+            return False
+        meeting.leave()
+        return True
+
+    def here(self, pending: set[int]) -> set[int]:
+        """Return which of the awaited ranks have arrived, or have released us, on this host."""
+        meeting = self._meeting
+        if meeting is None or pending.isdisjoint(self._local):
+            return set()
+        if meeting.is_open:
+            return pending.intersection(self._local)
+        if not self._is_leader:
+            return set()
+        return pending.intersection(self._local[place] for place in meeting.here())
+
+    def up(self, parent: int) -> None:
+        """Tell the parent that this rank and all below it have arrived."""
+        if self._meeting is None or parent not in self._local:
+            self.send(parent, Word.ARRIVED.value)
+
+    def down(self, children: Iterable[int]) -> None:
+        """Release the children: those on other hosts first, which have ranks of their own."""
+        meeting = self._meeting
+        for rank in children:
+            if meeting is None or rank not in self._local:
+                self.send(rank, Word.RELEASED.value)
+        if meeting is not None:
+            if self._is_leader and not meeting.is_open:
+                meeting.open()
+            meeting.leave()
+
     def receive(self, pending: set[int], since: float, deadline: float) -> list[tuple[int, bytes]]:
         """Sleep until a neighbour sends something; return the messages, each with its rank.
 
@@ -455,6 +521,9 @@ class Links:
         """Wait so long for a message on any socket; return what has come."""
         messages = []
         for file, _ in self._poll.poll(None if seconds == math.inf else seconds):
+            if self._meeting is not None and file == self._meeting.file:
+                self._meeting.rest()
+                continue
             rank = self._ranks[file]
             messages += [(rank, message) for message in self._carriers[rank].read()]
             if messages[-1:] == [(rank, Word.GONE.value)]:
@@ -483,6 +552,9 @@ class Links:
         for carrier in self._carriers.values():
             carrier.peer.close()
         self._carriers.clear()
+        if self._meeting is not None:
+            self._meeting.close()
+        self._meeting = None
         self.polled = []
 
     def _add(self, peers: dict[int, socket.socket]) -> None:

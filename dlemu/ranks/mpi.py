@@ -149,7 +149,8 @@ class Mpi(World):
 
     MPI's own barrier polls, and takes CPU time from the readers that are measured. Here the ranks
     form a tree (see `Tree`), connected by sockets on which they sleep. At a barrier ARRIVED goes up
-    the tree and RELEASED comes down. A socket also tells at once when a process dies.
+    the tree and RELEASED comes down: as messages between hosts, as bytes in shared memory inside a
+    host (`Meeting`). A socket also tells at once when a process dies.
 
     If a host cannot be reached over TCP, its leader and rank 0 poll MPI for messages, with short
     sleeps between. Only the launcher, or a barrier's timeout, notices the death of such a leader.
@@ -199,12 +200,14 @@ class Mpi(World):
     def barrier(self, timeout: float | None = None) -> None:
         begin = time.perf_counter()
         deadline = math.inf if timeout is None else begin + timeout
+        self._go_on()
+        if self._links.arrive():
+            return
         self._wait_for(self._children, begin, deadline)
         if self._parent is not None:
-            self._send(self._parent, Word.ARRIVED)
+            self._links.up(self._parent)
             self._wait_for([self._parent], begin, deadline)
-        for rank in self._children:
-            self._send(rank, Word.RELEASED)
+        self._links.down(self._children)
 
     def gather(self, value: T) -> list[T] | None:
         self.barrier()  # so that MPI polls only while it copies
@@ -303,13 +306,12 @@ class Mpi(World):
         At the deadline, ask who is really missing: ping the neighbours that are still awaited. One
         that answers is itself waiting for a rank further away, and will report that one.
         """
-        if self._failure is not None:
-            raise PeerError(self._failure)
+        self._go_on()
         pending = set(ranks)
         pinged = False
         silent: set[int] = set()
         since = time.perf_counter()
-        while pending:
+        while pending := pending - self._links.here(pending):
             for rank, message in self._receive(pending, since, deadline):
                 match decode(message)[0]:
                     case Word.ARRIVED | Word.RELEASED:
@@ -338,6 +340,11 @@ class Mpi(World):
                 raise RunError(error)
             else:
                 deadline = math.inf
+
+    def _go_on(self) -> None:
+        """Raise the failure of the job, if there is one."""
+        if self._failure is not None:
+            raise PeerError(self._failure)
 
     def _send(self, rank: int, word: Word, text: str = "") -> None:
         self._links.send(rank, encode(word, text))

@@ -1,0 +1,141 @@
+"""Where the ranks of a host meet at a barrier: shared memory says who is there, eventfds wake."""
+
+import mmap
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+SPIN_SECONDS = 1e-4
+"""A rank looks so long for the others before it sleeps, if they were there that soon last time.
+
+Waking up takes 30 to 150 µs, so ranks that sleep come late to the next barrier, too. Ranks that
+look leave together, and then meet within some µs (docs/performance.md).
+"""
+_TIME = struct.Struct("d")
+_MOST_FILES = 250
+"""Descriptors that one message may carry: Linux takes 253."""
+
+
+class Meeting:
+    """The barrier of a host's ranks, from the view of one of them.
+
+    Shared memory holds one byte a rank, the number of the barrier at which it is (modulo 256), and
+    one for all: the number of the last barrier that they may leave. Each byte of a rank is written
+    by that rank alone; two ranks write the same into the last. So no lock can be left behind by a
+    rank that is killed. A rank that sleeps does so on its sockets and its eventfd, whose writer has
+    changed the memory before.
+    """
+
+    def __init__(self, place: int, files: list[int]) -> None:
+        """Join as rank number `place` of the host; `files` are those of `make_files`."""
+        memory, *self._wakers = files
+        self._place, self._num = place, len(self._wakers)
+        self._time_at = -(-(self._num + 1) // _TIME.size) * _TIME.size
+        self._memory = mmap.mmap(memory, self._time_at + _TIME.size)
+        os.close(memory)
+        self._turn = 0
+        self._all = bytes(self._num)
+        self._arrived = self._waited = 0.0
+
+    @property
+    def file(self) -> int:
+        """The descriptor that becomes readable when this rank should look again."""
+        return self._wakers[self._place]
+
+    def arrive(self) -> None:
+        """Be at the next barrier."""
+        self._turn = (self._turn + 1) % 256
+        self._all = bytes([self._turn]) * self._num
+        self._arrived = time.perf_counter()
+        self._memory[self._place] = self._turn
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all ranks of the host are at this barrier; not to be asked once it is open."""
+        return self._memory[: self._num] == self._all
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the ranks may leave this barrier."""
+        return self._memory[self._num] == self._turn
+
+    def here(self) -> Iterator[int]:
+        """Yield the places of the ranks that are at this barrier."""
+        return (place for place in range(self._num) if self._memory[place] == self._turn)
+
+    def open(self) -> None:
+        """Let all ranks leave."""
+        _TIME.pack_into(self._memory, self._time_at, time.perf_counter())
+        self._memory[self._num] = self._turn
+        for place in range(self._num):
+            if place != self._place:
+                self.wake(place)
+
+    def wake(self, place: int) -> None:
+        """Have a rank look again; the call also makes others see what was written before it."""
+        os.eventfd_write(self._wakers[place], 1)
+
+    def leave(self) -> None:
+        """Note how long the others were awaited: so the next barrier knows whether to sleep."""
+        (opened,) = _TIME.unpack_from(self._memory, self._time_at)
+        self._waited = opened - self._arrived
+
+    def look(self, *, at_last: Callable[[], None]) -> None:
+        """Look for the others: for a short time, if that was enough last time, else once.
+
+        A rank that sees that all have come calls `at_last`, once.
+        """
+        until = self._arrived + (SPIN_SECONDS if self._waited < SPIN_SECONDS else 0.0)
+        is_told = False
+        while not self.is_open:
+            if not is_told and self.is_full:
+                is_told = True
+                at_last()
+            elif time.perf_counter() >= until:
+                break
+        if not (is_told or self.is_open):
+            # Two ranks that come at once may not see each other; after a system call they do.
+            self.rest()
+            if self.is_full:
+                at_last()
+
+    def rest(self) -> None:
+        """Forget who has woken this rank; the caller looks once more, and then may sleep."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.file)
+
+    def close(self) -> None:
+        for file in self._wakers:
+            os.close(file)
+        self._wakers.clear()
+
+
+def make_files(num: int) -> list[int]:
+    """Return the descriptors that the ranks of a host share: the memory, and an eventfd a rank."""
+    memory = os.memfd_create("dlemu-barrier")
+    os.ftruncate(memory, mmap.PAGESIZE * (1 + num // mmap.PAGESIZE))
+    return [memory, *(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(num))]
+
+
+def send_files(peer: socket.socket, files: list[int]) -> None:
+    """Send descriptors to a rank of the same host."""
+    for first in range(0, len(files), _MOST_FILES):
+        socket.send_fds(peer, [b"f"], files[first : first + _MOST_FILES])
+
+
+def receive_files(peer: socket.socket, num: int) -> list[int]:
+    """Return so many descriptors that the first rank of the host has sent.
+
+    Raises:
+        OSError: it has sent something else, or this process may not open so many files.
+    """
+    files: list[int] = []
+    while len(files) < num:
+        word, found, _, _ = socket.recv_fds(peer, 1, min(_MOST_FILES, num - len(files)))
+        files += found
+        if word != b"f" or not found:
+            raise OSError(f"{num} descriptors were expected, and {len(files)} came")
+    return files
