@@ -32,10 +32,10 @@ if TYPE_CHECKING:  # with `as`: a strict type checker then takes the name for a 
     from dlemu.library import show as show
     from dlemu.library import size as size
     from dlemu.loaders import Batch as Batch
+    from dlemu.meter import Meter as Meter
     from dlemu.ranks.mpi import make_world as make_world
     from dlemu.ranks.world import Alone as Alone
     from dlemu.ranks.world import World as World
-    from dlemu.report.meter import Meter as Meter
     from dlemu.run.job import run_job as run_job
     from dlemu.sizing.answers import Sized as Sized
     from dlemu.sizing.predict import Predicted as Predicted
@@ -54,9 +54,9 @@ _NAMES = {
     "judge.outcome": "Outcome",
     "library": "ResultText show size",
     "loaders": "Batch",
+    "meter": "Meter",
     "ranks.mpi": "make_world",
     "ranks.world": "Alone World",
-    "report.meter": "Meter",
     "run.job": "run_job",
     "sizing.answers": "Sized",
     "sizing.predict": "Predicted predict",

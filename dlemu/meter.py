@@ -31,6 +31,8 @@ from dlemu.judge.records import STEP, Steps
 from dlemu.judge.summary import Summary
 from dlemu.judge.sums import Rule, Sums, sum_all
 from dlemu.ranks.world import Alone, World
+from dlemu.report.run import present_run
+from dlemu.report.text import render_text
 from dlemu.run.compute import CudaStream, HostStream, StreamClock
 from dlemu.storage.counted import PathBytes
 
@@ -77,7 +79,7 @@ class _Step:
         )
 
 
-class StepMeter:
+class Meter:
     """Times the steps of one accelerator's loop.
 
         for epoch in range(2):
@@ -312,6 +314,15 @@ class StepMeter:
             keys["dataset.record_length_bytes"] = max(1.0, num_bytes / samples)
             keys["dataset.record_length_bytes_stdev"] = 0
         return self.workload.with_keys(keys)
+
+    def report(self) -> str:
+        """Return the report on rank 0, an empty text elsewhere. All ranks call it.
+
+        Raises:
+            WorkloadError: an epoch has fewer than two steps.
+        """
+        document = self.document()
+        return "" if document is None else render_text(present_run(document))
 
     def document(self) -> Summary | None:
         """Return the steps as a run's document on rank 0, None elsewhere. All ranks call it.

@@ -31,10 +31,10 @@ MAY_IMPORT = {
     "loaders": "config datagen dataset formats host ranks storage",
     "contract": "config datagen dataset formats loaders ranks storage",
     "api": "config datagen dataset loaders ranks storage",
+    "report": "checkpoint config host judge storage tools",
     "run": "checkpoint config datagen dataset host judge loaders ranks storage",
-    "meter": "config host judge ranks run storage",
-    "sizing": "checkpoint config datagen dataset host judge loaders ranks run storage",
-    "report": "checkpoint config host judge meter storage tools",
+    "meter": "config host judge ranks report run storage",
+    "sizing": "checkpoint config datagen dataset host judge loaders ranks report run storage",
     "library": "config ranks report sizing",
     "cli": "checkpoint config datagen dataset host judge library loaders ranks report run sizing "
     "storage tools",

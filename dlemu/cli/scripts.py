@@ -27,6 +27,7 @@ from dlemu.judge.summary import time_of_day
 from dlemu.plugins import own_version
 from dlemu.report.blocks import Document
 from dlemu.report.sizing import shown_runs
+from dlemu.report.words import sentence
 from dlemu.storage.files import append_whole, check_regular
 from dlemu.units import each_once
 
@@ -129,7 +130,7 @@ _SOURCES: Mapping[str, Mapping[str, _Source]] = {
         "read_MB_per_second": _mega(_mean_of("shown", "read_bytes_per_second")),
         "runs": lambda row: len(row["points"]),
         **_HERE,
-        "remarks": lambda row: "; ".join(row["remarks"]),
+        "remarks": lambda row: "; ".join(map(sentence, row["findings"])),
         "first": lambda row: row["first"] is not None,
     },
     **dict.fromkeys(("prediction", "predictions", "cached prediction"), _PREDICTED),

@@ -5,22 +5,22 @@ is judged as it was when it ended.
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from dlemu.config.model import Workload
-from dlemu.config.published import differing, published_row, word
+from dlemu.config.published import differing, published_row
 from dlemu.dataset.rule import DatasetSize, TotalMemory
+from dlemu.judge.findings import Finding, Kind, fields_of, note, reason, remark, weakens, weighing
 from dlemu.judge.metrics import EpochMetrics, Metrics, passes, t95
-from dlemu.judge.records import UNFINISHED
+from dlemu.judge.records import UNFINISHED, plain
 from dlemu.judge.summary import (
     CheckpointFields,
     EpochRow,
@@ -35,7 +35,6 @@ from dlemu.judge.summary import (
     limit_name,
     place_of,
 )
-from dlemu.units import counted, format_bytes, format_rate
 
 _MOST_HIDDEN = 0.05
 """Share of the reading that the steps left out may hide. Repeated runs may differ by as much
@@ -45,8 +44,6 @@ _MIN_DIFFERENCE = 0.01
 _MOST_CACHED = 0.2
 """Share of the bytes that may come from memory unless metric.max_cached_share says otherwise: the
 most that a dataset of the rule's size, five times the memory, can have there."""
-_MOST_LETTERS = 70
-"""Of the names of keys in the verdict's line."""
 _OTHER_RATE = 0.1
 """Two rates may differ by this share: that of the AU and that of the whole epoch, as a start takes
 time; nominal and real bytes, as headers and whole blocks are read as well."""
@@ -57,36 +54,32 @@ _OF_A_FOLDER = {"system", "measured", "notes"}
 
 
 def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) -> Summary:
-    """Return `verdict`, `reasons`, `remarks`, `read_ahead` and `unlike` of a run's summary.
+    """Return `verdict` and `findings` of a run's summary.
 
     `summary` is what is known beside the steps. A FAIL remains a FAIL whatever the left-out steps
     hide, which only raises the AU.
     """
-    remarks = list(_remarks(workload, metrics, summary))
     reasons = list(_reasons(workload, metrics, summary))
     met = passes(metrics.au_percentage, 100 * workload.metric.au)
-    share, ahead = hidden_share(workload, metrics), ""
+    found = [*reasons, *_remarks(workload, metrics, summary)]
     if not reasons:
-        remarks = [*_near(workload, metrics), *remarks_of(workload, metrics, summary)]
+        found = [*_near(workload, metrics), *remarks_of(workload, metrics, summary)]
+        share = hidden_share(workload, metrics)
         apart = metrics.au_percentage - metrics.whole_epoch_au_percentage > 100 * _MIN_DIFFERENCE
         flatters = share > _MOST_HIDDEN
         if met:
             flatters = not _is_proven(workload, metrics) and (share > _MIN_DIFFERENCE or apart)
         if flatters:
-            ahead = (
-                f"read-ahead: up to {100 * share:.1f}% of the data may be read during "
-                f"{_left_out(metrics)}; {_with_all(metrics)}"
-            )
+            found.append(note("read_ahead", share=share, **_whole_au(metrics)))
+    if _is_a_job(summary):
+        found += _unlike_in_full(workload)
     return Summary(
         verdict="NO VERDICT" if reasons else "PASS" if met else "FAIL",
-        reasons=reasons,
-        remarks=remarks,
-        read_ahead=ahead,
-        unlike=_unlike_in_full(workload) if _is_a_job(summary) else "",
+        findings=fields_of(found),
     )
 
 
-def _reasons(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+def _reasons(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[Finding]:
     """Yield why there is no verdict."""
     if summary.get("status") in UNFINISHED:
         yield from _unfinished(workload, metrics, summary)
@@ -100,10 +93,7 @@ def _reasons(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator
     if not _is_proven(workload, metrics):
         yield from _unproven(workload, metrics)
     if _read_share(workload, metrics) < 1 - _OTHER_RATE:
-        yield (
-            f"{_read_mean(metrics):,.0f} bytes were read for a sample, which is counted as "
-            f"{workload.dataset.mean_bytes:,.0f}; set dataset.record_length_bytes to what it has"
-        )
+        yield reason("bytes_not_read", **_sample_bytes(workload, metrics))
 
 
 def _is_proven(workload: Workload, metrics: Metrics) -> bool:
@@ -114,32 +104,33 @@ def _is_proven(workload: Workload, metrics: Metrics) -> bool:
     return passes(metrics.delivered_au_percentage, 100 * workload.metric.au)
 
 
-def _near(workload: Workload, metrics: Metrics) -> Iterator[str]:
+def _near(workload: Workload, metrics: Metrics) -> Iterator[Finding]:
     """Yield that the threshold lies within the AU's interval; of several runs, all decide."""
     interval, wanted = metrics.au_interval, 100 * workload.metric.au
     if interval is not None and interval[0] < wanted < interval[1] and workload.runs == 1:
-        low, high = interval
-        yield (
-            f"within the run's own noise of the threshold ({low:.2f}% to {high:.2f}%); runs=5 "
-            "decides"
-        )
+        yield remark("near_threshold", low_percentage=interval[0], high_percentage=interval[1])
 
 
-def _unfinished(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+def _unfinished(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[Finding]:
     """Yield how far a run came that did not end, and what is not known of it."""
     num, of = len(metrics.epochs), workload.train.epochs
     if num == of and "error" in summary:  # it failed after its last epoch
-        yield summary["error"]
+        yield reason("failed_after_the_end", error=summary["error"])
     else:
-        yield describe_end(summary, f"after {num} of {counted(of, 'epoch')}")
+        yield ended_early(summary, num, of, "epoch")
     if "page_cache_share" not in summary.get("measured", {}):
-        yield "what limited it, and how much came from memory, is not known"
+        yield reason("limit_unknown")
 
 
-def describe_end(summary: Summary | RunsSummary, after: str) -> str:
-    """Return how unfinished runs ended, "interrupted after 2 of 5 epochs"."""
+def ended_early(
+    summary: Summary | RunsSummary, done: int, planned: int, unit: Literal["epoch", "run"]
+) -> Finding:
+    """Return how unfinished runs ended, after so many units of those that were planned."""
     error = summary.get("error", "not ended")
-    return f"failed {after}: {error}" if summary["status"] == "failed" else f"{error} {after}"
+    has_failed = summary["status"] == "failed"
+    return reason(
+        "ended_early", failed=has_failed, error=error, done=done, planned=planned, unit=unit
+    )
 
 
 def hidden_share(workload: Workload, metrics: Metrics) -> float:
@@ -149,58 +140,45 @@ def hidden_share(workload: Workload, metrics: Metrics) -> float:
     return min(1.0, max(ahead * epoch.num_blocks / epoch.num_counted for epoch in metrics.epochs))
 
 
-def cached_too_much(workload: Workload, summary: Summary) -> str:
-    """Return why `metric.max_cached_share` is exceeded or cannot be checked, else "".
+def cached_too_much(workload: Workload, summary: Summary) -> Finding | None:
+    """Return why `metric.max_cached_share` is exceeded or cannot be checked, None if neither is so.
 
     Where any share may, or the key is not set, a share that is not known is no reason.
     """
     bound, measured = workload.metric.max_cached_share, summary.get("measured", Measured())
     if "page_cache_share" not in measured:
-        return ""
+        return None
     share = measured["page_cache_share"]
     if share is None:
         if bound is None or bound == 1:
-            return ""
-        in_bucket = "objects" in measured
-        why = "the servers' memory is not seen here" if in_bucket else "a note below says why"
-        return (
-            "metric.max_cached_share: how many bytes came from memory is not known here, so "
-            f"whether at most {bound:g} did cannot be checked ({why})"
-        )
+            return None
+        return reason("cached_share_unknown", bound=bound, in_bucket="objects" in measured)
     bound = _MOST_CACHED if bound is None else bound
     if share <= bound:
-        return ""
-    return (
-        f"{100 * share:.1f}% of the bytes came from memory, at most {100 * bound:g}% may "
-        f"(metric.max_cached_share); take {_past_memory(workload, summary)}"
-    )
+        return None
+    ways = _past_memory(workload, summary)
+    return reason("cached_too_much", share=share, bound=bound, ways=ways)
 
 
-def uncounted_too_much(summary: Summary) -> str:
-    """Return that the drives gave much less than was read with O_DIRECT, else ""."""
+def uncounted_too_much(summary: Summary) -> Finding | None:
+    """Return that the drives gave much less than was read with O_DIRECT, None if they did not."""
     share = summary.get("measured", Measured()).get("uncounted_share", 0.0)
-    if share <= _MOST_CACHED:
-        return ""
-    return (
-        f"the drives counted {100 * (1 - share):.1f}% of the bytes that were read with O_DIRECT, "
-        "and no page of the files is in memory: files with holes, or compressed, ask less of a "
-        "drive than their size; take files that dlemu datagen has written"
-    )
+    return reason("uncounted_too_much", counted_share=1 - share) if share > _MOST_CACHED else None
 
 
-def _past_memory(workload: Workload, summary: Summary) -> str:
+def _past_memory(workload: Workload, summary: Summary) -> list[str]:
     """Return what makes a run read its storage and not memory."""
     if place_of(summary).get("in_memory"):
-        return "a data folder on a drive: this one lies in memory"
+        return ["drive"]
     if not _is_a_job(summary):
-        return "a dataset of five times the memory, or drop the page cache before the loop"
-    ways = [] if workload.reader.odirect is True else ["reader.odirect=true"]
-    ways.append("a dataset of five times the memory")
+        return ["larger_dataset_or_drop"]
+    ways = [] if workload.reader.odirect is True else ["odirect"]
+    ways.append("larger_dataset")
     if not workload.output.drop_caches:
-        ways.append("a cold epoch (output.drop_caches=true)")
+        ways.append("cold_epoch")
     elif workload.train.epochs > 1 and not workload.drops_each_epoch:
-        ways.append("cold epochs (output.drop_each_epoch=true)")
-    return " or ".join(ways)
+        ways.append("cold_epochs")
+    return ways
 
 
 def _batches_ahead(workload: Workload) -> int:
@@ -208,45 +186,36 @@ def _batches_ahead(workload: Workload) -> int:
     return workload.batches_in_flight - 1
 
 
-def _unproven(workload: Workload, metrics: Metrics) -> Iterator[str]:
+def _unproven(workload: Workload, metrics: Metrics) -> Iterator[Finding]:
     """Yield why an AU proves nothing that passes only without the first step."""
     au, whole = metrics.au_percentage, metrics.whole_epoch_au_percentage
     share = hidden_share(workload, metrics)
+    figures: dict[str, Any] = _whole_au(metrics)
+    kind: Kind
     if share > _MOST_HIDDEN:
         most = math.ceil(_batches_ahead(workload) / _MOST_HIDDEN - 1e-9)
-        steps = most + metrics.left_out
-        reason = (
-            f"up to {100 * share:.0f}% of the data may be read during {_left_out(metrics)}, at "
-            f"most {100 * _MOST_HIDDEN:.0f}% is allowed"
-        )
+        steps, kind = most + metrics.left_out, "reads_hidden"
+        figures |= {"share": share, "most": _MOST_HIDDEN}
     elif whole < (1 - _OTHER_RATE) * au:
-        steps = _steps_that_dwarf_the_first(metrics)
-        reason = "the first step was so slow that the AU without it is not that of the epoch"
+        steps, kind = _steps_that_dwarf_the_first(metrics), "first_step_too_slow"
     else:
         return
     fewest = min(epoch.num_steps // epoch.num_blocks for epoch in metrics.epochs)
+    keys: dict[str, int] = {}
     if steps > fewest and max(epoch.num_blocks for epoch in metrics.epochs) > 1:
-        remedy = f"checkpoint.steps_between_checkpoints={steps} gives a verdict"
-    elif steps <= fewest and metrics.edition != "v1.0":
-        remedy = (
-            "compute took longer than asked, which edition v2.0 credits; metric.edition=v1.0 does "
-            "not"
-        )
-    else:
-        remedy = f"{_keys_for(workload, metrics, max(steps, fewest + 1))} gives a verdict"
-    yield f"{reason}; {_with_all(metrics)}; {remedy}"
+        keys = {"checkpoint.steps_between_checkpoints": steps}
+    elif steps > fewest or metrics.edition == "v1.0":
+        keys = _keys_for(workload, metrics, max(steps, fewest + 1))
+    # Without keys: compute took longer than asked, which other editions than v1.0 credit.
+    yield reason(kind, **figures, keys=keys)
 
 
-def _left_out(metrics: Metrics) -> str:
-    """Return what the rule leaves out, in words."""
-    stalls = "" if metrics.checkpoints is None else " and the stalls for checkpoints"
-    return f"the excluded first step{stalls}"
-
-
-def _with_all(metrics: Metrics) -> str:
-    """Return the AU of the whole time, in words."""
-    which = "that step" if metrics.checkpoints is None else "both"
-    return f"AU including {which} {metrics.delivered_au_percentage:.2f}%"
+def _whole_au(metrics: Metrics) -> dict[str, Any]:
+    """Return the AU of the whole time, and whether the rule leaves out stalls for checkpoints."""
+    return {
+        "delivered_au_percentage": metrics.delivered_au_percentage,
+        "leaves_out_stalls": metrics.checkpoints is not None,
+    }
 
 
 def _steps_that_dwarf_the_first(metrics: Metrics) -> int:
@@ -259,22 +228,22 @@ def _steps_that_dwarf_the_first(metrics: Metrics) -> int:
     return needed
 
 
-def _keys_for(workload: Workload, metrics: Metrics, steps: int) -> str:
+def _keys_for(workload: Workload, metrics: Metrics, steps: int) -> dict[str, int]:
     """Return the overrides for an epoch of so many steps."""
     samples = steps * workload.reader.batch_size * metrics.num_accelerators
     files = math.ceil(samples / workload.dataset.num_samples_per_file)
     most = workload.train.total_training_steps
-    keys = [f"train.total_training_steps={steps}"] if 0 <= most < steps else []
+    keys = {"train.total_training_steps": steps} if 0 <= most < steps else {}
     have = workload.dataset.num_files_train
     if have == "auto" or have < files or not keys:
-        keys.append(f"dataset.num_files_train={files}")
-    return " ".join(keys)
+        keys["dataset.num_files_train"] = files
+    return keys
 
 
-def remarks_of(workload: Workload, metrics: Metrics, summary: Summary) -> tuple[str, ...]:
+def remarks_of(workload: Workload, metrics: Metrics, summary: Summary) -> tuple[Finding, ...]:
     """Return what makes a run another test than the published one, for the line of its verdict.
 
-    Each is short and begins with BUT where the storage itself was not measured.
+    What weakens it says that the storage itself was not measured.
     """
     found = _remarks(workload, metrics, summary)
     return (*found, *(_of_dataset(workload, metrics, summary) if _is_a_job(summary) else ()))
@@ -285,24 +254,25 @@ def _is_a_job(summary: Summary) -> bool:
     return not summary.keys() <= _OF_A_FOLDER
 
 
-def _of_place(summary: Summary) -> Iterator[str]:
+def _of_place(summary: Summary) -> Iterator[Finding]:
     """Yield what makes a drive none, or a dataset smaller than it looks."""
     if memory := place_of(summary).get("memory"):
-        yield f"BUT the drive is memory ({memory})"
+        yield weakens("drive_is_memory", drive=memory)
     if links := summary.get("dataset", {}).get("num_links"):
-        yield f"BUT {counted(links, 'file')} of those looked at have several names (links)"
+        yield weakens("links", num_files=links)
 
 
-def _of_dataset(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+def _of_dataset(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[Finding]:
     """Yield how the job differs from the published row, and whether its dataset is too small."""
     if (row := published_row(workload)) is None:
         return
-    keys = ", ".join(_some(list(dict.fromkeys(map(_short, differing(workload, row))))))
+    keys = list(differing(workload, row))
+    rates = {}
     if abs(workload.demand / row.demand - 1) > _MIN_DIFFERENCE:
-        rates = f"demand {_rate(workload)}, not {_rate(row)}"
-        yield f"unlike {row.name}: {rates} ({keys})"
-    elif keys:
-        yield f"unlike {row.name}: {keys}"
+        bounded = workload.demand if workload.demand < math.inf else None
+        rates = {"demand_bytes_per_second": bounded, "row_bytes_per_second": row.demand}
+    if rates or keys:
+        yield remark("unlike_row", row=row.name, keys=keys, **rates)
     files = summary.get("dataset", {}).get("num_files")
     if files is None:
         return
@@ -310,64 +280,40 @@ def _of_dataset(workload: Workload, metrics: Metrics, summary: Summary) -> Itera
     total = TotalMemory(memory * summary.get("num_hosts", 1), "")
     needed = DatasetSize(workload, metrics.num_accelerators, total).num_files
     if files < needed:
-        yield f"dataset under the rule: {files:,} of {counted(needed, 'file')}"
+        yield remark("dataset_under_rule", num_files=files, num_files_needed=needed)
 
 
-def _unlike_in_full(workload: Workload) -> str:
-    """Return the line with the keys that differ from the published row; "" if none does."""
+def _unlike_in_full(workload: Workload) -> Iterator[Finding]:
+    """Yield the keys that differ from the published row, with both values."""
     row = published_row(workload)
     keys = differing(workload, row) if row is not None else {}
-    if row is None or not keys:
-        return ""
-    each = []
-    for key, (new, was) in keys.items():
-        own, published = (word(key.removesuffix(".mean"), value) for value in (new, was))
-        each.append(f"{own} ({published.partition('=')[2]})")
-    return f"unlike {row.name}: {', '.join(each)}"
+    if row is not None and keys:
+        shown = {key: [*map(plain, values)] for key, values in keys.items()}
+        yield note("keys_unlike_row", row=row.name, keys=shown)
 
 
-def _short(key: str) -> str:
-    """Return a key by its last name; the value of a distribution by that of its key."""
-    *above, leaf = key.split(".")
-    return f"{above[-1]}" if leaf in ("mean", "stdev", "type") and above else leaf
-
-
-def _some(names: list[str]) -> list[str]:
-    """Return the first names, and how many more there are where the line would be too long.
-
-    Of names that begin with another one, as record_length_bytes_stdev, that one is enough.
-    """
-    names = [name for name in names if not any(name.startswith(f"{each}_") for each in names)]
-    fit = sum(len(", ".join(names[:end])) <= _MOST_LETTERS for end in range(1, len(names) + 1))
-    return names[:fit] + ([f"{len(names) - fit} more"] if fit < len(names) else [])
-
-
-def _rate(workload: Workload) -> str:
-    return "without bound" if workload.demand == math.inf else format_rate(workload.demand)
-
-
-def _remarks(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[str]:
+def _remarks(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[Finding]:
     measured, bound = summary.get("measured", Measured()), workload.metric.max_cached_share
     share = measured.get("page_cache_share")
-    own = f"max_cached_share={bound:g}" if bound is not None and bound > _MOST_CACHED else ""
+    own = bound if bound is not None and bound > _MOST_CACHED else None
     if share is not None and share > 0.05 and not cached_too_much(workload, summary):
-        allowed = f", {own} as set" if own else ""
-        yield f"BUT {100 * share:.0f}% of the bytes came from memory, not from storage{allowed}"
-    elif own:
-        yield f"{own} as set"
+        yield weakens("from_memory", share=share, bound=own)
+    elif own is not None:
+        yield remark("cached_share_allowed", bound=own)
     yield from _of_place(summary)
     times = _read_share(workload, metrics)
     if abs(times - 1) > _OTHER_RATE:
-        nominal = workload.dataset.mean_bytes
-        yield (
-            f"BUT {_read_mean(metrics):,.0f} bytes were read for a sample, nominal are "
-            f"{nominal:,.0f}"
-        )
+        yield weakens("other_sample_size", **_sample_bytes(workload, metrics))
     if workload.host_memory is not None:  # a small value allows a small dataset
-        yield f"host_memory={format_bytes(workload.host_memory)} as given, not measured"
+        yield remark("host_memory_given", host_memory_bytes=workload.host_memory)
     cached: Mapping[str, Any] = measured.get("cache") or {}
     if slow := cached.get("emulated_origin"):
-        yield f"origin emulated {slow}"
+        yield remark("origin_emulated", how=slow)
+
+
+def _sample_bytes(workload: Workload, metrics: Metrics) -> dict[str, float]:
+    """Return the bytes of a sample: read, and by the workload."""
+    return {"read_bytes": _read_mean(metrics), "nominal_bytes": workload.dataset.mean_bytes}
 
 
 def _read_mean(metrics: Metrics) -> float:
@@ -490,22 +436,21 @@ def judge_runs(summary: RunsSummary, runs: Sequence[Summary]) -> RunsSummary:
     """
     au = [run["metric"]["train_au_mean_percentage"] for run in runs]
     rates = [run["metric"]["train_throughput_mean_samples_per_second"] for run in runs]
-    reasons = []
+    reasons: list[Finding] = []
     verdicts = [run["verdict"] for run in runs]
     for number, run in enumerate(runs, 1):
         if run["verdict"] == "NO VERDICT":
-            reasons.append(f"run {number}: NO VERDICT, {'; '.join(run['reasons'])}")
+            why = weighing(run, "reason")
+            reasons.append(reason("run_undecided", run=number, findings=why))
         elif run["verdict"] == "FAIL":
-            rule = " (rule 3.3.2)" if _has_numbered_rules(summary, run) else ""
-            reasons.append(f"run {number}: AU {au[number - 1]:.2f}%{rule}")
-    remarks = _joined([run["remarks"] for run in runs])
+            rule = "3.3.2" if _has_numbered_rules(summary, run) else None
+            reasons.append(
+                reason("run_under_threshold", run=number, au_percentage=au[number - 1], rule=rule)
+            )
     mean = float(np.mean(rates))
     spread = max(abs(rate / mean - 1) for rate in rates)
     if spread > REPEATABILITY:
-        reasons.append(
-            f"samples/s differ by up to {100 * spread:.1f}% from their mean, "
-            f"{100 * REPEATABILITY:g}% is allowed"
-        )
+        reasons.append(reason("not_repeatable", share=spread, most=REPEATABILITY))
     if runs and _has_numbered_rules(summary, runs[-1]):
         reasons += _long_gaps(summary["runs"])
     verdict: Verdict = "FAIL" if reasons else "PASS"
@@ -517,8 +462,7 @@ def judge_runs(summary: RunsSummary, runs: Sequence[Summary]) -> RunsSummary:
         "status": "complete",
         "threshold_percentage": runs[0]["threshold_percentage"],
         "verdict": verdict,
-        "reasons": reasons,
-        "remarks": remarks,
+        "findings": fields_of([*reasons, *_joined(runs)]),
         "repeatability_percentage": 100 * spread,
         "au_percentage": spread_of(au, most=100.0),
         "samples_per_second": spread_of(rates),
@@ -530,16 +474,20 @@ def _has_numbered_rules(summary: RunsSummary, run: Summary) -> bool:
     return summary.get("division") == "closed" and run["metric"]["edition"] == "v3.0"
 
 
-def _long_gaps(rows: Sequence[RunRow]) -> Iterator[str]:
+def _long_gaps(rows: Sequence[RunRow]) -> Iterator[Finding]:
     """Yield the gaps before runs that leave time for another one: rule 2.1.18."""
     for before, row in pairwise(rows):
         gap = row["gap_seconds"]
         begin, end = (datetime.fromisoformat(before[key]) for key in ("start", "end"))
         took = (end - begin).total_seconds()
         if gap is not None and gap >= max(took, _CLOCK):
-            yield (
-                f"{gap:.0f} s lie between {before['name']} and {row['name']}, less than the "
-                f"{took:.0f} s of a run may (rule 2.1.18)"
+            yield reason(
+                "gap_too_long",
+                before=before["name"],
+                after=row["name"],
+                gap_seconds=gap,
+                run_seconds=took,
+                rule="2.1.18",
             )
 
 
@@ -561,19 +509,20 @@ def counting_rows(rows: Sequence[RunRow]) -> list[RunRow]:
     return [row for row in rows if not row["name"].startswith("warmup")]
 
 
-def _joined(remarks: Sequence[Sequence[str]]) -> list[str]:
-    """Return the remarks of all runs, each once; of those that differ in a number the first."""
-    kinds: dict[str, dict[int, str]] = {}
-    for number, each in enumerate(remarks, 1):
-        for remark in each:
-            kinds.setdefault(re.sub(r"\d[\d.,]*", "", remark), {}).setdefault(number, remark)
-    found = []
+def _joined(runs: Sequence[Summary]) -> Iterator[Finding]:
+    """Yield the remarks of all runs, each kind once; where figures differ, those of the first."""
+    kinds: dict[object, dict[int, Mapping[str, Any]]] = {}
+    for number, run in enumerate(runs, 1):
+        for each in weighing(run, "weakens", "remark"):
+            kind = (each["kind"], each["figures"].get("text"))
+            kinds.setdefault(kind, {}).setdefault(number, each)
     for by_run in kinds.values():
-        first, text = next(iter(by_run.items()))
-        same = len(by_run) == len(remarks) and len({*by_run.values()}) == 1
-        alike = f" and {len(by_run) - 1} more alike" if len(by_run) > 1 else ""
-        found.append(text if same else f"run {first}{alike}: {text}")
-    return found
+        first, found = next(iter(by_run.items()))
+        if len(by_run) == len(runs) and all(each == found for each in by_run.values()):
+            yield Finding.of(found)
+        else:
+            figures = {"run": first, "num_alike": len(by_run) - 1, "finding": found}
+            yield Finding("of_run", found["weight"], figures)
 
 
 def row_of(name: str, run: Summary) -> RunRow:

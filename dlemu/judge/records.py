@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from dlemu.config.compose import read_yaml, set_key
 from dlemu.config.model import Workload, check_workload
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
+from dlemu.judge.findings import with_findings
 from dlemu.storage.files import (
     append_whole,
     check_regular,
@@ -266,6 +267,7 @@ def read_sizing(folder: Path) -> dict[str, Any]:
         assert tree["kind"] == "sizing" and isinstance(tree["answers"], list)
         for answer in tree["answers"]:
             assert {"target", "workload", "num_accelerators"} <= dict(answer).keys()
+        tree["answers"] = [with_findings(answer) for answer in tree["answers"]]
         for search in tree["unfinished"].values():
             for point in search["points"]:
                 assert all(np.isfinite(point[name]) for name in _OF_A_RUN)

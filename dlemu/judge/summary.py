@@ -437,10 +437,9 @@ class _Summary(TypedDict, total=False):
     """Why it did not end."""
     verdict: Verdict
     """Several runs that did not end have none."""
-    reasons: Sequence[str]
-    """Why there is no verdict; of several runs also why they fail."""
-    remarks: Sequence[str]
-    """What the verdict's line says as well; of several runs each once."""
+    findings: Sequence[Mapping[str, Any]]
+    """Why there is no verdict, and of several runs why they fail; what the verdict's line says as
+    well, of several runs each kind once; notes. Each as `Finding.fields` has it."""
     threshold_percentage: float
     """metric.au in percent."""
 
@@ -480,10 +479,6 @@ class Summary(_Summary, total=False):
     """The fields of Limit; None where the run did not end."""
     ignored: Sequence[str]
     """Keys of the workload that have no effect."""
-    read_ahead: str
-    """How much may be read in the steps left out; "" where that does not matter."""
-    unlike: str
-    """The keys that differ from the published workload, with both values; "" if none does."""
     real_accelerators: float | None
     """That this storage feeds; None where it was not the limit, or there is no verdict."""
     per_epoch: Sequence[EpochRow]

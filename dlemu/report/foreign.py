@@ -348,8 +348,7 @@ def read_leaf(folder: Path, keys: Mapping[str, object]) -> tuple[Document, DlioS
         document: dict[str, Any] = {
             "kind": "foreign",
             "verdict": _WORDS.get(summary["metric"].get("train_au_meet_expectation"), "NO VERDICT"),
-            "reasons": [],
-            "remarks": [],
+            "findings": [],
             "au_percentage": [],
         }
         if metrics is not None:

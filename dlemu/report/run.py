@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from dlemu.judge.findings import weighing
 from dlemu.judge.metrics import LOSSES, passes
 from dlemu.judge.outcome import REPEATABILITY, counting_rows
 from dlemu.judge.records import UNFINISHED
@@ -26,6 +27,7 @@ from dlemu.report.blocks import (
     table_of,
 )
 from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines, present_cache
+from dlemu.report.words import sentences
 from dlemu.units import counted
 
 _LEAST_LOST = 0.0005
@@ -71,10 +73,10 @@ def present_run(document: Document) -> list[Block]:
 
 
 def tone_of(document: Document) -> Tone:
-    """Return how good a verdict is: one that a remark with BUT weakens is no plain PASS."""
+    """Return how good a verdict is: one that something weakens is no plain PASS."""
     if document["verdict"] == "FAIL":
         return "fail"
-    weak = any("BUT " in remark for remark in document["remarks"])
+    weak = weighing(document, "weakens")
     return "pass" if document["verdict"] == "PASS" and not weak else "caution"
 
 
@@ -93,7 +95,7 @@ def verdict_line(document: Document) -> str:
     if (feeds := document["real_accelerators"]) is not None:
         number = counted(int(feeds + 1e-9), "accelerator")
         parts.append(f"this storage feeds {number} ({feeds:.1f})")
-    return f"{verdict}: {'; '.join([*parts, *document['reasons'], *document['remarks']])}"
+    return f"{verdict}: {'; '.join([*parts, *sentences(document, 'reason', 'weakens', 'remark')])}"
 
 
 def _lines(document: Document) -> Iterator[str]:
@@ -110,7 +112,7 @@ def _lines(document: Document) -> Iterator[str]:
         yield f"limit: {limit['name']}. {limit['evidence']}"
         if limit.get("advice"):
             yield f"try: {limit['advice']}"
-    yield from filter(None, (document["read_ahead"], document["unlike"]))
+    yield from sentences(document, "note")
     yield from checkpoint_lines(document.get("checkpoints"))
     if shares := document.get("time_shares"):
         each = ", ".join(f"{name} {100 * share:.1f}%" for name, share in shares.items())
@@ -198,11 +200,12 @@ def present_runs(document: Document) -> list[Block]:
 
 def runs_verdict_line(document: Document) -> str:
     """Return the verdict on all runs, with its reasons."""
-    reasons = "; ".join(document["reasons"]) or (
+    reasons = "; ".join(sentences(document, "reason")) or (
         f"every run has AU {document['threshold_percentage']:g}% or more, samples/s within "
         f"{document['repeatability_percentage']:.1f}% of their mean"
     )
-    return "; ".join([f"{document['verdict']}: {reasons}", *document["remarks"]])
+    remarks = sentences(document, "weakens", "remark")
+    return "; ".join([f"{document['verdict']}: {reasons}", *remarks])
 
 
 def _plot_rates(rates: Sequence[float]) -> Plot:

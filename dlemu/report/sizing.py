@@ -8,6 +8,7 @@ from typing import Any
 
 from dlemu.judge.metrics import passes
 from dlemu.judge.records import write_text
+from dlemu.report import words
 from dlemu.report.blocks import (
     Axis,
     Bands,
@@ -42,8 +43,8 @@ Answer = Mapping[str, Any]
 Run = Mapping[str, Any]
 """One of the `points` of an answer."""
 
-_OF_EVERY_TRY = ("unlike ", "dataset under the rule", "within the run's own noise")
-"""How remarks begin that hold for every first answer: the line below its table says so once."""
+_OF_EVERY_TRY = ("unlike_row", "dataset_under_rule", "near_threshold")
+"""What is found of every first answer: the line below its table says so once."""
 REAL = "N*: the number of accelerators, with its fraction, at which AU meets the threshold"
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
 QUICK = "quick: the dataset is smaller than the rule requires"
@@ -169,7 +170,7 @@ def present_table(answers: Sequence[Answer]) -> list[Block]:
     )
     notes = [QUICK] * any(each["quick"] for each in answers)
     notes += [AT_LEAST] * any(each["at_least"] for each in answers)
-    notes += dict.fromkeys(remark for each in answers for remark in each["remarks"])
+    notes += dict.fromkeys(words.sentence(found) for each in answers for found in each["findings"])
     notes += [FIRST] * any(each["first"] for each in answers)
     plots = [_plot_of_all(answers)] if len(answers) > 1 else []
     return [table, Lines(notes), *plots]
@@ -199,7 +200,7 @@ def sentence(answer: Answer) -> str:
         parts = [f"cannot feed one {accelerator} of {network}{reached}", *_limits(answer)]
     quick = ["a quick search"] if answer["quick"] and not first else []
     known = _OF_EVERY_TRY if first else ()
-    remarks = [each for each in answer["remarks"] if not each.startswith(known)]
+    remarks = [words.sentence(each) for each in answer["findings"] if each["kind"] not in known]
     return "; ".join([*parts, *quick, *remarks])
 
 
@@ -261,7 +262,7 @@ def _tone(answer: Answer) -> Tone:
     """Return "pass" only for an answer by the rule that nothing weakens."""
     if not answer["num_accelerators"] and not answer["at_least"]:
         return "fail"
-    unsure = any(answer[name] for name in ("at_least", "first", "quick", "remarks"))
+    unsure = any(answer[name] for name in ("at_least", "first", "quick", "findings"))
     return "caution" if unsure else "pass"
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import cast
 
 from dlemu.errors import RunError
+from dlemu.judge.findings import with_findings
 from dlemu.judge.metrics import measure_sums
-from dlemu.judge.outcome import counting_rows, describe_end, judge_runs, row_of, with_metrics
+from dlemu.judge.outcome import counting_rows, ended_early, judge_runs, row_of, with_metrics
 from dlemu.judge.records import (
     CONFIG,
     SIZING,
@@ -115,13 +116,12 @@ def _read_runs(folder: Path, summary: RunsSummary, keys: Mapping[str, object]) -
         raise RunError(error, remedy=f"{command} shows what is there" if shown else "")
     every = cast(Mapping[str, Document], {**runs, **begun})
     if "verdict" in summary and not keys:
-        return Stored(folder, cast(Document, summary), every)
+        return Stored(folder, with_findings(summary), every)
     judged = judge_runs({**summary, "runs": rows}, counting)
     if "verdict" not in summary:
         wanted = read_config(folder / next(iter(runs)), {}).runs
-        reason = describe_end(summary, f"after {len(counting)} of {counted(wanted, 'run')}")
-        judged["status"], judged["reasons"] = summary["status"], [reason]
-        judged["verdict"], judged["remarks"] = "NO VERDICT", []
+        judged["status"], judged["verdict"] = summary["status"], "NO VERDICT"
+        judged["findings"] = [ended_early(summary, len(counting), wanted, "run").fields]
     return Stored(folder, cast(Document, judged), every)
 
 
@@ -191,7 +191,7 @@ def _read_run(folder: Path, summary: Summary, keys: Mapping[str, object]) -> Sum
             "records are missing, or are another run's"
         )
     if ended and not keys:
-        return summary
+        return cast(Summary, with_findings(summary))
     return with_metrics(summary, workload, metrics)
 
 

@@ -10,7 +10,6 @@ wanted        what is searched for, in a folder that nobody named: the same comm
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +24,7 @@ from dlemu.config.published import value_of
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DAMAGE, DlemuError, WorkloadError, in_short
 from dlemu.host.devices import devices_under
+from dlemu.judge.findings import Finding, fields_of, with_findings
 from dlemu.judge.folders import Record, hold
 from dlemu.judge.records import SIZING, check_writable, conditions_of, damaged, read_sizing
 from dlemu.ranks.world import World
@@ -163,7 +163,7 @@ def names_of(folders: Sequence[str]) -> tuple[str, ...]:
 class First(Range):
     """What an answer of `dlemu try` has beside that of a search."""
 
-    remark: str
+    finding: Finding | None
     """What read the files, where that is not what the workload asks for."""
     written: bool
     """Whether they were written for this, and removed."""
@@ -209,13 +209,12 @@ class Sized(Sizing):
         return fmean(getattr(point, name) for point in self.shown) if self.shown else None
 
     @property
-    def remarks(self) -> tuple[str, ...]:
-        """What the verdicts of the shown runs say as well; the last where only numbers differ."""
-        runs = self.shown or self.points
-        found = [remark for point in runs for remark in point.remarks]
-        if self.first is not None and self.first.remark:
-            found.append(self.first.remark)
-        return tuple({re.sub(r"[\d.]+", "", remark): remark for remark in found}.values())
+    def findings(self) -> tuple[Finding, ...]:
+        """What the verdicts of the shown runs say as well: the last one of each kind."""
+        found = [each for point in self.shown or self.points for each in point.findings]
+        if self.first is not None and self.first.finding is not None:
+            found.append(self.first.finding)
+        return tuple({(each.kind, each.figures.get("text")): each for each in found}.values())
 
     @property
     def document(self) -> dict[str, Any]:
@@ -235,7 +234,7 @@ class Sized(Sizing):
             "bound": self.bound,
             "quick": self.workload.size.quick,
             "demand_bytes_per_second": self.workload.demand,
-            "remarks": self.remarks,
+            "findings": fields_of(self.findings),
             "read_ahead_share": self.read_ahead_share,
             "dataset_bytes": self.dataset_bytes,
             "sample_bytes": self.workload.dataset.mean_bytes,
@@ -290,7 +289,7 @@ class SizingRecord:
         wanted = json.loads(json.dumps(settings))
         try:
             found = dict(self._settings.get(name, wanted))
-            points = [_POINT.validate_python(each) for each in self._points(name)]
+            points = [_POINT.validate_python(with_findings(each)) for each in self._points(name)]
         except DAMAGE as error:
             raise damaged(self.folder / SIZING, in_short(error)) from None
         for key in {**wanted, **found}:

@@ -38,6 +38,7 @@ from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import devices_under, lies_in_memory
 from dlemu.host.place import find_host
+from dlemu.judge.findings import remark
 from dlemu.judge.folders import hold
 from dlemu.judge.summary import header
 from dlemu.loaders import most_accelerators
@@ -330,10 +331,10 @@ def try_storage(
                 trial.folder, files, number, between.high or number, write_rate=rate, own=own
             )
             reads, asked = files.workload.reader.data_loader, job.reader.data_loader
-            took = f"read by {reads}, which take less CPU time than {asked}: that is not installed"
+            instead = remark("other_loader", reads=reads, asked=asked)
             first = First(
                 **vars(between),
-                remark="" if reads == asked else took,
+                finding=None if reads == asked else instead,
                 written=files.written,
                 commands=commands,
                 full=needs,

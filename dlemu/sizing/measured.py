@@ -26,6 +26,7 @@ from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
+from dlemu.judge.findings import Finding, weighing
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome, cached_too_much, judge_run
 from dlemu.judge.records import conditions_of
@@ -34,6 +35,7 @@ from dlemu.loaders import descriptors_needed, most_accelerators
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import file_sizes, uses_cache
 from dlemu.ranks.world import World
+from dlemu.report.words import sentence
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
 from dlemu.run.live import Live
@@ -250,7 +252,7 @@ class Search:
             workload = workload.with_keys({"dataset.num_files_train": layout.num_files})
         outcome = run_job(workload, world=self._world, say=silent, live=self._live, layout=layout)
         if outcome and (reason := cached_too_much(self._workload, outcome.summary)):
-            raise RunError(reason)
+            raise RunError(sentence(reason))
         return outcome
 
     def _run_folder(self, number: int, accelerators: int) -> Path:
@@ -318,6 +320,7 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
     metrics, found = outcome.metrics, outcome.summary["limit"]
     cost = metrics.checkpoints
     limit, evidence = found["name"], found["evidence"]
+    judgement = judge_run(workload, metrics, outcome.summary)
     if in_memory and limit_in_memory(limit) != limit:
         limit, evidence = limit_in_memory(limit), "the target lies in memory: no drive was read"
     return Point(
@@ -330,7 +333,7 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         page_cache_share=outcome.summary["measured"]["page_cache_share"],
         seconds=seconds,
         au_with_stalls_percentage=None if cost is None else cost["au_with_stalls_percentage"],
-        remarks=tuple(judge_run(workload, metrics, outcome.summary)["remarks"]),
+        findings=tuple(map(Finding.of, weighing(judgement, "weakens", "remark"))),
     )
 
 

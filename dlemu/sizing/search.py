@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from dlemu.judge.findings import Finding
 from dlemu.judge.metrics import passes
 from dlemu.units import counted
 
@@ -63,7 +64,7 @@ class Point:
     """Share of the bytes that came from memory, 0 to 1; None: the kernel does not tell."""
     au_with_stalls_percentage: float | None = None
     """AU with all waiting for checkpoints counted; None: the run took none."""
-    remarks: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     """What the run's verdict says as well, such as how much came from memory."""
 
 

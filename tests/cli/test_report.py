@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
+from dlemu.judge.findings import fields_of, reason
 from dlemu.judge.records import read_config
 from dlemu.sizing.answers import document_of
 from tests.lab.commands import QUICK, Printed, generate
@@ -41,10 +42,27 @@ def change(folder: Path, **fields: object) -> int:
 
 
 def test_a_stored_verdict_is_shown_and_not_judged_again(stored: Path, printed: Printed) -> None:
-    change(stored, verdict="NO VERDICT", reasons=["the power was out"])
+    out = reason("failed_after_the_end", error="the power was out")
+    change(stored, verdict="NO VERDICT", findings=fields_of([out]))
     line, *_ = printed("report", stored, status=1).splitlines()
     assert line.startswith("NO VERDICT: AU ") and "; the power was out" in line
     assert printed("report", stored, "metric.edition=v1.0"), "overrides judge again"
+
+
+def test_a_run_of_a_version_with_sentences_is_shown_and_compared(
+    stored: Path, printed: Printed
+) -> None:
+    """Until November 2026 a summary had them in place of findings."""
+    path = stored / "summary.json"
+    old = {name: each for name, each in json.loads(path.read_text()).items() if name != "findings"}
+    old |= {"reasons": [], "remarks": ["BUT 12% of the bytes came from memory, not from storage"]}
+    path.write_text(json.dumps(old | {"read_ahead": "", "unlike": "unlike unet3d_h100: all"}))
+    first, *lines = printed("report", stored).splitlines()
+    assert first.endswith("; BUT 12% of the bytes came from memory, not from storage")
+    assert "unlike unet3d_h100: all" in lines
+    (found, _) = json.loads(printed("report", stored, "--json"))["findings"]
+    assert (found["kind"], found["weight"]) == ("as_written", "weakens")
+    assert "AU" in printed("compare", stored, stored)
 
 
 def test_a_path_in_the_config_is_not_interpolated(stored: Path) -> None:

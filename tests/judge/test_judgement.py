@@ -1,16 +1,18 @@
 """What proves a PASS: simulated storage that is too slow, and shows an AU that passes."""
 
-import re
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dlemu.config.model import Workload, load_workload
 from dlemu.judge.evidence import objects_fields
+from dlemu.judge.findings import Finding
 from dlemu.judge.metrics import Metrics, measure_run
 from dlemu.judge.outcome import cached_too_much, hidden_share, judge_run, remarks_of
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import Summary
+from dlemu.report.words import sentences
 from dlemu.storage.counted import GetCounts
 from tests.lab.shared import shared_steps
 from tests.lab.shown import text_of, verdict_of
@@ -49,18 +51,27 @@ def judged(steps: Steps, **keys: object) -> tuple[Summary, Metrics]:
     return judge_run(job, metrics), metrics
 
 
+def figures_of(judgement: Summary, *kinds: str) -> list[Any]:
+    """Return the figures of a judgement's findings of these kinds."""
+    return [each["figures"] for each in judgement["findings"] if each["kind"] in kinds]
+
+
+def said(judgement: Summary) -> str:
+    """Return what a verdict's line says of it."""
+    return "; ".join(sentences(judgement, "reason", "weakens", "remark"))
+
+
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.85, 0.89, 0.95, 1.5])
 def test_with_the_files_that_it_names_a_run_has_a_verdict(share: float) -> None:
     """And the right one: the device's own share says which."""
     for num_steps in (5, 12, 24, 60):
         judgement, _ = judged(replay(share, num_steps=num_steps, window=5))
         if judgement["verdict"] == "NO VERDICT":
-            found = re.search(r"num_files_train=(\d+)", judgement["reasons"][0])
-            assert found is not None
-            enough = int(found[1]) // 7
+            (reason,) = figures_of(judgement, "reads_hidden", "first_step_too_slow")
+            enough = reason["keys"]["dataset.num_files_train"] // 7
             again, _ = judged(replay(share, num_steps=enough, window=5))
             if again["verdict"] == "PASS" and share < 0.9:  # as near as 5 %, and it says so
-                assert share > 0.95 * 0.9 and again["read_ahead"], (share, num_steps)
+                assert share > 0.95 * 0.9 and figures_of(again, "read_ahead"), (share, num_steps)
             else:
                 assert again["verdict"] == ("PASS" if share >= 0.9 else "FAIL"), (share, num_steps)
         elif judgement["verdict"] == "PASS":
@@ -72,8 +83,9 @@ def test_a_fail_that_flatters_says_how_much() -> None:
     steps = replay(0.75, num_steps=24, window=5)
     judgement, metrics = judged(steps)
     assert judgement["verdict"] == "FAIL" and metrics.au_percentage > 77
-    assert judgement["read_ahead"].startswith("read-ahead: up to 17.4% of the data")
-    assert judgement["read_ahead"] in text_of(workload(), metrics, {}).splitlines()
+    (figures,) = figures_of(judgement, "read_ahead")
+    assert figures["share"] == pytest.approx(4 / 23)
+    assert "read-ahead: up to 17.4% of the data" in text_of(workload(), metrics, {})
 
 
 def test_a_slow_first_step_says_how_many_files_dwarf_it() -> None:
@@ -82,12 +94,10 @@ def test_a_slow_first_step_says_how_many_files_dwarf_it() -> None:
         steps["wait"][:, 1:] = 0.05
         return judged(steps, reader__prefetch_size=1, metric__au=0.92)[0]
 
-    (reason,) = of(101)["reasons"]
-    assert "the first step was so slow that the AU without it" in reason
-    files = re.search(r"num_files_train=(\d+)", reason)
-    assert files is not None
-    assert of(int(files[1]) // 7 + 1)["verdict"] == "PASS"
-    assert of(int(files[1]) // 7 - 20)["verdict"] == "NO VERDICT"
+    (reason,) = figures_of(of(101), "first_step_too_slow")
+    steps = reason["keys"]["dataset.num_files_train"] // 7
+    assert of(steps + 1)["verdict"] == "PASS"
+    assert of(steps - 20)["verdict"] == "NO VERDICT"
 
 
 def test_compute_that_v2_credits_is_no_pass() -> None:
@@ -96,15 +106,15 @@ def test_compute_that_v2_credits_is_no_pass() -> None:
     steps["compute"], steps["wait"][:, 1:] = 2.0, 0.02
     judgement, metrics = judged(steps, metric__edition="v2.0")
     assert metrics.au_percentage > 98 and judgement["verdict"] == "NO VERDICT"
-    assert "compute took longer than asked, which edition v2.0 credits" in judgement["reasons"][0]
+    assert "compute took longer than asked, which edition v2.0 credits" in said(judgement)
 
 
 def test_steps_that_the_workload_bounds_are_named_too() -> None:
     steps = replay(0.5, num_steps=5, window=5)
     job = {"train__total_training_steps": 5, "dataset__num_files_train": 10**6}
     judgement, _ = judged(steps, **job)
-    assert "; train.total_training_steps=" in judgement["reasons"][0]
-    assert "num_files_train" not in judgement["reasons"][0], "there are files enough"
+    (reason,) = figures_of(judgement, "reads_hidden")
+    assert list(reason["keys"]) == ["train.total_training_steps"], "there are files enough"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +132,7 @@ def test_bytes_that_were_not_read_prove_nothing(times: float, verdict: str, rema
     metrics = measured(replay(20.0, num_steps=12, window=5), job=job, times=times)
     judgement = judge_run(job, metrics)
     assert judgement["verdict"] == verdict
-    assert not judgement["read_ahead"], "with all steps it passes as well"
+    assert not figures_of(judgement, "read_ahead"), "with all steps it passes as well"
     line = verdict_of(job, metrics)
     assert line.startswith(f"{verdict}: ") and (remark in line if remark else "BUT" not in line)
 
@@ -148,11 +158,13 @@ def test_a_bound_that_is_broken_or_cannot_be_checked_is_no_verdict(
     summary = Summary(measured={"page_cache_share": share})
     judgement = judge_run(job, metrics, summary)
     assert judgement["verdict"] == verdict
-    assert reason in "".join([*judgement["reasons"], *judgement["remarks"]])
+    assert reason in said(judgement)
     if "cannot be checked" in reason:
         objects = objects_fields(GetCounts(), None)
         bucket = cached_too_much(job, {"measured": {"page_cache_share": None, "objects": objects}})
-        assert bucket.endswith("cannot be checked (the servers' memory is not seen here)")
+        assert bucket == Finding(
+            "cached_share_unknown", "reason", {"bound": 0.05, "in_bucket": True}
+        )
     # A loop of one's own has nobody who looks at it.
     assert judge_run(job, metrics)["verdict"] == "PASS"
 
@@ -175,14 +187,12 @@ def test_a_threshold_within_the_runs_own_noise_is_said(mean: float, verdict: str
     parts = metrics.epochs[0].au_parts
     t95 = 2.262  # Student's, of 9 degrees of freedom
     assert (high - low) / 2 == pytest.approx(t95 * np.std(parts, ddof=1) / 10**0.5, rel=1e-3)
-    (said,) = judgement["remarks"]
-    assert said == (
-        f"within the run's own noise of the threshold ({low:.2f}% to {high:.2f}%); runs=5 decides"
-    )
+    (found,) = figures_of(judgement, "near_threshold")
+    assert (found["low_percentage"], found["high_percentage"]) == (low, high)
     highest = noisy(0.97, 0.03)[1].au_interval
     assert highest is not None and highest[1] <= 100
-    assert not noisy(mean, 0.005)[0]["remarks"], "far from it, next to its noise"
-    assert not noisy(mean, 0.05, runs=5)[0]["remarks"], "of several runs, all decide"
+    assert not said(noisy(mean, 0.005)[0]), "far from it, next to its noise"
+    assert not said(noisy(mean, 0.05, runs=5)[0]), "of several runs, all decide"
 
 
 def test_the_line_names_what_is_not_as_published() -> None:
@@ -194,19 +204,17 @@ def test_the_line_names_what_is_not_as_published() -> None:
         system=[{"memory": "loop1 over tmpfs", "memory_bytes": 24 * 2**30}],
         dataset={"num_files": 100, "num_links": 64},
     )
-    assert remarks_of(job, metrics, summary) == (
+    found = judge_run(job, metrics, summary)
+    assert found["verdict"] == "PASS"
+    assert sentences(found, "reason", "weakens", "remark", "note") == [
         "BUT the drive is memory (loop1 over tmpfs)",
         "BUT 64 files of those looked at have several names (links)",
         "unlike unet3d_h100: demand 147 MB/s, not 3.18 GB/s (format, batch_size, "
         "computation_time, au)",
         "dataset under the rule: 100 of 1,758 files",
-    )
-    found = judge_run(job, metrics, summary)
-    assert found["verdict"] == "PASS" and len(found["remarks"]) == 4
-    assert found["unlike"] == (
         "unlike unet3d_h100: dataset.format=bin (npz), reader.batch_size=1 (7), "
-        "train.computation_time=1 (0.323), metric.au=0.01 (0.9)"
-    )
+        "train.computation_time=1 (0.323), metric.au=0.01 (0.9)",
+    ]
     same = load_workload("unet3d_h100", {"reader.read_threads": 9, "num_accelerators": 4})
     assert remarks_of(same, metrics, Summary(dataset={"num_files": 10**7})) == ()
 

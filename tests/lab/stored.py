@@ -36,6 +36,7 @@ from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
 from dlemu.host.wear import combine_hosts
 from dlemu.judge.evidence import HostReport, combine
+from dlemu.judge.findings import remark
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import Outcome, judge_runs, row_of, with_metrics
 from dlemu.judge.records import STEP, write_config, write_steps, write_summary
@@ -316,7 +317,8 @@ def _table(folder: Path) -> str:
 
 def _try() -> str:
     fed, bound, none = _searches()
-    first = First(**MADE["first"])
+    instead = remark("other_loader", reads="threads", asked="pytorch")
+    first = First(**MADE["first"], finding=instead)
     answers = (
         replace(fed, first=first),
         replace(bound, first=replace(first, high=None, commands=())),

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from dlemu.judge.findings import fields_of, remark, weakens
+from dlemu.report import words
 from dlemu.report.blocks import Verdict
 from dlemu.report.page import page_of, section
 from dlemu.report.present import present, status_of
@@ -54,6 +56,9 @@ TWO_LIMITS = {"points": runs((10, 49.0, "storage"), (9, 77.0, "host cpu"))}
 NONE = {"num_accelerators": 0, "at_least": True, "points": runs((1, 60.0, "loader"))}
 
 
+BUT = fields_of([weakens("links", num_files=1)])
+
+
 def answer_of(**changes: Any) -> Any:
     """Return an answer of sizing.json: 8 accelerators pass, and 9 fail."""
     fields = sized().fields | {"quick": False, "points": runs((9, 83.7, "storage"))}
@@ -66,7 +71,7 @@ def answer_of(**changes: Any) -> Any:
         ({"quick": True}, "caution", "; a quick search"),
         ({}, "pass", "feeds 8 H100s of 3D U-Net at AU 90% or more; limit: the drive, 24 GB/s"),
         ({"workload": "mine", "num_accelerators": 1}, "pass", "feeds 1 accelerator of mine at "),
-        ({"workload": "dlrm_dcnv2_b200", "remarks": ["BUT"]}, "caution", "24 GB/s; BUT"),
+        ({"workload": "dlrm_dcnv2_b200", "findings": BUT}, "caution", "24 GB/s; BUT"),
         (TWO_LIMITS, "pass", "; limit at 10: the drive, 24 GB/s; limit at 9: host cpu"),
         (NONE, "caution", "AU 60.00%, required 90%; limit: loader, so the storage may feed more"),
     ],
@@ -95,14 +100,14 @@ def test_each_limit_names_its_run() -> None:
 
 def test_an_answer_has_the_remarks_of_its_runs(tmp_path: Path) -> None:
     """Of two runs with other numbers the last; a run that the answer does not show says nothing."""
-    shares = ("BUT 57% of the bytes came from memory", "BUT 55% of the bytes came from memory")
+    shares = [weakens("from_memory", share=share, bound=None) for share in (0.57, 0.55)]
     failed, _, *passed = sized().points
-    passed = [replace(run, remarks=(share,)) for run, share in zip(passed, shares, strict=True)]
-    failed = replace(failed, remarks=("of another run",))
+    passed = [replace(run, findings=(share,)) for run, share in zip(passed, shares, strict=True)]
+    failed = replace(failed, findings=(remark("links", num_files=3),))
     answer = replace(sized(), points=(failed, *passed), confirmations=tuple(passed))
-    assert answer.remarks == (shares[1],)
+    assert answer.findings == (shares[1],)
     write_table(tmp_path, answer.document)
-    assert shares[1] in (tmp_path / "table.md").read_text()
+    assert words.sentence(shares[1]) in (tmp_path / "table.md").read_text()
 
 
 def test_plots_join_no_runs_and_predict_between_them_only() -> None:
@@ -121,16 +126,22 @@ def test_plots_join_no_runs_and_predict_between_them_only() -> None:
 
 
 def test_a_first_answer_keeps_the_remarks_that_not_every_one_has() -> None:
-    remarks = ("BUT the drive is memory (tmpfs)", "unlike unet3d_h100: epochs")
-    said = sentence({**answer_of(first=MADE["first"]), "remarks": remarks})
+    unlike = remark("unlike_row", row="unet3d_h100", keys=["train.epochs"])
+    found = fields_of([weakens("drive_is_memory", drive="tmpfs"), unlike])
+    said = sentence({**answer_of(first=MADE["first"]), "findings": found})
     assert "; BUT the drive is memory (tmpfs)" in said and "unlike" not in said
-    assert sentence({**answer_of(), "remarks": remarks}).endswith("; ".join(remarks))
+    both = "; BUT the drive is memory (tmpfs); unlike unet3d_h100: epochs"
+    assert sentence({**answer_of(), "findings": found}).endswith(both)
 
 
 def test_a_first_answer_without_a_run_is_shown_as_the_others(
     tmp_path: Path, printed: Printed
 ) -> None:
-    none: Any = {"num_accelerators": 0, "real_accelerators": 0.65, "first": First(**MADE["first"])}
+    none: Any = {
+        "num_accelerators": 0,
+        "real_accelerators": 0.65,
+        "first": First(**MADE["first"], finding=None),
+    }
     answer = replace(sized(), **none, points=(), confirmations=())
     found = read_result(write(tmp_path / "try", answer))
     assert status_of(found.document) == 0, "it is no verdict"

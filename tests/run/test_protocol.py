@@ -15,10 +15,12 @@ from dlemu.cli.main import run
 from dlemu.config.model import Workload, load_workload
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
+from dlemu.judge.findings import Finding, fields_of, reason, remark, weakens
 from dlemu.judge.outcome import LABEL, judge_runs
 from dlemu.judge.records import read_steps, read_summary
 from dlemu.judge.summary import RunRow, RunsSummary, Summary, Verdict
 from dlemu.report.run import runs_verdict_line
+from dlemu.report.words import sentence, sentences
 from dlemu.run.protocol import check_closed, closed_warnings
 from tests.lab.commands import QUICK, generate
 
@@ -119,7 +121,7 @@ def test_edition_v3_fails_gaps_as_long_as_a_run_and_low_utilisation() -> None:
     ]
     found = judged((80.0, 10.0, "FAIL"), (95.0, 10.0, "PASS"), edition="v3.0", rows=rows)
     assert found["verdict"] == "FAIL"
-    assert found["reasons"] == [
+    assert sentences(found, "reason") == [
         "run 1: AU 80.00% (rule 3.3.2)",
         "660 s lie between run.1 and run.2, less than the 600 s of a run may (rule 2.1.18)",
     ]
@@ -130,14 +132,13 @@ def judged(
     *runs: tuple[float, float, str],
     edition: str = "v1.0",
     rows: Sequence[RunRow] = (),
-    remarks: Sequence[Sequence[str]] = ((),) * 10,
+    remarks: Sequence[Sequence[Finding]] = ((),) * 10,
 ) -> RunsSummary:
     """Return what closed runs come to, each of AU, samples/s and verdict."""
     found = [
         Summary(
             verdict=cast(Verdict, verdict),
-            reasons=["the disk is full"],
-            remarks=said,
+            findings=fields_of([reason("failed_after_the_end", error="the disk is full"), *said]),
             threshold_percentage=90.0,
             metric={
                 "edition": edition,
@@ -157,22 +158,28 @@ def test_a_run_may_be_too_slow_to_be_repeatable_as_well_as_too_fast() -> None:
         found = judged(*as_one, (95.0, last, "PASS"))
         line = f"samples/s differ by up to {off}% from their mean, 5% is allowed"
         outcome = ("PASS", []) if off < 5 else ("FAIL", [line])
-        assert (found["verdict"], found["reasons"]) == outcome
+        assert (found["verdict"], sentences(found, "reason")) == outcome
         assert found["repeatability_percentage"] == pytest.approx(off, abs=0.05)
 
 
 def test_one_fail_is_all_of_them_and_a_run_without_a_verdict_leaves_them_without() -> None:
     passed, none = (95.0, 10.0, "PASS"), (95.0, 10.0, "NO VERDICT")
     assert judged(passed, none)["verdict"] == "NO VERDICT"
-    assert judged(passed, none)["reasons"] == ["run 2: NO VERDICT, the disk is full"]
+    assert sentences(judged(passed, none), "reason") == ["run 2: NO VERDICT, the disk is full"]
     assert judged(passed, none, (80.0, 10.0, "FAIL"))["verdict"] == "FAIL"
     assert judged(passed, passed)["verdict"] == "PASS"
-    cached, slow = "BUT 12% of the bytes came from memory", "origin emulated at 9 MB/s"
-    found = judged(passed, passed, remarks=[[cached, slow], [cached.replace("12", "15"), slow]])
-    assert found["remarks"] == [f"run 1 and 1 more alike: {cached}", slow]
-    assert judged(passed, passed, remarks=[[cached], []])["remarks"] == [f"run 1: {cached}"]
+    cached, more = (weakens("from_memory", share=share, bound=None) for share in (0.12, 0.15))
+    slow = remark("origin_emulated", how="at 9 MB/s")
+    found = judged(passed, passed, remarks=[[cached, slow], [more, slow]])
+    first = "run 1 and 1 more alike: BUT 12% of the bytes came from memory, not from storage"
+    assert sentences(found, "weakens", "remark") == [first, sentence(slow)]
+    assert [each["weight"] for each in found["findings"]] == ["weakens", "remark"]
+    (alone,) = judged(passed, passed, remarks=[[cached], []])["findings"]
+    assert sentence(alone) == f"run 1: {sentence(cached)}"
     line = runs_verdict_line(found)
-    assert line.startswith("PASS: every run has AU 90% or more, ") and line.endswith(f"; {slow}")
+    assert line.startswith("PASS: every run has AU 90% or more, ") and line.endswith(
+        f"; {sentence(slow)}"
+    )
 
 
 def test_each_run_has_its_folder_and_counts_but_for_the_warm_up(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from dlemu.cli.main import run as run_command
 from dlemu.config.model import Workload, load_workload
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
+from dlemu.judge.findings import remark
 from dlemu.ranks import ending
 from dlemu.report.sizing import _next as next_of
 from dlemu.report.sizing import present_sizing
@@ -128,8 +129,7 @@ def test_what_is_not_installed_is_said(
     job = tiny(reader__data_loader="pytorch")
     (found,) = try_storage(trial(drive, tmp_path, job), said.append)
     assert f"{job.name}: torch is missing; here threads read, which take less CPU time" in said
-    instead = "read by threads, which take less CPU time than pytorch: that is not installed"
-    assert instead in found.remarks
+    assert remark("other_loader", reads="threads", asked="pytorch") in found.findings
 
 
 def test_one_next_command_is_of_a_workload_that_the_storage_limits() -> None:

@@ -25,6 +25,7 @@ from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
+from dlemu.judge.findings import fields_of, remark, weakens, weighing
 from dlemu.judge.folders import hold
 from dlemu.judge.outcome import judge_run
 from dlemu.judge.records import read_sizing, read_steps
@@ -80,9 +81,10 @@ def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: P
     assert point.samples_per_second == pytest.approx(2 / 0.008)
     assert point.read_bytes_per_second == pytest.approx(2 * BATCH_BYTES / 0.008)
     assert (point.limit, point.page_cache_share) == (limit, 0.125)
-    assert list(point.remarks) == judge_run(given, run.metrics, run.summary)["remarks"]
-    assert "host_memory=1.0 GiB as given, not measured" in point.remarks
-    assert "BUT 12% of the bytes came from memory, not from storage" in point.remarks
+    judged = judge_run(given, run.metrics, run.summary)
+    assert fields_of(point.findings) == weighing(judged, "weakens", "remark")
+    assert remark("host_memory_given", host_memory_bytes=2**30) in point.findings
+    assert weakens("from_memory", share=0.125, bound=None) in point.findings
 
 
 @pytest.mark.usefixtures("no_pictures")

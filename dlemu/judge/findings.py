@@ -1,0 +1,122 @@
+"""A finding is a value: its kind, how much it weighs, and its figures.
+
+What judges a result returns findings. They are stored as they are, and printed with --json.
+`report.words` alone has their sentences.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, cast
+
+Weight = Literal["reason", "weakens", "remark", "note"]
+"""What a finding does to a verdict. A reason decides it; what weakens it says that the storage
+itself was not measured; a remark belongs in its line; a note does not."""
+
+Kind = Literal[
+    # why a run has no verdict, or several fail
+    "bytes_not_read",
+    "cached_share_unknown",
+    "cached_too_much",
+    "ended_early",
+    "first_step_too_slow",
+    "gap_too_long",
+    "limit_unknown",
+    "not_repeatable",
+    "reads_hidden",
+    "run_undecided",
+    "run_under_threshold",
+    "uncounted_too_much",
+    "failed_after_the_end",
+    # what makes it another test than the published one
+    "cached_share_allowed",
+    "dataset_under_rule",
+    "drive_is_memory",
+    "from_memory",
+    "host_memory_given",
+    "links",
+    "near_threshold",
+    "origin_emulated",
+    "other_loader",
+    "other_sample_size",
+    "unlike_row",
+    # notes on it
+    "keys_unlike_row",
+    "read_ahead",
+    # of any kind
+    "of_run",
+    "as_written",
+]
+"""`of_run` is a finding of one of several runs: `run` and `finding`. `as_written` is the `text` of
+a document of an earlier version, which had sentences."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found. Figures are plain values, as JSON has them; None: not known, or no bound."""
+
+    kind: Kind
+    weight: Weight
+    figures: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the finding of these fields."""
+        return cls(fields["kind"], fields["weight"], fields["figures"])
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its JSON form: `kind`, `weight`, and `figures` by their names."""
+        return asdict(self)
+
+
+def reason(kind: Kind, **figures: Any) -> Finding:
+    """Return what decides a verdict."""
+    return Finding(kind, "reason", figures)
+
+
+def weakens(kind: Kind, **figures: Any) -> Finding:
+    """Return what weakens a verdict: something else than the storage was measured."""
+    return Finding(kind, "weakens", figures)
+
+
+def remark(kind: Kind, **figures: Any) -> Finding:
+    """Return what belongs in a verdict's line."""
+    return Finding(kind, "remark", figures)
+
+
+def note(kind: Kind, **figures: Any) -> Finding:
+    """Return what is worth a line of its own."""
+    return Finding(kind, "note", figures)
+
+
+def fields_of(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Return the JSON form of findings."""
+    return [each.fields for each in findings]
+
+
+_BEFORE = ("reasons", "remarks", "read_ahead", "unlike")
+"""Where documents had sentences until November 2026."""
+
+
+def with_findings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run, several runs, or an answer with `findings`, whichever version has written it.
+
+    The sentences of an earlier one are kept as they are; a remark that weakened a verdict began
+    with BUT.
+    """
+    if "findings" in fields:
+        return dict(fields)
+    kept = {name: each for name, each in fields.items() if name not in _BEFORE}
+    reasons = (reason("as_written", text=text) for text in fields.get("reasons") or ())
+    remarks = (
+        (weakens if str(text).startswith("BUT ") else remark)("as_written", text=text)
+        for text in fields.get("remarks") or ()
+    )
+    notes = (note("as_written", text=fields[name]) for name in _BEFORE[2:] if fields.get(name))
+    return {**kept, "findings": fields_of([*reasons, *remarks, *notes])}
+
+
+def weighing(document: Mapping[str, Any], *weights: Weight) -> list[Mapping[str, Any]]:
+    """Return the findings of a document that have one of these weights, in their order."""
+    found = cast(Iterable[Mapping[str, Any]], document["findings"])
+    return [each for each in found if each["weight"] in weights]

@@ -1,0 +1,210 @@
+"""The words of findings: a table with the sentence of each kind, made from its figures.
+
+Nobody else has sentences about results, and nobody takes them apart. A sentence is the end of a
+line or a part of it, joined by "; ", so it begins with a small letter and has no full stop.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from dlemu.config.published import word
+from dlemu.judge.findings import Finding, Weight, weighing
+from dlemu.units import counted, format_bytes, format_rate
+
+Fields = Mapping[str, Any]
+"""Finding.fields, as documents have them."""
+
+_MOST_LETTERS = 70
+"""Of the names of keys in a verdict's line."""
+
+
+def sentence(finding: Finding | Fields) -> str:
+    """Return what a finding says.
+
+    One of a later version, whose kind or figures are not known here, is shown by its figures.
+    """
+    fields = finding.fields if isinstance(finding, Finding) else finding
+    figures = fields["figures"]
+    try:
+        text = SENTENCES[fields["kind"]](SimpleNamespace(**figures))
+    except (KeyError, AttributeError, TypeError, ValueError):
+        text = f"{fields['kind']} ({', '.join(f'{name}={each}' for name, each in figures.items())})"
+    # A finding of one of several runs, or of an earlier version, says it itself.
+    is_inside = fields["kind"] in ("of_run", "as_written")
+    return f"BUT {text}" if fields["weight"] == "weakens" and not is_inside else text
+
+
+def sentences(document: Fields, *weights: Weight) -> list[str]:
+    """Return what those of a document's findings say that have one of these weights."""
+    return [sentence(each) for each in weighing(document, *weights)]
+
+
+# --- parts of sentences ---------------------------------------------------------------------------
+
+
+_PAST_MEMORY = {
+    "drive": "a data folder on a drive: this one lies in memory",
+    "larger_dataset_or_drop": "a dataset of five times the memory, or drop the page cache before "
+    "the loop",
+    "odirect": "reader.odirect=true",
+    "larger_dataset": "a dataset of five times the memory",
+    "cold_epoch": "a cold epoch (output.drop_caches=true)",
+    "cold_epochs": "cold epochs (output.drop_each_epoch=true)",
+}
+"""What makes a run read its storage."""
+
+
+def _left_out(f: Any) -> str:
+    return f"the excluded first step{' and the stalls for checkpoints' * f.leaves_out_stalls}"
+
+
+def _with_all(f: Any) -> str:
+    which = "both" if f.leaves_out_stalls else "that step"
+    return f"AU including {which} {f.delivered_au_percentage:.2f}%"
+
+
+def _remedy(f: Any) -> str:
+    if not f.keys:
+        return (
+            "compute took longer than asked, which edition v2.0 credits; metric.edition=v1.0 does "
+            "not"
+        )
+    return f"{' '.join(f'{key}={value}' for key, value in f.keys.items())} gives a verdict"
+
+
+def _unlike(f: Any) -> str:
+    """Return the names of the keys, and the demands where they differ."""
+    keys = ", ".join(_some(list(dict.fromkeys(map(_short, f.keys)))))
+    if not hasattr(f, "row_bytes_per_second"):
+        return f"unlike {f.row}: {keys}"
+    own, row = f.demand_bytes_per_second, format_rate(f.row_bytes_per_second)
+    demand = "without bound" if own is None else format_rate(own)
+    return f"unlike {f.row}: demand {demand}, not {row} ({keys})"
+
+
+def _short(key: str) -> str:
+    """Return a key by its last name; the value of a distribution by that of its key."""
+    *above, leaf = key.split(".")
+    return f"{above[-1]}" if leaf in ("mean", "stdev", "type") and above else leaf
+
+
+def _some(names: Sequence[str]) -> list[str]:
+    """Return the first names, and how many more there are where the line would be too long.
+
+    Of names that begin with another one, as record_length_bytes_stdev, that one is enough.
+    """
+    names = [name for name in names if not any(name.startswith(f"{each}_") for each in names)]
+    fit = sum(len(", ".join(names[:end])) <= _MOST_LETTERS for end in range(1, len(names) + 1))
+    return names[:fit] + ([f"{len(names) - fit} more"] if fit < len(names) else [])
+
+
+def _keys_unlike(f: Any) -> str:
+    each = []
+    for key, (new, was) in f.keys.items():
+        own, published = (word(key.removesuffix(".mean"), value) for value in (new, was))
+        each.append(f"{own} ({published.partition('=')[2]})")
+    return f"unlike {f.row}: {', '.join(each)}"
+
+
+def _ended_early(f: Any) -> str:
+    after = f"after {f.done} of {counted(f.planned, f.unit)}"
+    return f"failed {after}: {f.error}" if f.failed else f"{f.error} {after}"
+
+
+def _cached_share_unknown(f: Any) -> str:
+    why = "the servers' memory is not seen here" if f.in_bucket else "a note below says why"
+    return (
+        "metric.max_cached_share: how many bytes came from memory is not known here, so whether at "
+        f"most {f.bound:g} did cannot be checked ({why})"
+    )
+
+
+def _from_memory(f: Any) -> str:
+    allowed = "" if f.bound is None else f", max_cached_share={f.bound:g} as set"
+    return f"{100 * f.share:.0f}% of the bytes came from memory, not from storage{allowed}"
+
+
+def _of_run(f: Any) -> str:
+    alike = f" and {f.num_alike} more alike" if f.num_alike else ""
+    return f"run {f.run}{alike}: {sentence(f.finding)}"
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+SENTENCES: Mapping[str, Callable[[Any], str]] = {
+    # reasons
+    "bytes_not_read": lambda f: (
+        f"{f.read_bytes:,.0f} bytes were read for a sample, which is counted as "
+        f"{f.nominal_bytes:,.0f}; set dataset.record_length_bytes to what it has"
+    ),
+    "cached_share_unknown": _cached_share_unknown,
+    "cached_too_much": lambda f: (
+        f"{100 * f.share:.1f}% of the bytes came from memory, at most {100 * f.bound:g}% may "
+        f"(metric.max_cached_share); take {' or '.join(_PAST_MEMORY[way] for way in f.ways)}"
+    ),
+    "ended_early": _ended_early,
+    "failed_after_the_end": lambda f: f"{f.error}",
+    "first_step_too_slow": lambda f: (
+        "the first step was so slow that the AU without it is not that of the epoch; "
+        f"{_with_all(f)}; {_remedy(f)}"
+    ),
+    "gap_too_long": lambda f: (
+        f"{f.gap_seconds:.0f} s lie between {f.before} and {f.after}, less than the "
+        f"{f.run_seconds:.0f} s of a run may (rule {f.rule})"
+    ),
+    "limit_unknown": lambda f: "what limited it, and how much came from memory, is not known",
+    "not_repeatable": lambda f: (
+        f"samples/s differ by up to {100 * f.share:.1f}% from their mean, {100 * f.most:g}% is "
+        "allowed"
+    ),
+    "reads_hidden": lambda f: (
+        f"up to {100 * f.share:.0f}% of the data may be read during {_left_out(f)}, at most "
+        f"{100 * f.most:.0f}% is allowed; {_with_all(f)}; {_remedy(f)}"
+    ),
+    "run_undecided": lambda f: f"run {f.run}: NO VERDICT, {'; '.join(map(sentence, f.findings))}",
+    "run_under_threshold": lambda f: (
+        f"run {f.run}: AU {f.au_percentage:.2f}%{f' (rule {f.rule})' if f.rule else ''}"
+    ),
+    "uncounted_too_much": lambda f: (
+        f"the drives counted {100 * f.counted_share:.1f}% of the bytes that were read with "
+        "O_DIRECT, and no page of the files is in memory: files with holes, or compressed, ask "
+        "less of a drive than their size; take files that dlemu datagen has written"
+    ),
+    # remarks
+    "cached_share_allowed": lambda f: f"max_cached_share={f.bound:g} as set",
+    "dataset_under_rule": lambda f: (
+        f"dataset under the rule: {f.num_files:,} of {counted(f.num_files_needed, 'file')}"
+    ),
+    "drive_is_memory": lambda f: f"the drive is memory ({f.drive})",
+    "from_memory": _from_memory,
+    "host_memory_given": lambda f: (
+        f"host_memory={format_bytes(f.host_memory_bytes)} as given, not measured"
+    ),
+    "links": lambda f: (
+        f"{counted(f.num_files, 'file')} of those looked at have several names (links)"
+    ),
+    "near_threshold": lambda f: (
+        f"within the run's own noise of the threshold ({f.low_percentage:.2f}% to "
+        f"{f.high_percentage:.2f}%); runs=5 decides"
+    ),
+    "origin_emulated": lambda f: f"origin emulated {f.how}",
+    "other_loader": lambda f: (
+        f"read by {f.reads}, which take less CPU time than {f.asked}: that is not installed"
+    ),
+    "other_sample_size": lambda f: (
+        f"{f.read_bytes:,.0f} bytes were read for a sample, nominal are {f.nominal_bytes:,.0f}"
+    ),
+    "unlike_row": _unlike,
+    # notes
+    "keys_unlike_row": _keys_unlike,
+    "read_ahead": lambda f: (
+        f"read-ahead: up to {100 * f.share:.1f}% of the data may be read during {_left_out(f)}; "
+        f"{_with_all(f)}"
+    ),
+    # of any kind
+    "as_written": lambda f: f"{f.text}",
+    "of_run": _of_run,
+}
+"""The sentence of each kind; `f` has its figures. BUT is set before one that weakens a verdict."""

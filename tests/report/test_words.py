@@ -1,0 +1,42 @@
+"""The words of findings: a sentence for each kind, and those of other versions."""
+
+import json
+from typing import get_args
+
+from dlemu.judge.findings import Finding, Kind, weakens, with_findings
+from dlemu.judge.records import plain
+from dlemu.report.run import tone_of
+from dlemu.report.words import SENTENCES, sentence, sentences
+
+
+def test_each_kind_has_its_sentence() -> None:
+    assert SENTENCES.keys() == {*get_args(Kind)}
+
+
+def test_what_weakens_a_verdict_begins_with_but_once() -> None:
+    found = weakens("links", num_files=1)
+    text = "BUT 1 file of those looked at have several names (links)"
+    assert sentence(found) == sentence(found.fields) == text
+    inside = weakens("of_run", run=3, num_alike=0, finding=found.fields)
+    assert sentence(inside) == f"run 3: {text}"
+
+
+def test_a_finding_is_the_same_value_after_a_file() -> None:
+    found = weakens("from_memory", share=0.25, bound=None)
+    assert Finding.of(json.loads(json.dumps(plain(found.fields)))) == found
+
+
+def test_a_finding_of_a_later_version_is_shown_by_its_figures() -> None:
+    later = {"kind": "moon", "weight": "remark", "figures": {"phase": 0.5, "name": "new"}}
+    assert sentence(later) == "moon (phase=0.5, name=new)"
+    assert sentence(weakens("links", files=2)) == "BUT links (files=2)"
+
+
+def test_a_document_with_sentences_is_shown_as_it_was_written() -> None:
+    """Until November 2026 documents had them; a remark that began with BUT weakened a PASS."""
+    old = {"verdict": "PASS", "reasons": ["a"], "remarks": ["b", "BUT c"], "read_ahead": "d"}
+    document = with_findings({**old, "unlike": ""})
+    assert document.keys() == {"verdict", "findings"}
+    assert sentences(document, "reason", "weakens", "remark", "note") == ["a", "b", "BUT c", "d"]
+    assert tone_of(document) == "caution" and tone_of(with_findings({"verdict": "PASS"})) == "pass"
+    assert with_findings(document) == document
