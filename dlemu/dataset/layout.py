@@ -5,6 +5,7 @@ Names follow DLIO, so that datasets are interchangeable (docs/formats.md).
 """
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,10 +19,11 @@ from pydantic import ConfigDict, Field
 
 from dlemu.config.model import Workload
 from dlemu.config.sections import MOST_AXES, ColumnSection, DatasetSection, FileName
-from dlemu.errors import WorkloadError
+from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FileSamples, format_of
 from dlemu.formats.parquet import Amount, Parquet
 from dlemu.storage.s3 import Access
+from dlemu.units import PAGE_BYTES, ceil_div, round_up
 
 Samples = NDArray[np.int64]
 
@@ -35,6 +37,8 @@ Count = Annotated[int, Field(ge=1, le=1 << 62)]
 _SAMPLES_AT_ONCE = 1 << 16
 _LEAST_SHARE = 0.01
 """A sample is never smaller than this share of the mean."""
+_LOOKED_AT = 64
+"""Files whose sizes say what a format adds to its samples."""
 _RAREST = 1e-7
 """Probability of the smallest and of the largest size: a normal distribution has no end."""
 
@@ -402,3 +406,46 @@ class Dataset:
     def of(cls, workload: Workload) -> "Dataset":
         """Return the dataset that dlemu generates for a workload."""
         return cls(workload, layout_of(workload))
+
+
+def file_sizes(dataset: Dataset) -> Samples:
+    """Return the bytes of each file, int64 (files,).
+
+    Raises:
+        DatasetError: dlemu did not write the files, and one is missing.
+    """
+    layout = dataset.layout
+    if not dataset.known_places:
+        try:
+            found = [
+                os.stat(dataset.folder / layout.path(file)).st_size
+                for file in range(layout.num_files)
+            ]
+        except OSError as error:
+            raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
+        return np.array(found, np.int64)
+    sizes: Samples = layout.all_sizes()[0]
+    return sizes
+
+
+def needed_ratio(dataset: Dataset) -> float:
+    """Return the bytes that reading needs at most for a byte of samples; inf: that is not known.
+
+    Headers count, and whole pages: of files that are read from end to end, else of each sample
+    with its file's head, and in parquet of each column of a row group.
+    """
+    workload, each = dataset.workload, dataset.layout.samples_per_file
+    layout = replace(dataset.layout, num_files=min(dataset.layout.num_files, _LOOKED_AT))
+    if each > 1 and not (workload.streamed or workload.by_tf_data or layout.columns):
+        return (layout.mean_bytes + 3 * PAGE_BYTES) / layout.mean_bytes
+    try:
+        files = file_sizes(replace(dataset, layout=layout))
+    except DatasetError:  # a bucket, or a file that is gone
+        return math.inf
+    samples = float(layout.sizes(np.arange(layout.num_samples)).sum())
+    needed = float(round_up(files).sum())
+    if layout.columns:
+        chunks = len(workload.dataset.read_columns) * ceil_div(each, layout.row_group_size)
+        unread = each * (workload.dataset.stored_bytes - layout.mean_bytes)
+        needed += layout.num_files * (2 * PAGE_BYTES * chunks - unread)
+    return needed / samples

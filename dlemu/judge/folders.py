@@ -238,24 +238,24 @@ class Record:
         name: str = SUMMARY,
     ) -> None:
         self.folder = folder
-        self._summary, self._rank, self._watch, self._name = summary, rank, watch, name
+        self.summary, self._rank, self._watch, self._name = summary, rank, watch, name
 
     def write(self) -> None:
         """Write the summary as it is now."""
-        room = _ROOM_FOR_AN_ERROR if self._summary["status"] == "incomplete" else 0
+        room = _ROOM_FOR_AN_ERROR if self.summary["status"] == "incomplete" else 0
         if self._rank == 0:
             with self.writing():
-                write_summary(self.folder, self._summary, room=room, name=self._name)
+                write_summary(self.folder, self.summary, room=room, name=self._name)
 
     def complete(self, found: Mapping[str, Any]) -> None:
         """Write what the job has found, and that it has ended."""
-        self._summary |= {**found, "status": "complete", "end": time_of_day()}
+        self.summary |= {**found, "status": "complete", "end": time_of_day()}
         self.write()
 
     def fail(self, error: BaseException) -> None:
         """Write why the job did not end, over the old summary if the disk is full."""
         if self._rank == 0:
-            summary = self._summary
+            summary = self.summary
             summary["status"], summary["error"] = how_it_ended(error)
             summary["end"] = time_of_day()
             with self.writing():

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 from dlemu.clock import Clock
+from dlemu.config.model import Workload
 from dlemu.errors import RunError, WorkloadError
 
 
@@ -124,6 +125,26 @@ _SLOWEST = 1.5
 """A product is never taken to last longer than this many times the calibrated time."""
 _FOLLOW = 0.25
 """Weight of the last slice in the moving average of a product's time."""
+
+
+def compute_on_gpus(workload: Workload, own: range, clock: Clock) -> Callable[[float], None] | None:
+    """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
+    if workload.train.compute == "sleep" or not own:
+        return None
+    return gpu_compute(find_compute_gpus(workload, own), clock)
+
+
+def find_compute_gpus(workload: Workload, own: range) -> list[int]:
+    """Return the GPUs that compute for a rank's accelerators: dealt out in turn, as DALI's are."""
+    from dlemu.storage.gpu.cuda import num_gpus
+
+    try:
+        num = workload.dali.gpus_per_host or num_gpus()
+    except RunError as error:
+        raise WorkloadError(f"train.compute=gpu: {error}; or set train.compute=sleep") from None
+    gpus = sorted({accelerator % max(1, num) for accelerator in own})
+    find_torch(gpus)
+    return gpus
 
 
 def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:

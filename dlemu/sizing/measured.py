@@ -21,7 +21,7 @@ from dlemu.checkpoint.plan import share_of
 from dlemu.config.model import Workload
 from dlemu.datagen import read_manifest
 from dlemu.datagen.survey import refuse_other
-from dlemu.dataset.layout import Dataset, Layout
+from dlemu.dataset.layout import Dataset, Layout, file_sizes
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
@@ -33,7 +33,7 @@ from dlemu.judge.records import conditions_of
 from dlemu.judge.summary import introduction
 from dlemu.loaders import descriptors_needed, most_accelerators
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
-from dlemu.loaders.cache.host import file_sizes, uses_cache
+from dlemu.loaders.cache.host import uses_cache
 from dlemu.ranks.world import World
 from dlemu.report.words import sentence
 from dlemu.run.forecast import probe_dataset

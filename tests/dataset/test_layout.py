@@ -1,5 +1,6 @@
 """Names, places and sizes of samples; and how large a dataset must be."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
-from dlemu.dataset.layout import Layout, hashed, layout_of
+from dlemu.dataset.layout import Dataset, Layout, hashed, layout_of, needed_ratio
 from dlemu.errors import WorkloadError
 
 NAMES = ["unet3d_h100", "resnet50_h100", "cosmoflow_h100"]
@@ -149,3 +150,47 @@ def test_a_wrong_file_of_sizes(tmp_path: Path, text: str, problem: str) -> None:
     path.write_text(text)
     with pytest.raises(WorkloadError, match=rf"^{key}.*{problem}"):
         load_workload("unet3d_h100", {key: str(path)})
+
+
+PARQUET = {
+    "dataset.format": "parquet",
+    "dataset.num_samples_per_file": 100,
+    "dataset.parquet.columns": [
+        {"name": "a", "dtype": "uint8", "size": 1000, "read": True},
+        {"name": "b", "dtype": "uint8", "size": 3000},
+    ],
+    "dataset.parquet.row_group_size": 50,
+}
+
+
+def files(folder: Path | str, keys: dict[str, object]) -> Dataset:
+    """Return a dataset of equal samples that is not there."""
+    same = {"dataset.data_folder": str(folder), "dataset.record_length_bytes_stdev": 0}
+    return Dataset.of(load_workload("unet3d_h100", same | keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "least", "most"),
+    [
+        ({"dataset.format": "npz", "dataset.record_length_bytes": 100_000}, 1.06, 1.07),
+        # A file of 5120 bytes takes two pages, of which 1024 bytes are the sample.
+        ({"dataset.format": "npy", "dataset.record_length_bytes": 1024}, 8.0, 8.0),
+        (PARQUET, 1.1, 1.2),
+    ],
+)
+def test_a_format_needs_its_headers_and_whole_pages(
+    keys: dict[str, object], least: float, most: float
+) -> None:
+    assert least <= needed_ratio(files("/data", keys | {"dataset.num_files_train": 100})) <= most
+
+
+def test_what_files_of_others_need_is_in_their_sizes(tmp_path: Path) -> None:
+    keys = {"dataset.format": "npy", "dataset.record_length_bytes": 10_000}
+    known = files(tmp_path, {**keys, "dataset.num_files_train": 2})
+    dataset = replace(known, known_places=False)
+    assert needed_ratio(dataset) == math.inf, "the files are gone"
+    for number in range(2):
+        path = tmp_path / known.layout.path(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(16_385))
+    assert needed_ratio(dataset) == pytest.approx(20_480 / 10_000)

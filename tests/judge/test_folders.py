@@ -22,7 +22,7 @@ from dlemu.judge import folders
 from dlemu.judge.folders import hold, hold_for_runs, make
 from dlemu.judge.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
 from dlemu.report.present import EXIT_STATUS
-from dlemu.run.job import collect_files
+from dlemu.run.gather import collect_files
 from tests.lab.commands import QUICK, Printed, execute
 from tests.lab.many_hosts import ManyHosts
 from tests.lab.mpirun import mpirun

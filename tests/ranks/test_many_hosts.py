@@ -11,7 +11,7 @@ from dlemu.judge.metrics import find_losses, measure_sums
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.sums import Rule, Sums, sum_all
 from dlemu.ranks.world import PeerError
-from dlemu.run.job import gather_sums
+from dlemu.run.gather import gather_sums
 from tests.lab.many_hosts import ManyHosts, SimulatedRank, replay_on
 
 NUM_HOSTS = 300

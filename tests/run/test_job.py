@@ -1,9 +1,7 @@
 """One run as a library calls it: its folder, its seed, its failures, and an AU known beforehand."""
 
 import json
-import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -15,14 +13,12 @@ from numpy.typing import NDArray
 
 from dlemu import Alone, DlemuError, load_workload, run_job
 from dlemu.datagen.survey import find_dataset
-from dlemu.dataset.layout import Dataset
 from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import with_metrics
 from dlemu.judge.records import read_steps
 from dlemu.judge.summary import Summary
 from dlemu.loaders.cache.host import forecast_cache
 from dlemu.loaders.threads import ThreadsLoader
-from dlemu.run.job import needed_ratio
 from dlemu.sizing.predict import supply_of
 from dlemu.storage.counted import NUM_BINS, bin_of
 from tests.lab.commands import ran, small_job, summary_of
@@ -186,47 +182,3 @@ def test_one_order_for_all_epochs_gives_a_small_lru_cache_no_hit(tmp_path: Path)
         planned = forecast_cache(find_dataset(job, Alone()), Alone(), range(1), 1)
         assert [epoch.hit_share > 0 for epoch in planned.epochs] == [False, hits, hits]
         assert (supply_of(job, origin=1.0, reads=9.0, writes=9.0).hits > 0) is hits
-
-
-PARQUET = {
-    "dataset.format": "parquet",
-    "dataset.num_samples_per_file": 100,
-    "dataset.parquet.columns": [
-        {"name": "a", "dtype": "uint8", "size": 1000, "read": True},
-        {"name": "b", "dtype": "uint8", "size": 3000},
-    ],
-    "dataset.parquet.row_group_size": 50,
-}
-
-
-def files(folder: Path | str, keys: dict[str, object]) -> Dataset:
-    """Return a dataset of equal samples that is not there."""
-    same = {"dataset.data_folder": str(folder), "dataset.record_length_bytes_stdev": 0}
-    return Dataset.of(load_workload("unet3d_h100", same | keys))
-
-
-@pytest.mark.parametrize(
-    ("keys", "least", "most"),
-    [
-        ({"dataset.format": "npz", "dataset.record_length_bytes": 100_000}, 1.06, 1.07),
-        # A file of 5120 bytes takes two pages, of which 1024 bytes are the sample.
-        ({"dataset.format": "npy", "dataset.record_length_bytes": 1024}, 8.0, 8.0),
-        (PARQUET, 1.1, 1.2),
-    ],
-)
-def test_a_format_needs_its_headers_and_whole_pages(
-    keys: dict[str, object], least: float, most: float
-) -> None:
-    assert least <= needed_ratio(files("/data", keys | {"dataset.num_files_train": 100})) <= most
-
-
-def test_what_files_of_others_need_is_in_their_sizes(tmp_path: Path) -> None:
-    keys = {"dataset.format": "npy", "dataset.record_length_bytes": 10_000}
-    known = files(tmp_path, {**keys, "dataset.num_files_train": 2})
-    dataset = replace(known, known_places=False)
-    assert needed_ratio(dataset) == math.inf, "the files are gone"
-    for number in range(2):
-        path = tmp_path / known.layout.path(number)
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(bytes(16_385))
-    assert needed_ratio(dataset) == pytest.approx(20_480 / 10_000)

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from dlemu.config.model import Workload, load_workload
-from dlemu.dataset.layout import Dataset, layout_of
+from dlemu.dataset.layout import Dataset, file_sizes, layout_of
 from dlemu.dataset.rule import SizeCheck, measure_memory
 from dlemu.errors import WorkloadError
 from dlemu.library import size
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
-from dlemu.loaders.cache.host import file_sizes
 from dlemu.ranks.world import Alone
 from dlemu.sizing import measured
 from dlemu.sizing.answers import Target, find_jobs

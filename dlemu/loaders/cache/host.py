@@ -4,7 +4,6 @@ All ranks call it. The first rank of each host holds the folder, plans, and coun
 the plan of the first epochs, before a run begins; it writes nothing.
 """
 
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +13,10 @@ from time import perf_counter
 import numpy as np
 
 from dlemu.config.model import Workload
-from dlemu.dataset.layout import Dataset, Samples
+from dlemu.dataset.layout import Dataset, Samples, file_sizes
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.dataset.rule import num_accelerators
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import WorkloadError
 from dlemu.host.place import find_host
 from dlemu.loaders.cache.folder import CacheFolder, entry_path, write_entry
 from dlemu.loaders.cache.hits import EpochHits, PlannedCache, Visits, find_visits, policy_of
@@ -378,26 +377,6 @@ class HostCache:
             self._folder.close()
         if self._state is not None:
             self._state.close()
-
-
-def file_sizes(dataset: Dataset) -> Samples:
-    """Return the bytes of each file, int64 (files,).
-
-    Raises:
-        DatasetError: dlemu did not write the files, and one is missing.
-    """
-    layout = dataset.layout
-    if not dataset.known_places:
-        try:
-            found = [
-                os.stat(dataset.folder / layout.path(file)).st_size
-                for file in range(layout.num_files)
-            ]
-        except OSError as error:
-            raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
-        return np.array(found, np.int64)
-    sizes: Samples = layout.all_sizes()[0]
-    return sizes
 
 
 def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> tuple[float, float]:

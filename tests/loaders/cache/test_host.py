@@ -14,14 +14,14 @@ import pytest
 
 from dlemu import Alone, DlemuError, WorkloadError, generate, load_workload
 from dlemu.config.model import Workload
-from dlemu.dataset.layout import Dataset, layout_of
+from dlemu.dataset.layout import Dataset, file_sizes, layout_of
 from dlemu.errors import RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.host.place import find_host
 from dlemu.judge.records import dump_workload
 from dlemu.loaders.cache import reader
 from dlemu.loaders.cache.folder import MARK, CacheFolder
-from dlemu.loaders.cache.host import HostCache, emulates, file_sizes, forecast_cache
+from dlemu.loaders.cache.host import HostCache, emulates, forecast_cache
 from dlemu.storage.files import PARTIAL
 from dlemu.storage.owned import OwnedFolder
 from dlemu.storage.pagecache import look

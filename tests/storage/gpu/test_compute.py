@@ -5,8 +5,7 @@ import pytest
 from dlemu.clock import WallClock
 from dlemu.config.model import load_workload
 from dlemu.errors import WorkloadError
-from dlemu.run.compute import gpu_compute
-from dlemu.run.job import _find_gpus
+from dlemu.run.compute import find_compute_gpus, gpu_compute
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'dlemu[torch]'")
 
@@ -31,7 +30,7 @@ def test_each_rank_computes_on_the_gpus_of_its_accelerators(
     monkeypatch.setattr("dlemu.storage.gpu.cuda.num_gpus", lambda: 2)
     monkeypatch.setattr("dlemu.run.compute.find_torch", lambda _: None)
     asked = {"train.compute": "gpu", "train.computation_time": 0.1, **keys}
-    assert _find_gpus(load_workload("unet3d_h100", asked), own) == gpus
+    assert find_compute_gpus(load_workload("unet3d_h100", asked), own) == gpus
 
 
 @pytest.mark.gpu
