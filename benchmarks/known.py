@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Measured, all_of, at_most, named, near
+from dlemu.report.words import evidence_of
 from dlemu.storage.pagecache import drop
 from tests.lab.bench import ROOT, Run, dataset, folder_in_memory, folder_on_disk, start
 from tests.lab.cgroups import cpu_quota, throttled_reads
@@ -35,7 +36,7 @@ def answer(run: Run, limit: str, au: float | None = None, points: float = _SLOW)
     run.completes()
     said = run.summary["limit"]
     if said["name"] != limit:
-        print(said["evidence"], file=sys.stderr)
+        print(evidence_of(said), file=sys.stderr)
     parts = [named("limit", said["name"], limit)]
     if au is not None:
         parts.append(near("AU", run.summary["metric"]["train_au_mean_percentage"], au, points))

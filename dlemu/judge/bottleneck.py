@@ -6,8 +6,8 @@ evidence accounts for at least half of the loss.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,9 +15,8 @@ from dlemu.host.devices import total
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
 from dlemu.judge.evidence import Evidence, HostReport
-from dlemu.judge.metrics import LOSSES, name_losses
+from dlemu.judge.findings import Finding, note
 from dlemu.storage.probe import Probe
-from dlemu.units import counted, format_rate, format_seconds
 
 _CEILING = 0.02
 """Losses below this share of the time have no limit."""
@@ -63,8 +62,10 @@ class Limit:
     """The resource that limited a run."""
 
     name: LimitName
-    evidence: str
-    advice: str = ""
+    evidence: tuple[Finding, ...]
+    """What it was concluded from: notes, in the order in which they are told."""
+    advice: tuple[Finding, ...] = ()
+    """Each is one way to raise the limit; `not_the_storage` says that it is not that of storage."""
     explains: float | None = None
     """Share (0-1) of the loss that the evidence accounts for; None for `none` and `unclear`."""
 
@@ -78,8 +79,7 @@ def find_run_limit(evidence: Evidence) -> Limit:
     """Return the resource that lowered the AU, or `none`, or `unclear` with the losses."""
     parts = evidence.losses.parts
     if parts.total < _CEILING:
-        lost = f"accelerators lost {100 * max(parts.total, 0):.1f}% of their time"
-        return Limit("none", f"{lost}; this is the ceiling")
+        return Limit("none", (note("ceiling", lost_share=max(parts.total, 0.0)),))
     for suspect in _SUSPECTS:
         limit = suspect(evidence)
         if limit is None:
@@ -87,14 +87,10 @@ def find_run_limit(evidence: Evidence) -> Limit:
         if limit.explains is None:
             return limit
         if limit.explains >= _ENOUGH:
-            explains = f"; this explains {100 * limit.explains:.0f}% of the loss"
-            told_all = f"{limit.evidence}{_amplified(evidence)}{explains}"
-            return Limit(limit.name, told_all, limit.advice, limit.explains)
-    return Limit(
-        "unclear",
-        f"accelerators lost {100 * parts.total:.1f}% of their time, and nothing explains half of "
-        f"it: {name_losses(parts)}{_amplified(evidence)}{_cpus(evidence)}",
-    )
+            more = (*_amplified(evidence), note("explains", share=limit.explains))
+            return Limit(limit.name, (*limit.evidence, *more), limit.advice, limit.explains)
+    unexplained = note("unexplained", lost_share=parts.total, parts=asdict(parts))
+    return Limit("unclear", (unexplained, *_amplified(evidence), *_cpus(evidence)))
 
 
 def _checkpoints(evidence: Evidence) -> Limit | None:
@@ -102,12 +98,16 @@ def _checkpoints(evidence: Evidence) -> Limit | None:
     cost = evidence.checkpoints
     if cost is None or cost["au_while_writing_percentage"] is None:
         return None
+    steps = note(
+        "steps_while_writing",
+        au_percentage=cost["au_while_writing_percentage"],
+        num_steps=cost["steps_while_writing"],
+        au_otherwise_percentage=cost["au_otherwise_percentage"] or 0.0,
+    )
     return Limit(
         "checkpoints",
-        f"{_lost(evidence)}; AU {cost['au_while_writing_percentage']:.1f}% in the "
-        f"{cost['steps_while_writing']} steps while a checkpoint was written, "
-        f"{cost['au_otherwise_percentage'] or 0:.1f}% in the others{_cpus(evidence)}",
-        "write checkpoints to other drives or less often, or use faster drives",
+        (_lost(evidence), steps, *_cpus(evidence)),
+        (note("other_checkpoint_drives"),),
         cost["lost_share"],
     )
 
@@ -125,28 +125,26 @@ def _slow_rank(evidence: Evidence) -> Limit | None:
 
     # Among equal ranks, too, the others would wait a little less without any one of them.
     explains = _part(evidence, slowest.saved - of_others("saved"))
-    if slowest.late_seconds > slowest.wait_seconds:
+    overran = slowest.late_seconds > slowest.wait_seconds
+    if overran:
         own, usual = slowest.late_seconds, of_others("late_seconds")
-        did = f"overran its compute by {format_seconds(own)} a step"
-        advice = f"look at what else runs on the CPUs of {slowest.name}"
+        advice = note("look_at_cpus", rank=slowest.name)
     elif slowest.making_seconds < _SLOWER * of_others("making_seconds"):
         # Ranks may share a slow drive that always serves one of them last. Its reads are not
         # slower: the others wait as long, at the barrier.
         return None
     else:
         own, usual = slowest.wait_seconds, of_others("wait_seconds")
-        did = f"waited {format_seconds(own)} a step for its batches"
-        advice = (
-            f"look at what is different about {slowest.name}: its storage path, its CPUs, its "
-            "neighbours"
-        )
-    return Limit(
-        "barrier",
-        f"{slowest.name} {did}, the others {format_seconds(usual)}; they waited "
-        f"{100 * slowest.saved:.1f}% of the time for it",
-        advice,
-        explains,
+        advice = note("look_at_rank", rank=slowest.name)
+    found = note(
+        "slow_rank",
+        rank=slowest.name,
+        overran=overran,
+        seconds_a_step=own,
+        usual_seconds_a_step=usual,
+        waited_share=slowest.saved,
     )
+    return Limit("barrier", (found,), (advice,), explains)
 
 
 def _host_cpu(evidence: Evidence) -> Limit | None:
@@ -155,26 +153,26 @@ def _host_cpu(evidence: Evidence) -> Limit | None:
     explains = _explained_by_cpus(evidence, host)
     if explains == 0:
         return None
-    used, did = host.whole, []
-    seconds = max(used.seconds, 1e-9)
-    if used.process_cpu_share is not None:
-        did.append(f"used {100 * used.process_cpu_share:.0f}% of {used.usable_cpus:g} CPUs")
-    if used.lacked_seconds is not None:
-        did.append(f"waited {used.lacked_seconds / seconds:.2f} s per second for a CPU (sum)")
-    seen = [f"ranks and workers {' and '.join(did)}"] if did else []
-    if used.host_cpu_share is not None:
-        seen.append(f"total CPU {100 * used.host_cpu_share:.0f}%")
-    if (stolen := used.host_steal_share or 0.0) >= _MIN_STEAL_SHARE:
-        seen.append(f"other guests took {100 * stolen:.0f}%")
-    if used.throttled_seconds:
-        seen.append(
-            f"the CPU quota stopped them {used.throttled_seconds / seconds:.2f} s per second"
-        )
-    words = ""
-    if _others_work(used):
-        words = f"other programs took {100 * (used.others_cpu_share or 0):.0f}% of the CPUs; "
-    words += f"{_lost(evidence)}; on host {host.host}: {', '.join(seen)}"
-    return Limit("host cpu", words + _busy([host]), _advice_for_cpus(evidence, host), explains)
+    used = host.whole
+    seconds, lacked = max(used.seconds, 1e-9), used.lacked_seconds
+    stolen = used.host_steal_share or 0.0
+    found = note(
+        "host_cpus",
+        host=host.host,
+        cpu_share=used.process_cpu_share,
+        usable_cpus=used.usable_cpus,
+        lacked_seconds_per_second=None if lacked is None else lacked / seconds,
+        total_cpu_share=used.host_cpu_share,
+        steal_share=stolen if stolen >= _MIN_STEAL_SHARE else None,
+        throttled_seconds_per_second=(used.throttled_seconds or 0.0) / seconds or None,
+    )
+    others = note("other_programs", share=used.others_cpu_share)
+    return Limit(
+        "host cpu",
+        (*([others] if _others_work(used) else []), _lost(evidence), found, *_busy([host])),
+        _advice_for_cpus(evidence, host),
+        explains,
+    )
 
 
 def _explained_by_cpus(evidence: Evidence, host: HostReport) -> float:
@@ -206,26 +204,21 @@ def _lateness(evidence: Evidence) -> Limit | None:
     parts = evidence.losses.parts
     explains = _part(evidence, parts.oversleep + parts.meeting)
     name: LimitName = "oversleep" if parts.oversleep >= parts.meeting else "barrier"
-    return Limit(
-        name,
-        f"compute overran its target by {100 * parts.oversleep:.1f}% of the run time; barrier "
-        f"{100 * parts.meeting:.1f}%, waiting for data {100 * parts.waited:.1f}%{_cpus(evidence)}",
-        f"{'use fewer accelerators a host, or ' if _several_a_host(evidence) else ''}"
-        "leave cores to the ranks",
-        explains,
+    found = note(
+        "compute_overran",
+        share=parts.oversleep,
+        barrier_share=parts.meeting,
+        waited_share=parts.waited,
     )
+    fewer = [note("use_fewer_accelerators_a_host")] if _several_a_host(evidence) else []
+    return Limit(name, (found, *_cpus(evidence)), (*fewer, note("leave_cores")), explains)
 
 
 def _uneven(evidence: Evidence) -> Limit | None:
     """Return `barrier` where the workload's compute times make accelerators wait for each other."""
     uneven = evidence.losses.parts.uneven
-    return Limit(
-        "barrier",
-        f"compute times are drawn unequal (train.computation_time): waiting for the longest took "
-        f"{100 * uneven:.1f}% of the time",
-        "no storage and no host can change that",
-        _part(evidence, uneven),
-    )
+    found = note("compute_unequal", share=uneven)
+    return Limit("barrier", (found,), (note("as_asked"),), _part(evidence, uneven))
 
 
 def _loader(evidence: Evidence) -> Limit | None:
@@ -238,18 +231,19 @@ def _loader(evidence: Evidence) -> Limit | None:
     explains = _part(evidence, sum(shares.values()))
     if explains >= _ENOUGH and (unknown := _cpus_unknown(evidence)):
         return _unclear(evidence, unknown)
-    advice = f"raise reader.read_threads (now {reader.read_threads})"
+    advice = [note("raise_read_threads", read_threads=reader.read_threads)]
     if longest == "decode" and reader.decode == "library" and not evidence.workload.dataset.by_h5py:
-        advice += ", or set reader.decode=raw"
+        advice.append(note("set_key", key="reader.decode", value="raw"))
     if longest == "elsewhere" and reader.data_loader == "pytorch":
-        advice += ", or set reader.data_loader=threads"
-    return Limit(
-        "loader",
-        f"{_lost(evidence)}: {100 * shares[longest]:.0f}% {LOSSES[longest]}, "
-        f"{100 * parts.read:.0f}% {LOSSES['read']}{_cpus(evidence)}",
-        advice,
-        explains,
+        advice.append(note("set_key", key="reader.data_loader", value="threads"))
+    found = note(
+        "late_batches",
+        lost_share=parts.total,
+        cause=longest,
+        share=shares[longest],
+        read_share=parts.read,
     )
+    return Limit("loader", (found, *_cpus(evidence)), tuple(advice), explains)
 
 
 def _network(evidence: Evidence) -> Limit | None:
@@ -259,16 +253,26 @@ def _network(evidence: Evidence) -> Limit | None:
         return None
     share, host, use = max(full, key=lambda each: each[0])
     explains = _part(evidence, evidence.losses.parts.read)
-    others = f", and of {counted(len(full) - 1, 'other host')}" if len(full) > 1 else ""
     rate = (use.gbps or 0.0) * 1e9 / 8  # of this link: a host may receive more, over several
+    found = note(
+        "link_full",
+        host=host.host,
+        nic=use.nic,
+        received_bytes_per_second=share * rate,
+        share=share,
+        gbps=use.gbps,
+        num_other_hosts=len(full) - 1,
+    )
     return Limit(
         "network",
-        f"{use.nic} of host {host.host} received {format_rate(share * rate)}, {100 * share:.0f}% "
-        f"of its {use.gbps:g} Gb/s{others}{_lost_segments(evidence)}; "
-        f"{100 * explains:.0f}% of the loss was waiting for reads"
-        f"{_busy(evidence.hosts)}{_cpus(evidence)}",
-        _either("use faster or more links", *_spread(evidence))
-        + "; this does not measure the storage",
+        (
+            found,
+            *_lost_segments(evidence),
+            note("waited_for_reads", share=explains),
+            *_busy(evidence.hosts),
+            *_cpus(evidence),
+        ),
+        (note("faster_links"), *_spread(evidence), note("not_the_storage")),
         explains * len(full) / len(evidence.hosts),
     )
 
@@ -289,18 +293,15 @@ def _full_links(evidence: Evidence) -> list[tuple[float, HostReport, NetworkUse]
     ]
 
 
-def _lost_segments(evidence: Evidence) -> str:
-    """Return that TCP lost segments, for the end of a clause; "" where it lost hardly any."""
+def _lost_segments(evidence: Evidence) -> list[Finding]:
+    """Return which shares of its segments TCP lost; none where it lost hardly any."""
     uses = [host.network for host in evidence.hosts if host.network is not None]
-    words = ""
-    for name, what in (
-        ("unordered_share", "of the TCP segments received came out of order"),
-        ("resent_share", "of those sent were sent again"),
-    ):
-        most = max((getattr(use, name) or 0.0 for use in uses), default=0.0)
-        if most >= _LOSSY:
-            words += f"; {100 * most:.1f}% {what}"
-    return words
+    received = max((use.unordered_share or 0.0 for use in uses), default=0.0)
+    sent = max((use.resent_share or 0.0 for use in uses), default=0.0)
+    return [
+        *([note("segments_unordered", share=received)] if received >= _LOSSY else []),
+        *([note("segments_resent", share=sent)] if sent >= _LOSSY else []),
+    ]
 
 
 def _reads(evidence: Evidence) -> Limit | None:
@@ -311,50 +312,44 @@ def _reads(evidence: Evidence) -> Limit | None:
     # Hosts may share the storage, so the rates of all hosts are added up.
     given = sum(host.read_bytes_per_second for host in evidence.hosts)
     gets = evidence.gets
-    got = _rate_in_words(evidence, given / _share_with_reads(evidence))
     probe = total([host.probe for host in evidence.hosts])  # None if one is missing
     more, saved = (1.0, 0.0) if probe is None else _gain(evidence, given, probe)
-    waited = f"{100 * explains:.0f}% of the loss was waiting for reads"
+    got = {**_source(evidence), "bytes_per_second": given / _share_with_reads(evidence)}
+    reader = evidence.workload.reader
     if probe is not None and saved >= _ENOUGH:
-        reader = evidence.workload.reader
+        waited = note("waited_for_reads", share=explains)
+        found = note("storage_gives_more", **got, probe=asdict(probe))
+        threads, depth = reader.read_threads, reader.io_depth
         return Limit(
             "loader",
-            f"{waited}; {got}, but gives {format_rate(probe.many)} to {probe.num_many} readers "
-            f"({format_rate(probe.few)} to {probe.num_few}){_cpus(evidence)}",
-            f"raise reader.read_threads (now {reader.read_threads}) or reader.io_depth "
-            f"(now {reader.io_depth})",
+            (waited, found, *_cpus(evidence)),
+            (note("raise_read_threads_or_depth", read_threads=threads, io_depth=depth),),
             explains * saved,
         )
     if unknown := _cpus_unknown(evidence):
         return _unclear(evidence, unknown)
     cached = evidence.measured["page_cache_share"] or 0.0
     if cached > _CACHED:
-        reason = f"{100 * cached:.0f}% of the bytes came from memory, not from storage"
-        return _unclear(evidence, reason)
+        return _unclear(evidence, note("mostly_from_memory", share=cached))
     uncounted = evidence.measured.get("uncounted_share", 0.0)
     if uncounted > _CACHED:
-        reason = f"{100 * uncounted:.0f}% of the bytes were not read from any drive that is seen"
-        return _unclear(evidence, reason)
-    if probe is not None:
-        most = format_rate(probe.many) if more > _MORE else "no more"
-        got += f", and {most} to {probe.num_many} readers"
-    fewer = ["fewer accelerators"] if evidence.num_accelerators > 1 else []
-    advice = _either("use more or faster drives", *fewer)
-    busy = _busy(evidence.hosts)
+        return _unclear(evidence, note("mostly_uncounted", share=uncounted))
+    tried = None if probe is None else asdict(probe) | {"gives_more": more > _MORE}
+    advice, busy = [note("more_drives")], _busy(evidence.hosts)
     if gets is not None:
-        busy = f"; {latencies(gets.gets, gets.quantile(0.5), gets.quantile(0.99))}"
-        advice = _either(
-            f"raise reader.gets_in_flight (now {evidence.workload.reader.gets_in_flight}) or "
-            f"reader.read_threads (now {evidence.workload.reader.read_threads})",
-            "use more servers (storage.endpoint_url)",
-            *fewer,
-        )
+        half, most = gets.quantile(0.5), gets.quantile(0.99)
+        busy = [note("latencies", num_gets=gets.gets, p50_seconds=half, p99_seconds=most)]
+        keys = {name: getattr(reader, name) for name in ("gets_in_flight", "read_threads")}
+        advice = [note("raise_gets_in_flight", **keys), note("more_servers")]
+    if evidence.num_accelerators > 1:
+        advice.append(note("fewer_accelerators"))
     # Drives of the host read nothing over the network, whatever else its links carry.
-    lossy = "" if any(host.device for host in evidence.hosts) else _lost_segments(evidence)
+    lossy = [] if any(host.device for host in evidence.hosts) else _lost_segments(evidence)
+    found = note("storage_gave", **got, probe=tried)
     return Limit(
         "storage",
-        f"{got}; {_lost(evidence)}{busy}{lossy}{_cpus(evidence)}",
-        advice,
+        (found, _lost(evidence), *busy, *lossy, *_cpus(evidence)),
+        tuple(advice),
         explains * (1 - saved),
     )
 
@@ -365,46 +360,38 @@ _SUSPECTS = (
 """The order in which limits are tried."""
 
 
-def _rate_in_words(evidence: Evidence, rate: float) -> str:
-    """Return which storage gave how much, while it was read from."""
+def _source(evidence: Evidence) -> dict[str, Any]:
+    """Return which storage was read: `source`, the `device` of a drive, and how many there are."""
     hosts = evidence.hosts
+    source, number = "storage", len(hosts[0].whole.devices)
     if evidence.gets is not None:
-        name = "the bucket"
-    elif len(hosts) > 1 or hosts[0].device is None:
-        name = "the storage"
-    elif (number := len(hosts[0].whole.devices)) > 1:
-        return f"the {number} drives gave {format_rate(rate)} while they were read from"
-    else:
-        name = hosts[0].device
-    to = f" to {len(hosts)} hosts" if len(hosts) > 1 else ""
-    return f"{name} gave {format_rate(rate)}{to} while it was read from"
+        source = "bucket"
+    elif len(hosts) == 1 and hosts[0].device is not None:
+        source = "drives"
+    is_drive = source == "drives"
+    return {
+        "source": source,
+        "num_drives": number if is_drive else None,
+        "device": hosts[0].device if is_drive and number == 1 else None,
+        "num_hosts": len(hosts),
+    }
 
 
-def latencies(gets: int, half: float | None, most: float | None) -> str:
-    """Return "1,234 GETs, p50 12 ms, p99 80 ms"."""
-    if half is None or most is None:
-        return counted(gets, "GET")
-    return f"{counted(gets, 'GET')}, p50 {format_seconds(half)}, p99 {format_seconds(most)}"
-
-
-def _busy(hosts: Sequence[HostReport]) -> str:
-    """Return how busy the busiest drive was, for the end of a clause; "" where none is seen."""
+def _busy(hosts: Sequence[HostReport]) -> list[Finding]:
+    """Return how busy the busiest drive was; none where none is seen."""
     share, name = max(
         ((host.device_busy_share or 0.0, host.device) for host in hosts if host.device),
         default=(0.0, ""),
     )
-    return f"; {name} was busy {100 * share:.0f}% of the time" if name else ""
+    return [note("device_busy", device=name, share=share)] if name else []
 
 
-def _amplified(evidence: Evidence) -> str:
-    """Return that more was read than the format needs, for the end of a clause; "" if not."""
+def _amplified(evidence: Evidence) -> list[Finding]:
+    """Return that more was read than the format needs; none if not."""
     amplification = evidence.measured["read_amplification"]
     if amplification <= _AMPLIFIED * evidence.needed:
-        return ""
-    return (
-        f"; {amplification:.3g} bytes were read for each byte of the samples, the format "
-        f"needs {evidence.needed:.3g}"
-    )
+        return []
+    return [note("read_amplified", amplification=amplification, needed=evidence.needed)]
 
 
 def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]:
@@ -434,16 +421,19 @@ def _share_with_reads(evidence: Evidence) -> float:
     return max(1 - (1 - each) ** workers, 1e-3)
 
 
-def _cpus_unknown(evidence: Evidence) -> str:
-    """Return why nothing can be said where CPUs may have been short, else ""."""
+def _cpus_unknown(evidence: Evidence) -> Finding | None:
+    """Return why nothing can be said where CPUs may have been short."""
     for host in evidence.hosts:
         if host.whole.process_cpu_share is None and host.whole.runqueue_seconds is None:
-            return f"the kernel of host {host.host} does not show whether CPUs were free"
-    return ""
+            return note("cpus_unknown", host=host.host)
+    return None
 
 
-def _unclear(evidence: Evidence, reason: str) -> Limit:
-    return Limit("unclear", f"{_lost(evidence)} ({name_losses(evidence.losses.parts)}); {reason}")
+def _unclear(evidence: Evidence, why: Finding) -> Limit:
+    parts = evidence.losses.parts
+    return Limit(
+        "unclear", (note("lost_by_cause", lost_share=parts.total, parts=asdict(parts)), why)
+    )
 
 
 def _part(evidence: Evidence, share: float) -> float:
@@ -451,50 +441,50 @@ def _part(evidence: Evidence, share: float) -> float:
     return min(1.0, max(0.0, share / evidence.losses.parts.total))
 
 
-def _lost(evidence: Evidence) -> str:
-    return f"accelerators lost {100 * evidence.losses.parts.total:.0f}% of the time"
+def _lost(evidence: Evidence) -> Finding:
+    return note("lost", lost_share=evidence.losses.parts.total)
 
 
-def _cpus(evidence: Evidence) -> str:
-    """Return the use of CPUs and page cache, for the end of a sentence."""
+def _cpus(evidence: Evidence) -> list[Finding]:
+    """Return the use of CPUs and page cache, where it is known and matters."""
     shares = [
         host.whole.process_cpu_share
         for host in evidence.hosts
         if host.whole.process_cpu_share is not None
     ]
-    words = f"; CPUs {100 * max(shares):.0f}%" if shares else ""
+    found = [note("cpus", share=max(shares))] if shares else []
     stolen = max(host.whole.host_steal_share or 0.0 for host in evidence.hosts)
     if stolen >= _MIN_STEAL_SHARE:
-        words += f"; other guests took {100 * stolen:.0f}% of the CPUs (steal)"
+        found.append(note("steal", share=stolen))
     cached = evidence.measured["page_cache_share"]
     if cached is not None and cached > 0.05:
-        words += f"; page cache served {100 * cached:.1f}%"
-    return words
+        found.append(note("page_cache_served", share=cached))
+    return found
 
 
-def _advice_for_cpus(evidence: Evidence, host: HostReport) -> str:
+def _advice_for_cpus(evidence: Evidence, host: HostReport) -> tuple[Finding, ...]:
     """Return what takes load off a host's CPUs, and is not set yet."""
     reader = evidence.workload.reader
     if host.whole.stolen_seconds > (host.whole.lacked_seconds or 0.0) / 2:
-        ways = ["give this virtual machine CPUs of its own"]
+        ways = [note("own_cpus")]
     elif _others_work(host.whole):
-        ways = ["end the other programs"]
+        ways = [note("end_other_programs")]
     else:
-        ways = ["use more cores or hosts" if _several_a_host(evidence) else "use more cores"]
+        ways = [note("more_cores", or_hosts=_several_a_host(evidence))]
     if _part(evidence, evidence.losses.parts.waited) < _ENOUGH:
         ways += _spread(evidence)[1:]
     else:
         if reader.data_loader == "pytorch":
-            ways.append("reader.data_loader=threads")
+            ways.append(note("key", key="reader.data_loader", value="threads"))
         if reader.decode == "library" and not evidence.workload.dataset.by_h5py:
-            ways.append("reader.decode=raw")
+            ways.append(note("key", key="reader.decode", value="raw"))
         elif (
             reader.odirect is False
             and not all(host.direct for host in evidence.hosts)
             and evidence.gets is None
         ):
-            ways.append("reader.odirect=true")
-    return f"{_either(*ways)}; this does not measure the storage"
+            ways.append(note("key", key="reader.odirect", value="true"))
+    return (*ways, note("not_the_storage"))
 
 
 def _others_work(used: IntervalSummary) -> bool:
@@ -507,12 +497,7 @@ def _several_a_host(evidence: Evidence) -> bool:
     return evidence.num_accelerators > len(evidence.hosts)
 
 
-def _spread(evidence: Evidence) -> list[str]:
-    """Return the advice to put fewer accelerators on a host; empty where each has one."""
+def _spread(evidence: Evidence) -> list[Finding]:
+    """Return the advice to put fewer accelerators on a host; none where each has one."""
     several = _several_a_host(evidence)
-    return ["more hosts", "fewer accelerators a host"] if several else []
-
-
-def _either(*ways: str) -> str:
-    """Return "a", "a, or b" or "a, b, or c"."""
-    return ", or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else ways[0]
+    return [note("more_hosts"), note("fewer_accelerators_a_host")] if several else []

@@ -9,8 +9,8 @@ the latest accelerator shows why a step was long: it waited for its batch, or it
 longer than asked.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,18 +30,6 @@ from dlemu.judge.sums import (
     making_seconds,
     sum_all,
 )
-
-LOSSES: Mapping[str, str] = {
-    "read": "waiting for reads",
-    "decode": "waiting for decoding",
-    "hand_over": "waiting for the hand-over",
-    "preprocess": "waiting for preprocessing",
-    "elsewhere": "batches waiting in a queue",
-    "oversleep": "compute overran its target",
-    "uneven": "compute times drawn unequal",
-    "meeting": "barrier",
-}
-"""The fields of LostShares in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +149,6 @@ def _ranks(sums: Sums, seconds: float) -> tuple[RankLosses, ...]:
         )
         for name, ranks in found.items()
         if (count := sum(rank.num_steps for rank in ranks))
-    )
-
-
-def name_losses(parts: LostShares) -> str:
-    """Return the parts as text, the largest first, without those below 0.1 %."""
-    shares = asdict(parts)
-    largest = sorted(shares, key=lambda name: -shares[name])
-    return ", ".join(
-        f"{100 * shares[name]:.1f}% {LOSSES[name]}" for name in largest if shares[name] >= 0.001
     )
 
 

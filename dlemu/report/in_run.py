@@ -7,7 +7,6 @@ from statistics import fmean
 from typing import Any
 
 from dlemu.host.wear import WearFields, has_writes
-from dlemu.judge.bottleneck import latencies
 from dlemu.judge.summary import place_of
 from dlemu.report.blocks import (
     Axis,
@@ -23,6 +22,7 @@ from dlemu.report.blocks import (
     dotted,
     table_of,
 )
+from dlemu.report.words.limits import latencies
 from dlemu.terminal import is_verbose
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from dlemu.judge.findings import weighing
-from dlemu.judge.metrics import LOSSES, passes
+from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import REPEATABILITY, counting_rows
 from dlemu.judge.records import UNFINISHED
 from dlemu.report.blocks import (
@@ -27,7 +27,8 @@ from dlemu.report.blocks import (
     table_of,
 )
 from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines, present_cache
-from dlemu.report.words import sentences
+from dlemu.report.words import advice_of, evidence_of, sentences
+from dlemu.report.words.limits import LOSSES
 from dlemu.units import counted
 
 _LEAST_LOST = 0.0005
@@ -109,9 +110,9 @@ def _lines(document: Document) -> Iterator[str]:
         + (f", batches of {document['reader']['batch_size']}" if known else "")
     )
     if limit := document.get("limit"):
-        yield f"limit: {limit['name']}. {limit['evidence']}"
-        if limit.get("advice"):
-            yield f"try: {limit['advice']}"
+        yield f"limit: {limit['name']}. {evidence_of(limit)}"
+        if advice := advice_of(limit):
+            yield f"try: {advice}"
     yield from sentences(document, "note")
     yield from checkpoint_lines(document.get("checkpoints"))
     if shares := document.get("time_shares"):

@@ -119,7 +119,7 @@ def _present_try(answers: Sequence[Answer]) -> list[Block]:
     folds: list[Block] = []
     for answer in answers:
         runs = answer["points"]
-        parts: list[Block] = [Lines([answer["first"]["evidence"]])]
+        parts: list[Block] = [Lines([words.evidence_of(answer["first"])])]
         if runs:
             table = _table(runs, answer["threshold"])
             parts = [table, *plots_of(runs, answer), Lines(_limit_lines(answer))]
@@ -282,7 +282,7 @@ def _limit_lines(answer: Answer) -> list[str]:
     """Return each limit with the run that it held back; where nothing failed, of the last run."""
     return [
         f"limit at {run['num_accelerators']}: {run['limit']}"
-        + (f". {run['evidence']}" if run["evidence"] else "")
+        + (f". {words.evidence_of(run)}" if run["evidence"] else "")
         for run in _deciding(answer) or answer["confirmations"][-1:]
     ]
 

@@ -33,6 +33,7 @@ from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, read_steps, write_json
 from dlemu.judge.summary import introduction
 from dlemu.ranks.world import World
+from dlemu.report.words import evidence_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
 from dlemu.run.live import Live
@@ -295,7 +296,7 @@ class _Calibrator:
             if drive_limit != "storage":
                 self._say(
                     f"note: the limit of 3/3 was {drive_limit}, so the storage may give more: "
-                    f"{read.summary['limit']['evidence']}"
+                    f"{evidence_of(read.summary['limit'])}"
                 )
         jitter = _jitter(read_steps(one.folder))
         return Calibration(

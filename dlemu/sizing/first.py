@@ -38,7 +38,7 @@ from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import devices_under, lies_in_memory
 from dlemu.host.place import find_host
-from dlemu.judge.findings import remark
+from dlemu.judge.findings import note, remark
 from dlemu.judge.folders import hold
 from dlemu.judge.summary import header
 from dlemu.loaders import most_accelerators
@@ -445,11 +445,13 @@ class _Try(Search):
                 interval=(0.7 * self._expected, 1.1 * self._expected),
                 limit="storage",
             )
-            evidence = (
-                f"{PROBE_READERS} readers at once get {format_rate(rate)}, one accelerator needs "
-                f"{format_rate(taken)}; no run was made"
+            found = note(
+                "probe_below_one",
+                num_readers=PROBE_READERS,
+                bytes_per_second=rate,
+                needed_bytes_per_second=taken,
             )
-            return none, Range(low=0, high=0, evidence=evidence)
+            return none, Range(low=0, high=0, evidence=(found,))
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
         threshold = 100 * self._workload.metric.au
         start = max(1, min(math.floor(self._expected) + 1, most))

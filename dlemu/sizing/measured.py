@@ -26,7 +26,7 @@ from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.findings import Finding, weighing
+from dlemu.judge.findings import Finding, note, weighing
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome, cached_too_much, judge_run
 from dlemu.judge.records import conditions_of
@@ -319,10 +319,10 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
     """Return what a search needs of a run; what memory serves is never the storage's limit."""
     metrics, found = outcome.metrics, outcome.summary["limit"]
     cost = metrics.checkpoints
-    limit, evidence = found["name"], found["evidence"]
+    limit, evidence = found["name"], tuple(map(Finding.of, found["evidence"]))
     judgement = judge_run(workload, metrics, outcome.summary)
     if in_memory and limit_in_memory(limit) != limit:
-        limit, evidence = limit_in_memory(limit), "the target lies in memory: no drive was read"
+        limit, evidence = limit_in_memory(limit), (note("target_in_memory"),)
     return Point(
         num_accelerators=metrics.num_accelerators,
         au_percentage=metrics.au_percentage,

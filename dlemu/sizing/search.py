@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from dlemu.judge.findings import Finding
+from dlemu.judge.findings import Finding, note
 from dlemu.judge.metrics import passes
 from dlemu.units import counted
 
@@ -46,6 +46,10 @@ _NOISE = 0.03
 _NEAR = 10.0
 
 
+Evidence = str | tuple[Finding, ...]
+"""What a limit was concluded from; a text in a search that was begun before November 2026."""
+
+
 @dataclass(frozen=True)
 class Point:
     """One run: the number of accelerators, what they reached, and what limited them."""
@@ -58,7 +62,7 @@ class Point:
     """Name of the limit, as in summary.json; None: not determined."""
     seconds: float = 0.0
     """Duration of the run."""
-    evidence: str = ""
+    evidence: Evidence = ()
     """What the limit was concluded from."""
     page_cache_share: float | None = None
     """Share of the bytes that came from memory, 0 to 1; None: the kernel does not tell."""
@@ -358,7 +362,7 @@ class Range:
     low: int
     high: int | None
     """None: something other than the storage held the runs back."""
-    evidence: str
+    evidence: Evidence
     """What the limit was concluded from."""
 
 
@@ -391,7 +395,8 @@ def conclude(
     else:
         moved = max((p.num_accelerators * p.au_percentage / threshold for p in points), default=0.0)
         surely = math.floor(moved * (1 - read_ahead_share) * (1 - _NOISE))
-        limit, evidence = "none", f"nothing failed up to {number}"
+        limit = "none"
+        evidence: Evidence = (note("nothing_failed", num_accelerators=number),)
         if failed:
             worst = next(p for p in failed if p.num_accelerators == fewest)
             moved = max(p.num_accelerators * p.au_percentage / threshold for p in failed)

@@ -1,6 +1,7 @@
 """Sums of ranks that are joined are the sums of all records."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import reduce
 from typing import Any
 
@@ -10,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.judge.metrics import Losses, find_losses, measure, measure_sums, name_losses
+from dlemu.judge.metrics import Losses, find_losses, measure, measure_sums
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.summary import checkpoint_cost
 from dlemu.judge.sums import Edition, Rule, Sums, both_ends, ends_of, sum_all, sum_up
+from dlemu.report.words.limits import name_losses
 from dlemu.run.replay import new_steps
 from tests.lab.shared import rows, sums_of
 
@@ -146,7 +148,7 @@ def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:
     assert two.making_seconds == pytest.approx((1 + 9 + 9) / 3)
     # First steps count here: workers had to have CPUs in them, too.
     assert losses.making_seconds == pytest.approx(9 + 9 + 3 + 19)
-    assert name_losses(parts) == (
+    assert name_losses(asdict(parts)) == (
         "18.8% waiting for reads, 18.8% compute overran its target, 6.2% waiting for decoding, "
         "6.2% waiting for the hand-over, 6.2% batches waiting in a queue, 6.2% barrier"
     )

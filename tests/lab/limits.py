@@ -1,6 +1,6 @@
 """Evidence of runs, each one clear case of what bound it; `limit_lines` for the golden file."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from dlemu.judge.metrics import find_losses
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import CheckpointCost
 from dlemu.judge.sums import Rule
+from dlemu.report.words import advice_of, evidence_of
 from dlemu.storage.probe import Probe
 from tests.lab.shared import rows, sums_of
 
@@ -229,6 +230,11 @@ def limit_lines(_: Path) -> str:
     """Return what each case's limit says, and what it advises."""
     limits = ((case, find_run_limit(evidence(**changes))) for case, changes in CASES.items())
     return "\n\n".join(
-        "\n".join(filter(None, (f"{case}: {limit.name}", limit.evidence, limit.advice)))
+        "\n".join(
+            filter(
+                None,
+                (f"{case}: {limit.name}", evidence_of(asdict(limit)), advice_of(asdict(limit))),
+            )
+        )
         for case, limit in limits
     )

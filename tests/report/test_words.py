@@ -6,7 +6,7 @@ from typing import get_args
 from dlemu.judge.findings import Finding, Kind, weakens, with_findings
 from dlemu.judge.records import plain
 from dlemu.report.run import tone_of
-from dlemu.report.words import SENTENCES, sentence, sentences
+from dlemu.report.words import SENTENCES, advice_of, evidence_of, sentence, sentences
 
 
 def test_each_kind_has_its_sentence() -> None:
@@ -30,6 +30,12 @@ def test_a_finding_of_a_later_version_is_shown_by_its_figures() -> None:
     later = {"kind": "moon", "weight": "remark", "figures": {"phase": 0.5, "name": "new"}}
     assert sentence(later) == "moon (phase=0.5, name=new)"
     assert sentence(weakens("links", files=2)) == "BUT links (files=2)"
+
+
+def test_the_evidence_of_an_earlier_version_is_shown_as_it_was_written() -> None:
+    old = {"name": "storage", "evidence": "it was slow", "advice": "a faster one"}
+    assert (evidence_of(old), advice_of(old)) == ("it was slow", "a faster one")
+    assert advice_of({"name": "none", "evidence": [], "advice": []}) == ""
 
 
 def test_a_document_with_sentences_is_shown_as_it_was_written() -> None:

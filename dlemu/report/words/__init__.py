@@ -10,6 +10,7 @@ from typing import Any
 
 from dlemu.config.published import word
 from dlemu.judge.findings import Finding, Weight, weighing
+from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.units import counted, format_bytes, format_rate
 
 Fields = Mapping[str, Any]
@@ -38,6 +39,25 @@ def sentence(finding: Finding | Fields) -> str:
 def sentences(document: Fields, *weights: Weight) -> list[str]:
     """Return what those of a document's findings say that have one of these weights."""
     return [sentence(each) for each in weighing(document, *weights)]
+
+
+def evidence_of(limit: Fields) -> str:
+    """Return what a limit was concluded from, as one line.
+
+    Until November 2026 documents had the line itself; it is shown as it was written.
+    """
+    evidence = limit["evidence"]
+    return evidence if isinstance(evidence, str) else "; ".join(map(sentence, evidence))
+
+
+def advice_of(limit: Fields) -> str:
+    """Return what to try, as one line, as `evidence_of` does; "" if there is nothing."""
+    advice = limit.get("advice") or ()
+    if isinstance(advice, str):
+        return advice
+    last = [each for each in advice if each["kind"] == "not_the_storage"]
+    ways = [sentence(each) for each in advice if each not in last]
+    return "; ".join([either(*ways), *map(sentence, last)]) if ways else ""
 
 
 # --- parts of sentences ---------------------------------------------------------------------------
@@ -203,6 +223,8 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
         f"read-ahead: up to {100 * f.share:.1f}% of the data may be read during {_left_out(f)}; "
         f"{_with_all(f)}"
     ),
+    **EVIDENCE,
+    **ADVICE,
     # of any kind
     "as_written": lambda f: f"{f.text}",
     "of_run": _of_run,
