@@ -13,6 +13,7 @@ uint32 CRC-32C of the file, uint32 check over both. A killed writer may leave ha
 import dataclasses
 import io
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -382,9 +383,10 @@ def _read_json(target: Folder, name: str) -> bytes | None:
     name = stored.get("format", "") if isinstance(stored, dict) else ""
     # A file must not say what is imported.
     if isinstance(name, str) and name and not FORMATS.trusts(name):
+        module = name if re.fullmatch(r"[\w.:]{1,80}", name, re.ASCII) else "MODULE"
         raise DatasetError(
             f"{path} is of format {name[:80]!a}, which dlemu does not know; if it is a module of "
-            "yours, say so: add workload=NAME and dataset.format=MODULE"
+            f"yours, say so: add dataset.format={module}"
         )
     return data
 

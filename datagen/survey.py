@@ -16,12 +16,13 @@ import numpy as np
 
 from dlemu.config.compose import known_workloads
 from dlemu.config.model import Workload, load_workload
+from dlemu.config.source import WordSource
 from dlemu.datagen.manifest import MANIFEST, keys_for, read_manifest, read_plan
 from dlemu.datagen.target import WORK, Folder, left_behind, walk
 from dlemu.dataset.layout import Dataset, Layout, amount_of, layout_of
 from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats import Places, format_of
+from dlemu.formats import FORMATS, Places, format_of
 from dlemu.ranks.world import World
 from dlemu.storage.files import open_regular
 from dlemu.storage.pagecache import OnFile
@@ -36,13 +37,20 @@ _MOST_BELOW = 100
 """So many entries of a folder are looked into."""
 
 
-def find_workload(folder: Path) -> str:
+def find_workload(folder: Path, own_format: str = "") -> str:
     """Return what `workload=` takes for the dataset in a folder, whole or unfinished.
+
+    `own_format` is the user's word on `dataset.format`: a module of his own may be imported, which
+    a dataset alone may not ask for. Where the name is a file, the dataset alone says so, not the
+    user (`WordSource.FOUND`).
 
     Raises:
         WorkloadError: nobody knows; the line asks for workload=.
         DatasetError: the manifest is damaged.
     """
+    if own_format:
+        with suppress(ValueError):  # which is told where the key is checked
+            FORMATS[own_format]
     stored = _stored(folder)
     if stored is None:
         if named := named_below(folder):
@@ -122,11 +130,13 @@ def refuse_other(workload: Workload) -> None:
     if not workload.dataset.data_folder or in_bucket(folder := workload.data_folder):
         return
     stored = _stored(folder) if os.path.isdir(folder) else None
-    if stored is None or stored[1] is None or not _shape(stored[0], workload):
+    origin = None if stored is None else stored[1]
+    same = origin in (None, workload.made_from)
+    if same or stored is None or not _shape(stored[0], workload):
         return
     try:
-        written_for = load_workload(stored[1])
-        asked = load_workload(workload.made_from)
+        written_for = load_workload(str(origin), source=WordSource.FOUND)
+        asked = load_workload(workload.made_from, source=workload.source)
     except (WorkloadError, OSError):  # nobody knows; what is read differs, and the verdict says so
         return
     if _shape(layout_of(_numbered(asked)), written_for):

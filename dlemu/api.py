@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from dlemu.config.model import Workload, load_workload
+from dlemu.config.source import WordSource
 from dlemu.datagen.survey import as_it_is, find_dataset, find_workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import count_steps, make_plan
@@ -94,7 +95,8 @@ def _job_of(workload: Workload | str | Path) -> Workload:
     if isinstance(workload, Workload):
         return workload
     if isinstance(workload, Path) and workload.is_dir():
-        return as_it_is(load_workload(find_workload(workload)), workload, {})
+        job = load_workload(find_workload(workload), source=WordSource.FOUND)
+        return as_it_is(job, workload, {})
     return load_workload(workload)
 
 

@@ -7,8 +7,10 @@ it is imported as `python -m` would import it.
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -31,6 +33,14 @@ def named_by(place: str) -> Any:
     """Return what MODULE:NAME names; NAME may have dots. The module is imported now."""
     module, _, name = place.partition(":")
     return attrgetter(name)(import_module(module))
+
+
+def _find_modules_here() -> str:
+    """Put the working directory on Python's path, for what a user names; return it."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return here
 
 
 class Registry(Mapping[str, _Part]):
@@ -83,7 +93,20 @@ class Registry(Mapping[str, _Part]):
 
     def trusts(self, name: str) -> bool:
         """Return whether a name that a file holds may be imported: a user has named it as well."""
-        return name in self._house or name in self._loaded or name in self._installed
+        return name in self._loaded or self._is_registered(name)
+
+    def taken_from_here(self, name: str) -> str:
+        """Return the file or folder in the working directory that has a user's part; "" if none."""
+        if self._is_registered(name):
+            return ""
+        here, places = _find_modules_here(), list[str | None]()
+        with suppress(ValueError, ImportError):  # which whoever imports it tells
+            spec = find_spec(name.partition(":")[0].partition(".")[0])
+            places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+        return next((each for each in places if each and os.path.dirname(each) == here), "")
+
+    def _is_registered(self, name: str) -> bool:
+        return name in self._house or name in self._installed
 
     @cached_property
     def _installed(self) -> dict[str, str]:
@@ -92,9 +115,8 @@ class Registry(Mapping[str, _Part]):
         return {each.name: each.value for each in entry_points(group=self._group)}
 
     def _load(self, name: str, place: str) -> _Part:
-        here = os.getcwd()
-        if name not in self._house and here not in sys.path:
-            sys.path.insert(0, here)
+        if not self._is_registered(name):
+            _find_modules_here()
         try:
             found = named_by(place if ":" in place else f"{place}:{self._attribute}")
             if not isinstance(found, self._kind):

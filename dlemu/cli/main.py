@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dlemu.config.compose import (
     sweeps,
     without_secrets,
 )
+from dlemu.config.source import WordSource, taken_from_here
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
 from dlemu.plugins import named_by, own_version
 from dlemu.ranks.ending import Interrupts
@@ -161,6 +163,7 @@ def _run_command(name: str, words: Sequence[str], world: World) -> int:
 
 # --- a command ------------------------------------------------------------------------------------
 
+
 _OF_MODELS = ("checkpoint", "predict")
 """Commands that take a model alone."""
 _THAT_LOOK = (*_OF_MODELS, "run", "size")
@@ -289,6 +292,10 @@ class _Job:
         ignored = dict.fromkeys(key for workload, _ in jobs for key in workload.ignored)
         if ignored and "--cfg" not in parsed.options:
             say(f"ignored: {', '.join(ignored)}")
+        if "--cfg" not in parsed.options:
+            lines = chain.from_iterable(taken_from_here(workload) for workload, _ in jobs)
+            for line in dict.fromkeys(lines):
+                say(line)
         return jobs
 
     def _workload(self, words: Words, world: World) -> Any:
@@ -303,13 +310,16 @@ class _Job:
             from dlemu.datagen.survey import dataset_below
 
             folder = dataset_below(folder, words.values.get("workload", ""))
+        source = WordSource.USER
         if folder is not None and "workload" not in words.values:
             from dlemu.datagen.survey import find_workload
 
-            overrides = [*overrides, f"workload={find_workload(folder)}"]
+            name = find_workload(folder, own_format=words.values.get("dataset.format", ""))
+            overrides, source = [*overrides, f"workload={name}"], WordSource.FOUND
         if words.options.get("--cfg", "job") != "job":
             raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
-        workload = check_workload(compose_words(overrides, words.path("--config-dir")), self.name)
+        tree = compose_words(overrides, words.path("--config-dir"), source)
+        workload = check_workload(tree, self.name, source)
         model = words.values.get("model", "")
         if self.name not in _OF_MODELS and workload.made_from == model in named("model"):
             raise WorkloadError(f"{no_workload(model, known_workloads())}; take dlemu checkpoint")

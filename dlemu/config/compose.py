@@ -16,23 +16,11 @@ from typing import Any
 import yaml
 
 from dlemu.config.refusal import NO_KEYS
+from dlemu.config.source import OF_FOLDER, WordSource, check_found, refuse_beyond
+from dlemu.config.source import PATH_KEYS as PATH_KEYS
 from dlemu.errors import WorkloadError, did_you_mean
 
 CONFIGS = Path(__file__).parents[1] / "workloads"
-
-PATH_KEYS = frozenset(
-    {
-        "dataset.data_folder",
-        "storage.storage_root",
-        "output.folder",
-        "output.log",
-        "predict.calibration",
-        "cache.folder",
-        "cache.origin",
-        "checkpoint.checkpoint_folder",
-    }
-)
-"""Keys whose value is one path: on the command line it is taken as it stands."""
 
 _SECRETS = ("access_key_id", "secret_access_key")
 SECRET_KEYS = frozenset(
@@ -78,15 +66,29 @@ _Loader.add_implicit_resolver(
 
 
 def compose(
-    name: str | Path, overrides: Mapping[str, object], group: str = "workload"
+    name: str | Path,
+    overrides: Mapping[str, object],
+    group: str = "workload",
+    source: WordSource = WordSource.USER,
 ) -> dict[str, Any]:
-    """Return the keys of a row of a group or of a YAML file, with dotted overrides."""
-    path = find(group, str(name))
-    return _composed(path, read_yaml(path), [*overrides.items()])
+    """Return the keys of a row of a group or of a YAML file, with dotted overrides.
+
+    `source` is who says the name; the overrides are a user's.
+    """
+    name = str(name)
+    if source is WordSource.INSTALLED and name not in (known := named(group)):
+        raise WorkloadError(no_row(group, name, known))
+    path = find(group, name)
+    return _composed(path, read_yaml(path), [*overrides.items()], source)
 
 
-def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> dict[str, Any]:
-    """Return the keys that "workload=NAME" and other words of the command line ask for."""
+def compose_words(
+    overrides: Sequence[str], config_dir: Path | None = None, source: WordSource = WordSource.USER
+) -> dict[str, Any]:
+    """Return the keys that "workload=NAME" and other words of the command line ask for.
+
+    `source` is who says the name of the workload; all other words are a user's.
+    """
     if config_dir is not None and not config_dir.is_dir():
         raise WorkloadError(f"--config-dir {config_dir} is no folder")
     asked: dict[str, list[str]] = {"workload": [], "model": []}
@@ -103,19 +105,25 @@ def compose_words(overrides: Sequence[str], config_dir: Path | None = None) -> d
             pairs[place] = key, str(find("drive", value, config_dir))
     group = "workload" if asked["workload"] else "model"
     path = _choose(group, asked[group], config_dir)
-    return _composed(path, read_yaml(path) | dict(models), [*models, *pairs])
+    return _composed(path, read_yaml(path) | dict(models), [*models, *pairs], source)
 
 
 def _composed(
-    path: Path, tree: dict[str, Any], values: Sequence[tuple[str, object]]
+    path: Path, tree: dict[str, Any], values: Sequence[tuple[str, object]], source: WordSource
 ) -> dict[str, Any]:
     """Return a file's keys with the values of dotted keys, one after the other.
 
     It has a name, the keys that the user gave, and where it was made from.
     """
+    if source is WordSource.FOUND:
+        check_found(path, tree)
     is_plain = _is_plain(tree) and not any("${" in str(value) for _, value in values)
     if not is_plain:
         tree = _merge(path, tree)
+    if source is WordSource.FOUND:
+        refuse_beyond(path, leaves(tree), dict(leaves(dict(values))))
+        for key in OF_FOLDER:
+            (value_of(tree, key.rpartition(".")[0]) or {}).pop(key.rpartition(".")[2], None)
     for key, value in values:
         if key in NO_KEYS:
             raise WorkloadError(f"unknown key {key}")

@@ -19,6 +19,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     model_validator,
@@ -65,6 +66,7 @@ from dlemu.config.sections import (
     WorkflowSection,
 )
 from dlemu.config.sections import FormatName as FormatName
+from dlemu.config.source import WordSource
 from dlemu.errors import WorkloadError
 from dlemu.storage.s3 import SCHEME, Access, in_bucket, object_path
 from dlemu.units import parse_bytes, unmistakable, with_unit
@@ -203,6 +205,7 @@ class Workload(Section):
     """Keys that the user overrode, for the closed division's check."""
     made_from: str = ""
     """What `workload=` asked for: a published name, or the absolute path of a YAML file."""
+    _source: WordSource = PrivateAttr(default=WordSource.USER)
 
     def __init__(self, **values: Any) -> None:
         """Check the values of all keys.
@@ -214,6 +217,11 @@ class Workload(Section):
             super().__init__(**values)
         except ValidationError as error:
             raise WorkloadError(describe(error, Workload, IGNORED)) from error
+
+    @property
+    def source(self) -> WordSource:
+        """Who said `made_from`."""
+        return self._source
 
     @property
     def data_folder(self) -> Path:
@@ -325,7 +333,8 @@ class Workload(Section):
         tree = self.model_dump(exclude={"ignored"})
         for key, value in keys.items():
             set_key(tree, key, value)
-        return check_workload(tree).model_copy(update={"ignored": self.ignored})
+        again = check_workload(tree, source=self._source)
+        return again.model_copy(update={"ignored": self.ignored})
 
 
 @cache
@@ -353,10 +362,13 @@ def _keys_of(command: str) -> set[str]:
     return {key for key in known_keys(Workload) if command in read_by(key)}
 
 
-def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
+def check_workload(
+    tree: Mapping[str, Any], command: str = "", source: WordSource = WordSource.USER
+) -> Workload:
     """Return the workload that a tree of plain values describes: a composed config, a DLIO file.
 
-    Where a key is unknown, those that `command` reads are named rather than others.
+    Where a key is unknown, those that `command` reads are named rather than others. `source` is who
+    said the name of its file, for those who compose that again.
     """
     raw = translated(tree)
     try:
@@ -369,6 +381,7 @@ def check_workload(tree: Mapping[str, Any], command: str = "") -> Workload:
         if text == "dataset.format is not set" and name in named("model"):
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
         raise WorkloadError(text) from None
+    workload._source = source
     return _checked(workload)
 
 
@@ -454,25 +467,36 @@ def _check_places(workload: Workload) -> None:
         object_path(saved, "checkpoint.checkpoint_folder")
 
 
-def load_workload(name: str | Path, overrides: Mapping[str, object] | None = None) -> Workload:
+def load_workload(
+    name: str | Path,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    source: WordSource = WordSource.USER,
+) -> Workload:
     """Return a workload by its name ("unet3d_h100") or the path of a YAML file, DLIO's included.
 
     `overrides` are dotted keys: {"reader.read_threads": 8}. The file and the values mean what they
-    mean on the command line: `defaults`, and `${other.key}`.
+    mean on the command line: `defaults`, and `${other.key}`. `source` is who says the name; the
+    overrides are the caller's own.
 
     Raises:
         WorkloadError: no such workload, or a key or value that is refused.
     """
-    return check_workload(compose(name, overrides or {}))
+    return check_workload(compose(name, overrides or {}, source=source), source=source)
 
 
-def load_model(name: str, overrides: Mapping[str, object] | None = None) -> Workload:
+def load_model(
+    name: str,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    source: WordSource = WordSource.USER,
+) -> Workload:
     """Return the job of checkpoints of a published model ("llama3_8b"), as `model=` does.
 
     Raises:
         WorkloadError: no such model, or a key or value that is refused.
     """
-    return check_workload(compose(name, overrides or {}, "model"))
+    return check_workload(compose(name, overrides or {}, "model", source), source=source)
 
 
 def access_of(storage: StorageSection | None = None) -> Access:

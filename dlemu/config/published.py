@@ -19,6 +19,7 @@ from dlemu.config.compose import PATH_KEYS, SECRET_KEYS, known_workloads, leaves
 from dlemu.config.compose import value_of as value_of
 from dlemu.config.model import Workload, load_model, load_workload, use_of
 from dlemu.config.refusal import NO_KEYS
+from dlemu.config.source import WordSource
 from dlemu.errors import WorkloadError
 from dlemu.terminal import shown_line
 
@@ -52,10 +53,13 @@ def command(
 
 def _made_from(workload: Workload) -> tuple[Workload, str]:
     """Return the workload that this one was made from, and what `workload=` takes to name it."""
-    for origin in (workload.made_from, workload.name):
+    for origin, source in (
+        (workload.made_from, workload.source),
+        (workload.name, WordSource.INSTALLED),
+    ):
         for load in (load_workload, load_model):
             with suppress(WorkloadError, OSError):
-                return load(origin), origin
+                return load(origin, source=source), origin
     return load_workload(_BASE), _BASE
 
 

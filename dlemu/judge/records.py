@@ -16,6 +16,8 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any
@@ -24,8 +26,9 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from dlemu.config.compose import read_yaml, set_key
+from dlemu.config.compose import leaves, read_yaml, set_key, value_of
 from dlemu.config.model import Workload, check_workload
+from dlemu.config.source import SIZES, WordSource, acts
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.judge.findings import with_findings
 from dlemu.storage.files import (
@@ -87,14 +90,35 @@ def read_config(folder: Path, keys: Mapping[str, object]) -> Workload:
     """Return the workload of a stored run, with other values of dotted keys.
 
     config.yaml is read as it stands: a path may hold a literal `${`, and nothing is interpolated.
+    It may be a stranger's: no module is imported for it, and no other file is read.
 
     Raises:
         WorkloadError: the file is damaged, or a key or value is refused.
     """
-    tree = read_yaml(folder / CONFIG)
+    tree = values_of(read_yaml(folder / CONFIG), partial(read_summary, folder))
     for key, value in keys.items():
         set_key(tree, key, value)
-    return check_workload({**tree, "given": tuple(keys)})
+    return check_workload({**tree, "given": tuple(keys)}, source=WordSource.FOUND)
+
+
+def values_of(
+    tree: Mapping[str, Any], summary: Callable[[], Mapping[str, Any]] = dict
+) -> dict[str, Any]:
+    """Return the keys of a stored job without those that only its runs needed.
+
+    A part that nobody registered is left out, as are files: a format is then that of plain bytes.
+    Of a file of sizes the mean stays, by the number of bytes in the run's `summary()`.
+    """
+    kept = deepcopy(dict(tree))
+    for key, _ in [each for each in leaves(tree) if acts(*each)]:
+        group, _, leaf = key.rpartition(".")
+        value_of(kept, group).pop(leaf)
+        if key == "dataset.format":
+            set_key(kept, key, "raw")
+        elif key == SIZES and (read := summary().get("dataset")):
+            files = read["num_files"] * kept["dataset"].get("num_samples_per_file", 1)
+            set_key(kept, "dataset.record_length_bytes", read["num_bytes"] / files)
+    return kept
 
 
 def dump_workload(workload: Workload) -> str:

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from dlemu.config.compose import PATH_KEYS, leaves
+from dlemu.config.compose import PATH_KEYS, leaves, read_yaml
+from dlemu.config.source import acts
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.judge.metrics import t95
 from dlemu.judge.records import CONFIG, SIZING, SUMMARY, read_config, read_summary
@@ -416,6 +417,7 @@ def _keys(folder: Path, *without: str) -> dict[str, object]:
     workload = read_config(folder, {})
     left_out = {"given", "ignored", "output", *without}
     keys = dict(leaves(workload.model_dump(mode="json", exclude=left_out)))
+    keys |= {key: value for key, value in leaves(read_yaml(folder / CONFIG)) if acts(key, value)}
     if "random" in (workload.reader.file_shuffle, workload.reader.sample_shuffle):
         del keys["train.seed"]  # each run draws its own
     return keys

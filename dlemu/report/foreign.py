@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 
 from dlemu.config.compose import read_yaml
 from dlemu.config.model import Workload, check_workload
+from dlemu.config.source import WordSource
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.devices import total
 from dlemu.judge.metrics import Metrics, measure, measure_run
 from dlemu.judge.outcome import LABEL, judge_runs, row_of, with_metrics
-from dlemu.judge.records import STEP, SUMMARY, Steps, damaged, read_object
+from dlemu.judge.records import STEP, SUMMARY, Steps, damaged, read_object, values_of
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Edition, step_seconds
 from dlemu.report.blocks import Block, Column, Document, Fold, Lines, Verdict, over_epochs, table_of
@@ -427,7 +428,7 @@ def _workload_of(
         if isinstance(group := tree.get(section), dict)
     }
     try:
-        workload = check_workload(needed)
+        workload = check_workload(values_of(needed), source=WordSource.FOUND)
     except DlemuError as error:
         notes.append(f"no verdict of ours: {error}")
         return None

@@ -15,6 +15,7 @@ from pathlib import Path
 from dlemu.config.compose import leaves
 from dlemu.config.model import Workload, load_workload
 from dlemu.config.published import differing, word
+from dlemu.config.source import WordSource
 from dlemu.dataset.rule import (
     MEMORY_MULTIPLE,
     STEPS_PER_EPOCH,
@@ -55,7 +56,7 @@ def check_closed(
         WorkloadError: names all keys that may not be changed, and all values that are not allowed.
     """
     try:
-        published = load_workload(workload.name)
+        published = load_workload(workload.name, source=WordSource.INSTALLED)
     except WorkloadError:
         raise WorkloadError(
             f"division=closed runs the published workloads only, not {workload.name!r}"
