@@ -1,0 +1,1 @@
+"""Measures an unchanged training job: its loaders, what they read, and a workload of it."""

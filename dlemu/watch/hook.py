@@ -1,0 +1,557 @@
+"""What runs inside a job that `dlemu watch` has started: it writes down when batches were taken.
+
+`watch.launch` copies this file as `sitecustomize.py` into a folder that stands first on PYTHONPATH,
+so that each Python process of the job reads it at its start. It must run in the job's interpreter,
+which may have neither dlemu nor this version of Python: only the standard library of Python 3.8 and
+newer is used. It imports no framework. It waits until the job imports one, and wraps a few of its
+functions. Whatever fails here is written down and never reaches the job.
+
+Each process appends lines of words to a file of its own, each with one `write`: a job that is
+killed loses nothing. Times are nanoseconds of the monotonic clock, which all processes of a host
+share. The lines (`watch.events` reads them):
+
+    P JSON                                     a process of the job, the first line of its file
+    S time                                     its interpreter has started
+    L id JSON                                  a loader: what it is made of
+    E id iteration time                        an iteration begins
+    B id iteration asked taken samples bytes grad   a batch
+    G id iteration number wait body            the same on the GPU, nanoseconds
+    X id iteration time                        the loader had no more batches
+    D id iteration time                        its iterator is gone
+    F begun ended cpu samples                  a worker made a batch
+    O time                                     an optimizer's step has ended
+    C begun ended bytes path                   a checkpoint was saved
+    N text                                     what failed here
+    Z time                                     the process ends
+"""
+
+import json
+import os
+import sys
+import time
+
+_now = time.perf_counter_ns
+_MOST_FILES = 256
+"""Files of a dataset that are named: their sizes are a sample."""
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+class _Journal:
+    """The file of this process; opened with the first line, and anew in a forked child."""
+
+    def __init__(self, folder):
+        self.folder, self.pid, self.file = folder, 0, -1
+
+    def write(self, line):
+        """Append a line; a full disk or a folder that is gone ends the writing, not the job."""
+        try:
+            if self.pid != os.getpid():
+                self.pid = os.getpid()
+                name = "job.%d.%d" % (self.pid, _now())
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self.file = os.open(os.path.join(self.folder, name), flags, 0o644)
+                self.write("P " + json.dumps(_process()))
+            if self.file >= 0:
+                os.write(self.file, (line + "\n").encode("utf-8", "backslashreplace"))
+        except Exception:
+            self.file = -1
+
+    def note(self, what, error):
+        """Write down what failed."""
+        text = "%s: %s: %s" % (what, type(error).__name__, error)
+        self.write("N " + " ".join(text.split())[:300])
+
+
+def _first(names):
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None)
+
+
+def _process():
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "time": _now(),
+        "argv": [str(word)[:200] for word in getattr(sys, "orig_argv", [])[:20]],
+        "folder": os.getcwd(),
+        "rank": _first(_RANKS),
+        "local_rank": _first(_LOCAL_RANKS),
+        "num_ranks": _first(_SIZES),
+        "python": "%d.%d.%d" % sys.version_info[:3],
+    }
+
+
+class _Loop:
+    """One iteration over a loader, kept on its iterator: it ends with it."""
+
+    __slots__ = ("id", "iteration", "number", "pool", "waiting", "watch")
+
+    def __init__(self, watch, loader_id, iteration):
+        self.watch, self.id, self.iteration, self.number = watch, loader_id, iteration, 0
+        self.waiting = []  # (number, asked, taken): marks on the GPU's stream, not passed yet
+        self.pool = []
+
+    def __del__(self):
+        try:
+            self.watch.journal.write("D %d %d %d" % (self.id, self.iteration, _now()))
+            if self.waiting:
+                rest = _Rest(self.watch, self.id, self.iteration)
+                rest.waiting, self.waiting = self.waiting, []
+                self.watch.unsettled.append(rest)
+        except Exception:
+            pass
+
+    def mark(self):
+        """Queue a mark on the stream of the GPU that this thread computes on; None without one."""
+        try:
+            torch = sys.modules.get("torch")
+            if torch is None or not torch.cuda.is_initialized():
+                return None
+            if torch.cuda.is_current_stream_capturing():
+                return None
+            event = self.pool.pop() if self.pool else torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        except Exception as error:
+            self.watch.journal.note("a mark", error)
+            return None
+
+    def settle(self):
+        """Write the times of batches whose successor the GPU has seen; never wait for it."""
+        while len(self.waiting) > 1 and self.waiting[1][1].query():
+            number, asked, taken = self.waiting.pop(0)
+            following, wait, body = self.waiting[0], asked.elapsed_time(taken), -1e-6
+            if following[0] == number + 1:
+                body = taken.elapsed_time(following[1])
+            self.watch.journal.write(
+                "G %d %d %d %d %d"
+                % (self.id, self.iteration, number, int(wait * 1e6), int(body * 1e6))
+            )
+            self.pool += [asked, taken]
+
+
+class _Rest(_Loop):
+    """What the GPU had not passed when an iteration ended."""
+
+    def __del__(self):
+        pass
+
+
+class _Watch:
+    """Which loaders there are, and the iterations over them."""
+
+    def __init__(self, journal):
+        self.journal = journal
+        self.inside = 0  # depth of watched iterators: a loader inside another one is part of it
+        self.num_loaders = 0
+        self.unsettled = []
+
+    def begin(self, loader, describe):
+        """Return the new iteration over a loader; its first one is described."""
+        self.settle_rest()
+        state = loader.__dict__.get("_dlemu_watch")
+        if state is None or state[1] != os.getpid():
+            self.num_loaders += 1
+            state = [self.num_loaders, os.getpid(), 0]
+            loader.__dict__["_dlemu_watch"] = state
+            self.journal.write("L %d %s" % (state[0], json.dumps(_described(describe, loader))))
+        loop = _Loop(self, state[0], state[2])
+        state[2] += 1
+        self.journal.write("E %d %d %d" % (state[0], loop.iteration, _now()))
+        return loop
+
+    def settle_rest(self):
+        """Write what is known by now of iterations that have ended."""
+        for rest in self.unsettled:
+            rest.settle()
+        self.unsettled = [rest for rest in self.unsettled if len(rest.waiting) > 1]
+
+    def take(self, loop, take):
+        """Take a batch by `take()`, and write down when."""
+        if self.inside or loop is None:
+            return take()
+        self.inside += 1
+        asked, first = _now(), loop.mark()
+        try:
+            batch = take()
+        except StopIteration:
+            self.journal.write("X %d %d %d" % (loop.id, loop.iteration, asked))
+            if first is not None:
+                loop.waiting.append((loop.number, first, None))
+            raise
+        finally:
+            self.inside -= 1
+        taken = _now()
+        try:
+            samples, num_bytes = _size_of(batch)
+            self.journal.write(
+                "B %d %d %d %d %d %d %d"
+                % (loop.id, loop.iteration, asked, taken, samples, num_bytes, _grad())
+            )
+            if first is not None:
+                loop.waiting.append((loop.number, first, loop.mark()))
+                loop.settle()
+            loop.number += 1
+        except Exception as error:
+            self.journal.note("a batch", error)
+        return batch
+
+    def end(self):
+        """Write the end of this process."""
+        try:
+            self.settle_rest()
+        except Exception as error:
+            self.journal.note("the last batches", error)
+        self.journal.write("Z %d" % _now())
+
+
+def _grad():
+    torch = sys.modules.get("torch")
+    return 1 if torch is None or torch.is_grad_enabled() else 0
+
+
+def _size_of(batch, depth=0):
+    """Return a batch's samples and bytes, by its first arrays: 0 where they are not known."""
+    shape, num_bytes = getattr(batch, "shape", None), getattr(batch, "nbytes", None)
+    if shape is not None:
+        return (int(shape[0]) if len(shape) else 0), int(num_bytes or 0)
+    if depth < 3:
+        items = ()
+        if isinstance(batch, dict) or hasattr(batch, "keys"):
+            items = [batch[key] for key in batch.keys()]
+        elif isinstance(batch, (list, tuple)):
+            items = batch
+        found = [_size_of(each, depth + 1) for each in list(items)[:8]]
+        samples = next((n for n, _ in found if n), 0)
+        if not samples and isinstance(batch, (list, tuple)) and depth == 0:
+            samples = len(batch)
+        return samples, sum(n for _, n in found)
+    return 0, 0
+
+
+def _described(describe, loader):
+    try:
+        return describe(loader)
+    except Exception as error:
+        return {"failed": "%s: %s" % (type(error).__name__, error)}
+
+
+def _place():
+    """Return where the job asked for the iteration: the first line that is in no library."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "site-packages" not in name and "dist-packages" not in name and name != __file__:
+            return "%s:%d" % (name, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def _describe_torch(loader):
+    dataset, context = loader.dataset, loader.multiprocessing_context
+    try:
+        length = len(dataset)
+    except Exception:
+        length = None
+    sampler = getattr(loader, "sampler", None)
+    method = context.get_start_method() if context is not None else None
+    if method is None and loader.num_workers:
+        import multiprocessing
+
+        method = multiprocessing.get_start_method(allow_none=True) or "fork"
+    return {
+        "kind": "torch",
+        "dataset": "%s.%s" % (type(dataset).__module__, type(dataset).__qualname__),
+        "samples": length,
+        "iterable": type(loader).__name__ if length is None else "",
+        "batch_size": loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+        "num_workers": loader.num_workers,
+        "prefetch_factor": loader.prefetch_factor,
+        "pin_memory": bool(loader.pin_memory),
+        "persistent_workers": bool(loader.persistent_workers),
+        "start_method": method,
+        "drop_last": bool(loader.drop_last),
+        "sampler": type(sampler).__name__,
+        "place": _place(),
+        "torch": str(sys.modules["torch"].__version__),
+        **_files_of(dataset),
+    }
+
+
+_LISTS = ("samples", "imgs", "image_paths", "paths", "files", "filenames", "file_list", "images")
+_ROOTS = ("root", "root_dir", "data_dir", "folder", "path", "img_dir")
+
+
+def _files_of(dataset):
+    """Return files that a dataset names, evenly drawn, how many it names, and its folder."""
+    for _ in range(8):  # Subset and other wrappers
+        if not hasattr(dataset, "dataset"):
+            break
+        dataset = dataset.dataset
+    named = {}
+    for name in _LISTS:
+        found = getattr(dataset, name, None)
+        if isinstance(found, (list, tuple)) and len(found):
+            first = found[0][0] if isinstance(found[0], (list, tuple)) and found[0] else found[0]
+            if isinstance(first, (str, os.PathLike)):
+                step = max(1, len(found) // _MOST_FILES)
+                some = found[::step][:_MOST_FILES]
+                paths = [each[0] if isinstance(each, (list, tuple)) else each for each in some]
+                named = {"files": [os.path.abspath(os.fspath(p)) for p in paths]}
+                named["num_files"] = len(found)
+                break
+    for name in _ROOTS:
+        root = getattr(dataset, name, None)
+        if isinstance(root, (str, os.PathLike)) and os.path.isdir(root):
+            named["root"] = os.path.abspath(os.fspath(root))
+            break
+    return named
+
+
+# --- what is wrapped ------------------------------------------------------------------------------
+
+
+def _wrap_torch_loader(module, watch):
+    loader, iterator = module.DataLoader, module._BaseDataLoaderIter
+    begin, take = loader.__iter__, iterator.__next__
+
+    def __iter__(self):  # noqa: N807
+        if _in_worker() or watch.inside:
+            return begin(self)
+        loop = None
+        try:
+            loop = watch.begin(self, _describe_torch)
+        except Exception as error:
+            watch.journal.note("a loader", error)
+        found = begin(self)
+        try:
+            found._dlemu_loop = loop
+        except Exception as error:
+            watch.journal.note("an iterator", error)
+        return found
+
+    def __next__(self):  # noqa: N807
+        return watch.take(getattr(self, "_dlemu_loop", None), lambda: take(self))
+
+    loader.__iter__, iterator.__next__ = _like(__iter__, begin), _like(__next__, take)
+
+
+def _in_worker():
+    module = sys.modules.get("torch.utils.data._utils.worker")
+    return module is not None and getattr(module, "_worker_info", None) is not None
+
+
+def _wrap_fetchers(module, watch):
+    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+        fetcher = getattr(module, name)
+        fetcher.fetch = _timed(fetcher.fetch, watch)
+
+
+def _timed(fetch, watch):
+    """Return `fetch`, which makes a batch, with a line for each batch."""
+
+    def timed(self, *words):
+        begun, cpu = _now(), time.thread_time_ns()
+        batch = fetch(self, *words)
+        try:
+            used = time.thread_time_ns() - cpu
+            wanted = words[0] if words else ()
+            samples = len(wanted) if hasattr(wanted, "__len__") else 1
+            watch.journal.write("F %d %d %d %d" % (begun, _now(), used, samples))
+        except Exception as error:
+            watch.journal.note("a worker", error)
+        return batch
+
+    return _like(timed, fetch)
+
+
+def _wrap_optimizer(module, watch):
+    def ended(*_, **__):
+        watch.journal.write("O %d" % _now())
+
+    module.register_optimizer_step_post_hook(ended)
+
+
+def _wrap_save(module, watch):
+    module.save = _saving(module.save, watch)
+
+
+def _wrap_save_file(module, watch):
+    module.save_file = _saving(module.save_file, watch)
+
+
+def _saving(save, watch):
+    """Return `save(what, where, ...)` with a line for each checkpoint."""
+
+    def saving(*words, **named):
+        begun = _now()
+        result = save(*words, **named)
+        try:
+            where = words[1] if len(words) > 1 else named.get("f", named.get("filename", ""))
+            path = os.fspath(where) if isinstance(where, (str, os.PathLike)) else ""
+            size = os.stat(path).st_size if path else 0
+            watch.journal.write("C %d %d %d %s" % (begun, _now(), size, json.dumps(str(path))))
+        except Exception as error:
+            watch.journal.note("a checkpoint", error)
+        return result
+
+    return _like(saving, save)
+
+
+def _wrap_dali(module, watch):
+    """Watch DALI's iterators, which are their own loaders: an epoch begins after a StopIteration."""
+    base = getattr(module, "DALIGenericIterator", None)
+    if base is None:
+        return
+    take = base.__next__
+
+    def describe(loader):
+        pipes = getattr(loader, "_pipes", ())
+        return {
+            "kind": "dali",
+            "dataset": "DALI",
+            "batch_size": getattr(pipes[0], "max_batch_size", None) if pipes else None,
+            "num_workers": getattr(pipes[0], "num_threads", None) if pipes else None,
+            "prefetch_factor": getattr(pipes[0], "_prefetch_queue_depth", None) if pipes else None,
+            "place": _place(),
+        }
+
+    def __next__(self):  # noqa: N807
+        loop = self.__dict__.get("_dlemu_loop")
+        if loop is None:
+            loop = self.__dict__["_dlemu_loop"] = watch.begin(self, describe)
+        try:
+            return watch.take(loop, lambda: take(self))
+        except StopIteration:
+            self.__dict__["_dlemu_loop"] = None
+            raise
+
+    base.__next__ = _like(__next__, take)
+
+
+def _wrap_webdataset(module, watch):
+    """Watch WebDataset's pipelines where no DataLoader is around them."""
+    pipeline = module.DataPipeline
+    begin = pipeline.__iter__
+
+    def describe(loader):
+        return {"kind": "webdataset", "dataset": "webdataset.DataPipeline", "place": _place()}
+
+    class Iterator:
+        def __init__(self, batches, loop):
+            self.batches, self._dlemu_loop = batches, loop
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return watch.take(self._dlemu_loop, lambda: next(self.batches))
+
+    def __iter__(self):  # noqa: N807
+        if _in_worker() or watch.inside:
+            return begin(self)
+        try:
+            loop = watch.begin(self, describe)
+        except Exception as error:
+            watch.journal.note("a pipeline", error)
+            return begin(self)
+        return Iterator(iter(begin(self)), loop)
+
+    pipeline.__iter__ = _like(__iter__, begin)
+
+
+def _like(function, original):
+    """Give a wrapper the names of what it wraps, for tracebacks and `inspect`."""
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        try:
+            setattr(function, name, getattr(original, name))
+        except (AttributeError, TypeError):
+            pass
+    function.__wrapped__ = original
+    return function
+
+
+_WRAPPERS = {
+    "torch.utils.data.dataloader": _wrap_torch_loader,
+    "torch.utils.data._utils.fetch": _wrap_fetchers,
+    "torch.optim.optimizer": _wrap_optimizer,
+    "torch.serialization": _wrap_save,
+    "safetensors.torch": _wrap_save_file,
+    "nvidia.dali.plugin.pytorch": _wrap_dali,
+    "webdataset.pipeline": _wrap_webdataset,
+}
+
+
+class _Finder:
+    """Finds nothing itself: it has a module's own finder load it, and wraps what it brought."""
+
+    def __init__(self, watch):
+        self.watch, self.busy = watch, set()
+
+    def find_spec(self, name, path=None, target=None):
+        """Return the spec that the other finders have, with a loader that wraps afterwards."""
+        if name not in _WRAPPERS or name in self.busy:
+            return None
+        self.busy.add(name)
+        try:
+            for finder in sys.meta_path:
+                if finder is self or not hasattr(finder, "find_spec"):
+                    continue
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    self._follow(name, spec)
+                    return spec
+        finally:
+            self.busy.discard(name)
+        return None
+
+    def _follow(self, name, spec):
+        load = getattr(spec.loader, "exec_module", None)
+        if load is None:
+            return
+
+        def exec_module(module):
+            load(module)
+            try:
+                del spec.loader.exec_module
+                _WRAPPERS[name](module, self.watch)
+            except Exception as error:
+                self.watch.journal.note(name, error)
+
+        try:
+            spec.loader.exec_module = exec_module
+        except Exception as error:
+            self.watch.journal.note(name, error)
+
+
+def _go_on(own):
+    """Run the sitecustomize that this one hides, as the interpreter would have done."""
+    import importlib.machinery
+    import importlib.util
+
+    places = [p for p in sys.path if os.path.abspath(p or ".") != own]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", places)
+    if spec is not None and spec.loader is not None and spec.origin != __file__:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def _start():
+    folder = os.environ.get("DLEMU_WATCH")
+    own = os.path.dirname(os.path.abspath(__file__))
+    # The job sees its own path: children find this folder in the environment.
+    sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != own]
+    if folder:
+        import atexit
+
+        watch = _Watch(_Journal(folder))
+        atexit.register(watch.end)
+        watch.journal.write("S %d" % _now())
+        sys.meta_path.insert(0, _Finder(watch))
+    _go_on(own)
+
+
+if __name__ == "sitecustomize":
+    _start()

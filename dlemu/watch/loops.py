@@ -1,0 +1,380 @@
+"""The training loop of each rank, from the times at which a job took batches.
+
+A job may iterate over several loaders: one that it trains with, others that it evaluates with
+between two batches of the first, others that it takes a batch of in each step as well. It may take
+batches before it needs them, or end an epoch early. Here each training step gets its wait and its
+body, and what belongs to another loader or to a checkpoint is taken out of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlemu.judge.records import STEP, Steps
+from dlemu.watch.events import Iteration, Process
+
+_NOTHING = 0.02
+"""A body below this share of the mean holds no training: the loop took the next batch at once."""
+_OFTEN = 0.2
+"""Share of bodies without training above which a loop takes several batches for each step."""
+_TOGETHER = 0.5
+"""A loader that is asked in this share of another one's steps is a part of them."""
+
+_Values = NDArray[np.float64]
+_Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class LoaderKey:
+    """What tells loaders apart: a job may make a new one for each epoch at the same place."""
+
+    place: str
+    dataset: str
+    samples: int | None
+    batch_size: int | None
+    sampler: str
+
+    @classmethod
+    def of(cls, described: dict[str, Any]) -> "LoaderKey":
+        """Return the key of a loader, from the line that describes it."""
+        return cls(
+            str(described.get("place", "")),
+            str(described.get("dataset", "")),
+            described.get("samples"),
+            described.get("batch_size"),
+            str(described.get("sampler", "")),
+        )
+
+
+@dataclass(kw_only=True)
+class Epoch:
+    """One pass of a rank's training: arrays are (steps,), times in seconds."""
+
+    begun: float
+    ended: float
+    wait: _Values
+    body: _Values
+    samples: NDArray[np.int64]
+    num_bytes: NDArray[np.int64]
+    """In memory."""
+    by_gpu: bool
+    """Whether the GPU's clock tells most of the times."""
+    is_whole: bool
+    """Whether the loop took all batches of its loader."""
+    left_out: list[_Span] = field(default_factory=list)
+    """Evaluation and checkpoints between two batches of training."""
+
+
+@dataclass(kw_only=True)
+class Role:
+    """What a job did with the loaders of one key."""
+
+    key: LoaderKey
+    described: dict[str, Any]
+    role: str
+    """"training", "with training" or "evaluation"."""
+    num_iterations: int
+    num_batches: int
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """The training of one process."""
+
+    process: Process
+    rank: int
+    described: dict[str, Any]
+    """The loader that it trains with."""
+    epochs: list[Epoch]
+    roles: list[Role]
+    batches_a_step: float
+    """Batches for each step of an optimizer; 0: no optimizer was seen."""
+    ahead: int
+    """Batches that the loop itself takes before it needs them."""
+
+    @property
+    def made(self) -> list[tuple[float, float, float, int]]:
+        """Batches made in this process, without workers."""
+        return self.process.made
+
+
+def find_loops(processes: Iterable[Process]) -> list[Loop]:
+    """Return the training loops of a job, one a process that trained, in the order of ranks."""
+    found = [process for process in processes if any(i.taken for i in process.iterations.values())]
+    found.sort(key=lambda each: (_number(each.info.get("rank")), each.info.get("time", 0)))
+    ranks = [each.info.get("rank") for each in found]
+    distinct = None not in ranks and len(set(ranks)) == len(ranks)
+    loops = []
+    for number, process in enumerate(found):
+        rank = _number(ranks[number]) if distinct else number
+        loop = _loop_of(process, rank)
+        if loop.epochs:
+            loops.append(loop)
+    return loops
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _loop_of(process: Process, rank: int) -> Loop:
+    """Return what a process trained, and what it did with its other loaders."""
+    groups: dict[LoaderKey, list[Iteration]] = {}
+    for each in sorted(process.iterations.values(), key=lambda one: one.begun):
+        if each.taken:
+            groups.setdefault(_key(process, each), []).append(each)
+    steps = _optimizer_steps(process, groups)
+    training = max(groups, key=lambda key: _weight(groups[key], steps[key]))
+    own = groups[training]
+    roles, partners, others = [], [], []
+    for key, iterations in groups.items():
+        if key == training:
+            role = "training"
+        elif _is_with(own, iterations):
+            role = "with training"
+            partners += iterations
+        else:
+            role = "evaluation"
+            others += iterations
+        roles.append(_role(process, key, iterations, role))
+    epochs, ahead = [], 0
+    for number, each in enumerate(own):
+        following = own[number + 1].begun if number + 1 < len(own) else process.ended
+        spans = [*map(_span, others), *((save.begun, save.ended) for save in process.saves)]
+        epoch, more = _epoch_of(each, following, partners, spans)
+        epochs.append(epoch)
+        ahead = max(ahead, more)
+    batches = sum(len(each.taken) for each in own)
+    num_steps = steps[training] + sum(steps[_key(process, each)] for each in partners)
+    return Loop(
+        process=process,
+        rank=rank,
+        described=process.loaders.get(own[0].loader, {}),
+        epochs=epochs,
+        roles=roles,
+        batches_a_step=batches / num_steps if num_steps else 0.0,
+        ahead=ahead,
+    )
+
+
+def _key(process: Process, iteration: Iteration) -> LoaderKey:
+    return LoaderKey.of(process.loaders.get(iteration.loader, {}))
+
+
+def _role(process: Process, key: LoaderKey, iterations: list[Iteration], role: str) -> Role:
+    return Role(
+        key=key,
+        described=process.loaders.get(iterations[0].loader, {}),
+        role=role,
+        num_iterations=len(iterations),
+        num_batches=sum(len(each.taken) for each in iterations),
+        seconds=sum(end - begin for begin, end in map(_span, iterations)),
+    )
+
+
+def _optimizer_steps(
+    process: Process, groups: dict[LoaderKey, list[Iteration]]
+) -> dict[LoaderKey, int]:
+    """Return how many steps of optimizers came after batches of each key's loaders."""
+    taken = sorted(
+        (time, number)
+        for number, iterations in enumerate(groups.values())
+        for each in iterations
+        for time in each.taken
+    )
+    counts = dict.fromkeys(groups, 0)
+    times, keys = [time for time, _ in taken], list(groups)
+    for at in np.searchsorted(times, process.optimizer_steps, side="right"):
+        if at:
+            counts[keys[taken[at - 1][1]]] += 1
+    return counts
+
+
+def _weight(iterations: list[Iteration], steps: int) -> tuple[int, int, int]:
+    """Return how likely it is that a job trains with these: the most steps, then gradients."""
+    with_grad = sum(sum(each.with_grad) for each in iterations)
+    return steps, with_grad, sum(len(each.taken) for each in iterations)
+
+
+def _is_with(training: list[Iteration], others: list[Iteration]) -> bool:
+    """Return whether the others' batches are taken in most steps of the training."""
+    times = np.sort(np.array([time for each in others for time in each.taken]))
+    bodies = hit = 0
+    for each in training:
+        bounds = np.searchsorted(times, np.array(each.taken))
+        bodies += len(bounds) - 1
+        hit += int((np.diff(bounds) > 0).sum())
+    return bodies > 0 and hit >= _TOGETHER * bodies
+
+
+def _span(iteration: Iteration) -> _Span:
+    """Return from when to when a job evaluated: to the end of its iterator, if it left early."""
+    end = iteration.last_sign
+    if iteration.exhausted is None and iteration.gone is not None:
+        body = _median_body(iteration)
+        end = max(end, min(iteration.gone, end + body))
+    return iteration.begun, end
+
+
+def _median_body(iteration: Iteration) -> float:
+    bodies = [after - before for before, after in _host_bodies(iteration)]
+    return median(bodies) if bodies else 0.0
+
+
+def _host_bodies(iteration: Iteration) -> list[_Span]:
+    """Return from when to when the job had a batch and asked for no other; the last is left out."""
+    return list(zip(iteration.taken, iteration.asked[1:], strict=False))
+
+
+def _epoch_of(
+    iteration: Iteration,
+    following: float | None,
+    partners: Sequence[Iteration],
+    left_out: Sequence[_Span],
+) -> tuple[Epoch, int]:
+    """Return one pass, and how many batches the loop took before it needed them.
+
+    `following` is when the next pass began, or the process ended.
+    """
+    asked = np.array([iteration.begun, *iteration.asked[1:]])
+    taken = np.array(iteration.taken)
+    num = len(taken)
+    wait = taken - asked
+    ends = [*iteration.asked[1:], _end_of_last(iteration, following)]
+    body = np.array(ends) - taken
+    known = [n for n in iteration.on_gpu if 0 < n < num]
+    for number in known:
+        idle, busy = iteration.on_gpu[number]
+        wait[number] = idle
+        if busy >= 0 and number < num - 1:
+            body[number] = busy
+    if 0 in iteration.on_gpu and iteration.on_gpu[0][1] >= 0 and num > 1:
+        body[0] = iteration.on_gpu[0][1]
+    inside = []
+    for partner in partners:
+        for begin, end in zip(partner.asked, partner.taken, strict=True):
+            number = int(np.searchsorted(taken, begin, side="right")) - 1
+            if 0 <= number and end <= ends[number]:
+                wait[number] += end - begin
+                body[number] -= min(end - begin, body[number])
+    for begin, end in _joined(left_out):
+        number = int(np.searchsorted(taken, begin, side="right")) - 1
+        if number >= 0 and begin < ends[number]:
+            inside.append((begin, end))
+            body[number] -= min(max(0.0, min(end, ends[number]) - begin), body[number])
+    body, ahead = _settled(body)
+    if iteration.exhausted is None or ahead:
+        _estimate_last(body, max(1, ahead))
+    epoch = Epoch(
+        begun=iteration.begun,
+        ended=ends[-1],
+        wait=wait,
+        body=body,
+        samples=np.array(iteration.samples, np.int64),
+        num_bytes=np.array(iteration.num_bytes, np.int64),
+        by_gpu=2 * len(known) > num,
+        is_whole=iteration.exhausted is not None,
+        left_out=inside,
+    )
+    return epoch, ahead
+
+
+def _end_of_last(iteration: Iteration, following: float | None) -> float:
+    """Return when the last step of a pass ended, as far as the loop shows it."""
+    if iteration.exhausted is not None:
+        return iteration.exhausted
+    signs = [time for time in (iteration.gone, following) if time is not None]
+    return max(iteration.taken[-1], min(signs, default=iteration.taken[-1]))
+
+
+def _joined(spans: Iterable[_Span]) -> list[_Span]:
+    """Return spans without those inside others, in order."""
+    found: list[_Span] = []
+    for begin, end in sorted(spans):
+        if found and begin < found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _settled(body: _Values) -> tuple[_Values, int]:
+    """Return bodies such that each step has its own, and how many batches are taken ahead.
+
+    A loop that takes a batch ahead computes each one after it took the next: its bodies are moved
+    by one. A loop that takes several batches and then computes them all, as gradients are
+    accumulated in some libraries, has one long body after short ones: it is shared out.
+    """
+    if len(body) < 3 or body.mean() <= 0:
+        return body, 0
+    empty = body < _NOTHING * body.mean()
+    ahead = int(empty.argmin())
+    if empty.all():
+        return body, 0
+    if empty[ahead:].mean() > _OFTEN:
+        shared, start = body.copy(), 0
+        for number, nothing in enumerate(empty):
+            if not nothing:
+                shared[start : number + 1] = body[start : number + 1].mean()
+                start = number + 1
+        return shared, 0
+    if not ahead:
+        return body, 0
+    return np.concatenate([body[ahead:], body[:ahead]]), ahead
+
+
+def _estimate_last(body: _Values, num: int) -> None:
+    """Bound the last bodies, whose end no question for a batch tells, by the others' median."""
+    if len(body) > num:
+        usual = float(np.median(body[:-num]))
+        body[-num:] = usual if num > 1 else np.minimum(np.maximum(body[-1], 0), usual)
+        if body[-1] <= 0:
+            body[-1] = usual
+
+
+def steps_of(loops: Sequence[Loop], sample_bytes: float) -> Steps:
+    """Return the records of all ranks, shape (steps,) of `records.STEP`.
+
+    Epochs and steps that not all ranks have are left out. `sample_bytes` are those of a sample in
+    the files, 0 where they are not known.
+    """
+    num_epochs = min(len(loop.epochs) for loop in loops)
+    parts = []
+    for number in range(num_epochs):
+        epochs = [loop.epochs[number] for loop in loops]
+        num = min(len(epoch.wait) for epoch in epochs)
+        if num < 2:
+            continue
+        waits = np.array([epoch.wait[:num] for epoch in epochs])
+        bodies = np.array([epoch.body[:num] for epoch in epochs])
+        # A rank that has its batch waits inside its step for the one that has none yet: for as
+        # long as that one waits more, and not for what its own step takes longer.
+        barrier = np.minimum(waits.max(axis=0) - waits, bodies - bodies.min(axis=0))
+        first = len(parts)
+        for loop, epoch, late in zip(loops, epochs, barrier, strict=True):
+            rows = np.zeros(num, STEP)
+            rows["epoch"], rows["step"], rows["accelerator"] = number, np.arange(num), loop.rank
+            rows["num_samples"] = epoch.samples[:num]
+            rows["num_bytes"] = np.rint(epoch.samples[:num] * sample_bytes)
+            rows["wait"], rows["barrier"] = epoch.wait[:num], late
+            rows["compute"] = rows["computation_time"] = epoch.body[:num] - late
+            lasted = epoch.wait[:num] + epoch.body[:num]
+            rows["start"] = epoch.begun + np.concatenate([[0.0], np.cumsum(lasted)[:-1]])
+            parts.append(rows)
+        assert len(parts) == first + len(loops)
+    return np.concatenate(parts) if parts else np.zeros(0, STEP)
+
+
+def told_apart(roles: Iterable[Role]) -> list[list[Role]]:
+    """Return the roles of all ranks, those of one key together."""
+    ordered = sorted(roles, key=lambda role: (role.role != "training", str(role.key)))
+    return [list(group) for _, group in groupby(ordered, key=lambda role: role.key)]
+
+
+__all__ = ["Epoch", "Loop", "LoaderKey", "Role", "find_loops", "pairwise", "steps_of", "told_apart"]
