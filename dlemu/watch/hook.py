@@ -25,10 +25,16 @@ share. The lines (`watch.events` reads them):
     Z time                                     the process ends
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 import time
+
+if False:  # of typing only, which is not imported in the job
+    from collections.abc import Callable
+    from typing import Any
 
 _now = time.perf_counter_ns
 _MOST_FILES = 256
@@ -41,15 +47,15 @@ _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 class _Journal:
     """The file of this process; opened with the first line, and anew in a forked child."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: str) -> None:
         self.folder, self.pid, self.file = folder, 0, -1
 
-    def write(self, line):
+    def write(self, line: str) -> None:
         """Append a line; a full disk or a folder that is gone ends the writing, not the job."""
         try:
             if self.pid != os.getpid():
                 self.pid = os.getpid()
-                name = "job.%d.%d" % (self.pid, _now())
+                name = f"job.{self.pid}.{_now()}"
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self.file = os.open(os.path.join(self.folder, name), flags, 0o644)
                 self.write("P " + json.dumps(_process()))
@@ -58,17 +64,19 @@ class _Journal:
         except Exception:
             self.file = -1
 
-    def note(self, what, error):
+    def note(self, what: str, error: Exception) -> None:
         """Write down what failed."""
-        text = "%s: %s: %s" % (what, type(error).__name__, error)
+        text = f"{what}: {type(error).__name__}: {error}"
         self.write("N " + " ".join(text.split())[:300])
 
 
-def _first(names):
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None)
+def _first(names: tuple[str, ...]) -> int | None:
+    return next(
+        (int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None
+    )
 
 
-def _process():
+def _process() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "parent": os.getppid(),
@@ -78,7 +86,7 @@ def _process():
         "rank": _first(_RANKS),
         "local_rank": _first(_LOCAL_RANKS),
         "num_ranks": _first(_SIZES),
-        "python": "%d.%d.%d" % sys.version_info[:3],
+        "python": ".".join(map(str, sys.version_info[:3])),
     }
 
 
@@ -87,14 +95,14 @@ class _Loop:
 
     __slots__ = ("id", "iteration", "number", "pool", "waiting", "watch")
 
-    def __init__(self, watch, loader_id, iteration):
+    def __init__(self, watch: _Watch, loader_id: int, iteration: int) -> None:
         self.watch, self.id, self.iteration, self.number = watch, loader_id, iteration, 0
-        self.waiting = []  # (number, asked, taken): marks on the GPU's stream, not passed yet
-        self.pool = []
+        self.waiting: list[Any] = []  # (number, asked, taken): marks on the GPU's stream, not passed yet
+        self.pool: list[Any] = []
 
-    def __del__(self):
+    def __del__(self) -> None:
         try:
-            self.watch.journal.write("D %d %d %d" % (self.id, self.iteration, _now()))
+            self.watch.journal.write(f"D {self.id} {self.iteration} {_now()}")
             if self.waiting:
                 rest = _Rest(self.watch, self.id, self.iteration)
                 rest.waiting, self.waiting = self.waiting, []
@@ -102,7 +110,7 @@ class _Loop:
         except Exception:
             pass
 
-    def mark(self):
+    def mark(self) -> Any:
         """Queue a mark on the stream of the GPU that this thread computes on; None without one."""
         try:
             torch = sys.modules.get("torch")
@@ -117,7 +125,7 @@ class _Loop:
             self.watch.journal.note("a mark", error)
             return None
 
-    def settle(self):
+    def settle(self) -> None:
         """Write the times of batches whose successor the GPU has seen; never wait for it."""
         while len(self.waiting) > 1 and self.waiting[1][1].query():
             number, asked, taken = self.waiting.pop(0)
@@ -125,8 +133,7 @@ class _Loop:
             if following[0] == number + 1:
                 body = taken.elapsed_time(following[1])
             self.watch.journal.write(
-                "G %d %d %d %d %d"
-                % (self.id, self.iteration, number, int(wait * 1e6), int(body * 1e6))
+                f"G {self.id} {self.iteration} {number} {int(wait * 1e6)} {int(body * 1e6)}"
             )
             self.pool += [asked, taken]
 
@@ -134,20 +141,20 @@ class _Loop:
 class _Rest(_Loop):
     """What the GPU had not passed when an iteration ended."""
 
-    def __del__(self):
+    def __del__(self) -> None:
         pass
 
 
 class _Watch:
     """Which loaders there are, and the iterations over them."""
 
-    def __init__(self, journal):
+    def __init__(self, journal: _Journal) -> None:
         self.journal = journal
         self.inside = 0  # depth of watched iterators: a loader inside another one is part of it
         self.num_loaders = 0
-        self.unsettled = []
+        self.unsettled: list[_Loop] = []
 
-    def begin(self, loader, describe):
+    def begin(self, loader: Any, describe: Callable[[Any], dict[str, Any]]) -> _Loop:
         """Return the new iteration over a loader; its first one is described."""
         self.settle_rest()
         state = loader.__dict__.get("_dlemu_watch")
@@ -155,19 +162,19 @@ class _Watch:
             self.num_loaders += 1
             state = [self.num_loaders, os.getpid(), 0]
             loader.__dict__["_dlemu_watch"] = state
-            self.journal.write("L %d %s" % (state[0], json.dumps(_described(describe, loader))))
+            self.journal.write(f"L {state[0]} {json.dumps(_described(describe, loader))}")
         loop = _Loop(self, state[0], state[2])
         state[2] += 1
-        self.journal.write("E %d %d %d" % (state[0], loop.iteration, _now()))
+        self.journal.write(f"E {state[0]} {loop.iteration} {_now()}")
         return loop
 
-    def settle_rest(self):
+    def settle_rest(self) -> None:
         """Write what is known by now of iterations that have ended."""
         for rest in self.unsettled:
             rest.settle()
         self.unsettled = [rest for rest in self.unsettled if len(rest.waiting) > 1]
 
-    def take(self, loop, take):
+    def take(self, loop: _Loop | None, take: Callable[[], Any]) -> Any:
         """Take a batch by `take()`, and write down when."""
         if self.inside or loop is None:
             return take()
@@ -176,7 +183,7 @@ class _Watch:
         try:
             batch = take()
         except StopIteration:
-            self.journal.write("X %d %d %d" % (loop.id, loop.iteration, asked))
+            self.journal.write(f"X {loop.id} {loop.iteration} {asked}")
             if first is not None:
                 loop.waiting.append((loop.number, first, None))
             raise
@@ -186,8 +193,7 @@ class _Watch:
         try:
             samples, num_bytes = _size_of(batch)
             self.journal.write(
-                "B %d %d %d %d %d %d %d"
-                % (loop.id, loop.iteration, asked, taken, samples, num_bytes, _grad())
+                f"B {loop.id} {loop.iteration} {asked} {taken} {samples} {num_bytes} {_grad()}"
             )
             if first is not None:
                 loop.waiting.append((loop.number, first, loop.mark()))
@@ -197,29 +203,29 @@ class _Watch:
             self.journal.note("a batch", error)
         return batch
 
-    def end(self):
+    def end(self) -> None:
         """Write the end of this process."""
         try:
             self.settle_rest()
         except Exception as error:
             self.journal.note("the last batches", error)
-        self.journal.write("Z %d" % _now())
+        self.journal.write(f"Z {_now()}")
 
 
-def _grad():
+def _grad() -> int:
     torch = sys.modules.get("torch")
     return 1 if torch is None or torch.is_grad_enabled() else 0
 
 
-def _size_of(batch, depth=0):
+def _size_of(batch: Any, depth: int = 0) -> tuple[int, int]:
     """Return a batch's samples and bytes, by its first arrays: 0 where they are not known."""
     shape, num_bytes = getattr(batch, "shape", None), getattr(batch, "nbytes", None)
     if shape is not None:
         return (int(shape[0]) if len(shape) else 0), int(num_bytes or 0)
     if depth < 3:
-        items = ()
+        items: Any = ()
         if isinstance(batch, dict) or hasattr(batch, "keys"):
-            items = [batch[key] for key in batch.keys()]
+            items = [batch[key] for key in batch]
         elif isinstance(batch, (list, tuple)):
             items = batch
         found = [_size_of(each, depth + 1) for each in list(items)[:8]]
@@ -230,25 +236,25 @@ def _size_of(batch, depth=0):
     return 0, 0
 
 
-def _described(describe, loader):
+def _described(describe: Callable[[Any], dict[str, Any]], loader: Any) -> dict[str, Any]:
     try:
         return describe(loader)
     except Exception as error:
-        return {"failed": "%s: %s" % (type(error).__name__, error)}
+        return {"failed": f"{type(error).__name__}: {error}"}
 
 
-def _place():
+def _place() -> str:
     """Return where the job asked for the iteration: the first line that is in no library."""
-    frame = sys._getframe(1)
+    frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if "site-packages" not in name and "dist-packages" not in name and name != __file__:
-            return "%s:%d" % (name, frame.f_lineno)
+            return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
-def _describe_torch(loader):
+def _describe_torch(loader: Any) -> dict[str, Any]:
     dataset, context = loader.dataset, loader.multiprocessing_context
     try:
         length = len(dataset)
@@ -262,7 +268,7 @@ def _describe_torch(loader):
         method = multiprocessing.get_start_method(allow_none=True) or "fork"
     return {
         "kind": "torch",
-        "dataset": "%s.%s" % (type(dataset).__module__, type(dataset).__qualname__),
+        "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
         "samples": length,
         "iterable": type(loader).__name__ if length is None else "",
         "batch_size": loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
@@ -283,13 +289,13 @@ _LISTS = ("samples", "imgs", "image_paths", "paths", "files", "filenames", "file
 _ROOTS = ("root", "root_dir", "data_dir", "folder", "path", "img_dir")
 
 
-def _files_of(dataset):
+def _files_of(dataset: Any) -> dict[str, Any]:
     """Return files that a dataset names, evenly drawn, how many it names, and its folder."""
     for _ in range(8):  # Subset and other wrappers
         if not hasattr(dataset, "dataset"):
             break
         dataset = dataset.dataset
-    named = {}
+    named: dict[str, Any] = {}
     for name in _LISTS:
         found = getattr(dataset, name, None)
         if isinstance(found, (list, tuple)) and len(found):
@@ -312,11 +318,11 @@ def _files_of(dataset):
 # --- what is wrapped ------------------------------------------------------------------------------
 
 
-def _wrap_torch_loader(module, watch):
+def _wrap_torch_loader(module: Any, watch: _Watch) -> None:
     loader, iterator = module.DataLoader, module._BaseDataLoaderIter
     begin, take = loader.__iter__, iterator.__next__
 
-    def __iter__(self):  # noqa: N807
+    def __iter__(self: Any) -> Any:
         if _in_worker() or watch.inside:
             return begin(self)
         loop = None
@@ -331,34 +337,34 @@ def _wrap_torch_loader(module, watch):
             watch.journal.note("an iterator", error)
         return found
 
-    def __next__(self):  # noqa: N807
+    def __next__(self: Any) -> Any:
         return watch.take(getattr(self, "_dlemu_loop", None), lambda: take(self))
 
     loader.__iter__, iterator.__next__ = _like(__iter__, begin), _like(__next__, take)
 
 
-def _in_worker():
+def _in_worker() -> bool:
     module = sys.modules.get("torch.utils.data._utils.worker")
     return module is not None and getattr(module, "_worker_info", None) is not None
 
 
-def _wrap_fetchers(module, watch):
+def _wrap_fetchers(module: Any, watch: _Watch) -> None:
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         fetcher = getattr(module, name)
         fetcher.fetch = _timed(fetcher.fetch, watch)
 
 
-def _timed(fetch, watch):
+def _timed(fetch: Any, watch: _Watch) -> Any:
     """Return `fetch`, which makes a batch, with a line for each batch."""
 
-    def timed(self, *words):
+    def timed(self: Any, *words: Any) -> Any:
         begun, cpu = _now(), time.thread_time_ns()
         batch = fetch(self, *words)
         try:
             used = time.thread_time_ns() - cpu
             wanted = words[0] if words else ()
             samples = len(wanted) if hasattr(wanted, "__len__") else 1
-            watch.journal.write("F %d %d %d %d" % (begun, _now(), used, samples))
+            watch.journal.write(f"F {begun} {_now()} {used} {samples}")
         except Exception as error:
             watch.journal.note("a worker", error)
         return batch
@@ -366,32 +372,32 @@ def _timed(fetch, watch):
     return _like(timed, fetch)
 
 
-def _wrap_optimizer(module, watch):
-    def ended(*_, **__):
-        watch.journal.write("O %d" % _now())
+def _wrap_optimizer(module: Any, watch: _Watch) -> None:
+    def ended(*_: Any, **__: Any) -> None:
+        watch.journal.write(f"O {_now()}")
 
     module.register_optimizer_step_post_hook(ended)
 
 
-def _wrap_save(module, watch):
+def _wrap_save(module: Any, watch: _Watch) -> None:
     module.save = _saving(module.save, watch)
 
 
-def _wrap_save_file(module, watch):
+def _wrap_save_file(module: Any, watch: _Watch) -> None:
     module.save_file = _saving(module.save_file, watch)
 
 
-def _saving(save, watch):
+def _saving(save: Any, watch: _Watch) -> Any:
     """Return `save(what, where, ...)` with a line for each checkpoint."""
 
-    def saving(*words, **named):
+    def saving(*words: Any, **named: Any) -> Any:
         begun = _now()
         result = save(*words, **named)
         try:
             where = words[1] if len(words) > 1 else named.get("f", named.get("filename", ""))
             path = os.fspath(where) if isinstance(where, (str, os.PathLike)) else ""
             size = os.stat(path).st_size if path else 0
-            watch.journal.write("C %d %d %d %s" % (begun, _now(), size, json.dumps(str(path))))
+            watch.journal.write(f"C {begun} {_now()} {size} {json.dumps(str(path))}")
         except Exception as error:
             watch.journal.note("a checkpoint", error)
         return result
@@ -399,14 +405,14 @@ def _saving(save, watch):
     return _like(saving, save)
 
 
-def _wrap_dali(module, watch):
-    """Watch DALI's iterators, which are their own loaders: an epoch begins after a StopIteration."""
+def _wrap_dali(module: Any, watch: _Watch) -> None:
+    """Watch DALI's iterators: each is its own loader, and an epoch ends by StopIteration."""
     base = getattr(module, "DALIGenericIterator", None)
     if base is None:
         return
     take = base.__next__
 
-    def describe(loader):
+    def describe(loader: Any) -> dict[str, Any]:
         pipes = getattr(loader, "_pipes", ())
         return {
             "kind": "dali",
@@ -417,7 +423,7 @@ def _wrap_dali(module, watch):
             "place": _place(),
         }
 
-    def __next__(self):  # noqa: N807
+    def __next__(self: Any) -> Any:
         loop = self.__dict__.get("_dlemu_loop")
         if loop is None:
             loop = self.__dict__["_dlemu_loop"] = watch.begin(self, describe)
@@ -430,25 +436,25 @@ def _wrap_dali(module, watch):
     base.__next__ = _like(__next__, take)
 
 
-def _wrap_webdataset(module, watch):
+def _wrap_webdataset(module: Any, watch: _Watch) -> None:
     """Watch WebDataset's pipelines where no DataLoader is around them."""
     pipeline = module.DataPipeline
     begin = pipeline.__iter__
 
-    def describe(loader):
+    def describe(loader: Any) -> dict[str, Any]:
         return {"kind": "webdataset", "dataset": "webdataset.DataPipeline", "place": _place()}
 
     class Iterator:
-        def __init__(self, batches, loop):
+        def __init__(self, batches: Any, loop: _Loop) -> None:
             self.batches, self._dlemu_loop = batches, loop
 
-        def __iter__(self):
+        def __iter__(self) -> Any:
             return self
 
-        def __next__(self):
+        def __next__(self) -> Any:
             return watch.take(self._dlemu_loop, lambda: next(self.batches))
 
-    def __iter__(self):  # noqa: N807
+    def __iter__(self: Any) -> Any:
         if _in_worker() or watch.inside:
             return begin(self)
         try:
@@ -461,13 +467,11 @@ def _wrap_webdataset(module, watch):
     pipeline.__iter__ = _like(__iter__, begin)
 
 
-def _like(function, original):
+def _like(function: Any, original: Any) -> Any:
     """Give a wrapper the names of what it wraps, for tracebacks and `inspect`."""
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
-        try:
+        if hasattr(original, name):
             setattr(function, name, getattr(original, name))
-        except (AttributeError, TypeError):
-            pass
     function.__wrapped__ = original
     return function
 
@@ -486,10 +490,11 @@ _WRAPPERS = {
 class _Finder:
     """Finds nothing itself: it has a module's own finder load it, and wraps what it brought."""
 
-    def __init__(self, watch):
-        self.watch, self.busy = watch, set()
+    def __init__(self, watch: _Watch) -> None:
+        self.watch = watch
+        self.busy: set[str] = set()
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec that the other finders have, with a loader that wraps afterwards."""
         if name not in _WRAPPERS or name in self.busy:
             return None
@@ -506,12 +511,12 @@ class _Finder:
             self.busy.discard(name)
         return None
 
-    def _follow(self, name, spec):
+    def _follow(self, name: str, spec: Any) -> None:
         load = getattr(spec.loader, "exec_module", None)
         if load is None:
             return
 
-        def exec_module(module):
+        def exec_module(module: Any) -> None:
             load(module)
             try:
                 del spec.loader.exec_module
@@ -525,7 +530,7 @@ class _Finder:
             self.watch.journal.note(name, error)
 
 
-def _go_on(own):
+def _go_on(own: str) -> None:
     """Run the sitecustomize that this one hides, as the interpreter would have done."""
     import importlib.machinery
     import importlib.util
@@ -538,7 +543,7 @@ def _go_on(own):
         spec.loader.exec_module(module)
 
 
-def _start():
+def _start() -> None:
     folder = os.environ.get("DLEMU_WATCH")
     own = os.path.dirname(os.path.abspath(__file__))
     # The job sees its own path: children find this folder in the environment.
@@ -548,7 +553,7 @@ def _start():
 
         watch = _Watch(_Journal(folder))
         atexit.register(watch.end)
-        watch.journal.write("S %d" % _now())
+        watch.journal.write(f"S {_now()}")
         sys.meta_path.insert(0, _Finder(watch))
     _go_on(own)
 

@@ -8,7 +8,6 @@ body, and what belongs to another loader or to a checkpoint is taken out of it.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
 from statistics import median
 from typing import Any
 
@@ -260,7 +259,7 @@ def _epoch_of(
     for partner in partners:
         for begin, end in zip(partner.asked, partner.taken, strict=True):
             number = int(np.searchsorted(taken, begin, side="right")) - 1
-            if 0 <= number and end <= ends[number]:
+            if number >= 0 and end <= ends[number]:
                 wait[number] += end - begin
                 body[number] -= min(end - begin, body[number])
     for begin, end in _joined(left_out):
@@ -356,7 +355,6 @@ def steps_of(loops: Sequence[Loop], sample_bytes: float) -> Steps:
         # A rank that has its batch waits inside its step for the one that has none yet: for as
         # long as that one waits more, and not for what its own step takes longer.
         barrier = np.minimum(waits.max(axis=0) - waits, bodies - bodies.min(axis=0))
-        first = len(parts)
         for loop, epoch, late in zip(loops, epochs, barrier, strict=True):
             rows = np.zeros(num, STEP)
             rows["epoch"], rows["step"], rows["accelerator"] = number, np.arange(num), loop.rank
@@ -367,14 +365,4 @@ def steps_of(loops: Sequence[Loop], sample_bytes: float) -> Steps:
             lasted = epoch.wait[:num] + epoch.body[:num]
             rows["start"] = epoch.begun + np.concatenate([[0.0], np.cumsum(lasted)[:-1]])
             parts.append(rows)
-        assert len(parts) == first + len(loops)
     return np.concatenate(parts) if parts else np.zeros(0, STEP)
-
-
-def told_apart(roles: Iterable[Role]) -> list[list[Role]]:
-    """Return the roles of all ranks, those of one key together."""
-    ordered = sorted(roles, key=lambda role: (role.role != "training", str(role.key)))
-    return [list(group) for _, group in groupby(ordered, key=lambda role: role.key)]
-
-
-__all__ = ["Epoch", "Loop", "LoaderKey", "Role", "find_loops", "pairwise", "steps_of", "told_apart"]
