@@ -46,6 +46,8 @@ class Command:
     """Its own keys: the `Arguments` that this names, module and class."""
     by_ranks: bool = False
     """Whether all ranks call its function, with the words and the world."""
+    keeps_stdout: bool = False
+    """Whether stdout is that of the program which it runs: what dlemu says goes to stderr."""
     measures: bool = False
     """Whether it measures from one process, which rank 0 must not do alone for all."""
 
@@ -68,6 +70,24 @@ COMMANDS: dict[str, Command] = {
         "metric.au runs warmup output.folder output.log",
         options=(DRY_RUN, "--multirun", *FOR_SCRIPTS),
         replays=True,
+    ),
+    "watch": Command(
+        aim="measure",
+        line="run your own training job unchanged; its AU, its limit, and a workload of it",
+        words="[key=value ...] -- COMMAND",
+        examples=(
+            "dlemu watch -- python -c 'print(1)'",
+            "dlemu watch metric.au=90% -- torchrun --nproc-per-node 8 train.py",
+        ),
+        about="Measures every torch DataLoader, DALI and WebDataset iterator in the command and "
+        "its children. Stdin, stdout, signals and the exit status are the command's own; what "
+        "dlemu says goes to stderr. Its folder has the run, and workload.yaml to emulate the job "
+        "elsewhere. mpirun and torchrun stand behind the --.",
+        keys="name folder metric.au output.folder",
+        function="dlemu.cli.tools:watch",
+        arguments="dlemu.watch.command:WatchArguments",
+        keeps_stdout=True,
+        measures=True,
     ),
     "checkpoint": Command(
         aim="measure",

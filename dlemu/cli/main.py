@@ -14,7 +14,14 @@ from typing import Any
 
 from dlemu.cli.commands import COMMANDS, Command, usage
 from dlemu.cli.output import CommandOutput, json_text
-from dlemu.cli.words import DRY_RUN, Words, parse, refusal, with_command_first
+from dlemu.cli.words import (
+    DRY_RUN,
+    Words,
+    before_command,
+    parse,
+    refusal,
+    with_command_first,
+)
 from dlemu.config.compose import (
     compose_words,
     known_workloads,
@@ -134,8 +141,9 @@ def _answer(arguments: Sequence[str]) -> Answer | None:
         return _help_on(words)
     if name in ("--version", "-V"):
         return Answer(f"dlemu {own_version()}")
-    if name in COMMANDS and {"--help", "-h", "--help-all"} & {*words}:
-        return _help_on([name, *words])
+    own = before_command(words)
+    if name in COMMANDS and {"--help", "-h", "--help-all"} & {*own}:
+        return _help_on([name, *own])
     return None
 
 
@@ -184,7 +192,7 @@ def call(name: str, words: Sequence[str], world: World) -> int:
         if world.rank != 0:
             return 0
         world = Alone()
-    with keep_stdout("--json" in words):
+    with keep_stdout(command.keeps_stdout or "--json" in before_command(words)):
         if not command.function:
             return _Job(name, command).call(words, world)
         parsed = world.on_first(lambda: parse(words, command.options))

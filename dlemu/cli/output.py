@@ -37,6 +37,8 @@ class CommandResult:
     """How it is shown, where that is made already."""
     apart: bool = True
     """Whether an empty line comes before its text."""
+    status: int | None = None
+    """The exit status; None: the one that follows from the document."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class CommandOutput:
                 self._give(each)
         from dlemu.report.present import worst
 
-        status = worst(self.statuses)
+        status = self.statuses[0] if len(self.statuses) == 1 else worst(self.statuses)
         self.statuses.clear()
         return world.broadcast(status)
 
@@ -96,7 +98,7 @@ class CommandOutput:
             append_rows(self.table, columns, rows)
         if self.as_json:
             answer(json_text(_printed(document), indent=None if self.command == "report" else 2))
-        self.statuses.append(status_of(document))
+        self.statuses.append(status_of(document) if found.status is None else found.status)
 
 
 def _columns_of(command: str) -> Sequence[str]:

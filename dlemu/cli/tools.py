@@ -76,6 +76,22 @@ def doctor(words: Words) -> CommandResult:
     return CommandResult(found, apart=False)
 
 
+def watch(words: Words) -> CommandResult:
+    """Return what `dlemu watch` finds; the exit status is that of the command."""
+    from dlemu.watch.command import WatchArguments, watch
+
+    if len(words.others) > len(words.behind):
+        first = words.others[0]
+        raise WorkloadError(
+            f"{first!r} stands before the --; write dlemu watch [key=value ...] -- {first} ..."
+        )
+    result = watch(words.behind, WatchArguments(**words.tree("watch")))
+    if result.document is None:
+        return CommandResult({"kind": "nothing"}, [], [], status=result.status)
+    document = {"folder": str(result.folder), **result.document}
+    return CommandResult(document, status=result.status)
+
+
 def load(words: Words) -> CommandResult:
     """Return what `dlemu load` finds."""
     from dlemu.judge.folders import recorded

@@ -94,6 +94,8 @@ class Words:
     options: dict[str, str] = field(default_factory=dict)
     """Values of the options that were given, "" for those that have none."""
     others: list[str] = field(default_factory=list)
+    behind: list[str] = field(default_factory=list)
+    """Those of `others` that stand behind a word `--`."""
 
     def path(self, option: str) -> Path | None:
         """Return the file or folder that an option names; None if it was not given."""
@@ -143,6 +145,11 @@ def refusal(word: str) -> str:
     return f"{word} is a word of mlpstorage; {where}" if word in _REFUSED else ""
 
 
+def before_command(words: Sequence[str]) -> Sequence[str]:
+    """Return the words before a word `--`: those behind it may be another program's."""
+    return words[: words.index("--")] if "--" in words else words
+
+
 def with_command_first(words: Sequence[str]) -> list[str]:
     """Return `run --model unet3d …` for mlpstorage's `closed training unet3d run file …`.
 
@@ -171,7 +178,7 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, for_job: bool = 
     """
     from argparse import SUPPRESS, ArgumentError, ArgumentParser  # --help needs none of it
 
-    end = words.index("--") if "--" in words else len(words)
+    end = len(before_command(words))
     parser = ArgumentParser(
         add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS
     )
@@ -203,7 +210,8 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, for_job: bool = 
             word = bare.removeprefix("workload.") if bare.startswith("workload.") else word
         is_override = is_key_value(word) or (for_job and word.startswith("~"))
         (parsed.overrides if is_override else parsed.others).append(word)
-    parsed.others.extend(words[end + 1 :])
+    parsed.behind.extend(words[end + 1 :])
+    parsed.others.extend(parsed.behind)
     if DRY_RUN in parsed.options and {"--json", "--csv"} & parsed.options.keys():
         raise WorkloadError(f"{DRY_RUN} prints lines only; leave out --json and --csv")
     return parsed

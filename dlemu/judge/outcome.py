@@ -401,6 +401,18 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
     }
 
 
+def without_threshold(document: Summary) -> Summary:
+    """Return the document of a job that nobody asked to pass: its AU is told, and no verdict."""
+    return {
+        **document,
+        "verdict": "MEASURED",
+        "reasons": [],
+        "read_ahead": "",
+        "threshold_percentage": None,
+        "real_accelerators": None,
+    }
+
+
 def _row(epoch: EpochMetrics, mean_bytes: float, *, known: bool) -> EpochRow:
     """Return the row of an epoch; `known` is whether the loader counts what it reads.
 
@@ -529,10 +541,11 @@ def row_of(name: str, run: Summary) -> RunRow:
     """Return a run's row of the table."""
     epochs, metric = run["per_epoch"], run["metric"]
     measured = run.get("measured", Measured())
+    wanted = run["threshold_percentage"]
     under = [
         f"epoch {epoch['epoch']} ({epoch['au_percentage']:.2f}%)"
         for epoch in epochs
-        if not passes(epoch["au_percentage"], run["threshold_percentage"])
+        if wanted is not None and not passes(epoch["au_percentage"], wanted)
     ]
     return RunRow(
         name=name,

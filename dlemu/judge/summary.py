@@ -26,7 +26,7 @@ from dlemu.ranks.world import World
 from dlemu.storage.s3 import Access
 from dlemu.units import counted, each_once, format_bytes, format_drive_bytes
 
-Verdict = Literal["PASS", "FAIL", "NO VERDICT"]
+Verdict = Literal["PASS", "FAIL", "NO VERDICT", "MEASURED"]
 
 
 class DatasetFields(TypedDict, total=False):
@@ -440,8 +440,8 @@ class _Summary(TypedDict, total=False):
     findings: Sequence[Mapping[str, Any]]
     """Why there is no verdict, and of several runs why they fail; what the verdict's line says as
     well, of several runs each kind once; notes. Each as `Finding.fields` has it."""
-    threshold_percentage: float
-    """metric.au in percent."""
+    threshold_percentage: float | None
+    """metric.au in percent; None of a training loop of one's own that is to reach none."""
 
 
 class Summary(_Summary, total=False):

@@ -27,6 +27,7 @@ from dlemu.report.blocks import (
     table_of,
 )
 from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines, present_cache
+from dlemu.report.watched import watched_blocks, watched_lines
 from dlemu.report.words import advice_of, evidence_of, sentences
 from dlemu.report.words.limits import LOSSES
 from dlemu.units import counted
@@ -66,6 +67,7 @@ def present_run(document: Document) -> list[Block]:
         Lines(list(_lines(document))),
         over_epochs(table),
         *present_cache(document),
+        *watched_blocks(document),
         _plot_au("epoch", numbers, epochs, document["threshold_percentage"]),
         *checkpoint_plots(document),
         measured(document, is_open=True),
@@ -75,6 +77,8 @@ def present_run(document: Document) -> list[Block]:
 
 def tone_of(document: Document) -> Tone:
     """Return how good a verdict is: one that something weakens is no plain PASS."""
+    if document["verdict"] == "MEASURED":
+        return "plain"
     if document["verdict"] == "FAIL":
         return "fail"
     weak = weighing(document, "weakens")
@@ -89,10 +93,9 @@ def verdict_line(document: Document) -> str:
         how += f", loop {document['loop']}, hand-over {document['hand_over']}"
     parts = []
     if document.get("status") not in UNFINISHED:
-        parts.append(
-            f"AU {metric['train_au_mean_percentage']:.2f}%, required "
-            f"{document['threshold_percentage']:g}% ({how})"
-        )
+        wanted = document["threshold_percentage"]
+        required = "" if wanted is None else f", required {wanted:g}%"
+        parts.append(f"AU {metric['train_au_mean_percentage']:.2f}%{required} ({how})")
     if (feeds := document["real_accelerators"]) is not None:
         number = counted(int(feeds + 1e-9), "accelerator")
         parts.append(f"this storage feeds {number} ({feeds:.1f})")
@@ -114,12 +117,15 @@ def _lines(document: Document) -> Iterator[str]:
         if advice := advice_of(limit):
             yield f"try: {advice}"
     yield from sentences(document, "note")
+    yield from watched_lines(document)
     yield from checkpoint_lines(document.get("checkpoints"))
     if shares := document.get("time_shares"):
         each = ", ".join(f"{name} {100 * share:.1f}%" for name, share in shares.items())
         yield f"time: {each}; timed by {' and '.join(document['timed_by'])}"
     yield from host_lines(document)
-    below = [each for each in epochs if not passes(each["au_percentage"], wanted)]
+    below = []
+    if wanted is not None:
+        below = [each for each in epochs if not passes(each["au_percentage"], wanted)]
     if "status" in document and 0 < len(below) < len(epochs):  # not of a training loop
         named = ", ".join(f"{each['epoch']} ({each['au_percentage']:.2f}%)" for each in below)
         yield f"epochs under the threshold: {named}"
@@ -145,7 +151,9 @@ def _table(document: Document) -> Iterator[tuple[str, list[float], str]]:
             yield name, [value / unit for value in values], form
 
 
-def _plot_au(what: str, numbers: Sequence[int], rows: Sequence[Document], threshold: float) -> Plot:
+def _plot_au(
+    what: str, numbers: Sequence[int], rows: Sequence[Document], threshold: float | None
+) -> Plot:
     """Return AU by the rule and AU with the first step, of epochs or runs, and the threshold."""
     by_rule, whole = (
         [row[name] for row in rows] for name in ("au_percentage", "whole_epoch_au_percentage")
@@ -154,9 +162,11 @@ def _plot_au(what: str, numbers: Sequence[int], rows: Sequence[Document], thresh
     series = [
         dotted("AU by the rule", "first", numbers, by_rule, joined=joined),
         dotted("AU with the first step", "second", numbers, whole, joined=joined),
-        level(f"threshold {threshold:g}%", "limit", x, threshold),
     ]
-    return Plot(f"AU of each {what}", x, axis_of_au(threshold, *by_rule, *whole), series)
+    if threshold is not None:
+        series.append(level(f"threshold {threshold:g}%", "limit", x, threshold))
+    wanted = [] if threshold is None else [threshold]
+    return Plot(f"AU of each {what}", x, axis_of_au(*wanted, *by_rule, *whole), series)
 
 
 # --- several runs ---------------------------------------------------------------------------------

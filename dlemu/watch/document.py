@@ -1,7 +1,7 @@
 """From what was seen of a job to the document of a run, and to a workload of the job."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -19,7 +19,7 @@ from dlemu.host.network import machine_name, network_name
 from dlemu.host.place import find_host
 from dlemu.judge.evidence import HostReport, combine
 from dlemu.judge.metrics import Metrics, measure_sums
-from dlemu.judge.outcome import with_metrics
+from dlemu.judge.outcome import with_metrics, without_threshold
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import DatasetFields, Summary
 from dlemu.judge.sums import Rule, Sums, sum_all
@@ -151,6 +151,7 @@ class Seen:
     steps: Steps
     """(steps,) of `records.STEP`, all ranks."""
     workload: Workload
+    has_threshold: bool
 
 
 def see(watched: Watched, name: str, au: float | None) -> Seen:
@@ -188,6 +189,7 @@ def see(watched: Watched, name: str, au: float | None) -> Seen:
         sample_bytes=sample_bytes,
         steps=steps,
         workload=workload,
+        has_threshold=au is not None,
     )
 
 
@@ -259,7 +261,7 @@ def times_of(seconds: "np.ndarray[Any, np.dtype[np.float64]]") -> dict[str, Any]
     return {"mean": float(f"{mean:.6g}"), "stdev": float(f"{stdev:.4g}"), "type": "normal"}
 
 
-def document_of(seen: Seen, first: Summary, command: Sequence[str]) -> Summary:
+def document_of(seen: Seen, first: Mapping[str, Any], command: Sequence[str]) -> Summary:
     """Return the job as the document of a run; `first` are the fields that each begins with."""
     sums = sum_all(_parts(seen.steps), Rule.of(seen.workload))
     metrics = measure_sums(sums)
@@ -296,6 +298,8 @@ def document_of(seen: Seen, first: Summary, command: Sequence[str]) -> Summary:
             begun["measured"]["page_cache_share"] = None
             begun["measured"]["page_cache_share_per_epoch"] = [None] * len(sums.epochs)
     document = with_metrics(begun, seen.workload, metrics)
+    if not seen.has_threshold:
+        document = without_threshold(document)
     return cast(Summary, {**document, "watched": watched_fields(seen, metrics, command)})
 
 
@@ -438,12 +442,19 @@ def workload_yaml(seen: Seen) -> str:
     tree: dict[str, Any] = {"name": seen.workload.name}
     for section, names in _HANDED_OVER.items():
         tree[section] = {name: keys[section][name] for name in names if name in keys[section]}
-    time = tree["train"]["computation_time"]
-    tree["train"]["computation_time"] = {
-        name: value for name, value in time.items() if value not in ((), []) or name == "mean"
-    }
+    for section, name in (("reader", "preprocess_time"), ("train", "computation_time")):
+        tree[section][name] = _short(tree[section][name])
     text = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)
     return "".join(f"# {line}\n" for line in lines) + text
+
+
+def _short(time: Mapping[str, Any]) -> object:
+    """Return a distribution by the keys that define it: a number where nothing is spread."""
+    if time["type"] == "quantiles":
+        return {"type": "quantiles", "quantiles": time["quantiles"]}
+    if not time["stdev"]:
+        return time["mean"]
+    return {name: time[name] for name in ("mean", "stdev", "type")}
 
 
 _HANDED_OVER = {

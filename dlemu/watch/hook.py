@@ -97,7 +97,9 @@ class _Loop:
 
     def __init__(self, watch: _Watch, loader_id: int, iteration: int) -> None:
         self.watch, self.id, self.iteration, self.number = watch, loader_id, iteration, 0
-        self.waiting: list[Any] = []  # (number, asked, taken): marks on the GPU's stream, not passed yet
+        self.waiting: list[
+            Any
+        ] = []  # (number, asked, taken): marks on the GPU's stream, not passed yet
         self.pool: list[Any] = []
 
     def __del__(self) -> None:

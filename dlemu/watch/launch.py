@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,9 +64,7 @@ def check(command: Sequence[str]) -> None:
                 )
 
 
-def run(
-    command: Sequence[str], folder: Path, *, data: Sequence[Path] = (), ready: Callable[[], object]
-) -> Watched:
+def run(command: Sequence[str], folder: Path, *, data: Sequence[Path] = ()) -> Watched:
     """Run a command to its end; return what was seen of it.
 
     Its stdin, stdout and stderr are ours. SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGQUIT go on to
@@ -76,7 +74,6 @@ def run(
         command: the words.
         folder: where its processes write.
         data: folders whose drives are counted; those of the loaders' files where it is empty.
-        ready: called once the command runs.
 
     Raises:
         RunError: the command cannot be started.
@@ -93,7 +90,6 @@ def run(
         except OSError as error:
             raise RunError(f"{command[0]}: {error.strerror}") from None
         signals.process = process
-        ready()
         looks = _Looks(watched, process.pid, stack, data)
         while process.poll() is None:
             looks.look()
@@ -153,15 +149,15 @@ class _Looks:
 
     def _folders(self) -> list[Path]:
         """Return the folders of the data: those that loaders name, else those of open files."""
-        told = [
-            each
-            for process in self._watched.journals.processes.values()
-            for each in process.loaders.values()
-        ]
+        processes = list(self._watched.journals.processes.values())
+        told = [each for process in processes for each in process.loaders.values()]
         named = [Path(each["root"]) for each in told if "root" in each]
         named += [Path(file).parent for each in told for file in each.get("files", ())[:8]]
         named = named or [Path(file).parent for file in list(self._watched.files.sizes)[:8]]
-        return [path for path in dict.fromkeys(named) if path.is_dir()]
+        found = [path for path in dict.fromkeys(named) if path.is_dir()]
+        taken = (i.taken for p in processes for i in p.iterations.values())
+        # Without a name the first batches show no file either: then the job's own folder.
+        return found or ([Path.cwd()] if any(len(each) > 1 for each in taken) else [])
 
 
 class _Signals:
