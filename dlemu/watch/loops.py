@@ -7,7 +7,7 @@ body, and what belongs to another loader or to a checkpoint is taken out of it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -37,6 +37,8 @@ class LoaderKey:
     samples: int | None
     batch_size: int | None
     sampler: str
+    lane: int = 0
+    """Tells apart loaders that are alike and in use at the same time."""
 
     @classmethod
     def of(cls, described: dict[str, Any]) -> "LoaderKey":
@@ -124,10 +126,7 @@ def _number(value: object) -> int:
 
 def _loop_of(process: Process, rank: int) -> Loop:
     """Return what a process trained, and what it did with its other loaders."""
-    groups: dict[LoaderKey, list[Iteration]] = {}
-    for each in sorted(process.iterations.values(), key=lambda one: one.begun):
-        if each.taken:
-            groups.setdefault(_key(process, each), []).append(each)
+    groups = _grouped(process)
     steps = _optimizer_steps(process, groups)
     training = max(groups, key=lambda key: _weight(groups[key], steps[key]))
     own = groups[training]
@@ -150,7 +149,8 @@ def _loop_of(process: Process, rank: int) -> Loop:
         epochs.append(epoch)
         ahead = max(ahead, more)
     batches = sum(len(each.taken) for each in own)
-    num_steps = steps[training] + sum(steps[_key(process, each)] for each in partners)
+    with_it = (key for key, iterations in groups.items() if iterations[0] in partners)
+    num_steps = steps[training] + sum(steps[key] for key in with_it)
     return Loop(
         process=process,
         rank=rank,
@@ -162,8 +162,16 @@ def _loop_of(process: Process, rank: int) -> Loop:
     )
 
 
-def _key(process: Process, iteration: Iteration) -> LoaderKey:
-    return LoaderKey.of(process.loaders.get(iteration.loader, {}))
+def _grouped(process: Process) -> dict[LoaderKey, list[Iteration]]:
+    """Return the iterations that gave batches by the key of their loader, in order of time."""
+    groups: dict[LoaderKey, list[Iteration]] = {}
+    for each in sorted(process.iterations.values(), key=lambda one: one.begun):
+        if each.taken:
+            key = LoaderKey.of(process.loaders.get(each.loader, {}))
+            while (before := groups.get(key)) and before[-1].last_sign > each.begun:
+                key = replace(key, lane=key.lane + 1)
+            groups.setdefault(key, []).append(each)
+    return groups
 
 
 def _role(process: Process, key: LoaderKey, iterations: list[Iteration], role: str) -> Role:
@@ -241,7 +249,8 @@ def _epoch_of(
 
     `following` is when the next pass began, or the process ended.
     """
-    asked = np.array([iteration.begun, *iteration.asked[1:]])
+    begun = min([iteration.begun, *(p.begun for p in partners if _starts(p, iteration))])
+    asked = np.array([begun, *iteration.asked[1:]])
     taken = np.array(iteration.taken)
     num = len(taken)
     wait = taken - asked
@@ -260,7 +269,8 @@ def _epoch_of(
         for begin, end in zip(partner.asked, partner.taken, strict=True):
             number = int(np.searchsorted(taken, begin, side="right")) - 1
             if number >= 0 and end <= ends[number]:
-                wait[number] += end - begin
+                if number + 1 < num:  # its batch is one of the next step's
+                    wait[number + 1] += end - begin
                 body[number] -= min(end - begin, body[number])
     for begin, end in _joined(left_out):
         number = int(np.searchsorted(taken, begin, side="right")) - 1
@@ -271,7 +281,7 @@ def _epoch_of(
     if iteration.exhausted is None or ahead:
         _estimate_last(body, max(1, ahead))
     epoch = Epoch(
-        begun=iteration.begun,
+        begun=begun,
         ended=ends[-1],
         wait=wait,
         body=body,
@@ -282,6 +292,11 @@ def _epoch_of(
         left_out=inside,
     )
     return epoch, ahead
+
+
+def _starts(partner: Iteration, iteration: Iteration) -> bool:
+    """Return whether a partner's pass began with this one: its first batch is of the first step."""
+    return partner.begun <= iteration.taken[0] and partner.taken[0] >= iteration.begun
 
 
 def _end_of_last(iteration: Iteration, following: float | None) -> float:
