@@ -17,16 +17,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dlemu.clock import Clock, WallClock
-from dlemu.config.model import Workload
+from dlemu.config.model import Workload, check_workload
 from dlemu.config.published import derived_yaml, normal
 from dlemu.errors import WorkloadError
 from dlemu.host.devices import mount_under
-from dlemu.host.intervals import HostObserver, IntervalSummary, summarize_interval
+from dlemu.host.intervals import (
+    HostObserver,
+    IntervalSummary,
+    summarize_interval,
+    whole_of,
+)
 from dlemu.host.network import machine_name, network_name
 from dlemu.host.place import find_host
 from dlemu.judge.evidence import HostReport, combine
 from dlemu.judge.metrics import Metrics, measure_sums
-from dlemu.judge.outcome import with_metrics
+from dlemu.judge.outcome import with_metrics, without_threshold
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.summary import Summary
 from dlemu.judge.sums import Rule, Sums, sum_all
@@ -55,20 +60,33 @@ class _Step:
     met: Any = None
     spans: list[tuple[Any, Any]] = field(default_factory=list)
     """Begin and end of each `computing`; empty: all from `taken` to `computed` is compute."""
+    pauses: list[tuple[Any, Any]] = field(default_factory=list)
+    """Begin and end of each `pause` in this step."""
+    paused_before: float = 0.0
+    """Seconds of the epoch's pauses before this step."""
+    is_open: bool = False
+    """Whether the loop asked for no batch after this one, so that the step's end was not seen."""
+    batch: Any = None
+    """The batch, until it is counted."""
     asked_compute: float | None = None
     """Seconds of emulated compute that were asked for; None: compute is real."""
     counted: tuple[Any, ...] = ()
     """epoch, step, rank, num_samples, num_bytes, num_reads; seconds of read, decode, hand-over."""
 
+    @property
+    def paused(self) -> float:
+        """Seconds of the pauses in this step."""
+        return sum(self.stream.seconds(*pause) for pause in self.pauses)
+
     def row(self) -> tuple[Any, ...]:
         """Return the record (`records.STEP`); the device must have finished the step."""
         seconds = self.stream.seconds
         moment, mark = self.begun
-        body = seconds(self.taken, self.computed)
+        body = max(0.0, seconds(self.taken, self.computed) - self.paused)
         compute = sum(seconds(*span) for span in self.spans) if self.spans else body
         return (
             *self.counted[:6],
-            moment + seconds(mark, self.asked),
+            moment + seconds(mark, self.asked) - self.paused_before,
             seconds(self.asked, self.taken),
             body - compute,
             compute,
@@ -87,6 +105,8 @@ class Meter:
                 inputs = to_gpu(batch)  # copies, as the loop makes them
                 with meter.computing():
                     ...  # the model, its data on the device; or meter.compute(batch), a sleep
+            with meter.pause():
+                ...  # evaluation, a checkpoint: no part of a step
         print(meter.report())
 
     With a `world` of several ranks a barrier ends every step, as the exchange of gradients does.
@@ -95,8 +115,9 @@ class Meter:
 
     def __init__(
         self,
-        workload: Workload,
+        workload: Workload | str = "own_loop",
         *,
+        au: float | None = None,
         batch_size: int | None = None,
         sample_bytes: float | None = None,
         folder: str | Path | None = None,
@@ -106,7 +127,10 @@ class Meter:
         """Of the workload a loop of one's own takes the threshold, and the rest as it is not known.
 
         Args:
-            workload: names the job; its dataset and batch are those of loops over `make_loader`.
+            workload: the job's own name; then the report tells its AU, and no verdict. Or a
+                workload, whose metric.au is to be reached; its dataset and batch are those of loops
+                over `make_loader`.
+            au: least accelerator utilisation (0-1) that passes, of a job with a name.
             batch_size: samples of a batch. None: a batch's own length.
             sample_bytes: mean bytes of a sample in the files. None: those that the batch tells
                 (`num_bytes`), else those of its arrays.
@@ -116,11 +140,18 @@ class Meter:
             clock: the host's clock.
 
         Raises:
-            WorkloadError: batch_size or sample_bytes is not above 0, or the folder is missing.
+            WorkloadError: batch_size, sample_bytes or au is not above 0, the name is no name, or
+                the folder is missing.
         """
-        for name, given in (("batch_size", batch_size), ("sample_bytes", sample_bytes)):
+        for name, given in (("batch_size", batch_size), ("sample_bytes", sample_bytes), ("au", au)):
             if given is not None and not given > 0:
                 raise WorkloadError(f"Meter: {name} must be above 0, got {given}")
+        self._is_own = isinstance(workload, str)
+        self._has_threshold = not self._is_own or au is not None
+        if isinstance(workload, str):
+            workload = own_workload(workload, {} if au is None else {"metric": {"au": au}})
+        elif au is not None:
+            raise WorkloadError("Meter: au is for a job with a name; a workload has metric.au")
         self.workload = workload
         self._batch_size, self._sample_bytes = batch_size, sample_bytes
         self._launches: list[float] = []
@@ -128,12 +159,18 @@ class Meter:
         self._folder = None if folder is None else WatchedFolder(Path(folder), self._world)
         self._clock = clock or WallClock.calibrate()
         self._rows: list[tuple[Any, ...]] = []
+        self._spans: list[list[float]] = []
+        """Of each row, the seconds of each `computing`."""
+        self._open: list[bool] = []
+        """Of each row, whether its end was not seen."""
+        self._paused = 0.0
+        """Seconds of pauses before the next row's step, within its epoch."""
         self._under_way: deque[_Step] = deque()
         self._step: _Step | None = None
         self._computing = False
         self._loaded = 0.0
         self._timed_by: dict[str, None] = {}
-        self._all_emulated = self._all_marked = self._by_dlemu = self._of_files = True
+        self._all_emulated = self._by_dlemu = self._of_files = True
         self._generator = np.random.default_rng((workload.train.seed, 0, self._world.rank))
 
     def epoch(
@@ -155,6 +192,7 @@ class Meter:
             WorkloadError: the epoch was recorded already, PyTorch is missing, or sees no such
                 device.
         """
+        self._end_open()
         if any(row[0] == epoch for row in self._rows):
             raise WorkloadError(f"Meter: epoch {epoch} was recorded already; take another number")
         stream: StreamClock = HostStream(self._clock)
@@ -177,32 +215,63 @@ class Meter:
             current = _Step(
                 stream=stream, begun=begun, asked=asked, taken=stream.record(), step_number=step
             )
+            current.counted, current.batch = (epoch, step, self._world.rank), batch
             self._loaded = self._clock.now()
             self._step = current
             try:
                 yield batch
-            finally:
-                self._step = None
+            except GeneratorExit:  # the loop has left: `break`, or an error in it
+                self._end_open()
+                raise
+            if self._step is not current:  # a report has ended it
+                asked = stream.record()
+                continue
+            self._step = None
             current.computed = stream.record()
             self._world.barrier()
             asked = current.met = stream.record()
-            num_samples, num_bytes = self._counted(batch, current)
-            current.counted = (
-                epoch,
-                step,
-                self._world.rank,
-                num_samples,
-                num_bytes,
-                getattr(batch, "num_reads", 0),
-                getattr(batch, "read_seconds", 0.0),
-                getattr(batch, "decode_seconds", 0.0),
-                getattr(batch, "hand_over_seconds", 0.0),
-            )
-            self._all_emulated &= current.asked_compute is not None
-            self._all_marked &= bool(current.spans)
-            self._under_way.append(current)
+            self._keep(current)
             while self._under_way and self._under_way[0].stream.passed(self._under_way[0].met):
-                self._rows.append(self._under_way.popleft().row())
+                self._store(self._under_way.popleft())
+
+    def _keep(self, step: _Step) -> None:
+        """Take a step that has ended on the host, with what its batch tells."""
+        batch, step.batch = step.batch, None
+        step.counted = (
+            *step.counted,
+            *self._counted(batch, step),
+            getattr(batch, "num_reads", 0),
+            getattr(batch, "read_seconds", 0.0),
+            getattr(batch, "decode_seconds", 0.0),
+            getattr(batch, "hand_over_seconds", 0.0),
+        )
+        self._all_emulated &= step.asked_compute is not None
+        self._under_way.append(step)
+
+    def _store(self, step: _Step) -> None:
+        """Add the row of a step that the device has finished."""
+        step.paused_before = self._paused if step.step_number else 0.0
+        self._paused = step.paused_before + step.paused
+        self._rows.append(step.row())
+        self._spans.append([step.stream.seconds(*span) for span in step.spans])
+        self._open.append(step.is_open)
+
+    def _end_open(self) -> None:
+        """End the step whose loop asks for no other batch: it left early, or keeps its iterator.
+
+        It ends with the last `computing`. Without one its end is not seen, and it is taken to be
+        no longer than the median of the epoch's others. Other ranks are not waited for.
+        """
+        step, self._step = self._step, None
+        if step is None:
+            return
+        if step.spans:
+            step.computed = step.spans[-1][1]
+        else:
+            step.computed = step.stream.record()
+            step.is_open = True
+        step.met = step.computed
+        self._keep(step)
 
     def _counted(self, batch: object, step: _Step) -> tuple[int, int]:
         """Return a batch's samples and their bytes; 0 where that is not known."""
@@ -251,6 +320,24 @@ class Meter:
         finally:
             self._computing = False
 
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave out what is done inside: evaluation, a checkpoint. It is no part of any step.
+
+        What is read inside counts for no epoch. Outside of a step nothing is measured anyway.
+
+        Raises:
+            WorkloadError: a `computing` is open.
+        """
+        if self._computing:
+            raise WorkloadError("meter.pause() is inside meter.computing(); put it behind it")
+        step = self._step
+        begin = None if step is None else step.stream.record()
+        with nullcontext() if self._folder is None else self._folder.paused():
+            yield
+        if step is not None and step is self._step:
+            step.pauses.append((begin, step.stream.record()))
+
     def _current(self, name: str) -> _Step:
         if self._step is None:
             raise WorkloadError(
@@ -263,8 +350,11 @@ class Meter:
         """The records so far, shape (steps,) of `records.STEP`; waits for the device."""
         while self._under_way:
             self._under_way[0].stream.wait(self._under_way[0].met)
-            self._rows.append(self._under_way.popleft().row())
-        return np.array(self._rows, STEP)
+            self._store(self._under_way.popleft())
+        steps = np.array(self._rows, STEP)
+        _share_spans(steps, self._spans)
+        used = [_bound_last(steps, int(number)) for number in np.flatnonzero(self._open)]
+        return np.delete(steps, np.flatnonzero(self._open)[~np.array(used, np.bool_)])
 
     def metrics(self) -> Metrics | None:
         """Return the metrics over all ranks on rank 0, None elsewhere. All ranks call it.
@@ -274,6 +364,10 @@ class Meter:
         """
         sums = self._sums()
         return None if sums is None else measure_sums(sums)
+
+    def _are_marked(self) -> bool:
+        """Return whether each step has a `computing`, or shares those of the batches around it."""
+        return len(self._spans) == sum(map(len, self._spans)) or all(self._spans)
 
     def _sums(self) -> Sums | None:
         """Return the sums over the steps of all ranks on rank 0, None elsewhere."""
@@ -339,6 +433,8 @@ class Meter:
         if metrics is None:
             return None
         document = with_metrics(seen, counted, metrics)
+        if not self._has_threshold:
+            document = without_threshold(document)
         if not self.steps["read"].any():  # a loader not dlemu's does not tell why it was late
             document["per_epoch"] = [{**row, "lost": {}} for row in document["per_epoch"]]
         if self._all_emulated:
@@ -349,7 +445,7 @@ class Meter:
             "barrier": fmean(epoch.barrier_share for epoch in metrics.epochs),
         }
         notes = list(seen.get("notes", ()))
-        if not self._all_marked:
+        if not self._are_marked():
             notes.append(
                 "compute is all between two batches, stacking and copying included; put "
                 "`with meter.computing():` around the model to tell them apart"
@@ -366,6 +462,59 @@ class Meter:
             "timed_by": list(self._timed_by),
             "notes": notes,
         }
+
+
+def _share_spans(steps: Steps, spans: Sequence[Sequence[float]]) -> None:
+    """Give each of several batches its own compute where a loop took them one after the other.
+
+    Some loops that accumulate gradients take the batches of a whole step of the optimizer, and
+    then compute them one by one: the last of them has all the spans.
+    """
+    for last, own in enumerate(spans):
+        first = last - len(own) + 1
+        if len(own) < 2 or first < 0 or any(spans[first:last]):
+            continue
+        group = steps[first : last + 1]
+        if (group["epoch"] != group["epoch"][-1]).any():
+            continue
+        left = group["overhead"].sum() + group["compute"].sum() - sum(own)
+        group["compute"] = group["computation_time"] = own
+        group["overhead"] = max(0.0, left) / len(own)
+        lasted = group["wait"] + group["overhead"] + group["compute"] + group["barrier"]
+        group["start"] = group["start"][0] + np.concatenate([[0.0], np.cumsum(lasted)[:-1]])
+
+
+UNUSED = 0.02
+"""A batch on which a loop spent a smaller share of its usual step before it left was not used."""
+
+
+def _bound_last(steps: Steps, number: int) -> bool:
+    """Bound a step whose end was not seen by the median of its epoch's others.
+
+    Return whether the batch was used at all: a loop may take one more than it wants, and leave.
+    """
+    own = steps["epoch"] == steps["epoch"][number]
+    own[number] = False
+    row, others = steps[number], steps[own]
+    body = float(row["overhead"] + row["compute"])
+    if not len(others):
+        return body > 0
+    usual = float(np.median(others["overhead"] + others["compute"]))
+    if body > usual > 0:
+        for name in ("overhead", "compute"):
+            row[name] *= usual / body
+        row["computation_time"] = min(row["computation_time"], row["compute"])
+    return body > UNUSED * usual
+
+
+def own_workload(name: str, keys: Mapping[str, object]) -> Workload:
+    """Return the workload of a loop of one's own, of which its name is known.
+
+    Raises:
+        WorkloadError: the name is refused, or a key.
+    """
+    dataset = {"format": "raw", "num_files_train": 1, "record_length_bytes": 1}
+    return check_workload({"name": name, "dataset": dataset, **keys})
 
 
 def _batch_length(batch: object) -> int | None:
@@ -466,6 +615,8 @@ class WatchedFolder:
         self._pids = [pid for host, pid in ranks if host == world.host_index]
         self._folder, self._world = folder, world
         self._epochs: dict[int, IntervalSummary] = {}
+        self._observer: HostObserver | None = None
+        self._parts: list[IntervalSummary] = []
         self._links: dict[str, int | None] = {}
 
     @contextmanager
@@ -475,13 +626,32 @@ class WatchedFolder:
             yield
             return
         with HostObserver([self._folder], lambda: self._pids) as observer:
-            observer.mark("start")
+            self._observer, self._parts = observer, []
+            observer.mark("start 0")
             try:
                 yield
             finally:
-                observer.mark("end")
-                self._epochs[number] = summarize_interval(observer.between("start", "end"))
+                self._end_part()
+                self._observer = None
+                self._epochs[number] = whole_of(self._parts)
                 self._links = observer.links
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what is read inside; other ranks go on."""
+        if self._observer is not None:
+            self._end_part()
+        yield
+        if self._observer is not None:
+            self._observer.mark(f"start {len(self._parts)}")
+
+    def _end_part(self) -> None:
+        """End a part of the epoch without pauses."""
+        assert self._observer is not None
+        number = len(self._parts)
+        self._observer.mark(f"end {number}")
+        seen = self._observer.between(f"start {number}", f"end {number}")
+        self._parts.append(summarize_interval(seen))
 
     def summary(
         self, workload: Workload, sums: Sums | None, epochs: Sequence[int], *, in_files: bool

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.judge.records import STEP, Steps
+from dlemu.meter import UNUSED
 from dlemu.watch.events import Iteration, Process
 
-_NOTHING = 0.02
-"""A body below this share of the mean holds no training: the loop took the next batch at once."""
 _OFTEN = 0.2
 """Share of bodies without training above which a loop takes several batches for each step."""
 _TOGETHER = 0.5
@@ -280,13 +279,15 @@ def _epoch_of(
     body, ahead = _settled(body)
     if iteration.exhausted is None or ahead:
         _estimate_last(body, max(1, ahead))
+    if iteration.exhausted is None and num > 1 and not ahead and _is_unused(body):
+        num -= 1
     epoch = Epoch(
         begun=begun,
         ended=ends[-1],
-        wait=wait,
-        body=body,
-        samples=np.array(iteration.samples, np.int64),
-        num_bytes=np.array(iteration.num_bytes, np.int64),
+        wait=wait[:num],
+        body=body[:num],
+        samples=np.array(iteration.samples[:num], np.int64),
+        num_bytes=np.array(iteration.num_bytes[:num], np.int64),
         by_gpu=2 * len(known) > num,
         is_whole=iteration.exhausted is not None,
         left_out=inside,
@@ -327,7 +328,7 @@ def _settled(body: _Values) -> tuple[_Values, int]:
     """
     if len(body) < 3 or body.mean() <= 0:
         return body, 0
-    empty = body < _NOTHING * body.mean()
+    empty = body < UNUSED * body.mean()
     ahead = int(empty.argmin())
     if empty.all():
         return body, 0
@@ -347,9 +348,12 @@ def _estimate_last(body: _Values, num: int) -> None:
     """Bound the last bodies, whose end no question for a batch tells, by the others' median."""
     if len(body) > num:
         usual = float(np.median(body[:-num]))
-        body[-num:] = usual if num > 1 else np.minimum(np.maximum(body[-1], 0), usual)
-        if body[-1] <= 0:
-            body[-1] = usual
+        body[-num:] = usual if num > 1 else min(max(body[-1], 0.0), usual)
+
+
+def _is_unused(body: _Values) -> bool:
+    """Return whether the loop left as soon as it had the last batch: it took one too many."""
+    return float(body[-1]) <= UNUSED * float(np.median(body[:-1]))
 
 
 def steps_of(loops: Sequence[Loop], sample_bytes: float) -> Steps:
