@@ -406,8 +406,7 @@ def without_threshold(document: Summary) -> Summary:
     return {
         **document,
         "verdict": "MEASURED",
-        "reasons": [],
-        "read_ahead": "",
+        "findings": [each for each in document["findings"] if each["weight"] == "weakens"],
         "threshold_percentage": None,
         "real_accelerators": None,
     }

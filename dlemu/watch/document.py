@@ -276,6 +276,7 @@ def document_of(seen: Seen, first: Mapping[str, Any], command: Sequence[str]) ->
         Summary,
         {
             **first,
+            "status": "complete",
             "workload": seen.workload.name,
             "data_loader": str(seen.loops[0].described.get("kind", "torch")),
             "num_accelerators": metrics.num_accelerators,
