@@ -34,10 +34,11 @@ MAY_IMPORT = {
     "report": "checkpoint config host judge storage tools",
     "run": "checkpoint config datagen dataset host judge loaders ranks storage",
     "meter": "config host judge ranks report run storage",
+    "watch": "config host judge meter ranks run storage",
     "sizing": "checkpoint config datagen dataset host judge loaders ranks report run storage",
     "library": "config ranks report sizing",
     "cli": "checkpoint config datagen dataset host judge library loaders ranks report run sizing "
-    "storage tools",
+    "storage tools watch",
 }
 """Who may import whom, beside the ground. docs/architecture.md says why."""
 

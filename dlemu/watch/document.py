@@ -283,7 +283,10 @@ def document_of(seen: Seen, first: Mapping[str, Any], command: Sequence[str]) ->
             "num_ranks": len(seen.loops),
             "dataset": dataset,
             "system": [find_host(folder)],
-            "measured": {},
+            "measured": {
+                "read_bytes": metrics.read_bytes,
+                "read_bytes_per_second": metrics.read_bytes_per_second,
+            },
             "limit": None,
             "accelerator": "accelerator",
         },

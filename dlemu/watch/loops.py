@@ -249,46 +249,48 @@ def _epoch_of(
     `following` is when the next pass began, or the process ended.
     """
     begun = min([iteration.begun, *(p.begun for p in partners if _starts(p, iteration))])
-    asked = np.array([begun, *iteration.asked[1:]])
-    taken = np.array(iteration.taken)
-    num = len(taken)
-    wait = taken - asked
-    ends = [*iteration.asked[1:], _end_of_last(iteration, following)]
-    body = np.array(ends) - taken
-    known = [n for n in iteration.on_gpu if 0 < n < num]
-    for number in known:
-        idle, busy = iteration.on_gpu[number]
-        wait[number] = idle
-        if busy >= 0 and number < num - 1:
+    taken, num = np.array(iteration.taken), len(iteration.taken)
+    wait = taken - np.array([begun, *iteration.asked[1:]])
+    signs = [following, *(partner.exhausted for partner in partners)]
+    last = _end_of_last(iteration, [time for time in signs if time is not None])
+    ends = np.array([*iteration.asked[1:], taken[-1] if last is None else last])
+    body = ends - taken
+    for number, (idle, busy) in iteration.on_gpu.items():
+        if 0 < number < num:  # before the first batch, workers start: the host's clock tells
+            wait[number] = idle
+        if number < num and busy >= 0:
             body[number] = busy
-    if 0 in iteration.on_gpu and iteration.on_gpu[0][1] >= 0 and num > 1:
-        body[0] = iteration.on_gpu[0][1]
-    inside = []
     for partner in partners:
-        for begin, end in zip(partner.asked, partner.taken, strict=True):
-            number = int(np.searchsorted(taken, begin, side="right")) - 1
-            if number >= 0 and end <= ends[number]:
+        for asked, got in zip(partner.asked, partner.taken, strict=True):
+            number = int(np.searchsorted(taken, asked, side="right")) - 1
+            if number >= 0 and got <= ends[number]:
                 if number + 1 < num:  # its batch is one of the next step's
-                    wait[number + 1] += end - begin
-                body[number] -= min(end - begin, body[number])
-    for begin, end in _joined(left_out):
+                    wait[number + 1] += got - asked
+                body[number] -= min(got - asked, body[number])
+    inside = [
+        (begin, end)
+        for begin, end in _joined(left_out)
+        if taken[0] <= begin < max(ends[-1], taken[-1])
+    ]
+    for begin, end in inside:
         number = int(np.searchsorted(taken, begin, side="right")) - 1
-        if number >= 0 and begin < ends[number]:
-            inside.append((begin, end))
-            body[number] -= min(max(0.0, min(end, ends[number]) - begin), body[number])
+        body[number] -= min(max(0.0, min(end, ends[number]) - begin), body[number])
     body, ahead = _settled(body)
-    if iteration.exhausted is None or ahead:
-        _estimate_last(body, max(1, ahead))
-    if iteration.exhausted is None and num > 1 and not ahead and _is_unused(body):
-        num -= 1
+    if num > max(1, ahead):
+        usual = float(np.median(body[: num - max(1, ahead)]))
+        if ahead or last is None:
+            body[num - max(1, ahead) :] = usual
+        elif iteration.exhausted is None:
+            body[-1] = min(body[-1], usual)
+            num -= int(body[-1] <= UNUSED * usual)  # it left as soon as it had this batch
     epoch = Epoch(
         begun=begun,
-        ended=ends[-1],
+        ended=float(ends[-1]),
         wait=wait[:num],
         body=body[:num],
         samples=np.array(iteration.samples[:num], np.int64),
         num_bytes=np.array(iteration.num_bytes[:num], np.int64),
-        by_gpu=2 * len(known) > num,
+        by_gpu=2 * len(iteration.on_gpu) > num,
         is_whole=iteration.exhausted is not None,
         left_out=inside,
     )
@@ -300,12 +302,16 @@ def _starts(partner: Iteration, iteration: Iteration) -> bool:
     return partner.begun <= iteration.taken[0] and partner.taken[0] >= iteration.begun
 
 
-def _end_of_last(iteration: Iteration, following: float | None) -> float:
-    """Return when the last step of a pass ended, as far as the loop shows it."""
+def _end_of_last(iteration: Iteration, signs: Sequence[float]) -> float | None:
+    """Return when the last step of a pass ended, at the latest; None: nothing shows it.
+
+    `signs` are times at which the process did something else.
+    """
     if iteration.exhausted is not None:
         return iteration.exhausted
-    signs = [time for time in (iteration.gone, following) if time is not None]
-    return max(iteration.taken[-1], min(signs, default=iteration.taken[-1]))
+    last = iteration.taken[-1]
+    gone = [] if iteration.gone is None else [iteration.gone]
+    return min((time for time in (*signs, *gone) if time >= last), default=None)
 
 
 def _joined(spans: Iterable[_Span]) -> list[_Span]:
@@ -342,18 +348,6 @@ def _settled(body: _Values) -> tuple[_Values, int]:
     if not ahead:
         return body, 0
     return np.concatenate([body[ahead:], body[:ahead]]), ahead
-
-
-def _estimate_last(body: _Values, num: int) -> None:
-    """Bound the last bodies, whose end no question for a batch tells, by the others' median."""
-    if len(body) > num:
-        usual = float(np.median(body[:-num]))
-        body[-num:] = usual if num > 1 else min(max(body[-1], 0.0), usual)
-
-
-def _is_unused(body: _Values) -> bool:
-    """Return whether the loop left as soon as it had the last batch: it took one too many."""
-    return float(body[-1]) <= UNUSED * float(np.median(body[:-1]))
 
 
 def steps_of(loops: Sequence[Loop], sample_bytes: float) -> Steps:
