@@ -75,14 +75,12 @@ COMMANDS: dict[str, Command] = {
         aim="measure",
         line="run your own training job unchanged; its AU, its limit, and a workload of it",
         words="[key=value ...] -- COMMAND",
-        examples=(
-            "dlemu watch -- python -c 'print(1)'",
-            "dlemu watch metric.au=90% -- torchrun --nproc-per-node 8 train.py",
-        ),
+        examples=("dlemu watch metric.au=90% -- python3 -c 'print(1)'",),
         about="Measures every torch DataLoader, DALI and WebDataset iterator in the command and "
         "its children. Stdin, stdout, signals and the exit status are the command's own; what "
         "dlemu says goes to stderr. Its folder has the run, and workload.yaml to emulate the job "
-        "elsewhere. mpirun and torchrun stand behind the --.",
+        "elsewhere. Launchers stand behind the --: dlemu watch -- torchrun --nproc-per-node 8 "
+        "train.py.",
         keys="name folder metric.au output.folder",
         function="dlemu.cli.tools:watch",
         arguments="dlemu.watch.command:WatchArguments",
