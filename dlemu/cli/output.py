@@ -83,7 +83,7 @@ class CommandOutput:
         document = found.document
         if document["kind"] == "error":
             complain(document["error"])
-            self.statuses.append(1)
+            self.statuses.append(1 if found.status is None else found.status)
             return
         from dlemu.report.present import status_of
 

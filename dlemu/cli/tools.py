@@ -87,7 +87,8 @@ def watch(words: Words) -> CommandResult:
         )
     result = watch(words.behind, WatchArguments(**words.tree("watch")))
     if result.document is None:
-        return CommandResult({"kind": "nothing"}, [], [], status=result.status)
+        error = {"kind": "error", "error": result.problem}
+        return CommandResult(error, status=result.status)
     document = {"folder": str(result.folder), **result.document}
     return CommandResult(document, status=result.status)
 

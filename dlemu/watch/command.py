@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from dlemu.errors import DlemuError, WorkloadError
 from dlemu.judge.folders import first_fields, recorded
 from dlemu.judge.records import write_config, write_steps, write_text
 from dlemu.ranks.world import Alone
-from dlemu.terminal import complain
 from dlemu.watch import launch
 from dlemu.watch.document import Seen, document_of, see, workload_yaml
 
@@ -57,6 +56,8 @@ class Result:
     folder: Path
     document: Any
     """None where nothing could be measured."""
+    problem: str = ""
+    """Why not."""
 
 
 def watch(command: Sequence[str], asked: WatchArguments) -> Result:
@@ -93,8 +94,7 @@ def watch(command: Sequence[str], asked: WatchArguments) -> Result:
     except (DlemuError, OSError) as error:
         if result is None:
             raise
-        complain(f"{error}; what was written down is in {result.folder}")
-        return result
+        return replace(result, problem=f"{error}; what was written down is in {result.folder}")
 
 
 def _write(folder: Path, seen: Seen) -> None:
