@@ -274,6 +274,11 @@ class Workload(Section):
         return reader.hands_over and (decodes or not self.dataset.file_format.in_columns)
 
     @property
+    def plain_workers(self) -> bool:
+        """Whether workers do what those of a plain DataLoader do."""
+        return self.reader.cost == "dataloader" and self.reader.data_loader == "pytorch"
+
+    @property
     def drops_each_epoch(self) -> bool:
         """Whether each epoch begins without the dataset in the page cache, not the first alone."""
         asked = self.output.drop_each_epoch
@@ -396,6 +401,7 @@ def _checked(workload: Workload) -> Workload:
         reader = workload.reader.model_copy(update={"decode": "library"})
         workload = workload.model_copy(update={"reader": reader})
     _check_dali(workload)
+    _check_cost(workload)
     _check_access(workload)
     _check_places(workload)
     return workload
@@ -419,6 +425,27 @@ def _check_dali(workload: Workload) -> None:
             "dali.device=gpu has no effect without reader.data_loader=dali; add it, or leave "
             "dali.device out"
         )
+
+
+def _check_cost(workload: Workload) -> None:
+    """Refuse what no Dataset of a plain DataLoader does, where its workers are asked for."""
+    if not workload.plain_workers:
+        return
+    reader, folder = workload.reader, workload.dataset.data_folder
+    refused = {
+        "reader.odirect=true": reader.odirect is True,
+        "reader.hand_over=none": not reader.hands_over,
+        "reader.check_crc=true": reader.check_crc,
+        "cache.folder": workload.cache.folder is not None,
+        "dataset.format=parquet": workload.dataset.file_format.in_columns,
+        "a bucket": bool(folder) and in_bucket(workload.data_folder),
+    }
+    for key, is_set in refused.items():
+        if is_set:
+            raise WorkloadError(
+                f"reader.cost=dataloader reads files as a plain Dataset does, which {key} "
+                "is not for: leave one of them out; reader.cost=lean takes it"
+            )
 
 
 def _check_access(workload: Workload) -> None:

@@ -711,6 +711,14 @@ class ReaderSection(Section):
     workers of a DataLoader do. `none`: drop them. None: `batch` for the pytorch loader, which every
     DataLoader job pays; `none` for the others."""
 
+    cost: Annotated[
+        Literal["lean", "dataloader"],
+        Use(when=lambda job: job.workload.reader.data_loader == "pytorch", closed=False),
+    ] = "lean"
+    """What a worker of the pytorch loader costs. `lean`: as little as possible, to measure the
+    storage. `dataloader`: what a plain one costs: np.load, PIL or h5py, collate, fresh shared
+    memory, torch's queue."""
+
     @model_validator(mode="after")
     def _buffers(self) -> Self:
         for key in ("piece_bytes", "transfer_size"):

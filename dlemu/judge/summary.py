@@ -454,6 +454,8 @@ class Summary(_Summary, total=False):
     """train.loop."""
     hand_over: str
     """"batch" or "none"."""
+    worker_cost: str
+    """reader.cost of the pytorch loader; "" with another."""
     num_ranks: int
     num_files_train: int
     """This and the next seven by DLIO's names and types."""

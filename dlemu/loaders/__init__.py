@@ -274,7 +274,8 @@ def _of_an_accelerator(workload: Workload) -> tuple[int, int]:
     if reader.read_threads == 0:
         return kept, kept
     # One queue to each worker and one back. Our queue is one descriptor, multiprocessing's is two.
-    queues = (1 + reader.read_threads) * (1 if workload.batches_in_flight <= MOST_MESSAGES else 2)
+    by_pipe = workload.batches_in_flight <= MOST_MESSAGES and not workload.plain_workers
+    queues = (1 + reader.read_threads) * (1 if by_pipe else 2)
     if reader.multiprocessing_context == "fork":
         return queues, queues
     # Two shared memories take two descriptors each; multiprocessing keeps two for each worker.

@@ -290,16 +290,23 @@ class Requests:
 
 
 def lean_context(
-    method: Method, *, num_messages: int, requests: Requests, processes: list[BaseProcess]
+    method: Method,
+    *,
+    num_messages: int,
+    requests: Requests,
+    processes: list[BaseProcess],
+    passes_tensors: bool = False,
 ) -> BaseContext:
     """Return a multiprocessing context whose events have no lock and whose queues are pipes.
 
     `num_messages` may be under way at once. More than MOST_MESSAGES could fill the pipes of both
-    sides, which would deadlock: then queues are multiprocessing's. `requests` may hold back what
-    this process puts into them. Each new process is appended to `processes`.
+    sides, which would deadlock: then queues are multiprocessing's, as where they pass tensors.
+    `requests` may hold back what this process puts into them. Each new process is appended to
+    `processes`.
     """
     context: Any = copy.copy(get_context(method))
-    make = partial(Pipe, context) if num_messages <= MOST_MESSAGES else context.Queue
+    by_pipe = num_messages <= MOST_MESSAGES and not passes_tensors
+    make = partial(Pipe, context) if by_pipe else context.Queue
     make_process = LeanProcess if method == "fork" else context.Process
 
     def keep_process(*given: Any, **named: Any) -> BaseProcess:

@@ -7,7 +7,9 @@
 3. takers    One thread for each accelerator takes the next batch while the accelerator computes.
              The DataLoader's next request is sent when the emulated loop would send it.
 
-Batches never pass through the queue: torch would allocate, share, map and free memory for each.
+Batches do not pass through the queue: torch would allocate, share, map and free memory for each.
+With reader.cost=dataloader they do, and workers read as those of a plain DataLoader (`plain`): what
+is measured then is such a job's host and storage together.
 """
 
 import ctypes
@@ -21,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
@@ -37,6 +40,7 @@ from dlemu.loaders.pipes import (
     many_workers,
     stop_watching,
 )
+from dlemu.loaders.plain import Pinned, PlainReader, check_room
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Activity, Takers, WorkersLoader
 from dlemu.loaders.worker import SampleReader, make_batch
@@ -49,18 +53,23 @@ _Asked = tuple[int, int, int, int, int, bool, bytes]
 """A task as it is sent: serial, epoch, step, number of samples, number fetched, whether there are
 visits; samples, fetched, visits and places as the bytes of int64. To pickle arrays takes 40 µs
 longer for each batch."""
-_Made = tuple[int, int, int, float, float, float, GetCounts | None] | DlemuError | None
-"""Step, cost, and the worker's requests so far if it reads from a bucket; or an error that ends the
-run; or None, if the batch was no longer wanted."""
+_Plain = tuple[torch.Tensor, list[int]]
+_Made = tuple[int, int, int, float, float, float, GetCounts | _Plain | None] | DlemuError | None
+"""Step, cost, and the worker's requests so far if it reads from a bucket, or the batch itself and
+the bytes of its rows if it passes through the queue; or an error that ends the run; or None, if the
+batch was no longer wanted."""
 
 
 class PyTorchLoader(WorkersLoader):
     """Reads batches in worker processes; see `dlemu.loaders.Loader`."""
 
     def __init__(self, dataset: Dataset, *, accelerators: range, keep: int) -> None:
-        super().__init__(Source.open(dataset, keep=keep))
+        plain = dataset.workload.plain_workers  # whose batches are handed over, wanted or not
+        super().__init__(Source.open(dataset, keep=max(keep, 1) if plain else keep))
         make_room(dataset.workload, len(accelerators))
         row_bytes = row_bytes_of(self._source, len(accelerators))
+        if plain:
+            check_room(self._source, row_bytes, len(accelerators))
         self._starter = Starter()
         self._workers = [
             _Workers(self._source, accelerator, row_bytes, self._starter)
@@ -72,6 +81,7 @@ class PyTorchLoader(WorkersLoader):
             for accelerator, each in zip(accelerators, shared, strict=True)
         }
         self._slots = [each.slots for each in shared if each.slots is not None]
+        self._pinned = [each.pinned for each in self._workers if each.pinned is not None]
         self._takers: Takers | None = None
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
@@ -91,6 +101,9 @@ class PyTorchLoader(WorkersLoader):
         for workers in self._workers:
             workers.close()
         self._starter.close()
+
+    def memory(self) -> list[NDArray[np.uint8]]:
+        return [pinned.data for pinned in self._pinned] or super().memory()
 
     def gets(self) -> GetCounts:
         counts = (each for workers in self._workers for each in workers.gets.values())
@@ -121,7 +134,9 @@ class _Workers:
         self._requests = Requests()
         self.gets: dict[int, GetCounts] = {}
         """Requests to a bucket so far, of each worker."""
-        self.shared = _Shared(source, row_bytes)
+        plain = source.workload.plain_workers
+        self.pinned = Pinned(source, row_bytes) if plain else None
+        self.shared = _Shared(source, 0 if plain else row_bytes)
         self._order = _Order()
         several: dict[str, Any] = {}
         if num_workers:
@@ -133,9 +148,10 @@ class _Workers:
                     num_messages=source.workload.batches_in_flight,
                     requests=self._requests,
                     processes=self._processes,
+                    passes_tensors=plain,
                 ),
             }
-        self._dataset = _BatchDataset(source, accelerator, self.shared)
+        self._dataset = _BatchDataset(source, accelerator, self.shared, row_bytes)
         self._loader: DataLoader[_Made] | None
         with many_workers():
             self._loader = DataLoader(
@@ -186,10 +202,16 @@ class _Workers:
             if isinstance(result, DlemuError):
                 raise result
             assert result[0] == step, "batches come in their order"
-            cost, number = Cost(*result[1:6]), self._accelerator
-            if (gets := result[6]) is not None:
-                self.gets[step % self._source.workload.reader.num_streams] = gets
-            yield make_batch(cost, self.shared.slots, plan, number, epoch=epoch, step=step)
+            cost, number, more = Cost(*result[1:6]), self._accelerator, result[6]
+            if isinstance(more, GetCounts):
+                self.gets[step % self._source.workload.reader.num_streams] = more
+            handed = None
+            if isinstance(more, tuple):
+                assert self.pinned is not None
+                handed = self.pinned.take(step, *more)
+            del result, more  # the worker's memory is free before the next batch is waited for
+            slots = self.shared.slots
+            yield make_batch(cost, slots, plan, number, epoch=epoch, step=step, handed=handed)
             requests.send()
             step += 1
 
@@ -278,15 +300,15 @@ def _unpack(asked: _Asked) -> Task:
 class _BatchDataset(TorchDataset[_Made]):
     """The dataset of the DataLoader: to index it is to read a batch. Used in a worker process."""
 
-    def __init__(self, source: Source, accelerator: int, shared: _Shared) -> None:
+    def __init__(self, source: Source, accelerator: int, shared: _Shared, row_bytes: int) -> None:
         self._source = source
         self._accelerator = accelerator
-        self._shared = shared
+        self._shared, self._row_bytes = shared, row_bytes
         forks = source.workload.reader.multiprocessing_context == "fork"
         self._parent = os.getpid() if forks else None
         self._worker = 0
         self._serial = 0
-        self._reader: SampleReader | None = None
+        self._reader: SampleReader | PlainReader | None = None
 
     def begin(self, worker: int) -> None:
         """Prepare a worker process."""
@@ -305,24 +327,32 @@ class _BatchDataset(TorchDataset[_Made]):
         assert self._worker == task.step % num_workers, "torch deals the steps out in turn"
         try:
             if self._reader is None:
-                self._reader = SampleReader(
-                    self._source,
-                    accelerator=self._accelerator,
-                    worker=self._worker,
-                    slots=shared.slots,
-                    note=partial(shared.activity.note, self._worker),
-                )
+                self._reader = self._open()
             if serial != self._serial:
                 self._serial = serial
                 self._reader.start_epoch(task.epoch)
-            cost = self._reader.make(task, lambda: serial == shared.serial[0])
+            made = self._reader.make(task, lambda: serial == shared.serial[0])
         except DlemuError as error:
             return error
-        if cost is None:
+        if made is None:
             return None
+        if not isinstance(made, Cost):
+            cost, batch, lengths = made
+            return task.step, *cost, (batch, lengths)
+        assert isinstance(self._reader, SampleReader)
         # A sum is a copy, which does not change while it is sent.
         gets = None if self._source.dataset.access is None else self._reader.gets + GetCounts()
-        return task.step, *cost, gets
+        return task.step, *made, gets
+
+    def _open(self) -> SampleReader | PlainReader:
+        """Return what reads in this process."""
+        note = partial(self._shared.activity.note, self._worker)
+        source, number, worker = self._source, self._accelerator, self._worker
+        if source.workload.plain_workers:
+            rows = self._row_bytes
+            return PlainReader(source, accelerator=number, worker=worker, row_bytes=rows, note=note)
+        slots = self._shared.slots
+        return SampleReader(source, accelerator=number, worker=worker, slots=slots, note=note)
 
     def close(self) -> None:
         """Close the files, if the main process itself has read (read_threads=0)."""

@@ -14,6 +14,7 @@ from itertools import repeat
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Samples
 from dlemu.dataset.plan import EpochPlan
@@ -385,6 +386,38 @@ def _open_storage(source: Source, *, number: int, max_open: int) -> ExtentReader
     )
 
 
+class Preparing:
+    """Spends `reader.preprocess_time` for one worker's samples, by computing or by sleeping."""
+
+    def __init__(self, source: Source, note: Note, *, accelerator: int, worker: int) -> None:
+        workload = source.workload
+        self._note = note
+        self._seed = workload.train.seed, accelerator, worker
+        self._time = workload.reader.preprocess_time
+        self._burner = CpuBurner(source.block_seconds) if source.block_seconds else None
+        self._draws = np.random.default_rng(0)
+        self._overslept = 0.0
+
+    def start_epoch(self, epoch: int) -> None:
+        """Draw anew."""
+        seed, accelerator, worker = self._seed
+        self._draws = np.random.default_rng((seed, epoch, accelerator, worker))
+
+    def spend(self, num_samples: int) -> float:
+        """Spend the time of so many; return the seconds of it that were computing."""
+        if not num_samples or self._time.mean == 0:
+            return 0.0
+        self._note(PREPROCESSING, -1)
+        seconds = sum(self._time.draw(self._draws) for _ in range(num_samples))
+        if self._burner is not None:
+            return self._burner.burn(seconds)
+        begin, asked = perf_counter(), max(0.0, seconds - self._overslept)
+        time.sleep(asked)
+        # A sleep ends late by what is a percent of a sample's: the next one is shorter by that.
+        self._overslept = min(_MOST_OVERSLEPT, max(0.0, perf_counter() - begin - asked))
+        return 0.0
+
+
 class SampleReader:
     """Makes the batches of one stream. Not thread-safe."""
 
@@ -425,12 +458,7 @@ class SampleReader:
         self.gets = storage.counts if isinstance(storage, ObjectReader) else GetCounts()
         """Requests so far, where the data folder is a bucket."""
         self._note = note
-        self._seed = workload.train.seed
-        self._accelerator, self._worker = accelerator, worker
-        self._preprocess = workload.reader.preprocess_time
-        self._burner = CpuBurner(source.block_seconds) if source.block_seconds else None
-        self._draws = np.random.default_rng(0)
-        self._overslept = 0.0
+        self._preparing = Preparing(source, note, accelerator=accelerator, worker=worker)
 
     def start_epoch(self, epoch: int) -> None:
         """Forget what an earlier epoch, perhaps ended early, has left."""
@@ -438,7 +466,7 @@ class SampleReader:
         if self._cache is not None:
             self._cache.start_epoch()
         self._reader.start_epoch()
-        self._draws = np.random.default_rng((self._seed, epoch, self._accelerator, self._worker))
+        self._preparing.start_epoch(epoch)
 
     def make(self, task: Task, wanted: Callable[[], bool]) -> Cost | None:
         """Read a batch, into its slot if there are slots; return what it cost.
@@ -459,26 +487,12 @@ class SampleReader:
                 self._note(IDLE, -1)
                 return None
             # A stream may have read samples for later batches.
-            computed += self._prepare(min(num_samples, unprepared))
+            computed += self._preparing.spend(min(num_samples, unprepared))
             unprepared -= min(num_samples, unprepared)
-        computed += self._prepare(unprepared)
+        computed += self._preparing.spend(unprepared)
         cost = self._reader.cost().since(before)
         self._note(IDLE, -1)
         return cost._replace(decode_seconds=cost.decode_seconds + computed)
-
-    def _prepare(self, num_samples: int) -> float:
-        """Spend the time of preprocessing; return the seconds of it that were computing."""
-        if not num_samples or self._preprocess.mean == 0:
-            return 0.0
-        self._note(PREPROCESSING, -1)
-        seconds = sum(self._preprocess.draw(self._draws) for _ in range(num_samples))
-        if self._burner is not None:
-            return self._burner.burn(seconds)
-        begin, asked = perf_counter(), max(0.0, seconds - self._overslept)
-        time.sleep(asked)
-        # A sleep ends late by what is a percent of a sample's: the next one is shorter by that.
-        self._overslept = min(_MOST_OVERSLEPT, max(0.0, perf_counter() - begin - asked))
-        return 0.0
 
     def close(self) -> None:
         """Close all files."""
@@ -488,10 +502,23 @@ class SampleReader:
 
 
 def make_batch(
-    cost: Cost, slots: Slots | None, plan: EpochPlan, accelerator: int, *, epoch: int, step: int
+    cost: Cost,
+    slots: Slots | None,
+    plan: EpochPlan,
+    accelerator: int,
+    *,
+    epoch: int,
+    step: int,
+    handed: tuple[Memory, NDArray[np.int64]] | None = None,
 ) -> Batch:
-    """Return a batch that is ready now, with its slot's arrays if there are slots."""
-    slot = 0 if slots is None else step % slots.num_slots
+    """Return a batch that is ready now, with its slot's arrays if there are slots.
+
+    `handed`: its data and lengths where it came in memory of its own.
+    """
+    if slots is not None:
+        slot = step % slots.num_slots
+        handed = slots.data[slot], slots.lengths[slot]
+    data, lengths = handed or (None, None)
     return Batch(
         epoch=epoch,
         step=step,
@@ -503,8 +530,8 @@ def make_batch(
         read_seconds=cost.read_seconds,
         decode_seconds=cost.decode_seconds,
         hand_over_seconds=cost.hand_over_seconds,
-        data=None if slots is None else slots.data[slot],
-        lengths=None if slots is None else slots.lengths[slot],
+        data=data,
+        lengths=lengths,
     )
 
 

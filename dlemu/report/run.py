@@ -85,12 +85,18 @@ def tone_of(document: Document) -> Tone:
     return "pass" if document["verdict"] == "PASS" and not weak else "caution"
 
 
+_WORKERS = {"lean": "lean", "dataloader": "as a DataLoader's"}
+"""What a worker costs, by reader.cost."""
+
+
 def verdict_line(document: Document) -> str:
     """Return the verdict, its figures, and how many accelerators the storage feeds."""
     metric, verdict = document["metric"], document["verdict"]
     how = f"edition {metric['edition']}"
     if "loop" in document and "hand_over" in document:
         how += f", loop {document['loop']}, hand-over {document['hand_over']}"
+    if cost := document.get("worker_cost"):
+        how += f", workers {_WORKERS[cost]}"
     parts = []
     if document.get("status") not in UNFINISHED:
         wanted = document["threshold_percentage"]

@@ -195,6 +195,7 @@ class _Run:
             decode=workload.reader.decode,
             loop=workload.train.loop,
             hand_over="batch" if workload.hands_over else "none",
+            worker_cost=workload.reader.cost if loader == "pytorch" else "",
             num_accelerators=self.num_accelerators,
             measured={},
             limit=None,

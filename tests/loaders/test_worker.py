@@ -93,7 +93,7 @@ def test_preprocessing_draws_each_sample_anew_but_the_same_in_each_run(
     assert drawn(0, 0) == [first, second]
     slept.clear()
     with reading(source) as reader:
-        reader._prepare(40)
+        reader._preparing.spend(40)
     assert slept == [pytest.approx(40 * 1.0, rel=0.1)], "samples that come together take all theirs"
 
 

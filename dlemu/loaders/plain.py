@@ -1,0 +1,254 @@
+"""A worker that does what the worker of a plain DataLoader does (reader.cost=dataloader).
+
+It opens each file by its name with the library that a Dataset would use, makes a tensor of each
+sample, and collates a batch into fresh shared memory, which torch's queue hands over. So it costs
+what such a worker costs, page faults and requests to the storage included. `worker.SampleReader`
+measures the storage instead: it costs a fifth for small samples.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter, thread_time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from dlemu.errors import DatasetError, WorkloadError, in_short
+from dlemu.formats import format_of
+from dlemu.formats.format import Parsed
+from dlemu.loaders.source import Cost, Note, Source, Task
+from dlemu.loaders.steps import IDLE, READING
+from dlemu.loaders.worker import Preparing
+from dlemu.storage.counted import CountedFile
+from dlemu.storage.files import cannot_open, check_regular
+from dlemu.units import counted, format_bytes
+
+Load = Callable[[str], Any]
+"""Returns the array of a file of one sample."""
+
+
+def _npz(path: str) -> Any:
+    with np.load(path) as archive:
+        return archive["x"]
+
+
+def _hdf5(path: str) -> Any:
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        return file["records_0" if "records_0" in file else "records"][...]
+
+
+def _picture(path: str) -> Any:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def _bytes(path: str) -> Any:
+    with open(path, "rb") as file:
+        return np.frombuffer(bytearray(file.read()), np.uint8)
+
+
+_LOADS: dict[str, Load] = {
+    "npy": np.load,
+    "npz": _npz,
+    "hdf5": _hdf5,
+    "bin": _bytes,
+    "raw": _bytes,
+}
+_PICTURES = ("jpeg", "png")
+_SHARED = "/dev/shm"
+
+
+def load_of(source: Source) -> Load | None:
+    """Return how a Dataset loads a file of one sample; None: by the format's own library.
+
+    Pictures are decoded by PIL, if they are a job's own and `reader.preprocess_time` does not hold
+    their decoding; dlemu's have no pixels.
+    """
+    layout, workload = source.layout, source.workload
+    if layout.samples_per_file > 1 or workload.dataset.by_h5py:
+        return None
+    if layout.format in _PICTURES:
+        decodes = not source.dataset.known_places and workload.reader.preprocess_time.mean == 0
+        return _picture if decodes else _bytes
+    return _LOADS.get(layout.format)
+
+
+def _regular_bytes(path: str) -> int:
+    """Return the bytes of a file; a FIFO, which np.load would wait for, is refused."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        check_regular(path)
+    return status.st_size
+
+
+class PlainReader:
+    """Makes the batches of one worker, each a tensor of its own. Not thread-safe."""
+
+    def __init__(
+        self, source: Source, *, accelerator: int, worker: int, row_bytes: int, note: Note
+    ) -> None:
+        self._source, self._row_bytes, self._note = source, row_bytes, note
+        self._cut = source.workload.dataset.record_length_bytes_resize is not None
+        self._load, self._has_many = load_of(source), source.layout.samples_per_file > 1
+        self._preparing = Preparing(source, note, accelerator=accelerator, worker=worker)
+        self._opened: tuple[int, Parsed] | None = None
+        self._early: dict[int, torch.Tensor] = {}  # samples that were read for a later batch
+        self._scheduled = -1
+
+    def start_epoch(self, epoch: int) -> None:
+        """Forget what an earlier epoch, perhaps ended early, has left."""
+        self._early.clear()
+        self.close()
+        self._preparing.start_epoch(epoch)
+        with suppress(OSError):  # a kernel without it does not tell how long a thread waited
+            # Of this thread: without workers each epoch has another.
+            self._scheduled = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def make(
+        self, task: Task, wanted: Callable[[], bool]
+    ) -> tuple[Cost, torch.Tensor, list[int]] | None:
+        """Load and collate a batch; return its cost, uint8 (batch, row_bytes), and rows' bytes.
+
+        Where the library reads, nothing tells its reads from its decoding: what the thread waited
+        without waiting for a CPU counts as reading, the rest as decoding. `wanted` as in
+        `SampleReader.make`, and so are the errors.
+        """
+        num_bytes, seconds, computing, prepared = 0, 0.0, 0.0, 0.0
+        queued = self._queued()
+        sizes = None if task.places is None else task.places[2].tolist()
+        for at, sample in enumerate(task.fetch.tolist()):
+            if not wanted():
+                self._note(IDLE, -1)
+                return None
+            begin, cpu = perf_counter(), thread_time()
+            self._note(READING, sample // self._source.layout.samples_per_file)
+            size, data = self._sample(sample)
+            if sizes is not None and size != sizes[at]:
+                raise DatasetError(
+                    f"{self._source.path(sample)}: it holds {size} bytes, {sizes[at]} are wanted; "
+                    f"dlemu verify lists what is damaged"
+                )
+            self._early[sample] = data
+            seconds += perf_counter() - begin
+            computing += thread_time() - cpu
+            num_bytes += size
+            prepared += self._preparing.spend(1)
+        computing += self._queued() - queued
+        begin = perf_counter()
+        samples = [self._early.pop(sample) for sample in task.samples.tolist()]
+        lengths = [min(len(each), self._row_bytes) for each in samples]
+        batch = default_collate([self._row(each) for each in samples])
+        collated = perf_counter() - begin
+        self._note(IDLE, -1)
+        decoding = min(seconds, computing)
+        cost = Cost(num_bytes, 0, seconds - decoding, decoding + prepared, collated)
+        return cost, batch, [self._row_bytes] * len(lengths) if self._cut else lengths
+
+    def close(self) -> None:
+        """Close all files."""
+        self._close_file()
+        if self._scheduled >= 0:
+            os.close(self._scheduled)
+        self._scheduled = -1
+
+    def _sample(self, sample: int) -> tuple[int, torch.Tensor]:
+        """Return the bytes read for a sample, and it as a tensor, uint8 (its bytes,)."""
+        number, place = divmod(sample, self._source.layout.samples_per_file)
+        path = self._source.path(number)
+        try:
+            size = 0 if self._has_many else _regular_bytes(path)
+            if self._load is None:
+                array = self._parsed(number, path).sample(place)
+                array = array if array.flags.writeable else array.copy()
+            else:
+                array = self._load(path).reshape(-1).view(np.uint8)
+        except DatasetError:
+            raise
+        except Exception as error:  # libraries raise many types for damaged files
+            if isinstance(error, OSError) and error.strerror:
+                raise cannot_open(path, error) from None
+            raise DatasetError(f"{path} is damaged: {in_short(error)}") from None
+        if len(array) > self._row_bytes and not self._cut:
+            raise DatasetError(
+                f"{path} has a sample of {len(array)} bytes, at most {self._row_bytes} were "
+                f"expected; set dataset.record_length_bytes_resize"
+            )
+        return size or len(array), torch.from_numpy(array)
+
+    def _parsed(self, number: int, path: str) -> Parsed:
+        """Return a file of many samples, which stays open for the next one."""
+        if self._opened is None or self._opened[0] != number:
+            self._close_file()
+            parse = format_of(self._source.layout).parse
+            self._opened = number, parse(CountedFile(path), self._source.layout.samples_per_file)
+        return self._opened[1]
+
+    def _close_file(self) -> None:
+        if self._opened is not None:
+            self._opened[1].close()
+        self._opened = None
+
+    def _row(self, sample: torch.Tensor) -> torch.Tensor:
+        """Return a sample cut or padded to the bytes of a row."""
+        if len(sample) >= self._row_bytes:
+            return sample[: self._row_bytes]
+        row = torch.zeros(self._row_bytes, dtype=torch.uint8)
+        row[: len(sample)] = sample
+        return row
+
+    def _queued(self) -> float:
+        """Return how many seconds so far this thread could run and had no CPU."""
+        if self._scheduled < 0:
+            return 0.0
+        return int(os.pread(self._scheduled, 64, 0).split()[1]) / 1e9
+
+
+class Pinned:
+    """Memory of its own into which batches are copied, as torch's pinning thread does.
+
+    Training gets a batch from here; that of the worker is freed at once.
+    """
+
+    def __init__(self, source: Source, row_bytes: int) -> None:
+        rows = source.workload.reader.batch_size
+        # Beside those that training holds one is being filled.
+        self.data: NDArray[np.uint8] = np.zeros((source.keep + 2, rows, row_bytes), np.uint8)
+
+    def take(
+        self, step: int, batch: torch.Tensor, lengths: list[int]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Copy the batch of a step; return the copy, uint8 (batch, row_bytes), and `lengths`."""
+        slot: NDArray[np.uint8] = self.data[step % len(self.data)]
+        np.copyto(slot, batch.numpy())
+        return slot, np.array(lengths)
+
+
+def check_room(source: Source, row_bytes: int, num_accelerators: int) -> None:
+    """Refuse batches that /dev/shm, where torch puts them, cannot hold.
+
+    A worker would be killed there by a signal that names nothing.
+
+    Raises:
+        WorkloadError: it has too little room.
+    """
+    reader = source.workload.reader
+    in_flight = source.workload.batches_in_flight if reader.read_threads else 0
+    wanted = num_accelerators * in_flight * reader.batch_size * row_bytes
+    free = shutil.disk_usage(_SHARED).free
+    if wanted > free:
+        raise WorkloadError(
+            f"reader.cost=dataloader hands batches over in {_SHARED}, as torch does: "
+            f"{format_bytes(wanted)} are wanted ({counted(num_accelerators, 'accelerator')} x "
+            f"{in_flight} batches), {format_bytes(free)} are free; use a smaller "
+            "reader.prefetch_size, or a larger --shm-size of the container"
+        )

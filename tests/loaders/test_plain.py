@@ -1,0 +1,224 @@
+"""Workers that cost what a plain DataLoader's cost (reader.cost=dataloader)."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlemu.errors import DatasetError, WorkloadError
+from dlemu.loaders import plain
+from dlemu.loaders.steps import IDLE
+from tests.lab.dataset import flip
+from tests.loaders.contract import DATASETS, Case, check_epoch, make_case, payload_bytes, read_all
+from tests.loaders.test_faults import put
+
+PLAIN: dict[str, object] = {
+    "reader.data_loader": "pytorch",
+    "reader.cost": "dataloader",
+    "reader.prefetch_size": 4,
+}
+HERE = PLAIN | {"reader.read_threads": 0}
+ROWS = [name for name in DATASETS if not name.startswith("parquet")]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where datasets lie: each is written once."""
+    return tmp_path_factory.mktemp("plain")
+
+
+def shared_files() -> set[str]:
+    """Return what torch has put into shared memory by a name."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset", ROWS)
+def test_hands_over_what_the_plan_and_the_generator_say(
+    dataset: str, workers: int, folders: Path
+) -> None:
+    case = make_case(
+        folders / dataset.replace(" ", "_"), dataset, PLAIN | {"reader.read_threads": workers}
+    )
+    with closing(case.open()) as loader:
+        for epoch in range(2):
+            steps = check_epoch(case, loader, epoch)
+            num_bytes = sum(batch.num_bytes for batches in steps for batch in batches)
+            assert num_bytes >= payload_bytes(case, steps)
+        assert loader.read_counts().sum() >= 12
+        assert steps[0][0].data is not None
+        assert any(np.shares_memory(steps[0][0].data, each) for each in loader.memory())
+    assert not shared_files()
+
+
+@pytest.mark.parametrize("resize", [5_000, 30_000])
+def test_rows_are_cut_and_padded(resize: int, folders: Path) -> None:
+    keys = PLAIN | {"reader.read_threads": 1, "dataset.record_length_bytes_resize": resize}
+    case = make_case(folders / "npz", "npz", keys)
+    with closing(case.open(keep=2)) as loader:
+        check_epoch(case, loader, 0)
+
+
+def test_an_epoch_may_be_left_and_bytes_need_not_be_wanted(folders: Path) -> None:
+    case = make_case(folders / "npy", "npy", PLAIN | {"reader.read_threads": 2})
+    with closing(case.open(keep=0)) as loader:
+        steps = loader.epoch(0, case.plan(0))
+        next(steps)
+        steps.close()  # type: ignore[attr-defined]
+        check_epoch(case, loader, 1)
+
+
+CALLS = {
+    "npy": ("numpy.load", lambda path: path),
+    "npz": ("numpy.load", lambda path: path),
+    "hdf5": ("h5py.File", lambda path: path),
+}
+
+
+@pytest.mark.parametrize("dataset", CALLS)
+def test_a_file_is_opened_as_a_dataset_would(
+    dataset: str, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name: so the library makes its own requests to the storage."""
+    case = make_case(folders / dataset, dataset, HERE)
+    name, _ = CALLS[dataset]
+    module, _, function = name.partition(".")
+    library = pytest.importorskip(module)
+    opened, call = [], getattr(library, function)
+
+    def noting(path: Any, *given: Any, **named: Any) -> Any:
+        opened.append(path)
+        return call(path, *given, **named)
+
+    monkeypatch.setattr(library, function, noting)
+    monkeypatch.setitem(plain._LOADS, "npy", noting)
+    [[batch], *_] = read_all(case)
+    assert opened[:3] == [
+        str(case.workload.data_folder / case.layout.path(each)) for each in batch.samples.tolist()
+    ]
+
+
+FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "missing": ("npy", Path.unlink, "is missing"),
+    "cut": ("npy", lambda path: os.truncate(path, 9_000), "is damaged: Failed to read all data"),
+    "grown": ("hdf5", lambda path: path.write_bytes(path.read_bytes() + b"x"), "are wanted"),
+    "a FIFO": ("npz", put(os.mkfifo), "is a FIFO, not a file"),
+    "npy header": ("npy", partial(flip, at=1, bits=0xFF), "is damaged"),
+    "zip header": ("npz", partial(flip, at=0, bits=0xFF), "is damaged"),
+    "HDF5 header": ("hdf5", partial(flip, at=0, bits=0xFF), "is damaged"),
+    "TFRecord": ("tfrecord", partial(flip, at=0, bits=0xFF), "is damaged|checksum"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_file_is_named(fault: str, workers: int, tmp_path: Path) -> None:
+    dataset, damage, words = FAULTS[fault]
+    case = make_case(tmp_path, dataset, PLAIN | {"reader.read_threads": workers})
+    path = case.workload.data_folder / case.layout.path(int(case.plan(0).samples.ravel()[-1]))
+    damage(path)
+    with pytest.raises(DatasetError, match=words) as refused:
+        read_all(case)
+    assert str(path) in str(refused.value)
+
+
+def reader_of(case: Case, monkeypatch: pytest.MonkeyPatch, load: plain.Load) -> Any:
+    """Return a reader whose files are loaded by `load`, and a task of it."""
+    from dlemu.dataset.layout import Dataset
+    from dlemu.loaders.source import Source, sample_bytes
+
+    source = Source.open(Dataset(case.workload, case.layout), keep=1)
+    monkeypatch.setattr(plain, "load_of", lambda source: load)
+    rows, notes = sample_bytes(source), []
+    reader = plain.PlainReader(
+        source,
+        accelerator=0,
+        worker=0,
+        row_bytes=rows,
+        note=lambda what, file: notes.append(what),
+    )
+    task = next(iter(source.tasks(0, case.plan(0), 0)))
+    made = reader.make(task, lambda: True)
+    assert made is not None
+    assert notes[-1] == IDLE
+    reader.close()
+    return made[0]
+
+
+def test_waiting_counts_as_reading_and_work_as_decoding(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(folders / "npy", "npy", HERE)
+
+    def slow(path: str) -> Any:
+        time.sleep(0.02)
+        return np.load(path)
+
+    def busy(path: str) -> Any:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        return np.load(path)
+
+    cost = reader_of(case, monkeypatch, slow)
+    assert cost.read_seconds >= 0.05 > cost.decode_seconds
+    cost = reader_of(case, monkeypatch, busy)
+    assert cost.decode_seconds >= 0.06
+    assert cost.hand_over_seconds > 0
+
+
+REFUSED: dict[str, dict[str, object]] = {
+    "reader.odirect=true": {"reader.odirect": True},
+    "reader.hand_over=none": {"reader.hand_over": "none"},
+    "reader.check_crc=true": {"reader.check_crc": True},
+    "cache.folder": {"cache.folder": "/tmp/cache"},
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_what_no_dataset_does_is_refused(key: str, folders: Path) -> None:
+    case = make_case(folders / "npz", "npz")
+    with pytest.raises(WorkloadError, match=f"{key} is not for.*reader.cost=lean takes it"):
+        case.workload.with_keys(PLAIN | REFUSED[key])
+    assert not case.workload.with_keys(
+        {"reader.cost": "dataloader", "reader.data_loader": "threads"}
+    ).plain_workers
+
+
+def test_too_little_shared_memory_is_said_before_a_worker_is_killed(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(folders / "npz", "npz", PLAIN | {"reader.read_threads": 2})
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=65536))
+    with pytest.raises(WorkloadError, match=r"/dev/shm, as torch does: .* are free"):
+        case.open()
+
+
+def test_pictures_of_a_job_are_decoded_unless_its_own_time_holds_that(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from dlemu.dataset.layout import Dataset
+    from dlemu.loaders.source import Source
+
+    case = make_case(tmp_path, "jpeg", HERE)
+    picture = Image.fromarray(np.full((8, 8, 3), 200, np.uint8))
+    path = tmp_path / "one.jpg"
+    picture.save(path)
+
+    def load(known: bool, **keys: object) -> Any:
+        workload = case.workload.with_keys(keys)
+        found = plain.load_of(Source(Dataset(workload, case.layout, known), direct=False))
+        assert found is not None
+        return found(str(path))
+
+    assert load(False).shape == (8, 8, 3)
+    assert load(True).tobytes() == path.read_bytes()
+    assert load(False, **{"reader.preprocess_time": 0.01}).tobytes() == path.read_bytes()
