@@ -84,7 +84,7 @@ class KeyContext:
     @property
     def parses(self) -> bool:
         """Whether dlemu reads the bytes of a sample, not a library."""
-        return self.workload.reader.decode == "raw"
+        return self.workload.reader.decode == "raw" and not self.workload.plain_workers
 
     @property
     def by_dali(self) -> bool:

@@ -44,6 +44,8 @@ def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run
         ("dataset.record_length_bytes_resize", 9, {"reader.hand_over": "none"}, {}),
         ("dataset.record_length_bytes_resize", 9, {"reader.data_loader": "threads"}, DALI),
         ("reader.io_depth", 8, LIBRARY, {}),
+        ("reader.io_depth", 8, {"reader.cost": "dataloader"}, {}),
+        ("reader.cost", "dataloader", {"reader.data_loader": "threads"}, {}),
         ("reader.multiprocessing_context", "spawn", {"reader.read_threads": 0}, {}),
         ("reader.gds", "prefer", DALI, GPU),
         ("dali.gpus_per_host", 2, {}, GPU),

@@ -76,11 +76,7 @@ def test_an_epoch_may_be_left_and_bytes_need_not_be_wanted(folders: Path) -> Non
         check_epoch(case, loader, 1)
 
 
-CALLS = {
-    "npy": ("numpy.load", lambda path: path),
-    "npz": ("numpy.load", lambda path: path),
-    "hdf5": ("h5py.File", lambda path: path),
-}
+CALLS = {"npy": "numpy.load", "npz": "numpy.load", "hdf5": "h5py.File"}
 
 
 @pytest.mark.parametrize("dataset", CALLS)
@@ -89,8 +85,7 @@ def test_a_file_is_opened_as_a_dataset_would(
 ) -> None:
     """By its name: so the library makes its own requests to the storage."""
     case = make_case(folders / dataset, dataset, HERE)
-    name, _ = CALLS[dataset]
-    module, _, function = name.partition(".")
+    module, _, function = CALLS[dataset].partition(".")
     library = pytest.importorskip(module)
     opened, call = [], getattr(library, function)
 
