@@ -213,7 +213,7 @@ class PlainReader:
         return int(os.pread(self._scheduled, 64, 0).split()[1]) / 1e9
 
 
-class Pinned:
+class PinnedBatches:
     """Memory of its own into which batches are copied, as torch's pinning thread does.
 
     Training gets a batch from here; that of the worker is freed at once.

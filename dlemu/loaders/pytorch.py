@@ -40,7 +40,7 @@ from dlemu.loaders.pipes import (
     many_workers,
     stop_watching,
 )
-from dlemu.loaders.plain import Pinned, PlainReader, check_room
+from dlemu.loaders.plain import PinnedBatches, PlainReader, check_room
 from dlemu.loaders.source import Cost, Slots, Source, Task, row_bytes_of
 from dlemu.loaders.steps import CLOSE_SECONDS, Activity, Takers, WorkersLoader
 from dlemu.loaders.worker import SampleReader, make_batch
@@ -135,7 +135,7 @@ class _Workers:
         self.gets: dict[int, GetCounts] = {}
         """Requests to a bucket so far, of each worker."""
         plain = source.workload.plain_workers
-        self.pinned = Pinned(source, row_bytes) if plain else None
+        self.pinned = PinnedBatches(source, row_bytes) if plain else None
         self.shared = _Shared(source, 0 if plain else row_bytes)
         self._order = _Order()
         several: dict[str, Any] = {}
