@@ -6,8 +6,9 @@
     python -m benchmarks.fidelity nearest JSON...       the same beside the published step
 
 Nets: unet3d (npz files of 16 MB), resnet50 (npy), resnet50_jpeg4, _jpeg8 and _jpeg12 (so many
-workers decode JPEG files), cosmoflow (hdf5) and cosmoflow_graph (its step as one CUDA graph). LOOP:
-pipelined, or rule. The arms of a cell, which docs/fidelity.md explains, as it does their AU:
+workers decode JPEG files), resnet50_npy2_b400 and others of batch 400, cosmoflow (hdf5) and
+cosmoflow_graph (its step as one CUDA graph). LOOP: pipelined, or rule. The arms of a cell, which
+docs/fidelity.md explains, as it does their AU:
 
 R   the real job (`fidelity_real`), plain PyTorch
 E   `dlemu run` of the loop with the pytorch loader, without CUDA, with the times of R's step alone
@@ -16,6 +17,8 @@ M   E with the times that `dlemu.Meter` has found in R's loop, in a run whose re
 T   M with the threads loader
 B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart
 N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock
+D   E with reader.cost=dataloader, and nothing given by hand but the time of decoding pictures
+L   D with lean workers
 
 As root, a cgroup holds reads to RATE times the demand (bytes of a batch / c); 0: they are not held.
 The arms take turns, in every second repeat in the opposite order; of unet3d R and E run at the same
@@ -26,6 +29,7 @@ the program.
 
 import multiprocessing
 import os
+import resource
 import shutil
 import sys
 import time
@@ -90,13 +94,20 @@ class Job:
         return self.net.name == "unet3d"
 
     @property
+    def files(self) -> str:
+        """Name of the folder with its files."""
+        shared = {"jpeg": "pictures", "npy": "arrays"}.get(self.net.form)
+        return self.net.label if shared is None or self.net.seconds else shared
+
+    @property
     def real(self) -> Real:
         return trained(self.net.name, self.net.batch, self.net.graph)
 
     @cached_property
     def num_files(self) -> int:
-        if self.net.decodes:  # these jobs share their files
-            return max(each.batch * each.num_steps(0, 1) for each in nets() if each.decodes)
+        if self.files != self.net.label:  # these jobs share their files
+            like = [each for each in nets() if each.form == self.net.form and not each.seconds]
+            return max(each.batch * each.num_steps(0, 1) for each in like)
         c = self.real.time_alone()[0]
         # c varies: a tenth more than now is needed.
         return int(1.1 * self.net.batch * max(self.net.num_steps(e.rate, c) for e in self.cells))
@@ -104,8 +115,7 @@ class Job:
     def workload(self, arm: str, more: Mapping[str, object] | None = None) -> dlemu.Workload:
         """Return how dlemu reads the arm's files."""
         net = self.net
-        label = "pictures" if net.decodes else net.label
-        place = f"{label}.{'R' if arm in _REAL or not self.at_once else 'E'}"
+        place = f"{self.files}.{'R' if arm in _REAL or not self.at_once else 'E'}"
         keys = {
             "dataset.data_folder": str(self.folder / place),
             "dataset.format": net.form,
@@ -184,12 +194,12 @@ def write(workload: dlemu.Workload) -> None:
 def replayed(run: bench.Run) -> dict[str, Any]:
     """Return the times of `dlemu run`, when it has ended."""
     run.completes()
-    steps = read_steps(run.folder)
+    steps, limit = read_steps(run.folder), run.summary["limit"]["name"]
     shutil.rmtree(run.folder)
     begin, ends = steps["start"][0], steps["start"] + steps["wait"] + steps["compute"]
     whole, seconds = float(ends[-1] - begin), float(ends[-1] - ends[0])
     known = {"whole": whole, "wall": whole, "seconds": seconds, "num_steps": len(steps)}
-    return {**known, "first": float(steps["wait"][0])}
+    return {**known, "first": float(steps["wait"][0]), "limit": limit}
 
 
 def counted(folder: Path) -> tuple[float, int, int]:
@@ -223,19 +233,21 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
         "train.launch_time": min(launch, c),
         "train.seed": 123 + repeat,
         "reader.preprocess": "cpu",
-        **job.loading,
     }
+    loading = job.loading if net.decodes or {*arms} - {*"RDL"} else {}
     turns = [[arm] for arm in arms]
     if job.at_once and {"R", "E"} <= set(arms):
         turns = [["E", "R"], *([arm] for arm in arms if arm not in "RE")]
     runs: list[Run] = []
     for turn in turns[:: -1 if repeat % 2 else 1]:
-        before = counted(job.folder)
+        before, children = counted(job.folder), resource.getrusage(resource.RUSAGE_CHILDREN)
         with ExitStack() as stack:
             replays: dict[str, bench.Run] = {}
             found: dict[str, dict[str, Any]] = {}
             for arm in turn:
                 own = metered if arm in "MT" else {}
+                own = own if arm in "DL" and not net.decodes else {**loading, **own}
+                own = {**own, "reader.cost": "dataloader" if arm == "D" else "lean"}
                 loader = "threads" if arm == "T" else "pytorch"
                 workload = job.workload(arm, {**keys, "reader.data_loader": loader, **own})
                 drop(files_of(workload.data_folder))
@@ -250,6 +262,10 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
                     group.enter()
                 found[arm] = job.train(arm, cell.loop, steps, repeat)
             found |= {arm: replayed(run) for arm, run in replays.items()}
+        if turn == ["R"]:  # whose workers have ended
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            spent = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
+            found["R"] |= {"workers_cpu": spent, "workers": net.workers}
         cpu, reads, num_bytes = np.subtract(counted(job.folder), before).tolist()
         drive = {"cpu_seconds": cpu, "reads": int(reads), "read_bytes": int(num_bytes)}
         for arm, times in found.items():
@@ -288,7 +304,8 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
         list(pool.map(write, {each.data_folder: each for each in wanted}.values()))
     os.sync()
     say("the files are ready")
-    assert all(job.loading for job in jobs.values() if not job.net.decodes)
+    by_hand = {cell.net for cell, given in cells if {*given} - {*"RDL"}}
+    assert all(jobs[label].loading for label in by_hand if not known[label].decodes)
     runs: list[Run] = []
     for repeat in range(asked.value("repeats", 3)):
         for job in jobs.values():  # what takes the host's cores changes within minutes

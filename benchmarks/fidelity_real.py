@@ -81,6 +81,13 @@ class Net:
         )
 
 
+def _few(form: str, workers: int) -> Net:
+    """Return a ResNet-50 of batch 400 with so many workers; few batches are read ahead by many."""
+    size, prefetch = (PIXELS, 2 if workers < 8 else 1) if form == "npy" else (120_000, 1)
+    label = f"resnet50_{form}{workers}_b400"
+    return Net(label, 400, size, form, workers=workers, prefetch=prefetch, seconds=0.0)
+
+
 ON_GPU = [
     # Volumes of 146.6 MB would ask for more than the drive gives; the crop that is trained on is
     # the benchmark's.
@@ -91,12 +98,17 @@ ON_GPU = [
     Net("resnet50_jpeg12", 200, 120_000, "jpeg", workers=12, prefetch=1, seconds=0.0),
     Net("cosmoflow", 1, 2_828_486, "hdf5", seconds=10.0),
     Net("cosmoflow_graph", 1, 2_828_486, "hdf5", seconds=10.0, graph=True),
+    # Jobs whose workers are near their limit.
+    *(_few("npy", number) for number in (2, 4, 8, 12)),
+    *(_few("jpeg", number) for number in (4, 8, 12)),
 ]
 ON_CPU = [
     Net("unet3d", 1, 2_000_000, "npz", workers=1, prefetch=1, side=64, seconds=0.0),
     Net("resnet50", 4, PIXELS, "npy", workers=1, side=32, seconds=0.0),
     Net("resnet50_jpeg4", 4, 30_000, "jpeg", workers=2, prefetch=1, side=32, seconds=0.0),
     Net("cosmoflow", 1, 300_000, "hdf5", workers=1, side=32, seconds=0.0),
+    Net("resnet50_npy2_b400", 16, PIXELS, "npy", workers=2, side=32, seconds=0.0),
+    Net("resnet50_npy4_b400", 16, PIXELS, "npy", workers=4, side=32, seconds=0.0),
 ]
 
 

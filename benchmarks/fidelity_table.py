@@ -18,8 +18,12 @@ _LAUNCH_BOUND = 0.9
 """Of c: from here on a step is called launch-bound, as `dlemu steptime` does."""
 _SHORTER = 0.7
 """A run of fewer than this share of a cell's most steps is left out: its start weighs more."""
-_OTHERS = ("M", "T", "B")
+_OTHERS = ("M", "T", "B", "D", "L")
 """Arms beside R and E."""
+_ENOUGH = 0.97
+"""Of the time: a job whose GPU computes for more has no limit that is looked for."""
+_BUSY = 0.85
+"""R waits for its workers if they are busy for this share of the time, and its GPU is idle."""
 _IN_LOOP = "step in the loop / alone"
 _COMPUTATION = "train.computation_time"
 
@@ -78,6 +82,12 @@ class Run:
     read_bytes: int = 0
     metered: Mapping[str, Any] = field(default_factory=dict)
     """M and T: computation and launch time that the Meter has found."""
+    workers_cpu: float = 0.0
+    """R: CPU seconds of its workers."""
+    workers: int = 0
+    """R: how many they were."""
+    limit: str = ""
+    """Of an emulation: the one that it named."""
     meter_au: float = 0.0
     """N: what `dlemu.Meter` says of this very loop."""
 
@@ -148,7 +158,10 @@ def tables(runs: Sequence[Run]) -> str:
         f"{sum(judged)} of {len(judged)} cells at 0.3 to {_HELD:g} of the demand that are not "
         "launch-bound meet the goal."
     )
-    parts = [lined(rows), count, *(lined(each(cells)) for each in (_repeats, _parts, _meters))]
+    if not judged:
+        count = ""
+    more = (_repeats, _workers, _parts, _meters)
+    parts = [lined(rows), count, *(lined(each(cells)) for each in more)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -167,6 +180,34 @@ def _repeats(cells: Mapping[Cell, Arms]) -> Lines:
             "R's step in the loop, ms": each("R", lambda run: 1e3 * run.busy),
             "the Meter's, ms": each("M", lambda run: 1e3 * run.metered[_COMPUTATION]["mean"]),
         }
+
+
+def _workers(cells: Mapping[Cell, Arms]) -> Lines:
+    """Yield the lines of jobs beside emulations whose workers cost what a DataLoader's cost."""
+    for cell, arms in cells.items():
+        real, emulated = arms.get("R", {}), arms.get("D", {})
+        if not real.keys() & emulated.keys():
+            continue
+        lean = arms.get("L", {})
+        busy = fmean(run.workers_cpu / run.workers / run.wall for run in real.values())
+        waits = fmean(run.whole_au for run in real.values()) < 100 * _ENOUGH
+        yield {
+            **cell.words,
+            "steps": str(next(iter(real.values())).num_steps),
+            "R, whole AU %": f"{fmean(run.whole_au for run in real.values()):.1f}",
+            "D - R, points": _judged(emulated, real, "whole_au", 2.0),
+            "D - R by the rule": _judged(emulated, real, "au", 2.0),
+            "lean - R": _judged(lean, real, "whole_au", 2.0) if lean.keys() & real.keys() else "",
+            "R's workers busy": f"{100 * busy:.0f}%",
+            "R waits for": ("workers" if busy > _BUSY else "storage") if waits else "-",
+            "limit of D": _limits(emulated),
+            "limit of lean": _limits(lean),
+            "repeats": str(len(real.keys() & emulated.keys())),
+        }
+
+
+def _limits(runs: Mapping[int, Run]) -> str:
+    return ", ".join(dict.fromkeys(run.limit for _, run in sorted(runs.items())))
 
 
 def _parts(cells: Mapping[Cell, Arms]) -> Lines:
