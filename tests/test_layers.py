@@ -57,7 +57,7 @@ SPEAKERS = {
 
 OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "pynvml", "cupy", "pyarrow", "obstore"}
 MAY_NEED = {
-    *("loaders.pytorch", "loaders.dali.loader", "loaders.dali.pipelines"),
+    *("loaders.plain", "loaders.pytorch", "loaders.dali.loader", "loaders.dali.pipelines"),
     *("report.png", "tools.steptime.networks"),
 }
 """Modules that are imported on demand, and may import these as they are."""
