@@ -1,6 +1,7 @@
-# Everything sets itself up: `make demo` and `make test` work on a fresh checkout with Python 3.11.
+# Everything sets itself up: `make demo` and `make test` work on a fresh checkout with Python 3.11 or
+# newer. A Python that is named has an environment of its own: PYTHON=python3.13 make test
 PYTHON ?= python3
-VENV   := .venv
+VENV   ?= .venv$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))
 BIN    := $(VENV)/bin
 # Open MPI refuses root unless told, and counts cores that a container may not have.
 ROOT   := $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
@@ -14,6 +15,11 @@ SMALL  := workload=unet3d_h100 dataset.data_folder=$(DEMO)/data dataset.num_file
 # Memory serves no byte of it: O_DIRECT, or one cold epoch where the file system has none. In tmpfs
 # there is no drive to measure, and the run says so: NO VERDICT.
 COLD   := $(SMALL) reader.odirect=auto train.epochs=1
+# PyTorch's DataLoader reads; with `make demo TORCH=no` threads do, and 3 GB less may be fetched.
+TORCH  ?= yes
+ifeq ($(TORCH),no)
+COLD   += reader.data_loader=threads
+endif
 
 # What DALI's CPU readers take; what else it asks for is a gigabyte of CUDA.
 DALI   := nvidia-dali-cuda130 astunparse gast six makefun optree nvtx libcst
@@ -25,12 +31,12 @@ BENCH  := start search published
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test truth lint fmt types check coverage bench docs fuzz mutants golden
-.PHONY: peers clean
+.PHONY: peers installs pins matrix fresh release image clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(VENV)/demo.done ## a dataset of half a GB, a run of two ranks, and its verdict
+demo: $(VENV)/$(if $(filter no,$(TORCH)),bare,demo).done ## a dataset of half a GB, a run of two ranks, and its verdict
 	$(BIN)/dlemu datagen $(SMALL)
 	rm -rf $(DEMO)/run
 	$(MPIRUN) -n 2 $(BIN)/dlemu run $(COLD) output.folder=$(DEMO)/run \
@@ -93,22 +99,46 @@ golden: $(VENV)/test.done ## what commands print, written anew: read the diff
 peers: .venv-peers/done $(VENV)/test.done ## read what DLIO writes, and the reverse
 	$(BIN)/python -m pytest tests/datagen/test_peers.py tests/checkpoint/test_peers.py
 
+installs: $(VENV)/bin/python ## does every documented install resolve, from PyPI alone? ALL=yes: each
+	$(BIN)/python -m release.resolve $(if $(ALL),--all)
+
+pins: $(VENV)/bin/python ## renew constraints.txt; KEEP='torch numpy' leaves some as they are
+	$(BIN)/python -m release.pins $(if $(KEEP),--keep $(KEEP))
+
+matrix: $(VENV)/bin/python ## all tests on each Python that is found, with what PyPI has
+	$(BIN)/python -m release.matrix
+
+fresh: $(VENV)/bin/python ## the README on empty Debians, as root: SUITES='bookworm trixie'
+	$(BIN)/python -m release.fresh $(SUITES)
+
+release: $(VENV)/test.done ## may VERSION be released? Then it prints the tag
+	$(BIN)/python -m release.cut $(VERSION)
+
+ENGINE ?= docker
+image: ## the image; ENGINE=podman
+	$(ENGINE) build -t dlemu .
+
 clean: ## remove what was built
 	rm -rf build outputs
 
+# Debian without python3-venv leaves half an environment.
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 
 $(VENV)/demo.done: setup.cfg constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,mpi]'
+	$(BIN)/python -m release.fetch torch,mpi
+	touch $@ $(VENV)/bare.done
+
+$(VENV)/bare.done: setup.cfg constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m release.fetch mpi
 	touch $@
 
 $(VENV)/test.done: setup.cfg constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/python -m release.fetch test
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(DALI)
-	touch $@ $(VENV)/demo.done
+	touch $@ $(VENV)/demo.done $(VENV)/bare.done
 
 # What DLIO asks for would bring CUDA twice, by TensorFlow and DALI; this is what its CPU path takes.
 # Beside it goes the one tool that it calls of DALI's.

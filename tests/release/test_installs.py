@@ -1,0 +1,150 @@
+"""What is told of installs: the pin to blame, what follows from torch, and how much is fetched."""
+
+import configparser
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from release import pip, resolve
+from release.fetch import announcement
+from release.pins import following
+from release.pip import ROOT, Resolved, user_environment
+from release.resolve import INSTALLS, UNION, blame
+
+CONFLICT = """\
+ERROR: Cannot install cuda-toolkit[cufile]==13.0.3.0 because these package versions conflict.
+
+The conflict is caused by:
+    cuda-toolkit[cufile] 13.0.3.0 depends on nvidia-cufile==1.15.1.6.*; extra == "cufile"
+    The user requested (constraint) nvidia-cufile==1.20.0.107
+"""
+MISSING = """\
+ERROR: Could not find a version that satisfies the requirement h5py>=3.10 (from versions: 3.1.0)
+ERROR: No matching distribution found for h5py>=3.10
+"""
+PINS = "h5py==99.0\nnvidia-cufile==1.20.0.107\nnumpy==2.4.6\n"
+
+
+def test_the_pin_is_named_and_who_asks_for_another() -> None:
+    pin, asker = blame(CONFLICT, PINS)
+    assert pin == "pin nvidia-cufile==1.20.0.107"
+    assert asker.startswith("cuda-toolkit[cufile] 13.0.3.0 depends on nvidia-cufile==1.15.1.6.*")
+
+
+def test_a_pin_that_no_index_has_is_named() -> None:
+    assert blame(MISSING, PINS) == ["pin h5py==99.0"]
+
+
+def test_without_pins_pip_s_own_words_are_shown() -> None:
+    assert blame(MISSING, "") == MISSING.splitlines()
+
+
+def test_no_network_is_no_conflict() -> None:
+    said = "WARNING: Retrying after connection broken by 'SSLError(...)'\nERROR: nothing found\n"
+    assert blame(said + MISSING, PINS)[0].startswith("PyPI cannot be reached: ")
+
+
+def test_nothing_is_resolved_where_pypi_is_not_reached(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(resolve, "resolve", lambda *_: Resolved(None, "ERROR: no route\n"))
+    assert resolve.main([]) == 1
+    told = capsys.readouterr().out
+    assert told == "PyPI cannot be reached, so nothing was resolved: ERROR: no route\n"
+
+
+def test_a_user_has_none_of_the_wheels_that_lie_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nclient-cert = /me.pem\nfind-links = /wheels\nextra-index-url = file:/x\n"
+    )
+    monkeypatch.delenv("PIP_CLIENT_CERT", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels")
+    monkeypatch.setenv("PIP_CONSTRAINT", "/bound.txt")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    found = user_environment()
+    assert found["PIP_CLIENT_CERT"] == "/me.pem" and found["https_proxy"] == "http://proxy:3128"
+    assert found["PIP_CONFIG_FILE"] == "/dev/null"
+    assert not {"PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT", "PYTHONPATH"} & set(
+        found
+    )
+
+
+def test_every_install_that_a_page_names_is_resolved() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = set(setup["options.extras_require"])
+    tests = setup["options.extras_require"]["test"]
+    (within,) = re.findall(r"dlemu\[(.*)\]", tests)
+    assert extras == {*UNION[0].split(","), *within.split(",")}
+    assert extras <= {name for each in INSTALLS for name in each.split(",")}
+    for page in (ROOT / "README.md", ROOT / "Dockerfile", *(ROOT / "docs").glob("*.md")):
+        for named in re.findall(r"(?:\.|dlemu|\.whl\)?)\[([a-z\d,-]+)\]'?", page.read_text()):
+            assert extras >= set(named.split(",")), f"{page.name}: {named}"
+
+
+def test_what_follows_from_torch_alone() -> None:
+    items: list[dict[str, Any]] = [
+        {
+            "name": "torch",
+            "requires_dist": [
+                "jinja2",
+                'cuda-toolkit[cufile]==13.0.3; platform_system == "Linux"',
+                'pyyaml; extra == "pyyaml"',
+            ],
+        },
+        {
+            "name": "cuda-toolkit",
+            "requires_dist": [
+                'nvidia-cufile==1.15.*; extra == "cufile"',
+                'nvidia-npp==13.*; extra == "npp"',
+            ],
+        },
+        *({"name": name} for name in ("nvidia_cufile", "nvidia_npp", "Jinja2", "PyYAML")),
+    ]
+    assert following(items) == {"cuda-toolkit", "nvidia-cufile"}
+
+
+def test_nothing_that_follows_from_torch_is_pinned() -> None:
+    pinned = [line.partition("==")[0] for line in pip.PINS.read_text().split()]
+    follow = re.compile(r"triton|cuda-|nvidia-(?!dali|ml-py)")
+    assert [name for name in pinned if follow.match(name)] == []
+    assert pinned == sorted(pinned, key=str.lower) and len(pinned) == len(set(pinned))
+
+
+def test_how_much_is_fetched_and_how_to_fetch_less() -> None:
+    def found(torch: str, *others: str) -> Resolved:
+        packages = [{"metadata": {"name": name, "version": "1"}} for name in others]
+        torch_s = {"metadata": {"name": "torch", "version": torch}}
+        return Resolved({"install": [torch_s, *packages]}, "")
+
+    cuda = announcement(found("2.13.0", "nvidia-cublas"), {"torch": 10**9, "nvidia-cublas": 10**9})
+    assert cuda.startswith("2 packages to fetch: 2,000 MB; PyTorch 2.13.0 brings CUDA")
+    assert "make demo TORCH=no" in cuda
+    cpu = announcement(found("2.13.0+cpu"), {"torch": 2 * 10**8, "other": None})
+    assert cpu == (
+        "2 packages to fetch: 200 MB, and 1 of unknown size; PyTorch 2.13.0+cpu for CPUs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        ("", ".venv"),
+        ("PYTHON=python3", ".venv"),
+        ("PYTHON=python3.13", ".venv-python3.13"),
+        ("PYTHON=/opt/python3.12/bin/python3.12", ".venv-python3.12"),
+    ],
+)
+def test_a_python_that_is_named_has_an_environment_of_its_own(words: str, folder: str) -> None:
+    done = subprocess.run(
+        ["make", "-n", "-B", "demo", *words.split()], cwd=ROOT, capture_output=True, text=True
+    )
+    assert f" {folder}/bin/dlemu datagen" in f" {done.stdout.replace(chr(10), ' ')}"
