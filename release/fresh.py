@@ -5,7 +5,7 @@
 For each suite (bookworm has Python 3.11, trixie 3.13) debootstrap makes a folder, into which only
 what the README asks for is added: Python, make, git and certificates. There a user who is not root
 clones the last commit, gives the README's two commands that install, and tries a small drive (a
-loop device with ext4); then `make demo TORCH=no` and `make demo`. --quick runs `make quick` as well.
+loop device with ext4); then `make demo TORCH=no` and `make demo`; --quick adds `make quick`.
 Each step prints its seconds and the MB that the folder has grown by.
 
 Root is needed. All mounts and processes end with the namespace that they are in; the folder goes,
@@ -31,7 +31,6 @@ PACKAGES = "ca-certificates,git,make,python3,python3-venv"
 MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 DRIVE_MB = 1536
 """Enough for `try` at its smallest, 1 GiB of files."""
-_MADE_BY = "README.md"
 
 
 def main() -> int:
@@ -69,7 +68,7 @@ def _try_suite(suite: str, asked: argparse.Namespace) -> bool:
 
 def steps(quick: bool) -> list[tuple[str, str]]:
     """Return (name, commands of a shell) in order; the installs are the README's own."""
-    readme = (ROOT / _MADE_BY).read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     first, full = re.findall(r"^    (pip install -c constraints\.txt .*)$", readme, re.MULTILINE)
     (venv,) = re.findall(r"^    (python3 -m venv .*)$", readme, re.MULTILINE)
     inside = "cd ~/dlemu && . ~/dlemu-venv/bin/activate && "
