@@ -1,23 +1,31 @@
-# dlemu with PyTorch for CPUs and Open MPI:
+# dlemu with PyTorch for CPUs and Open MPI, as a user who is not root:
 #
 #   docker build -t dlemu .
-#   docker run --rm -v /mnt/nvme:/data -w /data dlemu doctor /data
+#   docker run --rm --user $(id -u):$(id -g) -v /mnt/nvme:/data dlemu doctor /data
 #
-# For several ranks: docker run --rm --shm-size=8g -v /mnt/nvme:/data -w /data --entrypoint mpirun \
-#   dlemu --allow-run-as-root --bind-to none -n 4 dlemu run workload=unet3d_h100 ...
+# Two ranks (the loader's workers hand batches over in shared memory):
+#
+#   docker run --rm --user $(id -u):$(id -g) --shm-size=8g -v /mnt/nvme:/data --entrypoint mpirun \
+#     dlemu --bind-to none --oversubscribe -n 2 dlemu run workload=unet3d_h100 ...
+#
+# `make image ENGINE=podman` builds it with podman.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 COPY . .
-RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# What no run needs goes: PyTorch's headers, tests of packages, pip itself.
+RUN python -m venv /opt/dlemu \
+    && /opt/dlemu/bin/pip install --no-cache-dir -c constraints.txt \
+         --extra-index-url https://download.pytorch.org/whl/cpu '.[torch,mpi,plot]' \
+    && rm -rf /opt/dlemu/lib/python3*/site-packages/torch/include \
+    && find /opt/dlemu -type d -name tests -prune -exec rm -rf '{}' + \
+    && /opt/dlemu/bin/pip uninstall --yes --quiet pip
 
 FROM python:3.11-slim-bookworm
-COPY --from=build /wheels /wheels
-COPY constraints.txt /tmp/constraints.txt
-RUN python -m venv /opt/dlemu \
-    && /opt/dlemu/bin/pip install --no-cache-dir -c /tmp/constraints.txt \
-         --extra-index-url https://download.pytorch.org/whl/cpu \
-         "$(echo /wheels/dlemu-*.whl)[torch,mpi,plot]" \
-    && rm -r /wheels /tmp/constraints.txt
+COPY --from=build /opt/dlemu /opt/dlemu
+RUN useradd --create-home dlemu && mkdir /data && chown dlemu /data
 ENV PATH=/opt/dlemu/bin:$PATH
+USER dlemu
+WORKDIR /data
+HEALTHCHECK CMD ["dlemu", "--version"]
 ENTRYPOINT ["dlemu"]
 CMD ["--help"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from release.pip import PINS, build, canonical, interpreters, resolve, user_environment
+from release.relay import relayed
 
 WANTED = "test,dali-cuda13"
 NOT_PINNED = {"dlemu", "pip", "setuptools"}
@@ -31,9 +32,11 @@ def main(words: list[str] | None = None) -> int:
     fixed = [f"{name}=={version}" for name, version in old.items() if canonical(name) in kept]
     found: dict[str, tuple[str, str]] = {}
     environment = user_environment()
-    with tempfile.TemporaryDirectory() as folder:
+    pythons = interpreters()
+    relay = relayed(environment, {}, [*pythons])
+    with tempfile.TemporaryDirectory() as folder, relay as environment:
         _, wheel = build(Path(folder), environment)
-        for version, python in interpreters().items():
+        for version, python in pythons.items():
             bound = Path(folder) / "bound.txt"
             lines = [*fixed, *(f"{name}=={number}" for name, number in found.values())]
             bound.write_text("\n".join(lines))

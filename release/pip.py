@@ -59,6 +59,12 @@ def interpreters() -> dict[str, Path]:
     return dict(sorted(found.items(), key=lambda item: int(item[0].split(".")[1])))
 
 
+def pins_of(path: Path) -> dict[str, str]:
+    """Return {canonical name: version} of a file of constraints."""
+    lines = (line.partition("==") for line in path.read_text().split())
+    return {canonical(name): version for name, _, version in lines}
+
+
 @dataclass(frozen=True)
 class Resolved:
     """What pip would install: its report, or, where `report` is None, why nothing fits."""

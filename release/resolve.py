@@ -10,8 +10,7 @@ An install is a part of the union of all: where that resolves, what it found fit
 So the union is asked alone; --all asks each install, which says the ones that a bad pin prevents.
 
 The exit status is 1 where an install does not resolve, and the pin that prevents it is named; or
-where PyPI cannot be reached. Most of the time is waiting for the network, so `.ci/run` lets it
-run beside the tests.
+where PyPI cannot be reached.
 """
 
 import argparse
@@ -24,7 +23,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from release.pip import PINS, Resolved, build, canonical, interpreters, resolve, user_environment
+from release.pip import (
+    PINS,
+    Resolved,
+    build,
+    canonical,
+    interpreters,
+    pins_of,
+    resolve,
+    user_environment,
+)
+from release.relay import relayed
 
 INSTALLS = (
     *("", "torch,mpi,plot", "torch,mpi", "test", "dali-cuda12", "dali-cuda13", "gds", "s3"),
@@ -33,8 +42,8 @@ INSTALLS = (
 """Extras as the pages name them: `pip install '.[EXTRAS]'`."""
 UNION = ("test,dali-cuda12,dali-cuda13",)
 """What has all of them: `test` has the others."""
-_TOGETHER = 6
-"""Processes at a time: they wait for the network."""
+_TOGETHER = 4
+"""Processes at a time."""
 _UNREACHABLE = re.compile(
     r"connection broken|NewConnectionError|Could not fetch URL|(Connect|Read)Timeout|ProxyError"
 )
@@ -65,16 +74,15 @@ def main(words: list[str] | None = None) -> int:
         parser.error(f"no Python {version} here; found: {', '.join(found)}")
     pythons = {v: found[v] for v in found if not asked.python or v in asked.python}
     environment = user_environment()
-    try_one = resolve(
-        ["--ignore-installed", "--no-deps", "numpy"], Path(sys.executable), environment
-    )
-    if try_one.report is None:
-        print(f"PyPI cannot be reached, so nothing was resolved: {_last_line(try_one.said)}")
+    pins = pins_of(asked.pins)
+    try:
+        with tempfile.TemporaryDirectory() as folder, relayed(environment, pins, [*pythons]) as way:
+            _, wheel = build(Path(folder), way)
+            check = _Check(wheel, asked.pins, way)
+            return check.run(pythons, INSTALLS if asked.all else UNION)
+    except OSError as error:
+        print(f"PyPI cannot be reached, so nothing was resolved: {error}")
         return 1
-    with tempfile.TemporaryDirectory() as folder:
-        _, wheel = build(Path(folder), environment)
-        check = _Check(wheel, asked.pins, environment)
-        return check.run(pythons, INSTALLS if asked.all else UNION)
 
 
 @dataclass(frozen=True)
