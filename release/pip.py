@@ -15,6 +15,9 @@ ROOT = Path(__file__).parents[1]
 PINS = ROOT / "constraints.txt"
 OLDEST = (3, 11)
 
+_PATIENCE = 600.0
+"""Seconds for one question: where nothing fits, pip may try older versions for hours."""
+
 _WAY = re.compile(
     r"PIP_(CERT|CLIENT_CERT|PROXY|INDEX_URL|TRUSTED_HOST|DEFAULT_TIMEOUT|RETRIES)|(https?|all|no)_proxy"
     r"|(SSL_CERT|REQUESTS_CA|CURL_CA)_\w+",
@@ -90,17 +93,22 @@ def resolve(words: list[str], python: Path, environment: dict[str, str], *option
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "pip", "--python", str(python), "install", "--dry-run"),
-                *("--quiet", "--report", str(report), "--use-feature=fast-deps", *options, *words),
-            ],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        command = [
+            *(sys.executable, "-m", "pip", "--python", str(python), "install", "--dry-run"),
+            *("--quiet", "--report", str(report), "--use-feature=fast-deps", *options, *words),
+        ]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_PATIENCE,
+            )
+        except subprocess.TimeoutExpired:
+            return Resolved(None, f"ERROR: pip found nothing that fits within {_PATIENCE:.0f} s")
         whole = done.returncode == 0 and report.exists()
         return Resolved(json.loads(report.read_text()) if whole else None, done.stdout)
 

@@ -3,13 +3,17 @@
 import configparser
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from release import pip, resolve
+from release.cut import different, unready
 from release.fetch import announcement
+from release.fresh import steps
 from release.pins import following
 from release.pip import ROOT, Resolved, user_environment
 from release.resolve import INSTALLS, UNION, blame
@@ -50,10 +54,14 @@ def test_no_network_is_no_conflict() -> None:
 def test_nothing_is_resolved_where_pypi_is_not_reached(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(resolve, "resolve", lambda *_: Resolved(None, "ERROR: no route\n"))
+    def refused(*_: object) -> Iterator[dict[str, str]]:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(resolve, "relayed", contextmanager(refused))
+    monkeypatch.setattr(resolve, "interpreters", dict)
     assert resolve.main([]) == 1
     told = capsys.readouterr().out
-    assert told == "PyPI cannot be reached, so nothing was resolved: ERROR: no route\n"
+    assert told == "PyPI cannot be reached, so nothing was resolved: no route to host\n"
 
 
 def test_a_user_has_none_of_the_wheels_that_lie_here(
@@ -83,7 +91,7 @@ def test_every_install_that_a_page_names_is_resolved() -> None:
     extras = set(setup["options.extras_require"])
     tests = setup["options.extras_require"]["test"]
     (within,) = re.findall(r"dlemu\[(.*)\]", tests)
-    assert extras == {*UNION[0].split(","), *within.split(",")}
+    assert extras == {*UNION.split(","), *within.split(",")}
     assert extras <= {name for each in INSTALLS for name in each.split(",")}
     for page in (ROOT / "README.md", ROOT / "Dockerfile", *(ROOT / "docs").glob("*.md")):
         for named in re.findall(r"(?:\.|dlemu|\.whl\)?)\[([a-z\d,-]+)\]'?", page.read_text()):
@@ -148,3 +156,41 @@ def test_a_python_that_is_named_has_an_environment_of_its_own(words: str, folder
         ["make", "-n", "-B", "demo", *words.split()], cwd=ROOT, capture_output=True, text=True
     )
     assert f" {folder}/bin/dlemu datagen" in f" {done.stdout.replace(chr(10), ' ')}"
+
+
+CHANGES = "## Unreleased\n\n## 0.2.0 - 2026-12-01\n\nWhat it gives.\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        (CHANGES, None),
+        (CHANGES.replace("0.2.0", "0.1.0"), "has no section: ## 0.2.0 - "),
+        (CHANGES.replace(" - 2026-12-01", ""), "the section has no date"),
+        (CHANGES.replace("Unreleased\n", "Unreleased\n\n- A line.\n"), "stands under Unreleased"),
+        (CHANGES + "- A line.\n" * 60, "has 62 lines; at most 60"),
+    ],
+)
+def test_what_a_release_must_have(changes: str, wrong: str | None, tmp_path: Path) -> None:
+    (tmp_path / "setup.cfg").write_text("[metadata]\nversion = 0.2.0\n")
+    (tmp_path / "CHANGELOG.md").write_text(changes)
+    told = list(unready("0.2.0", tmp_path))
+    assert told == [] if wrong is None else wrong in told[0]
+    assert any("setup.cfg has version 0.2.0" in each for each in unready("0.3.0", tmp_path))
+
+
+def test_files_that_wheel_and_sdist_install_are_compared(tmp_path: Path) -> None:
+    for name, text in (("one", "1"), ("other", "2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same.py").write_text("")
+        (tmp_path / name / "unlike.py").write_text(text)
+        (tmp_path / name / f"only_{name}.py").write_text("")
+    found = different(tmp_path / "one", tmp_path / "other")
+    assert found == ["only_one.py", "only_other.py", "unlike.py"]
+
+
+def test_what_a_fresh_machine_is_given_stands_in_the_readme() -> None:
+    given = " ".join(commands for _, commands in steps(quick=False))
+    assert "pip install -c constraints.txt ." in given
+    assert "pip install -c constraints.txt '.[torch,mpi,plot]'" in given
+    assert "make demo TORCH=no" in given
