@@ -59,7 +59,7 @@ RESNET = {
 
 
 class Seen(NamedTuple):
-    """What a run of ours came to."""
+    """Totals of a run of ours."""
 
     au: float
     late: float

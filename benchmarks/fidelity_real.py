@@ -366,7 +366,7 @@ class Real:
         }
 
     def _step(self, data: Any, computing: Computing) -> tuple[Any, Any]:
-        """Queue a step; return marks of its begin and end."""
+        """Queue a step; return marks of its start and end."""
         with computing():
             begin = self.mark()
             self.step(data)

@@ -302,7 +302,7 @@ def _read_files(target: Folder, num_files: int) -> NDArray[np.void]:
 
 
 class WritePlan(Strict):
-    """What an unfinished dataset will be, in JSON."""
+    """The plan of an unfinished dataset, in JSON."""
 
     manifest: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
     dataset: Layout

@@ -6,9 +6,9 @@
             with its checksum; indexes, which are small, are synced together at the end
 4. finish   rank 0 checks that all files are in the journals, and writes the manifest in their place
 
-Whoever starts again, on any number of ranks, reads in the journals which files are complete.
+A later start, on any number of ranks, reads in the journals which files are complete.
 
-Into a bucket objects are put whole, and each rank's journal in the end: whoever starts again lists
+Into a bucket objects are put whole, and each rank's journal in the end: a later start lists
 what is there (LIST, which a run never does), and computes the checksums of it once more. The plan
 is written first, dlemu.json last.
 """
@@ -67,7 +67,7 @@ _MANY = 1_000_000
 
 @dataclass(frozen=True)
 class Todo:
-    """What is left to do for a dataset."""
+    """The work that a dataset still needs."""
 
     layout: Layout
     missing: Samples
@@ -326,7 +326,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions"),
     errno.EROFS: "mount it for writing",
 }
-"""What to do about errors, by their number."""
+"""Remedies of errors, by their number."""
 
 
 class _Renamer(Worker):

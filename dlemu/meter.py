@@ -52,16 +52,16 @@ class _Step:
 
     stream: StreamClock
     begun: tuple[float, Any]
-    """The epoch's begin: time on the host's clock, and the mark on the stream."""
+    """The epoch's start: time on the host's clock, and the mark on the stream."""
     asked: Any
     taken: Any
     step_number: int
     computed: Any = None
     met: Any = None
     spans: list[tuple[Any, Any]] = field(default_factory=list)
-    """Begin and end of each `computing`; empty: all from `taken` to `computed` is compute."""
+    """Start and end of each `computing`; empty: all from `taken` to `computed` is compute."""
     pauses: list[tuple[Any, Any]] = field(default_factory=list)
-    """Begin and end of each `pause` in this step."""
+    """Start and end of each `pause` in this step."""
     paused_before: float = 0.0
     """Seconds of the epoch's pauses before this step."""
     is_open: bool = False
@@ -124,7 +124,7 @@ class Meter:
         world: World | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Of the workload a loop of one's own takes the threshold, and the rest as it is not known.
+        """Only metric.au is taken from the workload; of the rest, the loop shows what there is.
 
         Args:
             workload: the job's own name; then the report tells its AU, and no verdict. Or a

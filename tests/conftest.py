@@ -38,8 +38,8 @@ _left: list[str] = []
 def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C reach what tests start, and let probes be short.
 
-    A shell starts background jobs with SIGINT ignored, children inherit that, and whoever ignores a
-    signal from the start rightly goes on ignoring it.
+    A shell starts background jobs with SIGINT ignored, children inherit that, and a process that
+    ignores a signal from the start rightly goes on ignoring it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # On a busy host an example takes longer than usual; that is no mistake.

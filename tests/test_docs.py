@@ -13,15 +13,20 @@ from urllib.parse import unquote
 import pytest
 
 import dlemu
+from dlemu.cli.commands import COMMANDS
 from dlemu.cli.main import run
 from docs import how_long, keys, workloads
 from docs.house import PAGE, draw, folder_path, page_with
-from tests.test_layers import MAY_IMPORT
+from tests.test_layers import MAY_IMPORT, MODULES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.iterdir() if path.suffix in (".md", ".rst"))
 TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+OTHERS_NAMES = {
+    *("RWF_NOWAIT", "flock", "package_dir", "summary.json", "key=value", "metric.*", "__init__"),
+}
+"""Names in docs/architecture.md that are not dlemu's: files, system calls, settings."""
 TAKE_KEYS = ("datasize", "datagen", "run", "size", "predict", "calibrate")
 
 
@@ -170,3 +175,31 @@ def test_what_is_made_of_the_code_is_up_to_date(
 ) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == parts(text), f"run python -m docs.{made} --write"
+
+
+def test_the_architecture_names_only_what_exists() -> None:
+    """Folders, modules, commands; classes, functions and fields, in their module if it is named."""
+    text = re.sub(r"```.*?```", "", (DOCS / "architecture.md").read_text(), flags=re.S)
+    names = set(re.findall(r"`([^`\n]+)`", text)) - OTHERS_NAMES
+    assert len(names) > 50
+    assert [name for name in sorted(names) if not _exists(name)] == []
+
+
+def _exists(name: str) -> bool:
+    match name.split():
+        case ["dlemu", command, *_]:
+            return command in COMMANDS
+        case ["python", "-m", module, *_]:
+            return find_spec(module) is not None
+    path = name.removesuffix("/")
+    homes = (ROOT, ROOT / "dlemu")
+    if any((home / f"{path}{end}").exists() for home in homes for end in ("", ".py")):
+        return True
+    home, _, last = name.rpartition(".")
+    if home == "dlemu":
+        return (ROOT / "dlemu" / last).exists()
+    of = rf"^\s*((class|def) {re.escape(last)}\b|{re.escape(last)}\b.*[:=])"
+    inside = [*MODULES.values(), ROOT / "tests" / "test_layers.py"]
+    if home:
+        inside = [p for m, p in MODULES.items() if f".{m}".endswith("." + home.replace("/", "."))]
+    return any(re.search(of, each.read_text(), re.M) for each in inside)

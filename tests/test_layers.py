@@ -1,6 +1,7 @@
 """Who may import whom: a table of folders, and no circle among the modules."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -68,6 +69,24 @@ INTERFACE = {"hydra": {"config.compose"}, "rich": {"cli.progress", "report.text"
 DIRECT = {"storage"}
 """Who may know O_DIRECT: others ask storage."""
 
+RIDDLES = {
+    r"tiers?": "a cache is called a cache",
+    r"from which on": "at least; or say what happens from there",
+    r"came to(?! (a|its|their) (step|end))": "the totals of",
+    r"foretells?|foretold": "predict, forecast",
+    r"whoever": "name who or what it is",
+    r"(?<!mark )(the|a|an|each|its|of|at|'s) begins?": "start; begin is a verb",
+    r"begins? (of|and end of)": "start; begin is a verb",
+    r"as which": "say it in two sentences",
+    r"can be meant by|than is said": "say who does it",
+    r"worth saying": "name the threshold for what it is compared with",
+    r"nobody can tell": "it is not known",
+    r"an? example whole": "a complete example",
+    r"without feeling": "name the limit",
+    r"a place that you may use": "a path that you can write to",
+}
+"""Words that need reading twice, and what to write instead. No text of the project has them."""
+
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "base", "factory", "handler", "manager"}
 
 
@@ -85,6 +104,19 @@ def find_modules() -> dict[str, Path]:
 MODULES = find_modules()
 TESTS = sorted(ROOT.glob("tests/**/*.py"))
 BENCHMARKS = sorted(ROOT.glob("benchmarks/*.py"))
+TEXTS = [
+    each
+    for kind in (
+        "*.md",
+        "docs/*.md",
+        "docs/*.rst",
+        "examples/*",
+        "tests/**/*.toml",
+        "tests/golden/*",
+    )
+    for each in ROOT.glob(kind)
+    if each.is_file()
+]
 
 
 # Each rule is one test for all modules, and each file is parsed once: a test for each would take
@@ -192,6 +224,19 @@ def test_a_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(module)
     assert {name: each for name, each in homes.items() if len(each) > 1} == {}
+
+
+def test_words_are_understood_at_first_sight() -> None:
+    riddle = re.compile(
+        "|".join(rf"(?P<r{n}>\b({each})\b)" for n, each in enumerate(RIDDLES)), re.I
+    )
+    hints, found = [*RIDDLES.values()], []
+    for path in sorted({*MODULES.values(), *TESTS, *BENCHMARKS, *TEXTS} - {Path(__file__)}):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for hit in riddle.finditer(line):
+                hint = hints[int(str(hit.lastgroup)[1:])]
+                found.append(f"{path.relative_to(ROOT)}:{number}: {hit[0]!r}: {hint}")
+    assert found == []
 
 
 def test_tests_and_benchmarks_share_the_lab_alone() -> None:

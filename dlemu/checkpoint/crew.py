@@ -135,7 +135,7 @@ class CrewRound(Generic[T]):
 
     @property
     def span(self) -> tuple[float, float]:
-        """From its begin to its end on this rank; infinite as long as one accelerator works."""
+        """From its start to its end on this rank; infinite as long as one accelerator works."""
         return self.begun, max(self.ends, default=self.begun)
 
     @property
@@ -152,7 +152,7 @@ class Movement:
     """Whether tools make progress: they move bytes, or in a long fsync the drive takes some.
 
     The drives under the folder count the latter. Where none is seen (a network file system) it is
-    what the host's page cache holds that is not written yet, whoever wrote it.
+    what the host's page cache holds that is not written yet, by any process.
     """
 
     def __init__(self, tools: Sequence[CheckpointIO], folder: Path) -> None:

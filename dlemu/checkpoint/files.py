@@ -37,7 +37,7 @@ Files = Sequence[tuple[str, int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """What both have; the sum of several files with `+`."""
+    """The fields of WriteTimes and ReadTimes; files are summed up with `+`."""
 
     num_bytes: int = 0
     open: float = 0.0

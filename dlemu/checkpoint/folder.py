@@ -54,7 +54,7 @@ _NAME = re.compile(r"(dcp_\d+/)?[\w.-]*\w[\w.-]*")
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """What dlemu has written into a folder."""
+    """The record of a folder: which job dlemu wrote into it, and its files and steps."""
 
     model: str
     seed: int

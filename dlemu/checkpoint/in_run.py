@@ -51,7 +51,7 @@ class RankCheckpoints:
     waits: list[float] = field(default_factory=list)
     """For the one before it, a part of the stall."""
     durations: list[float] = field(default_factory=list)
-    """From the begin of its writing to its end; 0 where the rank has nothing to write."""
+    """From the start of its writing to its end; 0 where the rank has nothing to write."""
     times: WriteTimes = field(default_factory=WriteTimes)
     """Sums over the rank's accelerators and checkpoints."""
     remaining: float = 0.0

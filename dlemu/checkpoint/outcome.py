@@ -13,11 +13,11 @@ from dlemu.units import format_seconds
 
 Kind = Literal["save", "load"]
 _WAITED = 0.01
-"""Share of the time from which on waiting for bytes is the limit."""
+"""Waiting for bytes is the limit if it takes at least this share of the time."""
 _CACHED = 0.01
-"""Share of the bytes from which on memory, not storage, gives the rate."""
+"""Memory, not storage, gives the rate if at least this share of the bytes comes from it."""
 _SLOWER = 0.10
-"""Share by which the slowest accelerator exceeds the mean, from which on it is the limit."""
+"""The slowest accelerator is the limit if it exceeds the mean by at least this share."""
 _CPU_BUSY = 0.9
 IN_MEMORY = "page cache"
 """The limit where memory, not storage, took or gave the bytes."""
@@ -126,7 +126,7 @@ def dlio_metric(
 
 @dataclass(frozen=True)
 class Conditions:
-    """What decides beside the times which limit is named."""
+    """The conditions that decide, beside the times, which limit is named."""
 
     file_system: str
     bypasses: bool

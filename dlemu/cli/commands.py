@@ -19,7 +19,7 @@ AIMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What is known of a command."""
+    """A command of dlemu, as the help shows it and `cli.main` calls it."""
 
     aim: str
     """A key of AIMS."""

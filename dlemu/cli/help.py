@@ -180,7 +180,7 @@ def _settings(key: str) -> Iterator[str]:
 
 
 def workloads(words: Sequence[str]) -> Answer:
-    """Return what the published workloads ask of storage; words are the begins of their names."""
+    """Return what the published workloads ask of storage; words are prefixes of their names."""
     from dlemu.report.text import answer_of
     from dlemu.report.tools import present_workloads
     from dlemu.sizing.formula import workload_rows

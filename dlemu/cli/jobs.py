@@ -143,7 +143,7 @@ def run(workload: Workload, world: World, words: Words) -> CommandResult | None:
         return f"{there}this runs it again"
 
     if {"--json", "--csv"} & words.options.keys() and not workload.workflow.train:
-        raise WorkloadError("--json and --csv tell of a run; workflow.train=false makes none")
+        raise WorkloadError("--json and --csv print a run; workflow.train=false makes none")
     with _interrupted(what, "run", words, world):
         return _run(workload, world, live)
 
@@ -216,13 +216,14 @@ def predict(workloads: Sequence[Workload], world: World, words: Words) -> Comman
 
     Several values, such as drives and their numbers, are a workload each and one table.
     """
-    from dlemu.sizing.predict import asks_for_cache, keep, predict_cached
-    from dlemu.sizing.predict import predict as foretell
+    from dlemu.sizing import predict as prediction
 
     if world.rank != 0:
         return None
     first, *others = workloads
-    if others and any(_asks_for_checkpoints(each) or asks_for_cache(each) for each in workloads):
+    if others and any(
+        _asks_for_checkpoints(each) or prediction.asks_for_cache(each) for each in workloads
+    ):
         raise WorkloadError(
             "a table of several predictions has no cache and no checkpoints; give one value a key"
         )
@@ -232,13 +233,13 @@ def predict(workloads: Sequence[Workload], world: World, words: Words) -> Comman
         if "--csv" in words.options:
             raise WorkloadError("--csv has no columns for checkpoints; take --json")
         return CommandResult(predict_checkpoint(first), apart=False)
-    if asks_for_cache(first):
-        return CommandResult(predict_cached(first).document, [first, first], apart=False)
-    documents = [foretell(each).document for each in workloads]
+    if prediction.asks_for_cache(first):
+        return CommandResult(prediction.predict_cached(first).document, [first, first], apart=False)
+    documents = [prediction.predict(each).document for each in workloads]
     if not others:
         return CommandResult(documents[0], [first], apart=False)
     table: dict[str, object] = {"kind": "predictions", "answers": documents}
-    keep(first, table)
+    prediction.keep(first, table)
     return CommandResult(table, workloads, apart=False)
 
 

@@ -53,16 +53,16 @@ _MEANT = {
     **{"version": "--version", "list": "help workloads", "bench": "run", "benchmark": "run"},
     **{"workloads": "help workloads", "wear": "doctor --wear"},
 }
-"""What others call a command, or what dlemu itself has called it."""
+"""Other tools' names of a command, and earlier ones of dlemu's own."""
 _REMEDIES = {
     errno.ENOENT: "; create it, or name another",
-    errno.EACCES: "; name a place that you may use",
-    errno.EPERM: "; name a place that you may use",
+    errno.EACCES: "; choose a path that you can write to",
+    errno.EPERM: "; choose a path that you can write to",
     errno.EROFS: "; name a place that can be written to",
     errno.ENOSPC: "; make room, or name a place with more",
 }
 _FAILURES = (DlemuError, OSError, MemoryError, RecursionError)
-"""What ends a command, and one job of several, with a line."""
+"""Errors that end a command, and one job of several, with a line."""
 _MODES = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
 
 

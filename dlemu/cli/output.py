@@ -26,7 +26,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command has found."""
+    """The answer of a command: a document, and how it is shown."""
 
     document: Document
     """Its `kind` says how it is shown, and which rows it has; "error": a part has failed, and
@@ -34,7 +34,7 @@ class CommandResult:
     workloads: Sequence["Workload"] = ()
     """Of its rows: their keys are what the user asked for."""
     blocks: Sequence["Block"] | None = None
-    """How it is shown, where that is made already."""
+    """Its blocks, where they are made already."""
     apart: bool = True
     """Whether an empty line comes before its text."""
     status: int | None = None
@@ -43,7 +43,7 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """Where the answers of a command go, beside the terminal."""
+    """Files and formats that the answers of a command go to, beside the terminal."""
 
     command: str
     as_json: bool

@@ -29,7 +29,7 @@ _SHORTEST_BAR, _LONGEST_BAR = 8, 40
 
 @dataclass(frozen=True)
 class ProgressView:
-    """What is shown at one moment."""
+    """One state of the progress lines."""
 
     pieces: tuple[str, ...]
     """Of the line, in order; an empty one is left out."""

@@ -88,7 +88,7 @@ _REFUSED = frozenset(
 
 @dataclass(frozen=True)
 class Words:
-    """What stands on the command line after the command."""
+    """The words of the command line after the command."""
 
     overrides: list[str] = field(default_factory=list)
     options: dict[str, str] = field(default_factory=dict)

@@ -26,7 +26,7 @@ class ParsedText(BeforeValidator):
     """Reads values that people write, with a unit."""
 
     words: str = ""
-    """What they are, with an example."""
+    """Their unit, with an example."""
 
 
 _SPANS = {
@@ -173,7 +173,7 @@ def unknown_key(
 
 
 _MEANT = dict.fromkeys(("gpus", "num_gpus", "accelerators"), "num_accelerators")
-"""What others call a key."""
+"""Other tools' names of our keys."""
 
 
 def known_keys(model: type[BaseModel], above: str = "") -> Iterator[str]:

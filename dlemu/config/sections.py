@@ -97,7 +97,7 @@ def _file_name(value: str) -> str:
 
 
 def _switch(value: object) -> object:
-    """Take true and false as "on" and "off", as which YAML 1.1 reads them."""
+    """Accept booleans: YAML 1.1 reads on and off as true and false."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
@@ -138,7 +138,7 @@ ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
 MostBytes = Annotated[
     Size, BeforeValidator(lambda value: with_unit(value, least=4096, units=("KiB", "GiB")))
 ]
-"""A size that no bare number of a few bytes can be meant by."""
+"""A size that needs a unit: a small bare number is refused."""
 
 
 def _bandwidth(value: object) -> object:
@@ -472,7 +472,7 @@ class DatasetSection(Section):
     num_subfolders_train: Annotated[Natural, Use(closed=True)] = 0
     """Subfolders of `train/` that the files are spread over; 0: none."""
     file_prefix: FileName = "img"
-    """Begin of each file's name."""
+    """Start of each file's name."""
     num_dset_per_record: Annotated[int, Field(ge=1, le=10_000), _HDF5] = 1
     """HDF5 datasets that a sample is cut into along the first axis of dataset.record_dims."""
     compression: Literal["none", "gzip"] = "none"
@@ -558,7 +558,7 @@ class DatasetSection(Section):
 
     @property
     def file_format(self) -> Format:
-        """What is known of the files."""
+        """Their format: how samples lie in them, and who reads it."""
         return FORMATS[self.format]
 
     @property
@@ -781,7 +781,7 @@ class TrainSection(Section):
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
     launch_time: Seconds = 0.0
-    """Seconds of a core at the begin of each step, spent by the rank in short calls which take
+    """Seconds of a core at the start of each step, spent by the rank in short calls which take
     Python's lock, as a job queues the step's kernels. They are a part of computation_time, at most
     all of it; a step whose thread waits for a core or the lock may end late. A rank with several
     accelerators spends them once."""

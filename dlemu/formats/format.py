@@ -28,7 +28,7 @@ TO_THE_END = 1 << 62
 
 
 def crc32c(data: NDArray[np.uint8], value: int) -> int:
-    """Extend a CRC-32C. Whoever takes a file may compute that of its content from this one."""
+    """Extend a CRC-32C. That of a file's content may be computed from this one."""
     return google_crc32c.extend(value, data)  # type: ignore[no-any-return]
 
 
@@ -183,7 +183,7 @@ class Parsed:
 
     def __init__(self, file: CountedFile, num_samples: int) -> None:
         self._file: Any = file
-        """What `close` closes."""
+        """The open file that `close` closes."""
 
     def sample(self, place: int) -> NDArray[np.uint8]:
         """Return the bytes of the file's sample number `place`, from 0, or raise DatasetError."""
@@ -307,7 +307,7 @@ class Format(ABC):
         return self.lead(sizes) + sizes + self.gap(sizes)
 
     def lead(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes from each record's begin to its payload, in the shape of `sizes`."""
+        """Return the bytes from each record's start to its payload, in the shape of `sizes`."""
         return np.zeros_like(sizes)
 
     def check_head(self, head: bytes, file_bytes: int) -> None:  # noqa: B027
@@ -323,7 +323,7 @@ class Format(ABC):
     def gap(self, end: N) -> N:
         """Return the bytes between a payload that ends at `end` and the next record.
 
-        For an array, of each; a record's begin counts as 0.
+        For an array, of each; a record's start counts as 0.
         """
         return end * 0
 

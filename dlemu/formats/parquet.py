@@ -82,7 +82,7 @@ class Ranges:
 
 @dataclass(frozen=True)
 class Amount:
-    """What one row costs, in the mean over a file."""
+    """Bytes and reads of one row, in the mean over a file."""
 
     useful: float
     """Bytes of the values that training reads."""

@@ -32,7 +32,7 @@ from dlemu.units import N, round_up
 _BLOCK = tarfile.BLOCKSIZE
 _LABEL = b"0"
 _HEAD = 3 * _BLOCK
-"""Bytes from a sample's begin to its payload: header and block of the label, the next header."""
+"""Bytes from a sample's start to its payload: header and block of the label, the next header."""
 _END = bytes(2 * _BLOCK)
 _LIBRARY_BUFFER = 262_144
 

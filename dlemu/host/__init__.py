@@ -1,1 +1,1 @@
-"""What the kernel tells of a host: devices, mounts, limits, processes, counters over time."""
+"""What the kernel knows of a host: devices, mounts, limits, processes, counters over time."""

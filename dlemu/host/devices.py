@@ -47,7 +47,7 @@ class Mount:
     kind: str
     """File system type: ext4, nfs4, overlay."""
     source: str
-    """What is mounted: a device, or a server's export."""
+    """The source of the mount: a device, or a server's export."""
     options: str
     """Options of the file system, as "rw,lowerdir=/a:/b,upperdir=/c"."""
 

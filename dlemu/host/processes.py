@@ -188,7 +188,7 @@ class ProcessCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Stat:
-    """What is used of /proc/<pid>/stat."""
+    """The fields of /proc/<pid>/stat that dlemu uses."""
 
     parent: int
     start: int

@@ -118,7 +118,7 @@ _NOTHING = Snapshot(0, Health(0, 0, 0, 0, 0, 0), ocp=0, vendor=VendorWrites(0, 0
 
 
 class DriveWear(TypedDict, total=False):
-    """What one drive counted; None where nobody can tell."""
+    """The counters of one drive; None: it does not have them, or they cannot be read."""
 
     host: str
     """Where it was read."""
@@ -428,7 +428,7 @@ class WearFields(TypedDict, total=False):
 
 
 class DriveWrites(NamedTuple):
-    """What was written to the drives of one host."""
+    """Bytes that were written to the drives of one host."""
 
     drives: Sequence[DriveWear]
     seconds: float

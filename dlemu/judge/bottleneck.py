@@ -23,7 +23,7 @@ _CEILING = 0.02
 _ENOUGH = 0.5
 """Share of the loss that the evidence for a limit must account for."""
 _CPU_FULL = 0.85
-"""Share of CPU time from which on CPUs are full; some of the kernel's work is not counted."""
+"""CPUs are full from this share of their time; some of the kernel's work is not counted."""
 _CACHED = 0.5
 """A run with at least this share of its bytes from memory says nothing about storage."""
 _MIN_STEAL_SHARE = 0.01
@@ -35,13 +35,13 @@ _VARIES = 1.3
 _SLOWER = 1.5
 """A rank has slow reads if its batches take this many times as long to make as other ranks'."""
 _LINK_FULL = 0.9
-"""Share of a link's rate from which on it is full: frames of 1500 bytes leave 5 % for headers."""
+"""A link is full from this share of its rate: frames of 1500 bytes leave 5 % for headers."""
 _CARRIED = 0.5
 """A link is a limit of reads only if it received this share of the bytes that were read."""
 _AMPLIFIED = 1.1
-"""Storage that gave this many times the bytes that the format needs is told of."""
+"""The evidence names storage that gave this many times the bytes that the format needs."""
 _LOSSY = 0.001
-"""Share of TCP segments that were lost or came late, from which on the evidence tells of it."""
+"""The evidence names lost and late TCP segments that are at least this share of all."""
 
 
 LimitName = Literal[

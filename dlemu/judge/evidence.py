@@ -47,7 +47,7 @@ _CACHE_NOISE = 0.01
 _FEW_PAGES = 0.01
 """Share of a dataset's pages in memory below which no cache has served it."""
 _CEILING = 98.0
-"""AU in percent from which on a storage is no limit."""
+"""At this AU in percent and above, storage is no limit."""
 
 
 def stored_bytes(epoch: IntervalSummary, file_system: str, read: int | None = None) -> int | None:
@@ -102,7 +102,7 @@ class HostReport:
     host: str
     epochs: list[IntervalSummary] = field(default_factory=list)
     probe: Probe | None = None
-    """What readers got from the same files after the run."""
+    """Rates that readers got from the same files after the run."""
     num_workers: int = 0
     resident_before: float | None = None
     """Share of the dataset's pages that were in memory when the run began."""
@@ -125,7 +125,7 @@ class HostReport:
     machine: str = ""
     """Equal for hosts that are one machine, as containers may be; "" where that is not known."""
     read_bytes: float = 0.0
-    """Taken by the loaders on this host in all epochs; rank 0 fills it in, and the next one."""
+    """Bytes read by this host's loaders. Set on rank 0 by `combine`, as is nic_gbps."""
     nic_gbps: float | None = None
     """client.nic_gbps."""
 

@@ -78,7 +78,7 @@ class RankLosses:
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """What a run lost."""
+    """Shares of the time that a run lost, by cause."""
 
     parts: LostShares
     ranks: tuple[RankLosses, ...]

@@ -435,7 +435,7 @@ def _row(epoch: EpochMetrics, mean_bytes: float, *, known: bool) -> EpochRow:
 LABEL = "MLPerf-Storage-style, not an MLPerf result"
 
 _CLOCK = 1.0
-"""Seconds that begin and end of a run are told to."""
+"""Seconds to which the start and end of a run are known."""
 REPEATABILITY = 0.05
 """Each run's samples/s must lie this close to their mean (rules, "repeatability")."""
 

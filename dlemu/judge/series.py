@@ -64,13 +64,13 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class HostSeries:
-    """What one host did over time."""
+    """The intervals and epochs of one host, in order of time."""
 
     rank: int
     """Its first."""
     host: str
     epochs: Sequence[tuple[float, float]]
-    """Begin and end of each, on the clock of the first host; empty if its steps are missing."""
+    """Start and end of each, on the clock of the first host; empty if its steps are missing."""
     intervals: Sequence[Interval]
 
 
@@ -245,7 +245,7 @@ def _grown(
     end: NDArray[np.float64],
     amount: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return at each time what has grown: evenly by `amount` from each begin to its end."""
+    """Return at each time what has grown: evenly by `amount` from each start to its end."""
     after = np.cumsum(amount)
     points = np.maximum.accumulate(np.stack([begin, end], axis=1).ravel())
     return np.interp(times, points, np.stack([after - amount, after], axis=1).ravel())

@@ -349,7 +349,7 @@ class CacheMeasured(TypedDict, total=False):
 
 
 class Measured(TypedDict, total=False):
-    """What was counted during the epochs. A value is None where nobody can tell."""
+    """What was counted during the epochs. A value is None where it is not known."""
 
     storage_read_bytes: int | None
     """Delivered by storage: not from the page cache."""
@@ -360,7 +360,7 @@ class Measured(TypedDict, total=False):
     path_bytes: Mapping[str, Any]
     """The fields of PathBytes."""
     device_read_bytes: int | None
-    """Of all drives under the data folder, whoever read; a drive that hosts share counts once."""
+    """Of all drives under the data folder, for any reader; a drive that hosts share counts once."""
     network: Mapping[str, int | None] | None
     """`received_bytes` and `sent_bytes`, by any process, with the headers of Ethernet, and the TCP
     segments of NetworkCounters. Over all hosts; interfaces that they share count once. None where a

@@ -66,7 +66,7 @@ _STEP = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What the sums depend on."""
+    """The keys that decide how steps are summed up."""
 
     edition: Edition = "v1.0"
     start: int = 1

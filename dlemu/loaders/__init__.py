@@ -45,7 +45,7 @@ files in memory (one joins two that wait while one is written), and the file in 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one accelerator gets for one step."""
+    """The samples of one accelerator for one step."""
 
     epoch: int
     """From 0."""
@@ -86,7 +86,7 @@ class Batch:
 class Loader(ABC):
     """Reads batches for the accelerators of one rank. tests/loaders/test_loaders.py checks it.
 
-    What a loader does not count is zero, as it stands here.
+    Counters default to zero; override those that you support.
     """
 
     direct = False
@@ -130,7 +130,7 @@ class Loader(ABC):
         return PathBytes()
 
     def gets(self) -> GetCounts:
-        """Return what all requests to a bucket so far came to."""
+        """Return the totals of all requests to a bucket so far."""
         return GetCounts()
 
     def read_counts(self) -> NDArray[np.float64]:

@@ -321,7 +321,7 @@ def lean_context(
 
 @contextmanager
 def many_workers() -> Iterator[None]:
-    """Suppress torch's warning of more workers than CPUs: whoever emulates so many knows it."""
+    """Suppress torch's warning of more workers than CPUs: here it is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         yield

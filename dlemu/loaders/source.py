@@ -75,7 +75,7 @@ class Task(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a batch cost its worker."""
+    """Seconds that a batch took its worker, by part."""
 
     num_bytes: int
     """Read from storage."""

@@ -42,7 +42,7 @@ class _Stream:
     column: "_Column"
     tasks: Iterator[Task] = field(default_factory=lambda: iter(()))
     task: Task | None = None
-    """What it makes next; None: it has finished this epoch."""
+    """The batch that it makes next; None: it has finished this epoch."""
     busy: bool = False
 
 

@@ -45,7 +45,8 @@ from dlemu.storage.s3.store import store_of
 
 _MOST_CHECKED = 1024
 _MOST_OVERSLEPT = 5e-4
-"""Seconds: a busy host wakes a worker later than that, and a job's worker as well."""
+"""Longest oversleep (seconds) that is made up for: beyond it the host is busy, and would delay a
+real worker too."""
 
 
 class _InPlaceReader(TaskReader):

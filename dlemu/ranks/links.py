@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dlemu.ranks.meeting import Meeting, make_files, receive_files, send_files
 
 _PROOF = struct.Struct("<Q32s")
-"""What a rank sends first: its number, and an HMAC of it."""
+"""The first message of a rank: its number, and an HMAC of it."""
 _ANSWER_BYTES = 32
 """Of the HMAC that it gets back; what follows is no part of it."""
 _UP, _DOWN = b"to the first rank", b"from the first rank"

@@ -8,7 +8,7 @@ from dlemu.errors import DlemuError, LostRankError, RunError
 
 T = TypeVar("T")
 _INTERRUPTED = "interrupted"
-"""What the other ranks get of an interrupt."""
+"""The message that tells the other ranks of an interrupt."""
 
 
 class PeerError(RunError):

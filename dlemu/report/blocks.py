@@ -25,7 +25,7 @@ _MOST_NUMBERS = 8
 
 @dataclass(frozen=True)
 class Series:
-    """What was measured, or a threshold."""
+    """A measured line of a plot, or a threshold."""
 
     name: str
     look: Look

@@ -42,7 +42,7 @@ _FIGURES: dict[str, tuple[str, float, str]] = {
 }
 """Head, factor and form of each figure."""
 _SCORES = {"run": "samples/s", "sizing": "accelerators", "checkpoint": "bytes/s"}
-"""What a loss is counted in, by the kind of result."""
+"""The figure in which a loss is counted, by the kind of result."""
 
 
 # --- blocks ---------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def steps_of(
         raise RunError(f"{names}{more} missing")
     # `compute` is the measured time from MLPerf Storage v2.0 on, else what was asked for.
     measured = not (folder / "per_epoch_stats.json").exists()
-    left_out = 1, 0  # at begin and end of each block, for DLIO's AU
+    left_out = 1, 0  # at start and end of each block, for DLIO's AU
     if workload is not None and measured:
         left_out = workload.metric.exclude_start_steps, workload.metric.exclude_end_steps
     ranks = [

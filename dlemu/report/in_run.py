@@ -27,7 +27,7 @@ from dlemu.terminal import is_verbose
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _HALF_FULL = 0.5
-"""Share of a link's rate from which on the report shows it."""
+"""The report shows links that were used to at least this share of their rate."""
 _CARRIED = 0.1
 """Share of the bytes read that a host's network must have received to be worth a line."""
 _MOST_NAMED = 4
@@ -277,7 +277,7 @@ def _life(wear: WearFields) -> list[str]:
 _MOST_ROWS = 10
 """Epochs of the table; of more, the first ones and the last are shown."""
 _HITS = 0.01
-"""Share of hits from which on an epoch is a warm one."""
+"""An epoch with at least this share of hits is a warm one."""
 _APART = 0.1
 """Hit shares of a mounted cache's epochs that differ by more are cold and warm ones."""
 _YEAR = 365 * 86_400

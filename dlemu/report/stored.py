@@ -38,7 +38,7 @@ _OF_SEVERAL = re.compile(r"(run|warmup)\.\d+")
 
 @dataclass(frozen=True)
 class Stored:
-    """What a folder holds."""
+    """The result in a folder: its kind, document and runs."""
 
     folder: Path
     document: Document

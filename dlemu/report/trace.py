@@ -43,7 +43,7 @@ _PHASES = (
 
 @dataclass(frozen=True)
 class TracedRun:
-    """What a trace shows of one run."""
+    """One run in a trace."""
 
     name: str
     """Of several runs; "" for the only one."""
@@ -128,7 +128,7 @@ def _events(runs: Sequence[TracedRun]) -> Iterator[str]:
         yield from _epochs(run, shifts, of_epochs)
         for index, host in enumerate(run.hosts, of_epochs + 1):
             yield _name("process_name", index, 0, f"host of rank {host.rank}")
-            for each in host.intervals:  # a rate holds from its interval's begin on
+            for each in host.intervals:  # a rate holds from its interval's start on
                 event = {
                     "ph": "C",
                     "pid": index,
@@ -204,7 +204,7 @@ def _edges(steps: Steps, shift: float) -> NDArray[np.int64]:
 
 
 def _epochs(run: TracedRun, shifts: dict[int, float], pid: int) -> Iterator[str]:
-    """Yield an event an epoch, from its first step's begin to its last step's end, on any rank."""
+    """Yield an event an epoch, from its first step's start to its last step's end, on any rank."""
     spans: dict[int, tuple[float, float]] = {}
     for rank, steps in run.ranks:
         for epoch, (begin, end) in epoch_spans(steps).items():

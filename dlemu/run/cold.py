@@ -19,7 +19,7 @@ from dlemu.units import ceil_div, format_seconds
 _SAMPLED = 4096
 """Of a larger dataset each host looks at so many files; if none is cached, none is dropped."""
 _CHANCE = 0.001
-"""Probability that a larger share is cached than is said, where none of these files is."""
+"""Probability that more is cached than the printed bound, if no sampled file is."""
 _SAY_SECONDS = 5.0
 
 

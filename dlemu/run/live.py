@@ -304,7 +304,7 @@ class RunProgress:
     samples_per_second: float | None = None
     """Over the last seconds."""
     drive_bytes_per_second: float | None = None
-    """What storage delivered over the last seconds."""
+    """Bytes per second that storage delivered lately."""
     cached_share: float | None = None
     """Share (0-1) of this epoch's bytes that came from memory."""
     checkpoint: str = ""
@@ -334,7 +334,7 @@ class Live:
 
     def __init__(self) -> None:
         self.job = ""
-        """What the next runs are a part of."""
+        """The job that the next runs are a part of."""
         self.folder: Path | None = None
         """Of the run, or of several; None: not known yet."""
         self.introduced = False

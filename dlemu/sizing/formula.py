@@ -48,7 +48,7 @@ _SLOWEST, _FASTEST = "d3_s4520", "d7_ps1010"
 _BOUNDS = ("gnn_rgat_h100",)
 """Rows whose demand is only known to be no larger: the row's file says why."""
 _NOT_FELT = 0.01
-"""Share of the slowest drive that one accelerator may ask for without feeling any drive."""
+"""Below this share of the slowest drive's rate, storage cannot be the limit."""
 _ACCELERATORS = 8
 """Of a host: a drive that feeds these is not felt either."""
 

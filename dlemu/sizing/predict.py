@@ -241,7 +241,7 @@ def _calibration(workload: Workload) -> Calibration | None:
 #     cold = min(origin, what the cache can be written with)    policy keep: until it is full
 #     warm = min(origin / (1 - h), cache / h)                   readers of both overlap
 #
-# h is the hit share along a warm epoch (`profile`): it is highest at the begin. So both hold for a
+# h is the hit share along a warm epoch (`profile`): it is highest at the start. So both hold for a
 # part of an epoch, and what takes the drive's place in `formula` is the rate at which the whole
 # epoch has the AU that is asked. Derivations: docs/cache.md.
 

@@ -107,7 +107,7 @@ _MOST_AT_ONCE = 1 << 30
 
 
 class ReadCounts:
-    """What reading came to."""
+    """Totals of all reads."""
 
     def __init__(self) -> None:
         self.bytes_read = self.num_reads = 0

@@ -28,7 +28,7 @@ from dlemu.units import format_bytes, format_seconds
 
 
 class Wanted(Section, strict=False):
-    """What is to read."""
+    """The loader, format and reads that the host is checked for."""
 
     data_loader: Literal["pytorch", "threads", "dali"] = "pytorch"
     """Loader that is to run here."""
@@ -46,7 +46,7 @@ class Endurance(Section, strict=False):
 
 
 class DoctorArguments(Arguments):
-    """What is looked at."""
+    """What `dlemu doctor` checks: a reader, a drive's wear, or a named drive."""
 
     reader: Wanted = Wanted()
     wear: Endurance = Endurance()

@@ -124,7 +124,7 @@ def _found(value: object) -> object:
 
 
 class Load(Arguments):
-    """What to read, and how."""
+    """The keys of `dlemu load`: which files are read, and how."""
 
     model: Annotated[Model, BeforeValidator(_model), Names(known_models)] | None = None
     """A model whose files are read."""

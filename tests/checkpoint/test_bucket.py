@@ -73,7 +73,7 @@ def test_objects_are_written_in_parts_read_by_ranges_and_replaced(
     keys += ["output.folder=out"]
     assert run([*WORDS, *keys, "--verify"]) == 0
     assert there() == names(2), "the older one was removed"
-    # 2 checkpoints of 2 objects in 7 parts; the record at the begin and behind each.
+    # 2 checkpoints of 2 objects in 7 parts; the record at the start and behind each.
     assert moto.seen.methods["PUT"] == 2 * 2 * 7 + 3
     assert moto.seen.ranges == 2 * 2 * 7
     told = json.loads(Path("out/summary.json").read_text())

@@ -111,7 +111,7 @@ def test_the_links_are_those_whose_bytes_count_once(
 def test_the_interfaces_of_another_namespace_tell_no_rate(
     own: Sequence[tuple[int, str]], host: Host
 ) -> None:
-    """/sys shows the interfaces of whoever mounted it."""
+    """/sys shows the interfaces of the process that mounted it."""
     interfaces(host, lo={}, eth0=UP)
     assert find_links(["lo", "eth0"], sys=host.sys, index=lambda: own) == {"eth0": None}
 

@@ -194,7 +194,7 @@ def test_what_is_lost_is_what_the_rules_au_lacks(
     assert losses.parts.total == pytest.approx(1 - au)
     if num_epochs == 1:
         assert 100 * au == pytest.approx(measure(everything).au_percentage)
-    # Whoever is left has to compute all the same, at least as long as the shortest step asks.
+    # Those that are left have to compute all the same, at least as long as the shortest step asks.
     least /= seconds.sum() / num_accelerators
     assert sum(rank.saved for rank in losses.ranks) <= 1 - least + 1e-9
 

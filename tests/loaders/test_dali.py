@@ -1,4 +1,4 @@
-"""Whoever reads for DALI: it reads what others wrote, and we."""
+"""DALI's own readers and dlemu's read what others wrote."""
 
 import contextlib
 import os
@@ -145,7 +145,7 @@ def test_says_what_it_waits_for(tmp_path: Path) -> None:
     plan = case.plan(0)
     path = tmp_path / case.layout.path(int(plan.samples[3, 0, 0]))
     path.unlink()
-    os.mkfifo(path)  # whoever opens it waits for a writer
+    os.mkfifo(path)  # open() waits for a writer
     loader = open_dali(case)
     assert loader.waiting_for() == "no worker is busy"
     raised = []

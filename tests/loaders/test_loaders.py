@@ -115,7 +115,7 @@ def count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     with file.open("ab", buffering=0) as begun:
 
         def counted_make(self: SampleReader, *given: Any) -> Any:
-            begun.write(b".")  # no append is lost, whoever else appends
+            begun.write(b".")  # no append is lost, though others append
             return make(self, *given)
 
         monkeypatch.setattr(SampleReader, "make", counted_make)

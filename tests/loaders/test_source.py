@@ -25,7 +25,7 @@ def slots_of(source: Source, row_bytes: int) -> Slots:
 def test_each_batch_that_may_exist_at_once_has_a_slot(
     loop: str, takes_early: int, tmp_path: Path
 ) -> None:
-    """One in use, one taken early, 6 ahead; whoever holds two of them needs one more."""
+    """One in use, one taken early, 6 ahead; a loop that holds two of them needs one more."""
     for keep in (1, 2):
         source = source_of(tmp_path, AHEAD | {"train.loop": loop}, keep=keep)
         assert source.takes_early == takes_early

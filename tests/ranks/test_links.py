@@ -102,7 +102,7 @@ def test_only_who_knows_the_secret_is_admitted_and_no_other_keeps_it_waiting(sai
 
 
 def test_another_user_is_refused_even_with_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever connects, and whoever listens."""
+    """The side that connects, and the side that listens."""
     own = os.geteuid()
     with host_server() as (server, name), call(name) as peer, call(name) as again:
         monkeypatch.setattr(os, "geteuid", lambda: own + 1)

@@ -45,7 +45,7 @@ def test_a_cache_that_keeps_what_it_has_writes_only_until_it_is_full() -> None:
 
 
 def test_the_au_is_that_of_the_number_and_not_of_the_threshold() -> None:
-    """4 ask for 12.7 GB/s: the hits at the begin of an epoch are more than they can take."""
+    """4 ask for 12.7 GB/s: the hits at the start of an epoch are more than they can take."""
     keys = {"drive": "d7_ps1010", "origin.read_bandwidth": "10GB", "cache.capacity": 0.8}
     warm = predict_cached(load_workload("unet3d_h100", keys)).warm
     assert (warm.num_accelerators, round(warm.au_percentage, 2)) == (4, 92.14)

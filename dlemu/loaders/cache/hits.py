@@ -156,7 +156,7 @@ class EpochHits:
     after: Numbers
     """(reads,): the read of this epoch that brings this generation; -1: it was there before."""
     admitted: Numbers
-    """(reads,): the generation as which the file is stored; -1: it is not stored."""
+    """(reads,): the generation of the stored file; -1: it is not stored."""
     first_gone: Numbers
     """(reads + 1,): where in `gone` an admission's rows begin."""
     gone: Numbers

@@ -201,7 +201,7 @@ class CacheContents:
             parts = [
                 self._folder.describe(),
                 f"cache.policy={cache.policy}, cache.fill={cache.fill}",
-                f"{counted(self._num_kept, 'file')} there at the begin",
+                f"{counted(self._num_kept, 'file')} there at the start",
             ]
         parts += [f"origin emulated {slow}"] if slow else []
         if self.copies:

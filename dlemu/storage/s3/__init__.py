@@ -1,4 +1,4 @@
-"""Objects in a bucket of an S3 server: requests with bounded retries, and what they came to.
+"""Objects in a bucket of an S3 server: requests with bounded retries, and their totals.
 
 Where data lies in a bucket (s3://bucket/prefix), and how its servers are reached, stands here. Only
 `store` knows the library, obstore, which is imported on demand. It is not fork-safe, so workers are

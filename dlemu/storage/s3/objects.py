@@ -36,7 +36,7 @@ RANGE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class ObjectFile:
-    """What is known of an object before it is read."""
+    """An object of known size, and how much of it is read."""
 
     path: str
     num_bytes: int
@@ -46,7 +46,7 @@ class ObjectFile:
 
 @dataclass(frozen=True, slots=True)
 class _RangeRequest:
-    """What one request asks for."""
+    """A range of an object, for one request."""
 
     path: str
     start: int

@@ -204,7 +204,7 @@ class Store:
             )
         if status == 416:
             return DatasetError(
-                f"{name} is shorter than it should be", remedy="dlemu verify tells of it"
+                f"{name} is shorter than it should be", remedy="dlemu verify lists such objects"
             )
         return RunError(
             f"{name} cannot be {verb} at {self.endpoint}: {status}{f' {code[1]}' if code else ''}"
@@ -220,7 +220,7 @@ class Store:
 
 
 def _status_of(error: Exception) -> tuple[int, str]:
-    """Return the status that an error tells of, 0 without an answer, and all that it says."""
+    """Return the status in an error, 0 without an answer, and its whole text."""
     text = str(error)
     found = _STATUS.search(text)
     if found:

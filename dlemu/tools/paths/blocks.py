@@ -66,7 +66,7 @@ _NUM_POWERS = 44
 
 @dataclass(frozen=True, kw_only=True)
 class CellSpec:
-    """What is measured; the same values are the same cell of a table."""
+    """A measurement that is asked for; the same values are the same cell of a table."""
 
     target: str
     path: DataPath
@@ -93,13 +93,13 @@ class CellSpec:
 
     @property
     def shape(self) -> "CellSpec":
-        """What is measured, wherever that is."""
+        """The same without its target."""
         return replace(self.asked, target="", queues=None, gpu=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellJob(CellSpec):
-    """What is measured, with the files of its workers."""
+    """A measurement with the files of its workers."""
 
     files: tuple[str, ...]
     """One per worker."""
@@ -177,7 +177,7 @@ _Pipe: TypeAlias = "Connection[Any, Any]"
 
 @dataclass
 class CellResult:
-    """What one or more workers did."""
+    """Totals of one or more workers."""
 
     latencies: Latencies = field(default_factory=Latencies)
     seconds: float = 0.0

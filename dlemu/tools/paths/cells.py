@@ -102,7 +102,7 @@ class RankTarget:
     rank: int
     host: str
     cells: Sequence[CellSpec]
-    """What can be measured there."""
+    """The cells that can be measured there."""
     attached: Attachment
     cpus: tuple[int, ...] = ()
     """Of the NUMA node of its drives; (): workers are not bound."""

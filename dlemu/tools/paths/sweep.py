@@ -82,7 +82,7 @@ def _together(value: object) -> object:
 
 
 class Sweep(Arguments):
-    """What to measure; every combination is a cell."""
+    """The keys of `dlemu paths`; every combination of their values is a cell."""
 
     target: Listed[Path] = ()
     """Folders, instead of FOLDER: a local drive, a remote mount. A block device is read only."""

@@ -51,7 +51,7 @@ class GpuState:
 
     @property
     def throttled_by(self) -> tuple[str, ...]:
-        """What holds the clocks down, in words."""
+        """The reasons why the clocks are held down, in words."""
         return tuple(
             name for bit, name in _REASONS.items() if self.reasons & bit and not bit & _HARMLESS
         )

@@ -31,7 +31,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True)
 class StepTask:
-    """Which step is timed, and on what."""
+    """A step to be timed: network, device, precision, and how it is launched."""
 
     model: str
     device: str

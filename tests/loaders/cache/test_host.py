@@ -114,11 +114,11 @@ def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
     keys = {"cache.capacity": 0.55, "output.drop_caches": True}
     workload = made(tmp_path, CASES[case] | how | keys)
     sizes = file_sizes(Dataset.of(workload))
-    foretold = forecast_cache(Dataset.of(workload), Alone(), range(2), 2).epochs
+    planned = forecast_cache(Dataset.of(workload), Alone(), range(2), 2).epochs
     assert not (tmp_path / "cache").exists()
     found = run(workload)
-    assert [epoch.hit for epoch in foretold] == found["hit_bytes_per_epoch"]
-    assert [epoch.written for epoch in foretold] == found["cache_write_bytes_per_epoch"]
+    assert [epoch.hit for epoch in planned] == found["hit_bytes_per_epoch"]
+    assert [epoch.written for epoch in planned] == found["cache_write_bytes_per_epoch"]
     wear = json.loads((tmp_path / "run" / "summary.json").read_text())["measured"]["wear"]
     assert wear["file_bytes_written"] == sum(found["cache_write_bytes_per_epoch"])
     assert found["hit_bytes_per_epoch"] == found["planned_hit_bytes_per_epoch"]
@@ -133,7 +133,7 @@ def test_measured_is_planned_to_the_byte(case: str, tmp_path: Path) -> None:
     if "dataset.num_samples_per_file" not in CASES[case]:  # each byte comes from one of both
         both = zip(found["hit_bytes_per_epoch"], found["origin_bytes_per_epoch"], strict=True)
         assert set(map(sum, both)) == {sizes.sum()}
-        assert [epoch.origin for epoch in foretold] == found["origin_bytes_per_epoch"]
+        assert [epoch.origin for epoch in planned] == found["origin_bytes_per_epoch"]
 
 
 def test_what_a_power_failure_may_have_lost_is_not_trusted(tmp_path: Path) -> None:
