@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from dlemu.config.model import Workload
 from dlemu.config.published import word
-from dlemu.config.sections import Strict
+from dlemu.config.types import Strict
 from dlemu.datagen.target import PLAN, Folder, target_of
 from dlemu.dataset.layout import MOST_SAMPLES, Count, Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError

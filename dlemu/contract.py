@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.config.model import check_workload
-from dlemu.config.sections import LOADERS, POLICIES
+from dlemu.config.sections import POLICIES
+from dlemu.config.types import LOADERS
 from dlemu.datagen import generate
 from dlemu.datagen.assemble import Assembly, Content, piece_buffer
 from dlemu.dataset.layout import Dataset

@@ -100,7 +100,7 @@ class Registry(Mapping[str, _Part]):
         if self._is_registered(name):
             return ""
         here, places = _find_modules_here(), list[str | None]()
-        with suppress(ValueError, ImportError):  # which whoever imports it tells
+        with suppress(ValueError, ImportError):  # its import shows them
             spec = find_spec(name.partition(":")[0].partition(".")[0])
             places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
         return next((each for each in places if each and os.path.dirname(each) == here), "")

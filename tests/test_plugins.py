@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dlemu.cli.main import run
-from dlemu.config.sections import LOADERS, POLICIES
+from dlemu.config.sections import POLICIES
+from dlemu.config.types import LOADERS
 from dlemu.contract import _OF_LOADERS, faults, main
 from dlemu.datagen import generate, read_manifest, verify
 from dlemu.errors import DatasetError, WorkloadError

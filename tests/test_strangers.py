@@ -26,7 +26,8 @@ import dlemu
 from dlemu.cli.main import run
 from dlemu.config.compose import set_key
 from dlemu.config.model import load_workload
-from dlemu.config.sections import LOADERS, POLICIES
+from dlemu.config.sections import POLICIES
+from dlemu.config.types import LOADERS
 from dlemu.errors import DAMAGE, DlemuError, RunError
 from dlemu.formats import FORMATS
 from dlemu.judge.records import dump_workload, read_config

@@ -307,7 +307,7 @@ class _Job:
         return jobs
 
     def _workload(self, words: Words, world: World) -> Any:
-        from dlemu.config.keys import KeyContext, idle_keys
+        from dlemu.config.keys import idle_keys
         from dlemu.config.model import check_workload
 
         folder = self._folder(words)
@@ -341,7 +341,7 @@ class _Job:
             refuse_other(workload)
         if not self.about.replays:
             return workload
-        idle = idle_keys(KeyContext(workload, self.name, world.num_hosts))
+        idle = idle_keys(workload, self.name, world.num_hosts)
         return workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
 
     def _folder(self, words: Words) -> Path | None:

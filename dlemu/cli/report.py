@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 from dlemu.cli.output import CommandResult
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
-from dlemu.config.sections import Arguments
+from dlemu.config.types import Arguments
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.judge.records import SIZING, SUMMARY, damaged
 from dlemu.report.blocks import Lines, ResultSection

@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dlemu.config.sections import (
+from dlemu.config.sections import Axis
+from dlemu.config.types import (
     DURATION,
-    Axis,
     Bandwidth,
     Natural,
     Positive,
@@ -120,9 +120,7 @@ class ModelSection(Section):
 
 
 _ALONE, _IN_RUNS = Use(by="checkpoint"), Use(by="run size")
-_AFTER_EPOCHS = Use(
-    by="run size", when=lambda job: job.saves and job.checkpoint.steps_between_checkpoints is None
-)
+_AFTER_EPOCHS = Use(by="run size", when=lambda job: job.saves and job.saves_by_epochs)
 
 
 class CheckpointSection(Section):
@@ -176,7 +174,7 @@ class CheckpointSection(Section):
     asynchronous: Annotated[bool, _IN_RUNS] = False
     """In a run: copy the state to memory first, and write it while the next steps go on."""
     staging_bandwidth: Annotated[
-        Bandwidth, Use(by="run size", when=lambda job: job.saves and job.checkpoint.asynchronous)
+        Bandwidth, Use(by="run size", when=lambda job: job.saves and job.saves_asynchronously)
     ] = 20_000_000_000
     """Bytes per second at which an accelerator copies its state to memory before that (about what
     PCIe 4.0 x16 carries)."""

@@ -12,136 +12,91 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dlemu.config import sections
 from dlemu.config.compose import PATH_KEYS, known_workloads, leaves
 from dlemu.config.model import Workload, check_workload, use_of
 from dlemu.config.published import published_row
 from dlemu.config.refusal import NO_KEYS, allowed, group_of, in_words, written
-from dlemu.config.sections import Use
+from dlemu.config.sections import ColumnSection
+from dlemu.config.types import Distribution, KeyContext, Use
 from dlemu.storage.s3 import in_bucket
 
 
-@dataclass(frozen=True)
-class KeyContext:
-    """A workload under a command, and what decides whether a key of it has an effect.
+def context_of(workload: Workload, command: str = "run", hosts: int = 1) -> KeyContext:
+    """Return what decides whether a key has an effect on a workload under a command.
 
-    `Use.when` gets it. Its other attributes are the workload's.
+    `hosts` are those of the ranks. Only of "run" and "size" is that known for all keys.
     """
-
-    workload: Workload
-    command: str = "run"
-    """ "run" or "size"."""
-    hosts: int = 1
-    """Hosts of the ranks."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the workload's attribute of that name."""
-        return getattr(self.workload, name)
-
-    @property
-    def counts_memory(self) -> bool:
-        """Whether the hosts' memory decides how many files are needed."""
-        if self.command == "size":
-            return not self.workload.size.quick
-        workload = self.workload
-        return workload.dataset.num_files_train == "auto" or workload.division == "closed"
-
-    @property
-    def counts_hosts(self) -> bool:
-        """Whether num_hosts does: it is counted where there are several."""
-        return self.counts_memory and (self.hosts == 1 or self.workload.host_memory is not None)
-
-    @property
-    def saves(self) -> bool:
-        """Whether checkpoints are written meanwhile."""
-        return self.workload.workflow.checkpoint
-
-    @property
-    def saves_to_bucket(self) -> bool:
-        """Whether they are objects."""
-        return self.saves and "://" in (self.workload.checkpoint.checkpoint_folder or "")
-
-    @property
-    def has_many(self) -> bool:
-        """Whether files hold several samples."""
-        return self.workload.dataset.num_samples_per_file > 1
-
-    @property
-    def has_own_sizes(self) -> bool:
-        """Whether samples have a shape, or a file lists their sizes."""
-        return bool(self.workload.dataset.record_dims or self.workload.dataset.listed_sizes)
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether files hold rows of columns."""
-        return self.workload.dataset.format == "parquet"
-
-    @property
-    def parses(self) -> bool:
-        """Whether dlemu reads the bytes of a sample, not a library."""
-        return self.workload.reader.decode == "raw" and not self.workload.plain_workers
-
-    @property
-    def by_dali(self) -> bool:
-        """Whether DALI reads."""
-        return self.workload.reader.data_loader in ("dali", "native_dali")
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether it reads into a GPU."""
-        return self.by_dali and self.workload.dali.device == "gpu"
-
-    @property
-    def in_bucket(self) -> bool:
-        """Whether the dataset lies in a bucket."""
-        workload = self.workload
-        return bool(workload.dataset.data_folder) and in_bucket(workload.data_folder)
-
-    @property
-    def drops_caches(self) -> bool:
-        """Whether a run begins without its dataset in the page cache."""
-        output = self.workload.output
-        return (output.drop_caches or output.drop_all_caches) and not self.in_bucket
-
-    @property
-    def below_root(self) -> bool:
-        """Whether the data folder is relative to storage.storage_root."""
-        folder = self.workload.dataset.data_folder or ""
-        return "://" not in folder and not Path(folder).is_absolute()
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether an order or a time is drawn at random."""
-        times = self.workload.train.computation_time, self.workload.reader.preprocess_time
-        drawn = any(time.stdev > 0 or time.type == "exponential" for time in times)
-        return drawn or self.is_shuffled
-
-    @property
-    def is_shuffled(self) -> bool:
-        """Whether files or samples are read in a random order."""
-        reader = self.workload.reader
-        return (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
+    dataset, reader, train = workload.dataset, workload.reader, workload.train
+    checkpoint, output = workload.checkpoint, workload.output
+    folder, loader = dataset.data_folder or "", reader.data_loader
+    counts_memory = dataset.num_files_train == "auto" or workload.division == "closed"
+    if command == "size":
+        counts_memory = not workload.size.quick
+    saves = workload.workflow.checkpoint
+    in_a_bucket = bool(folder) and in_bucket(workload.data_folder)
+    by_dali = loader in ("dali", "native_dali")
+    is_shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
+    times = train.computation_time, reader.preprocess_time
+    return KeyContext(
+        counts_memory=counts_memory,
+        counts_hosts=counts_memory and (hosts == 1 or workload.host_memory is not None),
+        any_number=workload.num_accelerators is None,
+        saves=saves,
+        saves_to_bucket=saves and "://" in (checkpoint.checkpoint_folder or ""),
+        saves_by_epochs=checkpoint.steps_between_checkpoints is None,
+        saves_asynchronously=checkpoint.asynchronous,
+        has_many=dataset.num_samples_per_file > 1,
+        has_dims=bool(dataset.record_dims),
+        has_own_sizes=bool(dataset.record_dims or dataset.listed_sizes),
+        has_rows=dataset.format == "parquet",
+        has_columns=bool(dataset.parquet.columns),
+        is_hdf5=dataset.format == "hdf5",
+        in_bucket=in_a_bucket,
+        below_root="://" not in folder and not Path(folder).is_absolute(),
+        parses=reader.decode == "raw",
+        streamed=workload.streamed,
+        by_tf_data=workload.by_tf_data,
+        by_pytorch=loader == "pytorch",
+        by_dali=by_dali,
+        on_gpu=by_dali and workload.dali.device == "gpu",
+        has_workers=reader.read_threads > 0,
+        hands_over=workload.hands_over,
+        prepares=reader.preprocess_time.mean > 0,
+        computes_on_gpu=train.compute == "gpu",
+        shuffles_samples=reader.sample_shuffle != "off",
+        is_shuffled=is_shuffled,
+        is_drawn=is_shuffled or any(each.stdev > 0 or each.type == "exponential" for each in times),
+        has_epochs=train.epochs > 1,
+        leaves_out_steps=workload.metric.edition != "v1.0",
+        drops_caches=(output.drop_caches or output.drop_all_caches) and not in_a_bucket,
+        drops_all_caches=output.drop_all_caches,
+        caches=workload.cache.folder is not None,
+    )
 
 
-def idle_keys(job: KeyContext) -> tuple[str, ...]:
-    """Return the user's keys that have no effect on a job.
+def idle_keys(workload: Workload, command: str = "run", hosts: int = 1) -> tuple[str, ...]:
+    """Return the user's keys that have no effect on a job with ranks on so many hosts.
 
     The user's keys are the overrides, and what the user's own workload sets to other values than
     the defaults.
     """
-    return tuple(key for key in _users_keys(job.workload) if not _has_effect(key, job))
+    job = context_of(workload, command, hosts)
+    has_endurance = workload.drive is not None and workload.drive.endurance is not None
+    return tuple(
+        key
+        for key in _users_keys(workload)
+        if not (key == "drive" and has_endurance)  # for the line on wear
+        and not _has_effect(use_of(key), job, command)
+    )
 
 
-def _has_effect(key: str, job: KeyContext) -> bool:
-    if key == "drive" and job.drive is not None and job.drive.endurance is not None:
-        return True  # for the line on wear
-    use = use_of(key)
-    return job.command in (use.by or "").split() and (use.when is None or use.when(job))
+def _has_effect(use: Use, job: KeyContext, command: str) -> bool:
+    return command in (use.by or "").split() and (use.when is None or use.when(job))
 
 
 def _users_keys(workload: Workload) -> list[str]:
@@ -230,7 +185,7 @@ def _group(hint: object) -> type[BaseModel] | None:
     A distribution counts as one value, and columns are a list: their keys have no dotted names.
     """
     found = group_of(hint)
-    return None if found in (sections.Distribution, sections.ColumnSection) else found
+    return None if found in (Distribution, ColumnSection) else found
 
 
 @cache

@@ -37,36 +37,38 @@ from dlemu.config.compose import (
 from dlemu.config.dlio import IGNORED, translated
 from dlemu.config.refusal import describe, group_of, known_keys
 from dlemu.config.sections import (
-    PLANS,
-    RUNS,
-    WRITES,
-    Bandwidth,
     CacheSection,
     ClientSection,
     DaliSection,
     DatasetSection,
-    FullName,
     MetricSection,
-    Names,
-    Natural,
     OriginSection,
     OutputSection,
-    Positive,
     PredictSection,
     ReaderSection,
-    Section,
     ServerSection,
-    Size,
     SizeSection,
     SteptimeSection,
     StorageSection,
-    Switch,
     TrainSection,
-    Use,
     WorkflowSection,
 )
-from dlemu.config.sections import FormatName as FormatName
 from dlemu.config.source import WordSource
+from dlemu.config.types import (
+    PLANS,
+    RUNS,
+    WRITES,
+    Bandwidth,
+    FullName,
+    Names,
+    Natural,
+    Positive,
+    Section,
+    Size,
+    Switch,
+    Use,
+)
+from dlemu.config.types import FormatName as FormatName
 from dlemu.errors import WorkloadError
 from dlemu.storage.s3 import SCHEME, Access, in_bucket, object_path
 from dlemu.units import parse_bytes, unmistakable, with_unit
@@ -174,7 +176,7 @@ class Workload(Section):
     """Number of such drives (`dlemu predict`)."""
     accelerators_per_rank: Annotated[
         Positive,
-        Use(by="datasize datagen run", when=lambda job: job.num_accelerators is None, closed=True),
+        Use(by="datasize datagen run", when=lambda job: job.any_number, closed=True),
     ] = 1
     """Emulated accelerators of each rank, unless num_accelerators is set."""
     num_accelerators: Annotated[
@@ -351,7 +353,7 @@ def use_of(key: str) -> Use:
         if model is None or part not in model.model_fields:
             break
         field = model.model_fields[part]
-        for own in (each for each in field.metadata if isinstance(each, Use)):
+        if own := next((each for each in field.metadata if isinstance(each, Use)), None):
             said = {name: value for name, value in vars(own).items() if value is not None}
             found = replace(found, **said)
         model = group_of(field.annotation)

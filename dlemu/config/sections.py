@@ -1,333 +1,57 @@
 """The sections of a workload: DLIO's keys and dlemu's own, each with its type and its bounds."""
 
 import math
-import re
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    PlainSerializer,
     SecretStr,
-    ValidationError,
-    field_validator,
     model_validator,
 )
 
 from dlemu.config.refusal import Names as Names
-from dlemu.config.refusal import ParsedText, describe
-from dlemu.errors import WorkloadError
+from dlemu.config.types import (
+    DURATION,
+    LARGEST_SAMPLE,
+    MOST_AXES,
+    MOST_FILES,
+    PLANS,
+    RUNS,
+    SAMPLE_SIZE,
+    WRITES,
+    Bandwidth,
+    Distribution,
+    Duration,
+    FileName,
+    FormatName,
+    LoaderName,
+    Natural,
+    Positive,
+    ReadBytes,
+    SampleBytes,
+    Seconds,
+    Section,
+    Seed,
+    Shuffle,
+    Size,
+    Use,
+    known_by,
+    off_for_false,
+)
 from dlemu.formats import FORMATS
 from dlemu.formats.csv import NUMBER_BYTES, TEXT_BYTES
 from dlemu.formats.format import Format
 from dlemu.plugins import Registry
-from dlemu.units import ceil_div, parse_bytes, parse_seconds, unmistakable, with_unit
+from dlemu.units import ceil_div, parse_bytes
 
-T = TypeVar("T")
-RUNS = "run size calibrate"
-WRITES = f"datagen {RUNS}"
-PLANS = f"datasize {WRITES} predict"
-
-
-@dataclass(frozen=True)
-class Use:
-    """What a key is used for; written at its field, or at that of its group for all keys of it."""
-
-    by: str | None = None
-    """Commands that read it, with blanks between them; None: those of the group."""
-    when: Callable[[Any], bool] | None = None
-    """Whether it has an effect on a `keys.Job`; None: as the group, always without one."""
-    closed: bool | None = None
-    """Whether a submission to the closed division may change it (rule 3.6.2), or it changes no
-    run; None: as the group, else no."""
-
-
-_PREDICTED = Use(by=f"{RUNS} predict")
-
-
-def _shuffle(value: object) -> object:
-    """Take false as "off": YAML 1.1 reads `off` as false."""
-    return "off" if value is False else value
-
-
-def _size(value: object) -> object:
-    """Accept "14.5GB"."""
-    return parse_bytes(value) if isinstance(value, str) else value
-
-
-def _sample_size(value: object) -> object:
-    """Accept "1MB" for a mean size, which may be a fraction of a byte."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return float(parse_bytes(value))
-
-
-_BYTES = "bytes (as 4096, 64KiB, 1MB)"
-_SIZE, _SAMPLE_SIZE = ParsedText(_size, words=_BYTES), ParsedText(_sample_size, words=_BYTES)
-
-
-_MOST_NAME_BYTES = 200
-"""File systems allow 255; a number, a date or a format is appended to such a name."""
-
-
-def _file_name(value: str) -> str:
-    """Refuse a name that would lead out of its folder, or that a file system refuses."""
-    if (
-        value.startswith(".")
-        or "/" in value
-        or not value.isprintable()
-        or len(value.encode()) > _MOST_NAME_BYTES
-    ):
-        raise ValueError(
-            "must be part of a file name: no path, no leading dot, no control characters, at most "
-            f"{_MOST_NAME_BYTES} bytes; got {value[:80]!a}"
-        )
-    return value
-
-
-def _switch(value: object) -> object:
-    """Accept booleans: YAML 1.1 reads on and off as true and false."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
-Switch = Annotated[Literal["on", "off"], BeforeValidator(_switch)]
-FileName = Annotated[str, AfterValidator(_file_name)]
-"""Part of a file's or folder's name."""
-FullName = Annotated[str, Field(min_length=1), AfterValidator(_file_name)]
-Shuffle = Annotated[Literal["off", "seed", "random"], BeforeValidator(_shuffle)]
-
-MOST_FILES = 10**8
-MOST_AXES = 30
-"""Of a sample. HDF5 allows 32, of which dlemu takes two: the samples, and a column."""
-_LARGEST_SAMPLE = 10**11
 _MOST_SAMPLES = 10**10
 _MOST_BUFFERED = 2**34
-# Each number has an upper bound, larger than in any real job: a typing error is refused before it
-# costs memory or time.
-Positive = Annotated[int, Field(ge=1, le=1_000_000)]
-"""A number of things: accelerators, steps, samples of a batch."""
-Natural = Annotated[int, Field(ge=0, le=1_000_000)]
-"""A number of things that may be none."""
-
-
-def _duration(value: object) -> object:
-    """Accept "3h", "30min" and "50ms"."""
-    return parse_seconds(value) if isinstance(value, str) else value
-
-
-DURATION = ParsedText(_duration, words="seconds (as 90, 50ms, 3min)")
-Seconds = Annotated[float, DURATION, Field(ge=0, le=1_000_000)]
-SampleBytes = Annotated[float, _SAMPLE_SIZE, Field(ge=1, le=_LARGEST_SAMPLE)]
-Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
-Size = Annotated[int, _SIZE]
-ReadBytes = Annotated[Size, Field(ge=4096, le=2**30)]
-"""Bytes of one read; a worker has io_depth buffers of this size."""
-
-
-MostBytes = Annotated[
-    Size, BeforeValidator(lambda value: with_unit(value, least=4096, units=("KiB", "GiB")))
-]
-"""A size that needs a unit: a small bare number is refused."""
-
-
-def _bandwidth(value: object) -> object:
-    value = value.removesuffix("/s") if isinstance(value, str) else value
-    return with_unit(value, least=10**6, units=("MB", "GB"), per=" a second")
-
-
-_bandwidth_again = PlainSerializer(lambda value: unmistakable(value, 10**6))
-_BANDWIDTH = ParsedText(_bandwidth, words="bytes per second (as 4096, 64KiB, 1MB)")
-Bandwidth = Annotated[Size, _BANDWIDTH, _bandwidth_again, Field(gt=0, le=10**15)]
-"""Bytes per second."""
-
-
-class Strict(BaseModel):
-    """A frozen group of fields with strict types: 8 is not taken as text, nor true as a number."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Section(Strict):
-    """A group of keys."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _whole(cls, value: object) -> object:
-        """Take 1e6, alone or in a list, as the whole number that it is."""
-        if isinstance(value, list):
-            return [*map(cls._whole, value)]
-        return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-class Arguments(Section):
-    """What a command without a workload is asked for; values may be texts of the command line.
-
-    Raises:
-        WorkloadError: a key is unknown, or a value is refused.
-    """
-
-    model_config = ConfigDict(strict=False)
-
-    def __init__(self, **values: Any) -> None:
-        """Check the values of all keys."""
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            # A text of the command line is shown as it was typed.
-            line = re.sub(r"got '(.+)'$", r"got \1", describe(error, type(self), ()))
-            raise WorkloadError(line) from None
-
-
-def _listed(value: object) -> object:
-    """Take "A,B" and "[A,B]" as a list."""
-    if not isinstance(value, str):
-        return value
-    return tuple(filter(None, (item.strip() for item in value.strip("[]").split(","))))
-
-
-Listed = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
-"""One thing or several, on the command line with commas between them."""
-
-
-def _known(check: Callable[[str], object]) -> AfterValidator:
-    """Return the validator of a name: `check` raises where nobody knows it."""
-    return AfterValidator(lambda name: (check(name), name)[1])
-
-
-FormatName = Annotated[str, _known(FORMATS.__getitem__), Names(lambda: FORMATS)]
-
-LOADERS: Registry[type] = Registry(
-    "dlemu.loaders",
-    type,
-    "LOADER",
-    "it must be a class as ThreadsLoader of dlemu.loaders.threads",
-    pytorch="dlemu.loaders.pytorch:PyTorchLoader",
-    threads="dlemu.loaders.threads:ThreadsLoader",
-    dali="dlemu.loaders.dali.loader:DaliLoader",
-    tensorflow="dlemu.loaders.threads:ThreadsLoader",
-    native_dali="dlemu.loaders.dali.loader:DaliLoader",
-)
-"""Loaders by `reader.data_loader`: imported where they read, not where a key is checked."""
-
-LoaderName = Annotated[str, _known(LOADERS.place), Names(lambda: LOADERS)]
-
-
-def _seconds(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"must be a number of seconds, got {value}") from None
-
-
-class Distribution(Section):
-    """Seconds, drawn for every step and accelerator; a draw below zero counts as zero.
-
-    Given by mean and stdev, or by DLIO's keys: `min` and `max` (uniform), `shape` and `scale`
-    (gamma), `scale` (exponential), `lam` (poisson: whole seconds). Or by `quantiles`, equally
-    likely times: a draw is one of them.
-    """
-
-    type: Literal["normal", "uniform", "gamma", "exponential", "poisson", "quantiles"] = "normal"
-    mean: Seconds
-    stdev: Seconds = 0.0
-    quantiles: Annotated[tuple[Seconds, ...], Field(strict=False, max_length=1000)] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _dlio_names(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        value = dict(value)
-        match value:
-            case {"type": "uniform", "min": float() | int(), "max": float() | int()}:
-                low, high = _seconds(value.pop("min")), _seconds(value.pop("max"))
-                value |= {"mean": (low + high) / 2, "stdev": (high - low) / math.sqrt(12)}
-            case {"type": "gamma", "shape": float() | int(), "scale": float() | int()}:
-                shape, scale = _seconds(value.pop("shape")), _seconds(value.pop("scale"))
-                value |= {"mean": shape * scale, "stdev": math.sqrt(abs(shape)) * scale}
-            case {"type": "exponential", "scale": float() | int()}:
-                value["mean"] = _seconds(value.pop("scale"))
-            case {"type": "poisson", "lam": float() | int()}:
-                value["mean"] = _seconds(value.pop("lam"))
-                value["stdev"] = math.sqrt(abs(value["mean"]))
-            case {"type": "quantiles", "quantiles": [*times]} if times:
-                times = [_seconds(time) for time in times]
-                value = {"mean": float(np.mean(times)), "stdev": float(np.std(times))} | value
-        if value.get("type") != "quantiles":
-            value.pop("quantiles", None)  # of the distribution that another type has replaced
-        return value
-
-    @model_validator(mode="after")
-    def _fits_its_type(self) -> Self:
-        if self.type == "gamma" and self.mean == 0 and self.stdev > 0:
-            raise ValueError("no gamma distribution has mean 0 and a stdev; set mean above 0")
-        if self.type == "quantiles" and not self.quantiles:
-            raise ValueError("type=quantiles needs quantiles, a list of seconds")
-        if self.quantiles and not math.isclose(
-            self.mean, float(np.mean(self.quantiles)), rel_tol=1e-3
-        ):
-            raise ValueError(
-                f"mean {self.mean:g} is not that of quantiles; for another mean set type=normal too"
-            )
-        return self
-
-    @property
-    def longest(self) -> float:
-        """Seconds that at most one draw in 10^15 exceeds."""
-        if self.quantiles:
-            return max(self.quantiles)
-        scale = {"exponential": self.mean, "poisson": 1.0}.get(self.type, 0.0)
-        if self.type == "gamma" and self.stdev:
-            scale = self.stdev**2 / self.mean
-        return self.mean + 10 * self.stdev + 40 * scale
-
-    def draw(self, generator: np.random.Generator) -> float:
-        """Return one draw in seconds."""
-        if self.stdev == 0 and self.type != "exponential":
-            return self.mean
-        match self.type:
-            case "normal":
-                drawn = generator.normal(self.mean, self.stdev)
-            case "uniform":
-                half = self.stdev * math.sqrt(3)
-                drawn = generator.uniform(self.mean - half, self.mean + half)
-            case "gamma":
-                shape = (self.mean / self.stdev) ** 2
-                drawn = generator.gamma(shape, self.mean / shape)
-            case "exponential":
-                drawn = generator.exponential(self.mean)
-            case "poisson":
-                drawn = generator.poisson(self.mean)
-            case "quantiles":
-                drawn = self.quantiles[generator.integers(len(self.quantiles))]
-        return max(0.0, float(drawn))
-
-
-def _distribution(value: object) -> object:
-    """Take a plain number of seconds, or "50ms", as a distribution without spread."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            value = parse_seconds(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return {"mean": _seconds(value)}
-    if not isinstance(value, (dict, Distribution)):
-        raise ValueError(f"must be seconds or a distribution's keys, got {value!r}")
-    return value
-
-
-_SECONDS = "seconds, or the keys mean, stdev and type below it"
-Duration = Annotated[Distribution, ParsedText(_distribution, words=_SECONDS)]
+_PREDICTED = Use(by=f"{RUNS} predict")
 
 
 class WorkflowSection(Section):
@@ -414,7 +138,7 @@ def listed_sizes(path: str) -> tuple[int, ...]:
     if not 1 <= len(lines) <= _MOST_LISTED:
         raise ValueError(f"{path} has {len(lines):,} sizes, 1 to {_MOST_LISTED:,} are possible")
     for number, line in enumerate(lines, 1):
-        if not (line.isdigit() and len(line) < 13 and 1 <= int(line) <= _LARGEST_SAMPLE):
+        if not (line.isdigit() and len(line) < 13 and 1 <= int(line) <= LARGEST_SAMPLE):
             raise ValueError(f"{path}, size {number} must be whole bytes, got {line[:40]!a}")
     return tuple(sorted(map(int, lines)))
 
@@ -422,8 +146,8 @@ def listed_sizes(path: str) -> tuple[int, ...]:
 _MOST_LISTED = 100_000
 
 
-Axis = Annotated[int, Field(ge=1, le=_LARGEST_SAMPLE)]
-_HDF5 = Use(when=lambda job: job.dataset.format == "hdf5")
+Axis = Annotated[int, Field(ge=1, le=LARGEST_SAMPLE)]
+_HDF5 = Use(when=lambda job: job.is_hdf5)
 
 
 class DatasetSection(Section):
@@ -441,30 +165,30 @@ class DatasetSection(Section):
     """Samples in each file."""
     record_length_bytes: Annotated[
         SampleBytes,
-        Use(by=PLANS, when=lambda job: not (job.has_own_sizes or job.dataset.parquet.columns)),
+        Use(by=PLANS, when=lambda job: not (job.has_own_sizes or job.has_columns)),
     ] = 65536.0
     """Mean size of a sample, before compression (DLIO: 65536)."""
     record_length_bytes_stdev: Annotated[
         float,
-        _SAMPLE_SIZE,
-        Field(ge=0, le=_LARGEST_SAMPLE),
+        SAMPLE_SIZE,
+        Field(ge=0, le=LARGEST_SAMPLE),
         Use(when=lambda job: not job.has_own_sizes),
     ] = 0.0
     """Standard deviation of that size over the samples."""
     record_length_bytes_distribution: Annotated[
-        str, Use(when=lambda job: not (job.dataset.record_dims or job.has_rows))
+        str, Use(when=lambda job: not (job.has_dims or job.has_rows))
     ] = "normal"
     """How sizes are distributed: `normal`, `lognormal`, or a file with one size in bytes a line,
     which are drawn equally often and decide mean and stdev."""
     record_length_bytes_resize: Annotated[
-        Annotated[Size, Field(ge=1, le=_LARGEST_SAMPLE)] | None,
+        Annotated[Size, Field(ge=1, le=LARGEST_SAMPLE)] | None,
         Use(by=RUNS, when=lambda job: job.hands_over or job.by_dali),
     ] = None
     """Bytes of each sample that training gets, cut or padded with zeros. None: the whole sample."""
     record_dims: Annotated[
         tuple[Axis, ...],
         Field(strict=False, max_length=MOST_AXES),
-        Use(by=PLANS, when=lambda job: not (job.has_rows and job.dataset.parquet.columns)),
+        Use(by=PLANS, when=lambda job: not (job.has_rows and job.has_columns)),
     ] = ()
     """Shape of a sample, in elements; if set, it decides the size."""
     record_element_type: Annotated[str, AfterValidator(_element_type), Use(by=PLANS)] = "uint8"
@@ -505,9 +229,9 @@ class DatasetSection(Section):
     @model_validator(mode="after")
     def _products(self) -> Self:
         num_bytes = math.prod(self.record_dims) * self.element_bytes
-        if num_bytes > _LARGEST_SAMPLE:
+        if num_bytes > LARGEST_SAMPLE:
             raise ValueError(
-                f"dataset.record_dims must make samples of at most {_LARGEST_SAMPLE:,} bytes, "
+                f"dataset.record_dims must make samples of at most {LARGEST_SAMPLE:,} bytes, "
                 f"got {num_bytes:,}"
             )
         files = 1 if self.num_files_train == "auto" else self.num_files_train
@@ -641,7 +365,7 @@ class ReaderSection(Section):
     prefetch_size: Annotated[
         int,
         Field(ge=0, le=10_000),
-        Use(when=lambda job: job.by_tf_data or job.reader.read_threads > 0, closed=True),
+        Use(when=lambda job: job.by_tf_data or job.has_workers, closed=True),
     ] = 2
     """Batches read ahead by each accelerator (MLPerf Storage: 2)."""
     file_shuffle: Shuffle = "off"
@@ -651,9 +375,7 @@ class ReaderSection(Section):
     shuffle_size: Annotated[
         int,
         Field(ge=1, le=10**9),
-        Use(
-            when=lambda job: (job.by_tf_data or job.streamed) and job.reader.sample_shuffle != "off"
-        ),
+        Use(when=lambda job: (job.by_tf_data or job.streamed) and job.shuffles_samples),
     ] = 2
     """Samples in the shuffle buffer of a stream, where files hold many (MLPerf's CosmoFlow: 2)."""
     transfer_size: Annotated[
@@ -680,13 +402,11 @@ class ReaderSection(Section):
     range_bytes: Annotated[ReadBytes | None, _IN_BUCKET] = None
     """Bytes of one request where the data folder is a bucket; a smaller object is read by one
     request. null: objects up to 16 MiB whole, larger ones by ranges of 8 MiB."""
-    odirect: Annotated[bool | Literal["auto"], _PREDICTED, _BY_CALLS] = False
+    odirect: Annotated[bool | Literal["auto"], Use(by=_PREDICTED.by, when=_BY_CALLS.when)] = False
     """Bypass the page cache; `auto` falls back to buffered reads with a note."""
     preprocess_time: Duration = Distribution(mean=0.0)
     """Seconds that a worker takes for each sample after it has read it: to decode, to augment."""
-    preprocess: Annotated[
-        Literal["cpu", "sleep"], Use(when=lambda job: job.reader.preprocess_time.mean > 0)
-    ] = "cpu"
+    preprocess: Annotated[Literal["cpu", "sleep"], Use(when=lambda job: job.prepares)] = "cpu"
     """`cpu`: a worker computes, for preprocess_time where all workers compute at once, and longer
     where others need the cores: as decoding does. `sleep`: it sleeps for preprocess_time."""
     decode: Literal["raw", "library"] = "raw"
@@ -696,12 +416,12 @@ class ReaderSection(Section):
     """Check the checksums in the files with `raw` too."""
     multiprocessing_context: Annotated[
         Literal["fork", "forkserver", "spawn"],
-        Use(when=lambda job: job.reader.data_loader == "pytorch" and job.reader.read_threads > 0),
+        Use(when=lambda job: job.by_pytorch and job.has_workers),
     ] = "fork"
     """How PyTorch starts its workers."""
     gds: Annotated[
         Literal["require", "prefer", "off"],
-        BeforeValidator(_shuffle),
+        BeforeValidator(off_for_false),
         Use(when=lambda job: job.on_gpu),
     ] = "off"
     """GPUDirect Storage with DALI on a GPU. `require`: reads must bypass the host's memory.
@@ -775,7 +495,9 @@ class TrainSection(Section):
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Annotated[Seed, Use(when=lambda job: job.is_drawn, closed=True)] = 123
     """Seed of the reading order and of drawn times (DLIO: 123)."""
-    seed_change_epoch: Annotated[bool, _PREDICTED, Use(when=lambda job: job.is_shuffled)] = True
+    seed_change_epoch: Annotated[bool, Use(by=_PREDICTED.by, when=lambda job: job.is_shuffled)] = (
+        True
+    )
     """Shuffle anew for each epoch. `false`: all epochs have the order of the first."""
     loop: Annotated[Literal["rule", "pipelined"], Use(by=f"{RUNS} steptime")] = "rule"
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
@@ -810,9 +532,9 @@ class MetricSection(Section):
     edition: Annotated[Literal["v1.0", "v2.0", "v3.0"], Use(closed=True)] = "v1.0"
     """Edition of MLPerf Storage whose formulas apply (docs/rules.md). v3.0 has v2.0's formulas,
     and rules of its own in `division=closed`."""
-    exclude_start_steps: Annotated[Natural, Use(when=lambda job: job.metric.edition != "v1.0")] = 1
+    exclude_start_steps: Annotated[Natural, Use(when=lambda job: job.leaves_out_steps)] = 1
     """Steps left out at an epoch's start (edition v2.0)."""
-    exclude_end_steps: Annotated[Natural, Use(when=lambda job: job.metric.edition != "v1.0")] = 0
+    exclude_end_steps: Annotated[Natural, Use(when=lambda job: job.leaves_out_steps)] = 0
     """Steps left out at an epoch's end (edition v2.0)."""
     max_cached_share: Annotated[Annotated[float, Field(ge=0, le=1)] | None, Use(closed=True)] = None
     """Largest share of bytes that may come from memory; above it, or if it is unknown, a run gets
@@ -877,13 +599,13 @@ class OutputSection(Section):
         bool,
         Use(
             by=f"{RUNS} checkpoint",
-            when=lambda job: not (job.output.drop_all_caches or job.in_bucket),
+            when=lambda job: not (job.drops_all_caches or job.in_bucket),
         ),
     ] = True
     """Before a run, drop the dataset's pages from the page cache if some are there. With O_DIRECT,
     only if the command line asks for it."""
     drop_each_epoch: Annotated[
-        bool | None, Use(by="run size", when=lambda job: job.train.epochs > 1 and job.drops_caches)
+        bool | None, Use(by="run size", when=lambda job: job.has_epochs and job.drops_caches)
     ] = None
     """Do so before each further epoch as well. None: in edition v3.0 alone, as its DLIO does."""
     drop_all_caches: Annotated[
@@ -949,7 +671,7 @@ class DaliSection(Section):
     device: Literal["cpu", "gpu"] = "cpu"
     """Where DALI's pipeline ends: in the host's memory or in the GPU's."""
     gpus_per_host: Annotated[
-        AtOnce | None, Use(when=lambda job: job.on_gpu or job.train.compute == "gpu")
+        AtOnce | None, Use(when=lambda job: job.on_gpu or job.computes_on_gpu)
     ] = None
     """GPUs that the accelerators are dealt to in turn; None: all of the host."""
 
@@ -1005,8 +727,8 @@ POLICIES: Registry[type] = Registry(
 )
 """What a cache gives up, by `cache.policy`: imported where a cache is planned."""
 
-CachePolicy = Annotated[str, _known(POLICIES.place), Names(lambda: POLICIES)]
-_CACHED = Use(by="run size predict", when=lambda job: job.cache.folder is not None)
+CachePolicy = Annotated[str, known_by(POLICIES.place), Names(lambda: POLICIES)]
+_CACHED = Use(by="run size predict", when=lambda job: job.caches)
 
 
 def _capacity(value: object) -> object:
@@ -1042,7 +764,7 @@ class CacheSection(Section):
     what came first stays). `none`: nothing is cached."""
     fill: Annotated[
         Literal["sync", "async", "off"],
-        BeforeValidator(_shuffle),
+        BeforeValidator(off_for_false),
         _CACHED,
     ] = "async"
     """When a missed file is written to the cache. `sync`: before training gets it. `async`: by a

@@ -110,7 +110,8 @@ def acts(key: str, value: object) -> bool:
 
 def _registries() -> dict[str, Registry[Any]]:
     """Return the parts that keys name; data_reader is DLIO's name of the reader."""
-    from dlemu.config.sections import LOADERS, POLICIES  # slow, and few commands need them
+    from dlemu.config.sections import POLICIES  # slow, and few commands need them
+    from dlemu.config.types import LOADERS
     from dlemu.formats import FORMATS
 
     loaders = dict.fromkeys(("reader.data_loader", "data_reader.data_loader"), LOADERS)

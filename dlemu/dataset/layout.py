@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from dlemu.config.model import Workload
-from dlemu.config.sections import MOST_AXES, ColumnSection, DatasetSection, FileName
+from dlemu.config.sections import ColumnSection, DatasetSection
+from dlemu.config.types import MOST_AXES, FileName
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FileSamples, format_of
 from dlemu.formats.parquet import Amount, Parquet

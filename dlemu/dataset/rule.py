@@ -12,7 +12,8 @@ from typing import Literal
 
 from dlemu.config.model import Workload
 from dlemu.config.published import command
-from dlemu.config.sections import MOST_FILES, DatasetSection
+from dlemu.config.sections import DatasetSection
+from dlemu.config.types import MOST_FILES
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.processes import host_memory_bytes

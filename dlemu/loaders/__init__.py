@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
-from dlemu.config.sections import LOADERS
+from dlemu.config.types import LOADERS
 from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dlemu.checkpoint.in_run import due_after
 from dlemu.clock import Clock
 from dlemu.config.model import Workload
-from dlemu.config.sections import Distribution
+from dlemu.config.types import Distribution
 from dlemu.judge.metrics import measure_run
 from dlemu.judge.records import STEP, Steps
 from dlemu.loaders import Batch

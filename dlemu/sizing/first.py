@@ -30,7 +30,7 @@ from pydantic import Field
 
 from dlemu.config.model import Workload, load_workload
 from dlemu.config.published import command
-from dlemu.config.sections import Arguments, Listed, MostBytes, Seconds, Section, Use
+from dlemu.config.types import Arguments, Listed, MostBytes, Seconds, Section, Use
 from dlemu.datagen import generate, read_manifest
 from dlemu.datagen.survey import folders_below
 from dlemu.dataset.layout import Dataset, Layout, Repeated, layout_of

@@ -17,7 +17,8 @@ from pydantic import Field
 
 from dlemu.clock import WallClock, timer_error
 from dlemu.config.model import NamedDrive
-from dlemu.config.sections import Arguments, Section, Share, Use
+from dlemu.config.sections import Share
+from dlemu.config.types import Arguments, Section, Use
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import BlockDevice, devices_under, mount_under, read_text
 from dlemu.host.place import describe_drive

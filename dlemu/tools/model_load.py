@@ -30,7 +30,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from dlemu.config.compose import datasheet, named, read_yaml
 from dlemu.config.model import Drive, NamedDrive
-from dlemu.config.sections import Arguments, Listed, Names, Switch
+from dlemu.config.types import Arguments, Listed, Names, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.storage.extents import settle_direct

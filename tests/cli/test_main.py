@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dlemu.cli.main import run
-from dlemu.config.sections import LOADERS
+from dlemu.config.types import LOADERS
 from dlemu.errors import RunError
 from dlemu.formats import FORMATS
 from dlemu.storage.gpu import cuda

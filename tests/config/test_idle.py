@@ -1,9 +1,12 @@
 """Keys that have no effect on a job are named, and no others."""
 
 import pytest
+from pydantic import BaseModel
 
-from dlemu.config.keys import KeyContext, all_keys, idle_keys
-from dlemu.config.model import load_workload, use_of
+from dlemu.config.keys import all_keys, context_of, idle_keys
+from dlemu.config.model import Workload, load_workload, use_of
+from dlemu.config.refusal import group_of
+from dlemu.config.types import Use
 
 MANY = {"dataset.num_samples_per_file": 4, "dataset.record_length_bytes_stdev": 0}
 STREAM = {**MANY, "dataset.format": "tfrecord"}
@@ -21,7 +24,7 @@ OFF = {"reader.file_shuffle": "off", "reader.sample_shuffle": "off"}
 
 
 def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run") -> list[str]:
-    return list(idle_keys(KeyContext(load_workload(name, keys), command)))
+    return list(idle_keys(load_workload(name, keys), command))
 
 
 @pytest.mark.parametrize(
@@ -89,9 +92,9 @@ def test_a_key_is_named_where_it_has_no_effect_and_only_there(
 
 def test_several_hosts_are_counted_and_not_told() -> None:
     keys = {"num_hosts": 2, "dataset.num_files_train": "auto"}
-    assert idle_keys(KeyContext(load_workload("unet3d_h100", keys), hosts=2)) == ("num_hosts",)
+    assert idle_keys(load_workload("unet3d_h100", keys), hosts=2) == ("num_hosts",)
     keys["host_memory"] = "64GiB"
-    assert idle_keys(KeyContext(load_workload("unet3d_h100", keys), hosts=2)) == ()
+    assert idle_keys(load_workload("unet3d_h100", keys), hosts=2) == ()
 
 
 def test_each_command_has_keys_of_its_own() -> None:
@@ -111,6 +114,17 @@ def test_each_command_has_keys_of_its_own() -> None:
 
 
 def test_every_condition_can_be_asked() -> None:
-    job = KeyContext(load_workload("unet3d_h100"))
+    job = context_of(load_workload("unet3d_h100"))
     conditions = {key: use_of(key).when for key in all_keys()}
     assert all(when is None or when(job) in (True, False) for when in conditions.values())
+
+
+def test_a_field_has_one_use() -> None:
+    """Of two, a reader would have to know which one counts."""
+    for key in all_keys():
+        model: type[BaseModel] | None = Workload
+        for part in key.split("."):
+            if model is not None and part in model.model_fields:
+                field = model.model_fields[part]
+                assert sum(isinstance(each, Use) for each in field.metadata) <= 1, key
+                model = group_of(field.annotation)

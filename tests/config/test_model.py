@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dlemu.config.compose import read_yaml, set_key
 from dlemu.config.keys import all_keys, keys_of_model
 from dlemu.config.model import Workload, check_workload, load_workload
-from dlemu.config.sections import Distribution
+from dlemu.config.types import Distribution
 from dlemu.dataset.layout import layout_of
 from dlemu.errors import WorkloadError
 from dlemu.judge.records import dump_workload, read_config, write_config

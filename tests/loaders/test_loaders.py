@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dlemu.config.sections import LOADERS
+from dlemu.config.types import LOADERS
 from dlemu.contract import loader_faults
 from dlemu.dataset.plan import EpochPlan
 from dlemu.loaders.worker import SampleReader

@@ -10,7 +10,7 @@ from unittest.mock import Mock, call
 import numpy as np
 import pytest
 
-from dlemu.config.sections import Distribution
+from dlemu.config.types import Distribution
 from dlemu.errors import RunError
 from dlemu.ranks import ending, watchdog
 from dlemu.ranks.watchdog import Watchdog

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
-from dlemu.config.sections import Distribution
+from dlemu.config.types import Distribution
 from dlemu.loaders import Batch
 from dlemu.run.replay import (
     check_blocks,
