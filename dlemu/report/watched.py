@@ -10,7 +10,7 @@ from dlemu.report.blocks import Block, Column, CommandLine, Document, table_of
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _SAID = 0.01
-"""Share of the time from which on something is worth a line."""
+"""Shorter shares of the time are not worth a line."""
 
 
 def watched_lines(document: Document) -> Iterator[str]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dlemu.config.sections import Arguments, Section, Share
+from dlemu.config.sections import Share
+from dlemu.config.types import Arguments, Section
 from dlemu.errors import DlemuError, WorkloadError
 from dlemu.judge.folders import first_fields, recorded
 from dlemu.judge.records import write_config, write_steps, write_text

@@ -262,7 +262,7 @@ def times_of(seconds: "np.ndarray[Any, np.dtype[np.float64]]") -> dict[str, Any]
 
 
 def document_of(seen: Seen, first: Mapping[str, Any], command: Sequence[str]) -> Summary:
-    """Return the job as the document of a run; `first` are the fields that each begins with."""
+    """Return the job as the document of a run; `first`: the fields of all documents."""
     sums = sum_all(_parts(seen.steps), Rule.of(seen.workload))
     metrics = measure_sums(sums)
     folder = seen.files.folder or Path.cwd()
