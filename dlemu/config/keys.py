@@ -58,7 +58,7 @@ def context_of(workload: Workload, command: str = "run", hosts: int = 1) -> KeyC
         is_hdf5=dataset.format == "hdf5",
         in_bucket=in_a_bucket,
         below_root="://" not in folder and not Path(folder).is_absolute(),
-        parses=reader.decode == "raw",
+        parses=reader.decode == "raw" and not workload.plain_workers,
         streamed=workload.streamed,
         by_tf_data=workload.by_tf_data,
         by_pytorch=loader == "pytorch",
