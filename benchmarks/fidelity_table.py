@@ -20,10 +20,7 @@ _SHORTER = 0.7
 """A run of fewer than this share of a cell's most steps is left out: its start weighs more."""
 _OTHERS = ("M", "T", "B", "D", "L")
 """Arms beside R and E."""
-_ENOUGH = 0.97
-"""Of the time: a job whose GPU computes for more has no limit that is looked for."""
-_BUSY = 0.85
-"""R waits for its workers if they are busy for this share of the time, and its GPU is idle."""
+
 _IN_LOOP = "step in the loop / alone"
 _COMPUTATION = "train.computation_time"
 
@@ -190,7 +187,6 @@ def _workers(cells: Mapping[Cell, Arms]) -> Lines:
             continue
         lean = arms.get("L", {})
         busy = fmean(run.workers_cpu / run.workers / run.wall for run in real.values())
-        waits = fmean(run.whole_au for run in real.values()) < 100 * _ENOUGH
         yield {
             **cell.words,
             "steps": str(next(iter(real.values())).num_steps),
@@ -199,7 +195,6 @@ def _workers(cells: Mapping[Cell, Arms]) -> Lines:
             "D - R by the rule": _judged(emulated, real, "au", 2.0),
             "lean - R": _judged(lean, real, "whole_au", 2.0) if lean.keys() & real.keys() else "",
             "R's workers busy": f"{100 * busy:.0f}%",
-            "R waits for": ("workers" if busy > _BUSY else "storage") if waits else "-",
             "limit of D": _limits(emulated),
             "limit of lean": _limits(lean),
             "repeats": str(len(real.keys() & emulated.keys())),

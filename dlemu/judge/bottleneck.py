@@ -32,6 +32,9 @@ _MORE = 1.15
 """Storage that is this many times as fast with more readers was not the limit."""
 _VARIES = 1.3
 """The same readers may be this many times as fast after a run: drives vary, and are shared."""
+_CHANGED = 2.0
+"""From this many times on the storage is another one than in the run: a throttle was lifted, a
+neighbour's job ended. Then what it gives to more readers says nothing about the run."""
 _SLOWER = 1.5
 """A rank has slow reads if its batches take this many times as long to make as other ranks'."""
 _LINK_FULL = 0.9
@@ -191,7 +194,12 @@ def _explained_by_cpus(evidence: Evidence, host: HostReport) -> float:
     # A worker without a CPU delays its batch, whatever it does at that time.
     share = host.num_workers / max(1, sum(each.num_workers for each in evidence.hosts))
     making = share * evidence.losses.making_seconds
-    of_wait = parts.waited * min(1.0, lacked / max(making, 1e-9))
+    # Where the storage gives nobody more, reads end no sooner for a reader that has its CPU sooner:
+    # unless it is stopped, by a quota or by other guests.
+    stopped = (used.throttled_seconds or 0.0) + used.stolen_seconds
+    stopped = stopped if _gave_all(evidence) else lacked
+    of_wait = parts.read * min(1.0, stopped / max(making, 1e-9))
+    of_wait += (parts.waited - parts.read) * min(1.0, lacked / max(making, 1e-9))
     # Ranks in a queue for a CPU wait, on average, half as long as the last of them.
     accelerators = host.num_workers / max(1, evidence.workload.reader.read_threads)
     late = parts.oversleep + parts.meeting
@@ -313,8 +321,10 @@ def _reads(evidence: Evidence) -> Limit | None:
     given = sum(host.read_bytes_per_second for host in evidence.hosts)
     gets = evidence.gets
     probe = total([host.probe for host in evidence.hosts])  # None if one is missing
-    more, saved = (1.0, 0.0) if probe is None else _gain(evidence, given, probe)
-    got = {**_source(evidence), "bytes_per_second": given / _share_with_reads(evidence)}
+    in_reads = given / _share_with_reads(evidence)
+    changed = probe is not None and probe.few > _CHANGED * max(in_reads, 1.0)
+    more, saved = (1.0, 0.0) if probe is None or changed else _gain(evidence, given, probe)
+    got = {**_source(evidence), "bytes_per_second": in_reads}
     reader = evidence.workload.reader
     if probe is not None and saved >= _ENOUGH:
         waited = note("waited_for_reads", share=explains)
@@ -336,6 +346,9 @@ def _reads(evidence: Evidence) -> Limit | None:
         return _unclear(evidence, note("mostly_uncounted", share=uncounted))
     tried = None if probe is None else asdict(probe) | {"gives_more": more > _MORE}
     advice, busy = [note("more_drives")], _busy(evidence.hosts)
+    if probe is not None and changed:  # what more readers got then is told of another storage
+        busy = [note("held_back", bytes_per_second=probe.few, num_readers=probe.num_few), *busy]
+        tried, advice = None, [note("look_at_neighbours")]
     if gets is not None:
         half, most = gets.quantile(0.5), gets.quantile(0.99)
         busy = [note("latencies", num_gets=gets.gets, p50_seconds=half, p99_seconds=most)]
@@ -407,6 +420,13 @@ def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]
         return more, 1.0
     # A byte takes 1 / rate seconds; without a loss it would take 1 / wanted.
     return more, (1 / own - 1 / min(probe.many, wanted)) / (1 / own - 1 / wanted)
+
+
+def _gave_all(evidence: Evidence) -> bool:
+    """Return whether the storage gave in the run what it gives to more readers after it."""
+    probe = total([host.probe for host in evidence.hosts])
+    given = sum(host.read_bytes_per_second for host in evidence.hosts)
+    return probe is not None and probe.many <= _MORE * given / _share_with_reads(evidence)
 
 
 def _share_with_reads(evidence: Evidence) -> float:

@@ -109,6 +109,7 @@ def find_parts(epochs: Sequence[EpochSums], preprocess_seconds: float) -> LostSh
     # A worker may begin with a batch before it is waited for. The wait is divided as all of the
     # time in which the batch was made.
     of_wait = last["wait"] / np.maximum(making_seconds(last, preprocess_seconds), 1e-9)
+    own = last["wait"] + last["compute"] + last["barrier"]
     lost = {
         "read": of_wait * last["read"],
         "decode": of_wait * last["decode"],
@@ -116,7 +117,9 @@ def find_parts(epochs: Sequence[EpochSums], preprocess_seconds: float) -> LostSh
         "preprocess": of_wait * preprocess_seconds * last["num_samples"],
         "oversleep": last["compute"] - last["computation_time"],
         "uneven": last["computation_time"] - last["asked"] / accelerators,
-        "meeting": last["barrier"],
+        # Ranks leave a barrier at different moments. A step of all takes as long as the mean of
+        # theirs: what the latest one's own lasts longer or shorter was lost, or won, in meeting.
+        "meeting": last["barrier"] + (last["seconds"] - last["overhead"]) / accelerators - own,
     }
     total = max(_seconds(epochs), 1e-9)
     shares = {name: float(part.sum()) / total for name, part in lost.items()}

@@ -70,6 +70,21 @@ EXPECTED: dict[str, tuple[str, str, str]] = {
         "storage_gave lost device_busy cpus explains",
         "more_drives fewer_accelerators",
     ),
+    "a throttle was lifted when the run had ended": (
+        "storage",
+        "storage_gave lost held_back device_busy cpus explains",
+        "look_at_neighbours fewer_accelerators",
+    ),
+    "a busy host, and a drive that gives no more": (
+        "storage",
+        "storage_gave lost device_busy cpus explains",
+        "more_drives fewer_accelerators",
+    ),
+    "a busy host, and a drive that would give more": (
+        "host cpu",
+        "lost host_cpus device_busy explains",
+        "more_cores key key not_the_storage",
+    ),
     "a fast drive that is seldom asked stalls": (
         "storage",
         "storage_gave lost device_busy cpus explains",
@@ -247,6 +262,13 @@ def test_evidence_and_advice_have_their_figures(
     case: str, kind: str, figures: dict[str, object]
 ) -> None:
     assert figures_of(case, kind) == pytest.approx(figures)
+
+
+def test_ranks_that_queue_for_a_cpu_wait_half_as_long_as_the_last() -> None:
+    many = evidence(**CASES["many ranks on few cores: each step another one is late"])
+    # 9 s of 8 accelerators in 100 s; the last of them makes all wait.
+    limit, lost = find_run_limit(many), many.losses.parts.total
+    assert limit.explains == pytest.approx(2 * 9 / 8 / 100 / lost)
 
 
 def test_what_hosts_and_links_did_is_told_in_figures() -> None:

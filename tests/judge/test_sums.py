@@ -271,3 +271,17 @@ def test_steps_during_writes_are_told_from_the_others(
     shares = [found[f"au_{name}_percentage"] for name in ("while_writing", "otherwise")]
     shares += [found["lost_share"], found["au_with_stalls_percentage"]]
     assert (found["steps_while_writing"], *shares) == pytest.approx(cost)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 5))
+def test_what_was_lost_adds_up_to_what_no_accelerator_was_asked_for(seed: int, ranks: int) -> None:
+    """However early or late the ranks leave a barrier."""
+    parts = records(np.random.default_rng(seed), 2 * ranks, 2)
+    by_rank = [("", parts[:, 2 * rank : 2 * rank + 2].ravel()) for rank in range(ranks)]
+    sums = sum_all(by_rank, Rule())
+    inside = parts[:, :, 1:]
+    at = inside["step"] != NUM_STEPS // 2 + 1  # a checkpoint ends a block, whose first is left out
+    seconds = sum(inside[name][at].sum() for name in ("wait", "compute", "barrier"))
+    lost = find_losses(sums).parts
+    assert lost.total == pytest.approx(1 - inside["computation_time"][at].sum() / seconds)

@@ -167,6 +167,11 @@ CASES: dict[str, dict[str, Any]] = {
     "as many readers get more after the run, and more readers no more than that": on(
         probe=probe(7.8, few=7.6)
     ),
+    "a throttle was lifted when the run had ended": on(probe=probe(784, few=391)),
+    "a busy host, and a drive that gives no more": on(runqueue_seconds=632.0),
+    "a busy host, and a drive that would give more": on(
+        runqueue_seconds=632.0, probe=probe(20, few=12)
+    ),
     # Workers are in reads for 5 % of the time, in which they get what the probe gets.
     "a fast drive that is seldom asked stalls": on(probe=probe(20, few=19), num_workers=8)
     | in_steps(0.05, 0.05)
@@ -205,7 +210,7 @@ CASES: dict[str, dict[str, Any]] = {
     "segments came out of order": on(**link(0.97, unordered_share=0.012)),
     "the links of two hosts are full": on(link(0.96), **link(0.95)),
     "all CPUs full, and nobody tells by whom": on(
-        cpu_share=None, host_cpu_share=0.95, runqueue_seconds=50.0
+        cpu_share=None, host_cpu_share=0.95, runqueue_seconds=50.0, probe=probe(20, few=12)
     ),
     "one accelerator": in_steps(0.5),
     "a slow rank, and another nearly as slow, which excuses neither": in_steps(

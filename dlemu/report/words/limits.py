@@ -153,6 +153,10 @@ EVIDENCE: Mapping[str, Callable[[Any], str]] = {
         f"AU {f.au_percentage:.1f}% in the {f.num_steps} steps while a checkpoint was written, "
         f"{f.au_otherwise_percentage:.1f}% in the others"
     ),
+    "held_back": lambda f: (
+        f"it gave {format_rate(f.bytes_per_second)} to {f.num_readers} readers after the run: "
+        "something held it back before"
+    ),
     "storage_gave": _storage_gave,
     "storage_gives_more": _storage_gives_more,
     "target_in_memory": lambda f: "the target lies in memory: no drive was read",
@@ -173,6 +177,9 @@ ADVICE: Mapping[str, Callable[[Any], str]] = {
     "key": lambda f: f"{f.key}={f.value}",
     "leave_cores": lambda f: "leave cores to the ranks",
     "look_at_cpus": lambda f: f"look at what else runs on the CPUs of {f.rank}",
+    "look_at_neighbours": lambda f: (
+        "look at what else used the storage or held it to a rate, and run again"
+    ),
     "look_at_rank": lambda f: (
         f"look at what is different about {f.rank}: its storage path, its CPUs, its neighbours"
     ),
