@@ -317,10 +317,8 @@ def _reads(evidence: Evidence) -> Limit | None:
     explains = _part(evidence, evidence.losses.parts.read)
     if explains < _ENOUGH:
         return None
-    # Hosts may share the storage, so the rates of all hosts are added up.
-    given = sum(host.read_bytes_per_second for host in evidence.hosts)
+    given, probe = _rates(evidence)
     gets = evidence.gets
-    probe = total([host.probe for host in evidence.hosts])  # None if one is missing
     in_reads = given / _share_with_reads(evidence)
     changed = probe is not None and probe.few > _CHANGED * max(in_reads, 1.0)
     more, saved = (1.0, 0.0) if probe is None or changed else _gain(evidence, given, probe)
@@ -422,10 +420,16 @@ def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]
     return more, (1 / own - 1 / min(probe.many, wanted)) / (1 / own - 1 / wanted)
 
 
+def _rates(evidence: Evidence) -> tuple[float, Probe | None]:
+    """Return what the storage gave per second, and what it gives to probes; None: not probed."""
+    # Hosts may share the storage, so the rates of all hosts are added up.
+    given = sum(host.read_bytes_per_second for host in evidence.hosts)
+    return given, total([host.probe for host in evidence.hosts])  # None if one is missing
+
+
 def _gave_all(evidence: Evidence) -> bool:
     """Return whether the storage gave in the run what it gives to more readers after it."""
-    probe = total([host.probe for host in evidence.hosts])
-    given = sum(host.read_bytes_per_second for host in evidence.hosts)
+    given, probe = _rates(evidence)
     return probe is not None and probe.many <= _MORE * given / _share_with_reads(evidence)
 
 

@@ -57,6 +57,15 @@ def _bytes(path: str) -> Any:
         return np.frombuffer(bytearray(file.read()), np.uint8)
 
 
+def _undecoded(path: str) -> Any:
+    """Return a picture's bytes, read as PIL reads them: by so many at a time."""
+    parts = []
+    with open(path, "rb") as file:
+        while part := file.read(_PIL_BYTES):
+            parts.append(part)
+    return np.frombuffer(bytearray(b"".join(parts)), np.uint8)
+
+
 _LOADS: dict[str, Load] = {
     "npy": np.load,
     "npz": _npz,
@@ -65,6 +74,8 @@ _LOADS: dict[str, Load] = {
     "raw": _bytes,
 }
 _PICTURES = ("jpeg", "png")
+_PIL_BYTES = 65_536
+"""PIL's ImageFile.MAXBLOCK."""
 _SHARED = "/dev/shm"
 
 
@@ -79,7 +90,7 @@ def load_of(source: Source) -> Load | None:
         return None
     if layout.format in _PICTURES:
         decodes = not source.dataset.known_places and workload.reader.preprocess_time.mean == 0
-        return _picture if decodes else _bytes
+        return _picture if decodes else _undecoded
     return _LOADS.get(layout.format)
 
 
