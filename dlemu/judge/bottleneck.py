@@ -352,7 +352,7 @@ def _reads(evidence: Evidence) -> Limit | None:
         busy = [note("latencies", num_gets=gets.gets, p50_seconds=half, p99_seconds=most)]
         keys = {name: getattr(reader, name) for name in ("gets_in_flight", "read_threads")}
         advice = [note("raise_gets_in_flight", **keys), note("more_servers")]
-    if evidence.num_accelerators > 1:
+    if evidence.num_accelerators > 1 and not changed:
         advice.append(note("fewer_accelerators"))
     # Drives of the host read nothing over the network, whatever else its links carry.
     lossy = [] if any(host.device for host in evidence.hosts) else _lost_segments(evidence)

@@ -73,7 +73,7 @@ EXPECTED: dict[str, tuple[str, str, str]] = {
     "a throttle was lifted when the run had ended": (
         "storage",
         "storage_gave lost held_back device_busy cpus explains",
-        "look_at_neighbours fewer_accelerators",
+        "look_at_neighbours",
     ),
     "a busy host, and a drive that gives no more": (
         "storage",
