@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "contract": "config datagen dataset formats loaders ranks storage",
     "api": "config datagen dataset loaders ranks storage",
     "report": "checkpoint config host judge storage tools",
-    "run": "checkpoint config datagen dataset host judge loaders ranks storage",
+    "run": "checkpoint config datagen dataset host judge loaders ranks report storage",
     "meter": "config host judge ranks report run storage",
     "watch": "config host judge meter ranks run storage",
     "sizing": "checkpoint config datagen dataset host judge loaders ranks report run storage",

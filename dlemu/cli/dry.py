@@ -22,19 +22,18 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DlemuError
-from dlemu.judge.summary import host_of, introduction
+from dlemu.judge.summary import host_of, introduced
 from dlemu.loaders.cache.host import check_cache, forecast_cache, uses_cache
 from dlemu.ranks.world import Alone, World
-from dlemu.report.checkpoint import facts_in, facts_of_plan
+from dlemu.report.checkpoint import facts_of_plan
+from dlemu.report.words import sentence
+from dlemu.report.words.places import Fact, facts_of
 from dlemu.run.forecast import check_run, forecast_run
 from dlemu.sizing.answers import find_jobs
-from dlemu.sizing.measured import describe_plan, first_number, seconds_of_search, settle
+from dlemu.sizing.measured import first_number, plan_of, seconds_of_search, settle
 from dlemu.terminal import say, silent
 from dlemu.tools.paths.sweep import run_paths
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
-
-Fact = tuple[str, str]
-"""What it is of, and a sentence."""
 
 
 def dry_run(command: str, workload: Any, world: World) -> Iterator[CommandResult]:
@@ -109,12 +108,12 @@ def _size(workload: Any, world: World) -> Iterator[list[Fact]]:
         lines: list[str] = []
         first, expected = first_number(target, enough, world, lines.append)
         if world.rank == 0:
-            plan = describe_plan(enough, first, expected).splitlines()
+            *plan, takes = map(sentence, plan_of(enough, first, expected))
             steps = max(1, enough.num_steps(first))
             read = settled.train.epochs * steps * first * settled.bytes_per_step
             search = (
                 f"begins with {counted(first, 'accelerator')}, {format_bytes(read)} in a run; the "
-                f"files are enough for {enough.most_accelerators:,}; {plan.pop()}"
+                f"files are enough for {enough.most_accelerators:,}; {takes}"
             )
             facts = [
                 *(("drive", line) for line in (*lines, *plan)),
@@ -223,8 +222,9 @@ def _paths(sweep: Any, world: World) -> Iterator[list[Fact]]:
 
 
 def _introduction(workload: Any, world: World, num_files: int | None = None) -> list[Fact]:
-    text = introduction(workload, host=world.host, num_hosts=world.num_hosts, num_files=num_files)
-    return facts_in(text)
+    return facts_of(
+        introduced(workload, host=world.host, num_hosts=world.num_hosts, num_files=num_files)
+    )
 
 
 def _rule(size: Any, num_files: int, world: World) -> list[Fact]:

@@ -54,7 +54,8 @@ def _generate(workload: Workload, world: World) -> CommandResult | None:
     """Write the dataset."""
     from dlemu.datagen import generate
     from dlemu.dataset.rule import resolve_auto
-    from dlemu.judge.summary import introduction
+    from dlemu.judge.summary import introduced
+    from dlemu.report.words.places import facts_of, lines_of
 
     workload = resolve_auto(workload, world)
     folder, done = workload.data_folder, [0]
@@ -74,7 +75,7 @@ def _generate(workload: Workload, world: World) -> CommandResult | None:
             workload,
             world=world,
             on_begin=lambda: say(
-                introduction(workload, host=world.host, num_hosts=world.num_hosts)
+                lines_of(facts_of(introduced(workload, host=world.host, num_hosts=world.num_hosts)))
             ),
             on_progress=count,
         )

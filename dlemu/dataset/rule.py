@@ -198,6 +198,21 @@ def resolve_auto(workload: Workload, world: World) -> Workload:
     return workload.with_keys({"dataset.num_files_train": size.num_files})
 
 
+@dataclass(frozen=True, kw_only=True)
+class FilesBound:
+    """How many accelerators a dataset is enough for, and what makes it larger."""
+
+    num_files: int
+    most_accelerators: int
+    num_more_files: int
+    """Together they are enough for `wanted_accelerators`."""
+    wanted_accelerators: int
+    command: str
+    """It extends the dataset."""
+    writes_another: bool
+    """It writes another one beside it: one in a bucket is not extended."""
+
+
 @dataclass(frozen=True)
 class SizeCheck:
     """Whether a dataset is large enough for a search, up to which number of accelerators.
@@ -231,17 +246,20 @@ class SizeCheck:
         """Return for how many accelerators a larger dataset is proposed, with some to spare."""
         return max(2 * self.most_accelerators, math.ceil(_HEADROOM * expected), 1)
 
-    def describe_bound(self, expected: float) -> str:
+    def bound(self, expected: float) -> "FilesBound":
         """Return why a search ends at `most_accelerators`, and the command that extends the files.
 
         `expected` is an estimate of what the storage feeds.
         """
         have, wanted = self.layout.num_files, self.wanted(expected)
         files = self.files_for(wanted)
-        return (
-            f"the dataset was the limit: {counted(have, 'file')} are enough for "
-            f"{self.most_accelerators}; {files - have:,} more are enough for {wanted}; "
-            f"{_to_extend(self.workload, files)}"
+        return FilesBound(
+            num_files=have,
+            most_accelerators=self.most_accelerators,
+            num_more_files=files - have,
+            wanted_accelerators=wanted,
+            command=_extending(self.workload, files),
+            writes_another=in_bucket(self.workload.data_folder),
         )
 
     def num_steps(self, accelerators: int) -> int:
@@ -290,12 +308,16 @@ class SizeCheck:
 
 
 def _to_extend(workload: Workload, num_files: int) -> str:
-    """Return what makes a dataset larger: in a bucket another one, beside the one that is there."""
-    folder = workload.data_folder
-    if not in_bucket(folder):
-        return f"extend it: {datagen_command(workload, num_files)}"
-    other = workload.with_keys({"dataset.data_folder": f"{folder}_{num_files}"})
-    return f"in a bucket, write another one: {datagen_command(other, num_files)}"
+    """Return what makes a dataset larger, for an error."""
+    way = "in a bucket, write another one" if in_bucket(workload.data_folder) else "extend it"
+    return f"{way}: {_extending(workload, num_files)}"
+
+
+def _extending(workload: Workload, num_files: int) -> str:
+    """Return the command that makes a dataset larger, in a bucket another one beside it."""
+    if in_bucket(folder := workload.data_folder):
+        workload = workload.with_keys({"dataset.data_folder": f"{folder}_{num_files}"})
+    return datagen_command(workload, num_files)
 
 
 def datagen_command(

@@ -97,6 +97,12 @@ Kind = Literal[
     "raise_read_threads_or_depth",
     "set_key",
     "use_fewer_accelerators_a_host",
+    # what a search will take, and why it ends early
+    "may_feed_more",
+    "model_spread",
+    "search_plan",
+    "too_few_files",
+    "too_many_open_files",
     # of any kind
     "of_run",
     "as_written",

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
-from dlemu.judge.summary import dataset_text, drives_text, host_text, place_of, storage_text
+from dlemu.judge.summary import place_of
+from dlemu.report.words.places import dataset_text, drives_text, host_text, storage_text
 from dlemu.units import counted, each_once, round_up
 
 Document = Mapping[str, Any]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, pstdev
 
 from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
-from dlemu.judge.summary import header, limit_name, place_of
+from dlemu.judge.summary import limit_name, place_of
 from dlemu.report.blocks import (
     Block,
     Document,
@@ -17,6 +17,7 @@ from dlemu.report.blocks import (
     where_cells,
 )
 from dlemu.report.in_run import belongs_to, plot_seconds, wear_line
+from dlemu.report.words.places import Fact, facts_of
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _MINUTES = (5, 15, 30, 60)
@@ -24,7 +25,7 @@ _KINDS = (("save", "saves"), ("load", "loads"))
 """Its name, and its key in the document."""
 
 
-def facts_of_plan(document: Document) -> list[tuple[str, str]]:
+def facts_of_plan(document: Document) -> list[Fact]:
     """Return what will be written: model, checkpoint, and storage and host, where known."""
     key = document["checkpoint"]
     least, most = map(format_bytes, key["num_bytes_of_accelerators"])
@@ -36,14 +37,8 @@ def facts_of_plan(document: Document) -> list[tuple[str, str]]:
         ("model", f"{_part(document)}, {document['shape']}"),
         ("writes", f"{size} in {counted(key['num_files'], 'file')}{folder}"),
         ("share", share),
-        *facts_in(header({name: document.get(name) for name in ("num_hosts", "system")})),
+        *facts_of({name: document.get(name) for name in ("num_hosts", "system")}),
     ]
-
-
-def facts_in(header: str) -> list[tuple[str, str]]:
-    """Return the names and values in lines such as "host:     node1"."""
-    parts = (line.partition(":") for line in header.splitlines())
-    return [(name, text.lstrip()) for name, _, text in parts]
 
 
 def present_checkpoint(document: Document) -> list[Block]:

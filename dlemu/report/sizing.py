@@ -101,8 +101,8 @@ def present_answer(answer: Answer) -> list[Block]:
             f"may be up to {100 * share:.1f} points too high"
         )
     after.append(f"{counted(len(runs), 'run')} in {format_seconds(answer['seconds'])}")
-    if answer["bound"]:
-        after.append(answer["bound"])
+    if bound := answer["bound"]:  # until November 2026 a sentence
+        after.append(bound if isinstance(bound, str) else words.sentence(bound))
     elif number and answer["fewest_failed"] is None:
         after.append(f"next: raise size.max_accelerators; nothing failed up to {number}")
     return [

@@ -43,7 +43,6 @@ from dlemu.judge.summary import (
     DatasetFields,
     Measured,
     Summary,
-    header,
     hosts_of,
     time_of_day,
 )
@@ -58,6 +57,7 @@ from dlemu.loaders.cache.host import (
 )
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
+from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.cold import ColdStart
 from dlemu.run.compute import compute_on_gpus, find_compute_gpus
 from dlemu.run.gather import collect_files, gather_sums
@@ -224,7 +224,7 @@ class _Run:
                 live.folder = live.folder or folder
                 is_first, live.introduced = not live.introduced, True  # of several runs
                 if is_first:
-                    self.say(header(summary))
+                    self.say(lines_of(facts_of(summary)))
                 record.write()
                 gathered = self._gather(folder, self._replay(record, is_first=is_first))
                 return None if gathered is None else self._judge(record, gathered)

@@ -187,8 +187,8 @@ class Sized(Sizing):
     read_ahead_share: float | None = None
     """Largest share of an epoch, 0 to 1, that is read inside the step left out. None: the dataset
     is as large as the rule asks for."""
-    bound: str = ""
-    """Why the search lowered size.max_accelerators; empty: it did not."""
+    bound: Finding | None = None
+    """Why the search lowered size.max_accelerators; None: it did not."""
     first: First | None = None
     """Of an answer of `dlemu try`."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
@@ -231,7 +231,7 @@ class Sized(Sizing):
             "data_folder": self.target.folder,
             "drives": self.target.num_drives,
             **{name: getattr(self, name) for name in (*same, "threshold", "limit")},
-            "bound": self.bound,
+            "bound": self.bound and self.bound.fields,
             "quick": self.workload.size.quick,
             "demand_bytes_per_second": self.workload.demand,
             "findings": fields_of(self.findings),

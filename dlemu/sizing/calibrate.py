@@ -31,9 +31,10 @@ from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.folders import recorded
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, read_steps, write_json
-from dlemu.judge.summary import introduction
+from dlemu.judge.summary import introduced
 from dlemu.ranks.world import World
 from dlemu.report.words import evidence_of
+from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
 from dlemu.run.live import Live
@@ -90,7 +91,8 @@ def calibrate_host(
         memory, target, scratch = world.on_first(prepare)
         if world.rank == 0:
             num_files = target.num_files if target else None
-            say(introduction(workload, host=world.host, num_files=num_files))
+            told = introduced(workload, host=world.host, num_files=num_files)
+            say(lines_of(facts_of(told)))
         calibration = _Calibrator(workload, world, say, scratch, live or Live()).calibrate(
             memory, target
         )

@@ -40,9 +40,9 @@ from dlemu.host.devices import devices_under, lies_in_memory
 from dlemu.host.place import find_host
 from dlemu.judge.findings import note, remark
 from dlemu.judge.folders import hold
-from dlemu.judge.summary import header
 from dlemu.loaders import most_accelerators
 from dlemu.ranks.world import Alone
+from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.job import check_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import First, Sized, SizingRecord, Target, names_of
@@ -314,7 +314,7 @@ def try_storage(
             f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
             f"most {format_bytes(trial.max_bytes)} of files in {own}"
         )
-        say(header({"system": [find_host(trial.folder)]}))
+        say(lines_of(facts_of({"system": [find_host(trial.folder)]})))
         rate = _write_rate(own)
         datasets = _datasets(trial, own, rate, say)
         (target,) = names_of([str(trial.folder)])

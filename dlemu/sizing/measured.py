@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,17 @@ from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.findings import Finding, note, weighing
+from dlemu.judge.findings import Finding, note, reason, weighing
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome, cached_too_much, judge_run
 from dlemu.judge.records import conditions_of
-from dlemu.judge.summary import introduction
+from dlemu.judge.summary import introduced
 from dlemu.loaders import descriptors_needed, most_accelerators
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import uses_cache
 from dlemu.ranks.world import World
 from dlemu.report.words import sentence
+from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
 from dlemu.run.live import Live
@@ -122,7 +123,7 @@ class Search:
     """What the dataset is enough for."""
     _points: list[Point]
     """The runs so far, on rank 0."""
-    _bound: str
+    _bound: Finding | None
     """Why size.max_accelerators is lower than was asked; empty: it is not."""
     _first, _expected = 1, 1.0
     """The first number to try, and how many accelerators the storage is expected to feed."""
@@ -146,7 +147,8 @@ class Search:
         world, given = self._world, self._workload
         self._workload, layout, self._bound = world.on_first(lambda: settle(given, world))
         if world.rank == 0:
-            self._say(introduction(self._workload, host=world.host, num_hosts=world.num_hosts))
+            own = introduced(self._workload, host=world.host, num_hosts=world.num_hosts)
+            self._say(lines_of(facts_of(own)))
         memory = measure_memory(self._workload, world)
         self._enough = SizeCheck(self._workload, layout, memory)
         self._points = world.on_first(self._runs_before)
@@ -178,7 +180,7 @@ class Search:
         # A smaller dataset than this one may have been enough for more, in a quick search.
         tried = [point.num_accelerators for point in self._points]
         most = min(asked, max([most, *tried]))
-        self._bound = self._enough.describe_bound(self._expected)
+        self._bound = reason("too_few_files", **asdict(self._enough.bound(self._expected)))
         self._workload = self._workload.with_keys({"size.max_accelerators": most})
 
     def _decide(self) -> Sized:
@@ -269,18 +271,20 @@ class Search:
             f"AU {100 * workload.metric.au:g}% is required"
         )
         if self._bound:
-            self._say(f"size.max_accelerators={workload.size.max_accelerators} here: {self._bound}")
+            most = workload.size.max_accelerators
+            self._say(f"size.max_accelerators={most} here: {sentence(self._bound)}")
         if self._points:
             self._say(f"going on after {counted(len(self._points), 'run')} in {self._folder}")
         elif self._enough.most_accelerators:
-            self._say(describe_plan(self._enough, self._first, self._expected))
+            for each in plan_of(self._enough, self._first, self._expected):
+                self._say(sentence(each))
         if workload.workflow.checkpoint:
             steps = self._enough.num_steps(self._first)
             planned = planned_in_run(workload, self._first, steps)
             self._say(f"     written in the first run: {planned}")
 
 
-def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
+def settle(workload: Workload, world: World) -> tuple[Workload, Layout, Finding | None]:
     """Return the workload for its files, their layout, and why size.max_accelerators is lower."""
     access = workload.access
     manifest = read_manifest(workload.data_folder, access, with_files=access is None)
@@ -298,20 +302,17 @@ def settle(workload: Workload, world: World) -> tuple[Workload, Layout, str]:
     if workload.size.quick:
         keys["reader.odirect"] = True
     workload = workload.with_keys(keys)
-    bound = ""
+    bound = None
     most = most_accelerators(workload) * world.num_ranks
     if 0 < most < workload.size.max_accelerators:
         workload = workload.with_keys({"size.max_accelerators": most})
         need = descriptors_needed(workload, ceil_div(most + 1, world.num_ranks))
-        bound = (
-            f"{most + 1} need {need} open files in a rank, more than a process may have here; use "
-            f"more ranks, or raise the limit as root: ulimit -n {need}"
-        )
+        bound = reason("too_many_open_files", num_accelerators=most + 1, num_open_files=need)
     if workload.workflow.checkpoint and workload.checkpoint.mode == "subset":
         most = share_of(workload.model, None, "subset").total
         if most < workload.size.max_accelerators:
             workload = workload.with_keys({"size.max_accelerators": most})
-            bound = f"the model is spread over {most}, and each writes its own files"
+            bound = reason("model_spread", num_accelerators=most)
     return workload, manifest.layout, bound
 
 
@@ -410,23 +411,25 @@ def probed_rate(dataset: Dataset) -> float:
     return probe_dataset(dataset, num_readers=PROBE_READERS, seconds=_PROBE_SECONDS) or 0.0
 
 
-def describe_plan(enough: SizeCheck, first: int, expected: float) -> str:
+def plan_of(enough: SizeCheck, first: int, expected: float) -> list[Finding]:
     """Return what the search will take, and before it what the files are not enough for.
 
     `first` is the first number to try, `expected` an estimate of what the storage feeds.
     """
     workload, most = enough.workload, enough.most_accelerators
-    lines = []
+    found = []
     if math.floor(expected) > most and most < workload.size.max_accelerators:
-        files = enough.describe_bound(expected).partition(": ")[2]
-        lines.append(f"this storage may feed {math.floor(expected)}: {files}")
+        bound = asdict(enough.bound(expected))
+        found.append(note("may_feed_more", num_accelerators=math.floor(expected), **bound))
     steps, runs = enough.num_steps(first), about_runs(workload.size.confirm)
-    each = seconds_of_search(workload, steps) / runs
-    lines.append(
-        f"about {runs} runs of {format_seconds(each)} each: {counted(steps, 'step')} x "
-        f"{counted(workload.train.epochs, 'epoch')}"
+    plan = note(
+        "search_plan",
+        num_runs=runs,
+        seconds_a_run=seconds_of_search(workload, steps) / runs,
+        num_steps=steps,
+        num_epochs=workload.train.epochs,
     )
-    return "\n".join(lines)
+    return [*found, plan]
 
 
 def seconds_of_search(workload: Workload, steps: int) -> float:

@@ -153,8 +153,9 @@ def test_a_dataset_in_a_bucket_is_not_extended_but_written_anew() -> None:
     small = enough(10, dataset__data_folder="s3://bucket/d")
     with pytest.raises(DatasetError) as refused:
         small.check(4, expected=1.0)
-    for said in (str(refused.value), small.describe_bound(1.0)):
-        assert "extend" not in said
+    bound = small.bound(1.0)
+    assert bound.writes_another and "extend" not in str(refused.value)
+    for said in (str(refused.value), f"write another one: {bound.command}"):
         line = r"write another one: dlemu datagen .*s3://bucket/d_(\d+) dataset.num_files_train=\1"
         assert re.search(line, said)
 

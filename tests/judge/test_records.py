@@ -26,7 +26,7 @@ from dlemu.judge.records import (
     write_steps,
     write_summary,
 )
-from dlemu.judge.summary import header
+from dlemu.report.words.places import facts_of, lines_of
 from tests.lab.commands import QUICK, Printed, summary_of
 from tests.lab.stored import SYSTEM, store_run
 
@@ -219,7 +219,8 @@ def kind(value: object) -> object:
     ],
 )
 def test_other_storage_and_hosts(line: str, fields: dict[str, object]) -> None:
-    assert line in header({"workload": "x", "num_hosts": 3, "system": [SYSTEM | fields]})
+    facts = facts_of({"workload": "x", "num_hosts": 3, "system": [SYSTEM | fields]})
+    assert line in lines_of(facts)
 
 
 def test_a_search_was_made_from_its_first_run_to_its_last(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 from unittest.mock import Mock
 
 import numpy as np
@@ -30,6 +31,7 @@ from dlemu.judge.folders import hold
 from dlemu.judge.outcome import judge_run
 from dlemu.judge.records import read_sizing, read_steps
 from dlemu.ranks.world import Alone, World
+from dlemu.report.words import sentence
 from dlemu.sizing import calibrate, measured
 from dlemu.sizing.answers import SizingRecord, settings_of
 from dlemu.sizing.measured import point_of
@@ -260,16 +262,17 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
 
     sizing = sizing_of(job)
     assert (sizing["num_accelerators"], sizing["at_least"]) == (6, True)
-    assert str(sizing["bound"]).startswith("the dataset was the limit: 200 files are enough for 6;")
+    bound = cast(dict[str, Any], sizing["bound"])
+    assert bound["kind"] == "too_few_files" and bound["figures"]["most_accelerators"] == 6
     out = capsys.readouterr().out
-    assert "feeds at least 6 H100s of CosmoFlow" in out and str(sizing["bound"]) in out
+    assert "feeds at least 6 H100s of CosmoFlow" in out and sentence(bound) in out
+    assert "the dataset was the limit: 200 files are enough for 6;" in out
     assert "about 3 runs of " in out
     # The command runs as it stands, and the search then goes on with what it has.
-    command = str(sizing["bound"]).partition("dlemu datagen ")[2]
-    assert run_command(["datagen", *command.split()]) == 0
+    assert run_command(bound["figures"]["command"].split()[1:]) == 0
     size_storage(larger)
     again = sizing_of(job)
-    assert (again["num_accelerators"], again["bound"]) == (9, "")
+    assert (again["num_accelerators"], again["bound"]) == (9, None)
 
 
 @pytest.mark.usefixtures("no_runs")

@@ -11,6 +11,7 @@ from typing import Any
 from dlemu.config.published import word
 from dlemu.judge.findings import Finding, Weight, weighing
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
+from dlemu.report.words.searches import SEARCHES
 from dlemu.units import counted, format_bytes, format_rate
 
 Fields = Mapping[str, Any]
@@ -225,6 +226,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     ),
     **EVIDENCE,
     **ADVICE,
+    **SEARCHES,
     # of any kind
     "as_written": lambda f: f"{f.text}",
     "of_run": _of_run,
