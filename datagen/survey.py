@@ -223,7 +223,7 @@ def find_dataset(
     workload = resolve_auto(workload, world)
 
     def look() -> Dataset:
-        with watch(f"while looking at the dataset in {workload.data_folder}"):
+        with watch(f"looking at the dataset in {workload.data_folder}"):
             return _look_at(workload, auto, at)
 
     return world.on_first(look)

@@ -50,7 +50,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _END_SECONDS = 30.0
 """A thread that ends the process does so within this time."""
 Summary = dict[str, Any]
-_COUNTERS = "while reading the drives' counters"
+_COUNTERS = "reading the drives' counters"
 
 
 @dataclass
@@ -142,7 +142,7 @@ class CheckpointJob:
             for step in range(1, self._checkpoint.num_checkpoints_write + 1):
                 folder = step_folder(self._folder, step)
                 files = [self._plan.written_by(a, step) for a in self._plan.accelerators]
-                with self._watch.phase(f"while preparing checkpoint {step}", lambda: str(folder)):  # noqa: B023 (called in this turn)
+                with self._watch.phase(f"preparing checkpoint {step}", lambda: str(folder)):  # noqa: B023 (called in this turn)
                     if opened.keeps:
                         self._make(folder)
                     for writer, own in zip(crew.tools, files, strict=True):
@@ -188,7 +188,7 @@ class CheckpointJob:
             for step in (self._record.steps if steps is None else steps)
             for name in names
         ]
-        with self._watch.phase("in the cold start"):
+        with self._watch.phase("dropping the checkpoints from the page cache"):
             if output.drop_all_caches and world.local_rank == 0:
                 drop_all_caches()
             world.barrier()
@@ -229,7 +229,7 @@ class CheckpointJob:
         folder = step_folder(self._folder, step)
         time.sleep(self._checkpoint.time_between_checkpoints)
         self._progress.does(doing, crew, self._plan.num_bytes)
-        with watch.phase(f"while {doing}", watch.longest_at):
+        with watch.phase(doing, watch.longest_at):
             watch.barrier()  # a rank that is late is not in the counts
             if observer is not None:
                 observer.mark(f"{doing} start")
@@ -259,7 +259,7 @@ class CheckpointJob:
         steps = (*self._record.steps, step)
         keep = self._checkpoint.keep or len(steps)
         gone, kept = steps[:-keep], steps[-keep:]
-        with self._watch.phase(f"while removing checkpoints below {self._folder}"):
+        with self._watch.phase(f"removing checkpoints below {self._folder}"):
             self._record = replace(self._record, steps=kept)
             if self._opened.keeps:
                 self._opened.place.write(vars(self._record))
@@ -315,7 +315,7 @@ def run_checkpoints(
         begun(workload, world, summary, say, watch=watch) as record,
         ExitStack() as stack,
     ):
-        with watch.phase(f"while looking at {target}", lambda: str(target)):
+        with watch.phase(f"looking at {target}", lambda: str(target)):
             folder = stack.enter_context(opened(workload, plan, world, say))
         plan = plan if folder.shared else plan.on_own_hosts()
         summary["system"] = hosts_of(target, access_to(workload), world, watch)

@@ -202,7 +202,7 @@ class RunCheckpoints:
             seconds = max(self._sizes, default=0) / section.staging_bandwidth
             self._watch.computing(clock.sleep_until, clock)(clock.now() + seconds)
         path = step_folder(self._folder.path, step, epoch + 1)
-        with self._watch.phase("while writing a checkpoint", lambda: str(path)):
+        with self._watch.phase("writing a checkpoint", lambda: str(path)):
             self._begin_write(path)
             if not section.asynchronous:
                 self._end_write()
@@ -264,7 +264,7 @@ class RunCheckpoints:
         if self._under_way is None:
             return
         path, shot = self._under_way
-        with self._watch.phase("while writing a checkpoint", lambda: str(path)):
+        with self._watch.phase("writing a checkpoint", lambda: str(path)):
             try:
                 while not self._crew.wait(shot):
                     pass

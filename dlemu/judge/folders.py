@@ -269,7 +269,7 @@ class Record:
 
     def writing(self) -> AbstractContextManager[None]:
         """Return what watches writing to the folder."""
-        return _phase(self._watch, f"while writing to {self.folder}")
+        return _phase(self._watch, f"writing to {self.folder}")
 
 
 @contextmanager
@@ -293,7 +293,7 @@ def begun(
     with ExitStack() as stack:
         own = None
         if world.rank == 0:
-            with _phase(watch, "while making the output folder"):
+            with _phase(watch, "making the output folder"):
                 own = stack.enter_context(hold_for_runs(workload, say))
                 if not several:
                     write_config(own, workload)

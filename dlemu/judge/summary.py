@@ -77,7 +77,7 @@ def hosts_of(
     folder: Path, access: Access | None, world: World, watch: Watchdog
 ) -> list[HostFields]:
     """Return what `host_of` does of each host on rank 0, none on others; all ranks call it."""
-    with watch.phase("while looking at the host"):
+    with watch.phase("looking at the host"):
         own = host_of(folder, access, world.host) if world.local_rank == 0 else None
     return [host for host in world.gather(own) or () if host is not None]
 

@@ -75,7 +75,7 @@ class Watchdog:
 
     @contextmanager
     def phase(self, name: str, where: Callable[[], str] | None = None) -> Iterator[None]:
-        """Watch what the `with` does; `name` is as in "in the cold start".
+        """Watch what the `with` does; `name` is as in "opening the loader".
 
         Progress is a call of `at` or `barrier`, and CPU time of this thread (imports, arithmetic).
         `where` returns what is waited for; with it CPU time is no progress, as the wait uses some.
@@ -158,7 +158,7 @@ class Watchdog:
         world = self._world
         where = self.longest_at() if phase.where is None else phase.where()
         line = (
-            f"no progress for {format_seconds(waited)} (output.stall_seconds) {phase.name}"
+            f"no progress for {format_seconds(waited)} (output.stall_seconds) while {phase.name}"
             f"{': ' if where else ''}{where}"
         )
         complain(f"rank {world.rank} on host {world.host}: {line}")

@@ -48,14 +48,16 @@ class ColdStart:
         mine = range(world.local_rank, self.layout.num_files, world.num_local_ranks)
         if output.drop_all_caches:
             if world.local_rank == 0:
-                with self.watchdog.phase("while dropping all caches"):
+                with self.watchdog.phase("dropping all caches"):
                     drop_all_caches()
             world.barrier()
             return
         if not output.drop_caches:
             return
         if workload.cache.origin is not None:
-            with self.watchdog.phase("in the cold start of the origin", self.watchdog.longest_at):
+            with self.watchdog.phase(
+                "dropping the origin from the page cache", self.watchdog.longest_at
+            ):
                 dropped = _named(lambda: drop(self._behind(mine), at=self.watchdog.at))
             self._say_dropped(dropped, of=" of cache.origin")
         if all(world.all_gather(self.direct)) and "output.drop_caches" not in workload.given:
@@ -70,7 +72,9 @@ class ColdStart:
             if kept is None:
                 return
             mine = kept
-        with self.watchdog.phase("in the cold start", self.watchdog.longest_at):
+        with self.watchdog.phase(
+            "dropping the dataset from the page cache", self.watchdog.longest_at
+        ):
             paths, show = self._paths(workload.data_folder, mine), self._progress(len(mine))
             dropped = _named(lambda: drop(paths, at=self.watchdog.at, each_second=show))
         self._say_dropped(dropped, seconds=time.perf_counter() - begin)
@@ -83,7 +87,7 @@ class ColdStart:
         world, num_files, dog = self.world, self.layout.num_files, self.watchdog
         num = min(len(mine), ceil_div(_SAMPLED, world.num_local_ranks))
         sample = random.sample(mine, num)  # each run draws other files
-        with dog.phase("while looking for cached files", dog.longest_at):
+        with dog.phase("looking for cached files", dog.longest_at):
             paths = self._paths(self.workload.data_folder, sample)
             seen = _named(lambda: look(paths, at=dog.at))
         by_rank = world.all_gather((world.host_index, seen))

@@ -186,7 +186,7 @@ class _Run:
         )
         if world.rank == 0 and dataset.access is None:
             few = range(0, found.num_files, ceil_div(found.num_files, _LOOKED_AT))
-            with self.watchdog.phase("while looking at some files"):
+            with self.watchdog.phase("looking at some files"):
                 read["num_links"] = count_linked(f"{folder}/{found.path(file)}" for file in few)
         system = hosts_of(folder, dataset.access, world, self.watchdog)
         sizes = dict(world.all_gather((world.host_index, (memory_bytes(), os.cpu_count() or 1))))
@@ -243,7 +243,7 @@ class _Run:
         ):
             # Hosts that do not share the folder keep their own records until rank 0 gathers them.
             if world.local_rank == 0 and world.rank != 0:
-                with watch.phase("while making the output folder"):
+                with watch.phase("making the output folder"):
                     keep_leftovers(record.folder)
                     stack.enter_context(make(record.folder))
             world.barrier()
@@ -285,7 +285,7 @@ class _Run:
                     self._finish_checkpoints(checkpoints, record.summary)
                 self.live.does("gathering the results")
                 most_lost = max(self.world.all_gather(_lost_share(parts)))
-                with watchdog.phase("while probing the drive"):
+                with watchdog.phase("probing the drive"):
                     monitor.probe(most_lost)
         return _Replayed(parts, monitor, cache, record.summary.get("checkpoints"))
 
@@ -295,7 +295,7 @@ class _Run:
         if not uses_cache(self.workload):
             yield self.dataset, None
             return
-        with self.watchdog.phase("while preparing the cache"):
+        with self.watchdog.phase("preparing the cache"):
             made = HostCache(self.dataset, self.world, self.own)
         with closing(made) as cache:
             by_rank = self.world.all_gather(cache.notes)
@@ -311,17 +311,17 @@ class _Run:
         world, watchdog = self.world, self.watchdog
         world.barrier()
         begin = perf_counter()
-        with watchdog.phase("while filling the cache", watchdog.longest_at):
+        with watchdog.phase("filling the cache", watchdog.longest_at):
             cache.copy(watchdog.at)
         world.barrier()
         seconds = perf_counter() - begin
-        with watchdog.phase("while the last files are written to the cache", lambda: ""):
+        with watchdog.phase("writing the last files to the cache", lambda: ""):
             cache.copied(seconds, watchdog.at)
 
     def _open_loader(self, dataset: Dataset) -> Loader:
         if not self.own:
             return _Idle()
-        with self.watchdog.phase("while opening the loader"):
+        with self.watchdog.phase("opening the loader"):
             keep = int(self.workload.hands_over)
             loader = open_loader(dataset, accelerators=self.own, keep=keep)
         self.watchdog.pids = loader.pids
@@ -429,12 +429,12 @@ class _Epochs:
         watchdog.barrier()  # a rank that is late is not in the counts
         with ExitStack() as counting:
             own = self.checkpoints
-            with watchdog.phase("while reading the drives' counters"):
+            with watchdog.phase("reading the drives' counters"):
                 self.monitor.begin(epoch)
                 if own is not None:
                     counting.enter_context(own.epoch(records))
             watchdog.barrier()  # no rank reads before every host has its counts
-            with watchdog.phase(f"in epoch {epoch + 1}", self.loader.waiting_for):
+            with watchdog.phase(f"replaying epoch {epoch + 1}", self.loader.waiting_for):
                 others = 1 if len(run.own) == run.num_accelerators else run.world.num_ranks
                 replay = partial(
                     replay_epoch, barrier=watchdog.barrier, clock=run.clock, compute=self.compute
@@ -449,7 +449,7 @@ class _Epochs:
                         steps = replay_blocks(batches, records, due, take, replay)
                 self.monitor.end(epoch)
         if self.cache is not None:
-            with watchdog.phase("while the last files are written to the cache", lambda: ""):
+            with watchdog.phase("writing the last files to the cache", lambda: ""):
                 self.cache.end(watchdog.at)
         return steps
 

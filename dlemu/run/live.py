@@ -121,7 +121,7 @@ class RunMonitor:
         self._pids = [pid for pid, _ in here]
         self._seen.direct = self._loader.direct
         self._seen.num_workers = sum(num for _, num in here)
-        with watchdog.phase("while looking at the data folder and its files", watchdog.longest_at):
+        with watchdog.phase("looking at the data folder and its files", watchdog.longest_at):
             watchdog.at(str(folder))
             mount = mount_under(folder)
             self._seen.file_system = "" if mount is None else mount.kind
@@ -167,7 +167,7 @@ class RunMonitor:
             between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
             self._seen.epochs.append(summarize_interval(between))
             if self._places is not None:
-                with self._watchdog.phase("while the cache's writes reach its drive"):
+                with self._watchdog.phase("waiting for the cache's writes to reach its drive"):
                     self._places.settle()
                 self._seen.watched.append(growth(self._places.counts(), self._counts))
 
@@ -200,7 +200,7 @@ class RunMonitor:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with self._watchdog.phase(f"while writing to {self._path}"), named(self._path):
+        with self._watchdog.phase(f"writing to {self._path}"), named(self._path):
             yield
 
     @property
@@ -240,7 +240,7 @@ class RunMonitor:
         `written` are the bytes of the files that were written on this rank's account.
         """
         seen = self._seen
-        with self._watchdog.phase("while reading the drives' counters"):
+        with self._watchdog.phase("reading the drives' counters"):
             if self._observer is not None:
                 seen.wear = self._wear.finish(file_bytes=written)
                 seen.links, seen.notes = self._observer.links, list(self._notes())
@@ -396,8 +396,7 @@ class Live:
         with self._lock:
             if (epoch := self._epoch) is not None:
                 return self._in_epoch(*epoch)
-        phase, seconds = self._phase()
-        text = phase.removeprefix("while ").removeprefix("in ").removeprefix("the ")
+        text, seconds = self._phase()
         if not text:
             text, seconds = self._doing, time.perf_counter() - self._since
         return RunProgress(job=self.job, doing=text, seconds=seconds)

@@ -80,7 +80,7 @@ def test_files_and_steps_are_progress_and_between_phases_nothing_is_watched(
 ) -> None:
     dog = watch(clock)
     assert seconds_to_the_end(clock, dog) == math.inf
-    with dog.phase("in the cold start", dog.longest_at):
+    with dog.phase("dropping the dataset from the page cache", dog.longest_at):
         for number in range(5):
             clock.time += 9
             dog.at(f"/data/{number}")
@@ -103,13 +103,13 @@ def test_the_file_is_named_that_a_thread_was_at_for_the_longest(clock: VirtualCl
         came.release()
         hold.wait(LONG)
 
-    with dog.phase("in the cold start", dog.longest_at):
+    with dog.phase("dropping the dataset from the page cache", dog.longest_at):
         for paths in (("/data/0", ""), ("/data/1", "/data/2"), ("/data/3",)):
             threading.Thread(target=go, args=(paths,), daemon=True).start()
             assert came.acquire(timeout=LONG)
             clock.time += 1
         clock.time += 10
-        with pytest.raises(Ended, match="in the cold start: /data/2'"):
+        with pytest.raises(Ended, match="while dropping the dataset from the page cache: /data/2'"):
             try:
                 dog.look()
             finally:
@@ -120,7 +120,7 @@ def test_work_of_the_cpu_is_progress_where_nothing_else_tells(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dog = watch(clock)
-    with dog.phase("while the loader was opened"):
+    with dog.phase("the loader was opened"):
         clock.time += 11
         end = time.thread_time() + 0.01
         while time.thread_time() < end:
@@ -128,12 +128,12 @@ def test_work_of_the_cpu_is_progress_where_nothing_else_tells(
         dog.look()
     taken = [1.0]
     monkeypatch.setattr(watchdog, "_cpu_seconds", lambda thread: taken[0])
-    with dog.phase("while the loader was opened"):
+    with dog.phase("the loader was opened"):
         taken[0] += 0.0005  # as much as a thread that is stuck may take, woken in vain
         assert seconds_to_the_end(clock, dog) == pytest.approx(10.1)
         taken[0] += 0.001
         dog.look()
-    with dog.phase("in epoch 1", idle):
+    with dog.phase("replaying epoch 1", idle):
         clock.time += 11
         taken[0] += 1.0
         with pytest.raises(Ended):
@@ -151,7 +151,7 @@ def test_a_long_computation_time_is_no_stall(clock: VirtualClock) -> None:
         seen.append(clock.time)
 
     wait_until = dog.computing(sleep_until, clock)
-    with dog.phase("in epoch 1", idle):
+    with dog.phase("replaying epoch 1", idle):
         wait_until(clock.time + 1000)
         dog.barrier()
         dog.barrier()
@@ -200,7 +200,7 @@ def test_others_wait_for_whoever_computes_or_prepares(clock: VirtualClock) -> No
     first, second = world.timeouts
     assert first is not None and second is not None
     assert first > 10 and second - first == 1050
-    with dog.phase("in epoch 1", idle):
+    with dog.phase("replaying epoch 1", idle):
         assert seconds_to_the_end(clock, dog) == pytest.approx(60.1), "a worker sleeps"
 
 
@@ -212,7 +212,7 @@ def test_a_rank_at_the_barrier_is_not_watched(clock: VirtualClock) -> None:
         assert seconds_to_the_end(clock, dog) == math.inf
 
     world.barrier = barrier  # type: ignore[method-assign]
-    with dog.phase("in epoch 1", idle):
+    with dog.phase("replaying epoch 1", idle):
         dog.barrier()
         assert seconds_to_the_end(clock, dog) == pytest.approx(10.1)
 
@@ -221,7 +221,7 @@ def test_rank_0_speaks_first_and_ranks_at_the_barrier_last(clock: VirtualClock) 
     ends_after = []
     for rank in (0, 1):
         dog = watch(clock, Ranks(rank))
-        with dog.phase("in the cold start", idle):
+        with dog.phase("dropping the dataset from the page cache", idle):
             ends_after.append(seconds_to_the_end(clock, dog))
     world = Ranks()
     watch(clock, world).barrier()

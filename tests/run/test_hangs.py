@@ -24,9 +24,19 @@ PHASES = {
     "the survey": ("train", "list", (), "while looking at the dataset in "),
     "a surveyed file": (file_name(12), "open", (), "while looking at the dataset in "),
     "the loader": (file_name(0), "open", ("reader.odirect=auto",), "while opening the loader"),
-    "the cold start": (file_name(7), "open", ("runs=2",), "in the cold start"),
+    "the cold start": (
+        file_name(7),
+        "open",
+        ("runs=2",),
+        "while dropping the dataset from the page cache",
+    ),
     "the sample": (file_name(7), "open", ("output.drop_caches=false",), "the data folder and its"),
-    "a first read": (file_name(0), "read", ("output.drop_caches=false",), "in epoch 1"),
+    "a first read": (
+        file_name(0),
+        "read",
+        ("output.drop_caches=false",),
+        "while replaying epoch 1",
+    ),
 }
 """What never answers, on what, the keys that lead there, and what names the phase."""
 

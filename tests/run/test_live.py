@@ -92,7 +92,7 @@ def test_a_rank_without_accelerators_shows_nothing(job: Workload) -> None:
 
 def test_it_says_what_is_done_outside_epochs(job: Workload) -> None:
     live = Live()
-    phase = ["while probing the drive"]
+    phase = ["probing the drive"]
     with live.run(lambda: (phase[0], 3.0)):
         assert live.now() == RunProgress(doing="probing the drive", seconds=3.0)
         phase[0] = ""
