@@ -48,7 +48,7 @@ def present_prediction(found: Document) -> list[Block]:
         Verdict(f"predicted: {line}; limit: {found['limit']}"),
         *_published(found),
         Table(("", "predicted", "range"), rows),
-        Lines(_notes(found)),
+        Lines([*_real(found), *_notes(found)]),
     ]
 
 
@@ -89,7 +89,7 @@ def present_predictions(document: Document) -> list[Block]:
         *([Column("published DLIO run", _shown_by_dlio)] if best["published"] else ()),
     )
     number = f"{counted(int(best['real_accelerators']), 'accelerator')} of {best['workload']}"
-    notes = dict.fromkeys(note for each in found for note in _notes(each) if REAL not in note)
+    notes = dict.fromkeys(note for each in found for note in _notes(each))
     required = f"{best['threshold']:g}%"
     line = f"predicted: {_storage(best)} feeds the most, {number} at AU {required} or more"
     return [Verdict(line), table, Lines([REAL, *notes])]
@@ -100,15 +100,19 @@ def _shown_by_dlio(found: Document) -> str | None:
     return figure and f"{figure['num_accelerators']}, {range_of(figure)}"
 
 
+def _real(found: Document) -> list[str]:
+    """Return what N* is, where the storage is the limit, so that the figure is its own."""
+    if found["asked_accelerators"] is not None or found["limit"] != "storage":
+        return []
+    return [f"{REAL}; here {found['real_accelerators']:.2f}"]
+
+
 def _notes(found: Document) -> list[str]:
     """Return what the figures rest on, and what to know about them."""
-    lines = []
-    if found["asked_accelerators"] is None and found["limit"] == "storage":  # else N* is not its
-        lines.append(f"{REAL}; here {found['real_accelerators']:.2f}")
     more = ""
     if found["basis"] == "server":
         more = "; host calibrated" if found["calibrated"] else "; the host counts as unlimited"
-    lines.append(f"basis: {_BASIS[found['basis']]}{more}")
+    lines = [f"basis: {_BASIS[found['basis']]}{more}"]
     if "pass_bytes" in found:
         lines.append(f"a pass reads {found['pass_bytes'] / 1e9:.4g} GB once")
     gbps, rate = found["link_gbps"], found["server_bytes_per_second"]
