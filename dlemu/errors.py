@@ -2,10 +2,14 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 
 class DlemuError(Exception):
     """Something that users can mend; `str(error)` is the whole line that the terminal shows."""
+
+    path: Path | None = None
+    """The file that could not be written, where that is the problem."""
 
     def __init__(self, problem: object = "", *, remedy: str = "") -> None:
         """Make the line "problem; remedy"; both are kept as attributes as well."""

@@ -262,7 +262,8 @@ class Record:
                 try:
                     write_summary(self.folder, summary, name=self._name)
                 except RunError as second:
-                    same_disk = str(self.folder) in summary["error"]
+                    failed = error.path if isinstance(error, DlemuError) else None
+                    same_disk = failed is not None and failed.is_relative_to(self.folder)
                     written = overwrite_summary(self.folder, summary, name=self._name)
                     if not (written or same_disk):
                         complain(str(second))

@@ -403,9 +403,12 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(
-            f"{path} cannot be written ({error.strerror}); free space or name another output folder"
-        ) from None
+        failure = RunError(
+            f"{path} cannot be written ({error.strerror})",
+            remedy="free space or name another output folder",
+        )
+        failure.path = path
+        raise failure from None
 
 
 def plain(value: Any) -> Any:
