@@ -8,8 +8,8 @@ from typing import Any, Literal, TypedDict
 
 from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
+from dlemu.judge.findings import Finding, fields_of, note
 from dlemu.judge.summary import dlio_clock
-from dlemu.units import format_seconds
 
 Kind = Literal["save", "load"]
 _WAITED = 0.01
@@ -136,39 +136,34 @@ class Conditions:
     """Share (0-1) of the pages that were in memory before the reads."""
 
 
-def limit_of(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, str]:
-    """Return `name`, `evidence` and `advice` of what decided the durations."""
-    suspects = _suspects(kind, entries, conditions)
-    return dict(zip(("name", "evidence", "advice"), next(suspects), strict=True))
+_Suspect = tuple[str, Finding] | tuple[str, Finding, Finding]
+"""The limit's name, its evidence, and what to try, if there is something."""
 
 
-def _suspects(
-    kind: Kind, entries: Sequence[Entry], conditions: Conditions
-) -> Iterator[tuple[str, str, str]]:
+def limit_of(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, Any]:
+    """Return `name`, `evidence` and `advice` of what decided the durations; findings' fields."""
+    name, *told = next(_suspects(kind, entries, conditions))
+    return {"name": name, "evidence": fields_of(told[:1]), "advice": fields_of(told[1:])}
+
+
+def _suspects(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> Iterator[_Suspect]:
     """Yield what may have decided, the first to be named first; at last the storage."""
     if conditions.file_system in ("tmpfs", "ramfs"):
-        evidence = f"the folder lies in memory ({conditions.file_system}): there is no drive"
-        yield IN_MEMORY, evidence, ""
+        yield IN_MEMORY, note("folder_in_memory", file_system=conditions.file_system)
     if kind == "save":
         if not (conditions.fsync or conditions.bypasses):
-            evidence = "without fsync the writes ended in memory, before the drive had them"
-            yield IN_MEMORY, evidence, "checkpoint.fsync=true"
+            advice = note("key", key="checkpoint.fsync", value="true")
+            yield IN_MEMORY, note("writes_ended_in_memory"), advice
         if (share := waited_share(entries)) > _WAITED:
-            yield (
-                "generation",
-                f"writers waited {100 * share:.1f}% of the time for bytes that were not made yet",
-                "more CPUs, or fewer accelerators on a host: the drive can take more than was "
-                "measured",
-            )
+            yield "generation", note("waited_for_bytes", share=share), note("make_bytes_sooner")
     elif not conditions.bypasses:
         share = max(conditions.cached_share or 0.0, from_memory(entries) or 0.0)
         if share > _CACHED:
-            evidence = f"{100 * share:.1f}% of what was read lay in memory"
-            yield IN_MEMORY, evidence, "checkpoint.odirect=true reads past it"
-    yield from _busy_cpus([each for each in entries if _needs_cpu(each)], conditions, "")
+            yield IN_MEMORY, note("read_from_memory", share=share), note("read_past_memory")
+    yield from _busy_cpus([each for each in entries if _needs_cpu(each)], conditions, by_own=True)
     yield from _one_rank(entries)
-    yield from _busy_cpus(entries, conditions, ", most of it not by dlemu's own threads")
-    yield "storage", _storage(kind, entries), ""
+    yield from _busy_cpus(entries, conditions, by_own=False)
+    yield "storage", _storage(kind, entries)
 
 
 def from_memory(loads: Sequence[Entry]) -> float | None:
@@ -189,8 +184,8 @@ def waited_share(entries: Sequence[Entry]) -> float:
 
 
 def _busy_cpus(
-    entries: Sequence[Entry], conditions: Conditions, by: str
-) -> Iterator[tuple[str, str, str]]:
+    entries: Sequence[Entry], conditions: Conditions, *, by_own: bool
+) -> Iterator[_Suspect]:
     shares: dict[str, list[float]] = {}
     for entry in entries:
         for host, counted in entry["counted"].items():
@@ -198,9 +193,8 @@ def _busy_cpus(
                 shares.setdefault(host, []).append(counted["host_cpu_share"])
     busy = max(((fmean(each), host) for host, each in shares.items()), default=(0.0, ""))
     if busy[0] >= _CPU_BUSY:
-        evidence = f"the CPUs of host {busy[1]} were busy {100 * busy[0]:.0f}% of the time{by}"
-        less = "" if conditions.bypasses else ", or checkpoint.odirect=true, which copies less"
-        yield "host cpu", evidence, f"more CPUs{less}"
+        found = note("host_cpus_busy", host=busy[1], share=busy[0], by_own_threads=by_own)
+        yield "host cpu", found, note("more_cpus", or_odirect=not conditions.bypasses)
 
 
 def _needs_cpu(entry: Entry) -> bool:
@@ -215,41 +209,42 @@ def _needs_cpu(entry: Entry) -> bool:
     return spent >= entry["seconds"] / 2
 
 
-def _one_rank(entries: Sequence[Entry]) -> Iterator[tuple[str, str, str]]:
+def _one_rank(entries: Sequence[Entry]) -> Iterator[_Suspect]:
     excess = fmean(entry["seconds"] / max(1e-9, entry["mean_seconds"]) - 1 for entry in entries)
     if excess <= _SLOWER or len(entries[0]["hosts"]) == 1:  # threads of one host: chance decides
         return
     latest = max(entries, key=lambda entry: float(entry["seconds"]))
     slowest = latest["slowest"]
     uneven = slowest["bytes_to_mean"] > 1 + _SLOWER / 2
-    why = f", with {slowest['bytes_to_mean']:.2f} times the mean bytes" if uneven else ""
-    evidence = (
-        f"accelerator {slowest['accelerator']} on host {slowest['host']} took "
-        f"{format_seconds(latest['seconds'])}{why}, the mean of all "
-        f"{format_seconds(latest['mean_seconds'])}"
+    found = note(
+        "slow_accelerator",
+        accelerator=slowest["accelerator"],
+        host=slowest["host"],
+        seconds=latest["seconds"],
+        mean_seconds=latest["mean_seconds"],
+        bytes_to_mean=slowest["bytes_to_mean"] if uneven else None,
     )
-    yield "one rank", evidence, "" if uneven else "look at that host's path to the storage"
+    yield ("one rank", found) if uneven else ("one rank", found, note("look_at_path"))
 
 
-def _storage(kind: Kind, entries: Sequence[Entry]) -> str:
+def _storage(kind: Kind, entries: Sequence[Entry]) -> Finding:
     whole = max(1e-9, sum(entry["mean_seconds"] for entry in entries))
     names = ("write", "fsync") if kind == "save" else ("read",)
     seconds = {name: sum(entry["parts"][name] for entry in entries) for name in names}
-    shares = (f"{100 * each / whole:.0f}% in {name}" for name, each in seconds.items() if each)
+    shares = {name: each / whole for name, each in seconds.items() if each}
     busy = [
         max(counted["devices"].values(), default=0.0)
         for entry in entries
         for counted in entry["counted"].values()
     ]
-    drive = f"; the drive was busy {100 * fmean(busy):.0f}% of the time" if any(busy) else ""
-    return f"the accelerators were {' and '.join(shares)} calls{drive}"
+    return note("time_in_calls", shares=shares, drive_share=fmean(busy) if any(busy) else None)
 
 
 def verdict_of(
     saves: Sequence[Entry],
     loads: Sequence[Entry],
     max_seconds: float | None,
-    limit: Mapping[str, str] | None = None,
+    limit: Mapping[str, Any] | None = None,
 ) -> str:
     """Return "PASS", "FAIL" or "NO VERDICT"; "" without a bound, or if nothing was done.
 

@@ -29,6 +29,7 @@ from dlemu.host.devices import IN_MEMORY, total
 from dlemu.host.intervals import IntervalSummary, PlaceCounts, whole_of
 from dlemu.host.network import NetworkUse, network_use
 from dlemu.host.wear import DriveWrites, combine_hosts
+from dlemu.judge.findings import Finding, note
 from dlemu.judge.metrics import Losses, Metrics, find_losses
 from dlemu.judge.summary import CacheMeasured, CheckpointCost, Measured, checkpoint_cost
 from dlemu.judge.sums import Sums
@@ -73,20 +74,16 @@ def stored_bytes(epoch: IntervalSummary, file_system: str, read: int | None = No
     return min((num for num in counts if num is not None), default=None)
 
 
-def how_known(file_system: str, *, known: bool) -> str:
-    """Return the note on how the share from memory is known, or why it is not."""
+def how_known(file_system: str, *, known: bool, resident_share: float | None = None) -> Finding:
+    """Return how the share from memory is known, or why it is not.
+
+    `resident_share` is that of the pages in memory before, told where the other is not known.
+    """
     if file_system in IN_MEMORY:
-        return f"the data folder lies in memory ({file_system}): no storage was read"
-    name = file_system or "an unknown file system"
+        return note("data_in_memory", file_system=file_system, resident_share=resident_share)
     if known:
-        return (
-            f"no drive is seen under the data folder ({name}): what storage delivered is the "
-            "processes' own count (read_bytes), which sees no cache but the page cache"
-        )
-    return (
-        f"no drive is seen under the data folder ({name}), and the processes' own count "
-        "(read_bytes) does not tell: how many bytes came from memory is not known"
-    )
+        return note("storage_by_process_count", file_system=file_system or None)
+    return note("storage_unknown", file_system=file_system or None, resident_share=resident_share)
 
 
 _CONTRADICTION = 0.1
@@ -110,7 +107,7 @@ class HostReport:
     """The same after the last epoch; None as well where reads did not bypass the page cache."""
     direct: bool
     """Whether reads bypassed the page cache."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str | Finding] = field(default_factory=list)
     file_system: str = ""
     """Of the data folder, as mountinfo names it."""
     wear: DriveWrites | None = None
@@ -194,7 +191,8 @@ class Evidence:
     """Requests to the bucket; None where the data folder is a folder."""
     checkpoints: CheckpointCost | None = None
     """What checkpoints cost the steps; None where none were written."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str | Mapping[str, Any], ...] = ()
+    """As summary.json has them: findings, and what loaders and the places of a cache say."""
 
 
 def combine(
@@ -231,7 +229,10 @@ def combine(
         measured["file_read_p99_seconds_per_epoch"] = [quantile_of(each, 0.99) for each in bins]
     endurance = workload.drive.endurance if workload.drive is not None else None
     measured["wear"] = combine_hosts(_wear(hosts), endurance=endurance)
-    notes = dict.fromkeys(note for host in hosts for note in host.notes)
+    notes: list[str | Mapping[str, Any]] = []
+    for each in (*(each for host in hosts for each in host.notes), *_doubts(hosts, measured)):
+        told = each.fields if isinstance(each, Finding) else each
+        notes += [] if told in notes else [told]
     return Evidence(
         workload=workload,
         losses=find_losses(sums),
@@ -241,7 +242,7 @@ def combine(
         needed=needed,
         gets=gets,
         checkpoints=checkpoint_cost(sums.epochs),
-        notes=(*notes, *_doubts(hosts, measured)),
+        notes=tuple(notes),
     )
 
 
@@ -317,7 +318,7 @@ def _watched(hosts: list[HostReport], read: list[int]) -> CacheMeasured | None:
     return watched_fields(read, [host.watched for host in hosts], seconds)
 
 
-def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
+def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[Finding, ...]:
     """Return what is not sure about the share of bytes from memory."""
     shares = measured["page_cache_share_per_epoch"]
     share, before = shares[0], measured["resident_share_before"]
@@ -325,21 +326,18 @@ def _doubts(hosts: list[HostReport], measured: Measured) -> tuple[str, ...]:
         return ()
     if "cache" in measured and share is not None:  # the places behind the mount have told
         return ()
-    in_memory = "" if before is None else f"{100 * before:.0f}% of the pages were in memory before"
     first = [(host, host.epochs[0]) for host in hosts]
     unseen = [h for h, seen in first if not seen.devices and seen.network_read_bytes is None]
     if unseen:
-        note = how_known(unseen[0].file_system, known=None not in shares)
-        return (f"{note}; {in_memory}" if in_memory and None in shares else note,)
+        known = None not in shares
+        resident = None if known else before
+        return (how_known(unseen[0].file_system, known=known, resident_share=resident),)
     # O_DIRECT does not use the page cache, whatever is in it.
     if share is None or before is None or any(host.direct for host in hosts):
         return ()
     if abs(share - before) < _CONTRADICTION:
         return ()
-    return (
-        f"the drives' counters say that {100 * share:.0f}% of the first epoch came from memory, "
-        f"but {in_memory}: something else reads these drives, or memory was short",
-    )
+    return (note("counters_contradict", share=share, resident_share=before),)
 
 
 def _network_fields(hosts: list[HostReport]) -> dict[str, int | None] | None:

@@ -373,8 +373,9 @@ class _Summary(TypedDict, total=False):
     start: str
     """By `time_of_day`, as `end`."""
     end: str
-    notes: Sequence[str]
-    """Of several runs those on rules of the division that hold only under a condition."""
+    notes: Sequence[str | Mapping[str, Any]]
+    """Findings, and texts of loaders, launchers and places. Of several runs those on rules of the
+    division that hold only under a condition."""
     error: str
     """Why it did not end."""
     verdict: Verdict

@@ -17,6 +17,7 @@ from dlemu.report.blocks import (
     where_cells,
 )
 from dlemu.report.in_run import belongs_to, plot_seconds, wear_line
+from dlemu.report.words import advice_of, evidence_of, note_lines
 from dlemu.report.words.places import Fact, facts_of
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
@@ -55,13 +56,13 @@ def present_checkpoint(document: Document) -> list[Block]:
         f"{counted(document['num_accelerators'], 'emulated accelerator')} on "
         f"{counted(document['num_ranks'], 'rank')}, {counted(document['num_hosts'], 'host')}; "
         f"{format_bytes(key['num_bytes'])}",
-        *(f"limit of the {kind}s: {each['name']}. {each['evidence']}" for kind, each in limits),
+        *(f"limit of the {kind}s: {each['name']}. {evidence_of(each)}" for kind, each in limits),
     ]
     if part != document["model"]["name"]:
         lines.append(
             f"note: durations and costs are those of {part}; the whole checkpoint takes longer"
         )
-    lines += [f"note: {note}" for note in document["notes"]]
+    lines += note_lines(document)
     durations = Table(("", "mean", "min", "max", "stdev"), list(_durations(key)))
     blocks: list[Block] = [_verdict(document), Lines(lines), durations]
     if saves:
@@ -69,7 +70,7 @@ def present_checkpoint(document: Document) -> list[Block]:
     if saves or key["loads"]:
         found = {kind: _seconds(key[name]) for kind, name in _KINDS}
         blocks.append(plot_seconds("duration of each checkpoint", found))
-    advice = dict.fromkeys(limit["advice"] for _, limit in limits if limit["advice"])
+    advice = dict.fromkeys(filter(None, (advice_of(limit) for _, limit in limits)))
     return [
         *blocks,
         Fold("details", [Lines(list(_details(document)))]),
@@ -130,7 +131,7 @@ def _verdict(document: Document) -> Verdict:
     parts, weak = [what], []
     limit = document["limit"] if key["saves"] else document["load_limit"]
     if limit and limit["name"] == IN_MEMORY:
-        weak.append(f"BUT {limit['evidence']}")
+        weak.append(f"BUT {evidence_of(limit)}")
     if memory := place_of(document).get("memory"):
         weak.append(f"BUT the drive is memory ({memory})")
     if key["saves"] and seconds <= 1800:

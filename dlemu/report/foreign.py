@@ -38,6 +38,7 @@ from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Edition, step_seconds
 from dlemu.report.blocks import Block, Column, Document, Fold, Lines, Verdict, over_epochs, table_of
 from dlemu.report.run import present_run, tone_of
+from dlemu.report.words import note_lines
 from dlemu.units import counted
 
 _TIME = re.compile(r"\d{8}_\d{6}|\d{4}(-\d\d){5}")
@@ -216,7 +217,7 @@ def _block_seconds(
 def present_foreign(document: Document) -> list[Block]:
     """Return the blocks of a run of another tool of which the steps or the keys are missing."""
     what = f"{document['workload']}: {counted(document['num_accelerators'], 'accelerator')}"
-    notes = [f"note: {note}" for note in document["notes"]]
+    notes = note_lines(document)
     by = f"by {document['tool']}'s own figures ({_word(document)})"
     return [Verdict(f"{document['verdict']}: {by}", tone_of(document)), Lines([what, *notes])]
 

@@ -28,7 +28,7 @@ from dlemu.report.blocks import (
 )
 from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines, present_cache
 from dlemu.report.watched import watched_blocks, watched_lines
-from dlemu.report.words import advice_of, evidence_of, sentences
+from dlemu.report.words import advice_of, evidence_of, note_lines, sentences
 from dlemu.report.words.limits import LOSSES
 from dlemu.units import counted
 
@@ -135,7 +135,7 @@ def _lines(document: Document) -> Iterator[str]:
     if "status" in document and 0 < len(below) < len(epochs):  # not of a training loop
         named = ", ".join(f"{each['epoch']} ({each['au_percentage']:.2f}%)" for each in below)
         yield f"epochs under the threshold: {named}"
-    yield from (f"note: {note}" for note in document.get("notes") or ())
+    yield from note_lines(document)
 
 
 def _table(document: Document) -> Iterator[tuple[str, list[float], str]]:
@@ -189,7 +189,7 @@ def present_runs(document: Document) -> list[Block]:
     numbers = range(1, len(counting) + 1)
     return [
         Verdict(runs_verdict_line(document), tone_of(document)),
-        Lines([line, *(f"note: {note}" for note in document.get("notes") or ())]),
+        Lines([line, *note_lines(document)]),
         table_of(
             document["runs"],
             Column("run", "name"),

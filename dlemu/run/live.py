@@ -27,6 +27,7 @@ from dlemu.host.network import machine_name, network_name
 from dlemu.host.processes import process_age
 from dlemu.host.wear import WearWatch
 from dlemu.judge.evidence import HostReport, may_use_memory, stored_bytes
+from dlemu.judge.findings import Finding, note
 from dlemu.judge.records import Steps, host_file, named
 from dlemu.judge.sums import au_of_each, credited_seconds, left_out, step_seconds
 from dlemu.loaders import Loader
@@ -252,24 +253,18 @@ class RunMonitor:
             return None
         return [host for host in hosts if host is not None], paths, reads, gets
 
-    def _notes(self) -> Iterator[str]:
+    def _notes(self) -> Iterator[str | Finding]:
         if self._places is not None:
             yield from self._places.notes()
         cpus, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
         if usable < min(cpus, 1 + self.num_workers):
-            yield (
-                f"rank {self._world.rank} and its workers are bound to {usable} of {cpus} CPUs; "
-                "mpirun --bind-to none gives them all"
-            )
+            yield note("bound_to_cpus", rank=self._world.rank, usable_cpus=usable, cpus=cpus)
         if (
             self._workload.reader.odirect == "auto"
             and not self._loader.direct
             and not self._in_bucket
         ):
-            yield (
-                f"reader.odirect=auto: {self._workload.data_folder} does not take O_DIRECT, "
-                "reads went through the page cache"
-            )
+            yield note("no_odirect", folder=str(self._workload.data_folder))
         yield from self._loader.notes
 
 

@@ -16,6 +16,8 @@ from dlemu.checkpoint.outcome import (
     limit_of,
     verdict_of,
 )
+from dlemu.judge.findings import note
+from dlemu.report.words import evidence_of
 from tests.lab.stored import counted_interval
 
 GIB = 2**30
@@ -106,17 +108,17 @@ def test_o_direct_is_advised_where_it_is_not_there_yet() -> None:
     busy = [changed(saved(5.0, 5.0), host_cpu_share=0.91)]
     ways = [replace(ON_DRIVE, bypasses=bypasses) for bypasses in (False, True)]
     advice = [limit_of("save", busy, way)["advice"] for way in ways]
-    assert advice == ["more CPUs, or checkpoint.odirect=true, which copies less", "more CPUs"]
+    assert advice == [[note("more_cpus", or_odirect=each).fields] for each in (True, False)]
 
 
 def test_one_rank_is_named_with_what_it_had_more() -> None:
     uneven = [saved(2.0, 2.0, 8.0, sizes=(GIB, GIB, 4 * GIB))]
     limit = limit_of("save", uneven, ON_DRIVE)
-    assert limit["evidence"] == (
+    assert evidence_of(limit) == (
         "accelerator 2 on host b took 8 s, with 2.00 times the mean bytes, the mean of all 4 s"
     )
     even = limit_of("save", [saved(2.0, 2.0, 8.0)], ON_DRIVE)
-    assert "path to the storage" in even["advice"] and limit["advice"] == ""
+    assert even["advice"] == [note("look_at_path").fields] and limit["advice"] == []
 
 
 def test_what_came_from_memory() -> None:

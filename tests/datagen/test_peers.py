@@ -13,6 +13,7 @@ from pyarrow import parquet
 from dlemu.cli.main import run
 from dlemu.datagen import read_manifest
 from dlemu.judge.records import read_steps, read_summary
+from dlemu.report.words import note_lines
 from tests.lab.peer import DLIOS, is_there, run_dlio
 
 pytestmark = [
@@ -126,7 +127,7 @@ def test_dlemu_runs_on_what_dlio_writes(
     num_samples = NUM_FILES * keys.get("dataset.num_samples_per_file", 1)
     assert len(steps) == EPOCHS * num_samples // BATCH
     assert (steps["num_samples"] == BATCH).all()
-    assert f"no manifest in {tmp_path / 'data'}" in " ".join(summary["notes"])
+    assert f"no manifest in {tmp_path / 'data'}" in " ".join(note_lines(summary))
     read = steps["num_bytes"].sum() / EPOCHS
     files = sorted((tmp_path / "data" / "train").glob(f"*.{keys['dataset.format']}"))
     assert len(files) == NUM_FILES

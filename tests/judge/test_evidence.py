@@ -29,6 +29,7 @@ from dlemu.judge.summary import CacheMeasured, Summary
 from dlemu.loaders.cache.host import Preload
 from dlemu.report.in_run import present_cache
 from dlemu.report.text import render_text
+from dlemu.report.words import note_lines
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.probe import Probe
 from tests.host.test_wear import drive
@@ -118,12 +119,12 @@ def test_counters_that_contradict_what_was_in_memory_are_noted(
     """30 % came from memory; O_DIRECT passes by what is there."""
     seen = epoch_of(devices={"sda": 0.5}, device_read_bytes=700, process_read_bytes=700)
     found = gather(report(seen, resident_before=resident, direct=direct))
-    note = (
-        "the drives' counters say that 30% of the first epoch came from memory, but "
+    text = (
+        "note: the drives' counters say that 30% of the first epoch came from memory, but "
         f"{100 * resident:.0f}% of the pages were in memory before: something else reads these "
         "drives, or memory was short"
     )
-    assert found.notes == ((note,) if noted else ())
+    assert note_lines({"notes": found.notes}) == ([text] if noted else [])
 
 
 @pytest.mark.parametrize(
@@ -278,7 +279,7 @@ def test_a_share_is_known_or_it_is_said_why_not(
     epochs = (epoch_of(process_read_bytes=num) for num in counted)
     found = gather(report(*epochs, file_system=kind, resident_before=0.25))
     assert found.measured["page_cache_share"] == (None if share is None else pytest.approx(share))
-    assert note in "; ".join(found.notes)
+    assert note in "; ".join(note_lines({"notes": found.notes}))
 
 
 # --- what a cache is worth ------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dlemu.dataset.layout import layout_of
 from dlemu.host.devices import Mount
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
+from dlemu.report.words import note_lines
 from dlemu.run import cold
 from dlemu.run.cold import ColdStart
 from dlemu.run.job import run_job
@@ -233,4 +234,4 @@ def test_a_fuse_cache_between_two_drives(tmp_path: Path) -> None:
     assert cached["daemon_cpu_seconds_per_epoch"][0] > 0
     assert cached["seconds_per_epoch"][0] > 0.9 * read / SLOW, "the origin's rate holds the first"
     assert seen["measured"]["page_cache_share_per_epoch"][0] < 0.01
-    assert not [note for note in seen["notes"] if "no drive was seen" in note]
+    assert not [line for line in note_lines(seen) if "no drive is seen" in line]

@@ -19,6 +19,7 @@ from dlemu.judge.records import read_steps
 from dlemu.judge.summary import Summary
 from dlemu.loaders.cache.host import forecast_cache
 from dlemu.loaders.threads import ThreadsLoader
+from dlemu.report.words import note_lines
 from dlemu.sizing.predict import supply_of
 from dlemu.storage.counted import NUM_BINS, bin_of
 from tests.lab.commands import ran, small_job, summary_of
@@ -120,7 +121,7 @@ def test_o_direct_that_is_refused_is_an_error_or_a_note(tmp_path: Path) -> None:
             ran(job.with_keys({"reader.odirect": True}))
         assert not (tmp_path / "run").exists(), "nothing was read, so it is a refusal"
         outcome = ran(job.with_keys({"reader.odirect": "auto"}))
-    assert any("does not take O_DIRECT" in note for note in outcome.summary["notes"])
+    assert any("does not take O_DIRECT" in line for line in note_lines(outcome.summary))
 
 
 def test_batches_that_memory_cannot_hold_are_refused(

@@ -10,7 +10,9 @@ from typing import Any
 
 from dlemu.config.published import word
 from dlemu.judge.findings import Finding, Weight, weighing
+from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
+from dlemu.report.words.notes import NOTES
 from dlemu.report.words.searches import SEARCHES
 from dlemu.units import counted, format_bytes, format_rate
 
@@ -40,6 +42,12 @@ def sentence(finding: Finding | Fields) -> str:
 def sentences(document: Fields, *weights: Weight) -> list[str]:
     """Return what those of a document's findings say that have one of these weights."""
     return [sentence(each) for each in weighing(document, *weights)]
+
+
+def note_lines(document: Fields) -> list[str]:
+    """Return a document's `notes` as lines; those of loaders and of earlier versions are texts."""
+    notes = document.get("notes") or ()
+    return [f"note: {each if isinstance(each, str) else sentence(each)}" for each in notes]
 
 
 def evidence_of(limit: Fields) -> str:
@@ -227,6 +235,8 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     **EVIDENCE,
     **ADVICE,
     **SEARCHES,
+    **NOTES,
+    **CHECKPOINTS,
     # of any kind
     "as_written": lambda f: f"{f.text}",
     "of_run": _of_run,

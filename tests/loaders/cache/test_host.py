@@ -22,6 +22,7 @@ from dlemu.judge.records import dump_workload
 from dlemu.loaders.cache import reader
 from dlemu.loaders.cache.folder import MARK, CacheFolder
 from dlemu.loaders.cache.host import HostCache, emulates, forecast_cache
+from dlemu.report.words import note_lines
 from dlemu.storage.files import PARTIAL
 from dlemu.storage.owned import OwnedFolder
 from dlemu.storage.pagecache import look
@@ -151,7 +152,7 @@ def test_what_a_power_failure_may_have_lost_is_not_trusted(tmp_path: Path) -> No
         keys = {"output.folder": str(tmp_path / f"boot {boot[:1]}")}
         summary: Any = ran(again.with_keys(keys)).summary
         assert summary["measured"]["cache"]["hit_share_per_epoch"] == [share]
-        notes = " ".join(summary["notes"])
+        notes = " ".join(note_lines(summary))
         assert ("was emptied: the host" in notes) == (share == 0)
         assert ("are on one drive" in notes) == bool(find_host(tmp_path)["drives"])
     assert_sound(workload)
