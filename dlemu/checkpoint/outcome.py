@@ -19,7 +19,8 @@ _CACHED = 0.01
 _SLOWER = 0.10
 """The slowest accelerator is the limit if it exceeds the mean by at least this share."""
 _CPU_BUSY = 0.9
-IN_MEMORY = "page cache"
+LimitName = Literal["page cache", "generation", "host cpu", "one rank", "storage"]
+IN_MEMORY: LimitName = "page cache"
 """The limit where memory, not storage, took or gave the bytes."""
 
 
@@ -136,7 +137,7 @@ class Conditions:
     """Share (0-1) of the pages that were in memory before the reads."""
 
 
-_Suspect = tuple[str, Finding] | tuple[str, Finding, Finding]
+_Suspect = tuple[LimitName, Finding] | tuple[LimitName, Finding, Finding]
 """The limit's name, its evidence, and what to try, if there is something."""
 
 

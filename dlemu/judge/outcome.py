@@ -327,7 +327,11 @@ def _read_share(workload: Workload, metrics: Metrics) -> float:
     return read / workload.dataset.mean_bytes if read else 1.0
 
 
-_MEET_EXPECTATION = {"PASS": "success", "FAIL": "fail", "NO VERDICT": "no verdict"}
+_MEET_EXPECTATION: Mapping[str, Literal["success", "fail", "no verdict"]] = {
+    "PASS": "success",
+    "FAIL": "fail",
+    "NO VERDICT": "no verdict",
+}
 """DLIO's words, and one that it lacks."""
 _OF_READER = ("batch_size", "read_threads", "odirect", "gets_in_flight")
 _OF_AN_EPOCH = (

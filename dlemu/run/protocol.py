@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dlemu.config.compose import leaves
 from dlemu.config.model import Workload, load_workload
-from dlemu.config.published import differing, word
+from dlemu.config.published import differing
 from dlemu.config.source import WordSource
 from dlemu.dataset.rule import (
     MEMORY_MULTIPLE,
@@ -25,11 +25,14 @@ from dlemu.dataset.rule import (
     required_size,
 )
 from dlemu.errors import WorkloadError
+from dlemu.judge.findings import Finding, fields_of, note, reason
 from dlemu.judge.folders import begun
 from dlemu.judge.outcome import LABEL, judge_runs, row_of
+from dlemu.judge.records import plain
 from dlemu.judge.summary import RunsSummary, Summary, time_of_day
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.world import World
+from dlemu.report.words import sentence
 from dlemu.run.job import OnRun, run_job
 from dlemu.run.live import Live
 from dlemu.terminal import Say, say
@@ -70,42 +73,39 @@ def check_closed(
         *_refused_hosts(workload, accelerators_per_host),
     ]
     if refusals:
-        raise WorkloadError(f"division=closed: {'; '.join(refusals)}; or use division=open")
+        found = "; ".join(map(sentence, refusals))
+        raise WorkloadError(f"division=closed: {found}; or use division=open")
     if workload.metric.max_cached_share is None:
         workload = workload.with_keys({"metric.max_cached_share": _MAX_CACHED_SHARE})
     return workload
 
 
-def _refused_keys(workload: Workload, published: Workload) -> Iterator[str]:
+def _refused_keys(workload: Workload, published: Workload) -> Iterator[Finding]:
     """Yield the keys that a submitter may not change."""
     unet3d, edition = workload.name.startswith("unet3d"), workload.metric.edition
+    rule = _rule(workload, "3.6.2")
     was = dict(leaves(published.model_dump()))
     for key in workload.given:
         if key in workload.ignored and key not in {*was, _COMPUTATION_THREADS}:
-            yield f"{key} is not allowed{_rule(workload, '3.6.2')}, leave it out"
+            yield reason("key_not_allowed", key=key, rule=rule)
     allowed = ["workflow.checkpoint"] if unet3d else []
     allowed += ["reader.odirect"] if unet3d and edition != "v1.0" else []
-    for key, (value, wanted) in differing(workload, published, allowed).items():
-        why = f"(published: {word(key, wanted).partition('=')[2]}){_rule(workload, '3.6.2')}"
-        yield f"{word(key, value)} is not allowed {why}, leave it out"
+    for key, values in differing(workload, published, allowed).items():
+        value, wanted = map(plain, values)
+        yield reason("value_not_allowed", key=key, value=value, published=wanted, rule=rule)
 
 
-def _refused_values(workload: Workload) -> Iterator[str]:
+def _refused_values(workload: Workload) -> Iterator[Finding]:
     """Yield the values out of bounds, of keys that may be changed."""
-    if workload.reader.prefetch_size > _MAX_PREFETCH:
-        yield (
-            f"reader.prefetch_size must be at most {_MAX_PREFETCH}{_rule(workload, '3.6.2')}, got "
-            f"{workload.reader.prefetch_size}, set reader.prefetch_size={_MAX_PREFETCH}"
-        )
+    if (size := workload.reader.prefetch_size) > _MAX_PREFETCH:
+        rule = _rule(workload, "3.6.2")
+        yield reason("prefetch_too_large", value=size, most=_MAX_PREFETCH, rule=rule)
     bound = workload.metric.max_cached_share
     if bound is not None and bound > _MAX_CACHED_SHARE:
-        yield (
-            f"metric.max_cached_share must be at most {_MAX_CACHED_SHARE:g}, got {bound:g}, "
-            "leave it out"
-        )
+        yield reason("cached_share_too_large", value=bound, most=_MAX_CACHED_SHARE)
 
 
-def _refused_checkpoints(workload: Workload) -> Iterator[str]:
+def _refused_checkpoints(workload: Workload) -> Iterator[Finding]:
     """Yield a lack of UNet3D's checkpoint.
 
     The benchmark's files of v1.0 and v2.0 write one; those of v3.0 do not, and v3.0 compares runs
@@ -114,98 +114,78 @@ def _refused_checkpoints(workload: Workload) -> Iterator[str]:
     edition = workload.metric.edition
     unet3d = workload.name.startswith("unet3d") and edition != "v3.0"
     if unet3d and not workload.workflow.checkpoint:
-        yield (
-            f"workflow.checkpoint must be true in edition {edition}, whose UNet3D writes a "
-            "checkpoint, got false, add workflow.checkpoint=true "
-            "checkpoint.checkpoint_folder=/path/on/the/storage"
-        )
+        yield reason("checkpoint_missing", edition=edition)
 
 
-def _refused_runs(workload: Workload) -> Iterator[str]:
+def _refused_runs(workload: Workload) -> Iterator[Finding]:
     """Yield numbers of runs, and caches before them, that the rules do not take."""
     runs, warmup, edition = workload.runs, workload.warmup, workload.metric.edition
     if edition == "v3.0":
         if (warmup, runs) != (1, _RUNS):
-            yield (
-                f"warmup and runs must be 1 and {_RUNS} (rule 2.1.17: 6 runs, the first is the "
-                f"warm-up), got {warmup} and {runs}, add warmup=1 runs={_RUNS}"
-            )
+            rule = "2.1.17"
+            yield reason("other_runs", num_runs=_RUNS, runs=runs, warmup=warmup, rule=rule)
     elif runs < _RUNS:
-        yield f"runs must be at least {_RUNS}, got {runs}, add runs={_RUNS}"
+        yield reason("too_few_runs", num_runs=_RUNS, runs=runs)
     if edition == "v2.0" and warmup < 1:
-        yield "warmup must be at least 1 in edition v2.0, got 0, add warmup=1"
+        yield reason("no_warmup", edition=edition, warmup=warmup)
     every, missing = {"v1.0": "run", "v3.0": "epoch"}.get(edition), ""
     if every and not (workload.output.drop_caches or workload.output.drop_all_caches):
         missing = "output.drop_caches"
     elif every == "epoch" and not workload.drops_each_epoch:
         missing = "output.drop_each_epoch"
     if missing:
-        yield (
-            f"{missing} must be true in edition {edition}, which wants cold caches before every "
-            f"{every}, got false, leave it out"
-        )
+        yield reason("caches_not_dropped", key=missing, edition=edition, before_every=every)
 
 
-def _refused_files(workload: Workload, size: DatasetSize) -> Iterator[str]:
+def _refused_files(workload: Workload, size: DatasetSize) -> Iterator[Finding]:
     """Yield a number of files that is not the rule's."""
     if workload.dataset.num_files_train == "auto":
         return
-    reason = (
-        f"{STEPS_PER_EPOCH} steps" if size.decided_by == "steps" else f"{MEMORY_MULTIPLE} x memory"
-    )
     got, exact = workload.num_files, workload.metric.edition == "v3.0"
+    figures = {
+        "num_files": got,
+        "num_files_needed": size.num_files,
+        "least_steps": STEPS_PER_EPOCH if size.decided_by == "steps" else None,
+        "least_memory_multiple": MEMORY_MULTIPLE if size.decided_by == "memory" else None,
+        "rule": _rule(workload, "3.3.1"),
+    }
     if got < size.num_files:
-        rule = "rule 3.3.1: " if exact else ""
-        yield (
-            f"dataset.num_files_train must be at least {size.num_files} ({rule}{reason}), got "
-            f"{got}, generate with dataset.num_files_train=auto"
-        )
+        yield reason("files_missing", **figures)
     elif exact and got != size.num_files:
-        yield (
-            f"dataset.num_files_train must be {size.num_files} (rule 3.3.1: what dlemu datasize "
-            f"says, {reason}), got {got}, set dataset.num_files_train={size.num_files}, the folder "
-            "may hold more"
-        )
+        yield reason("other_number_of_files", **figures)
 
 
-def _refused_hosts(workload: Workload, accelerators: Sequence[int]) -> Iterator[str]:
+def _refused_hosts(workload: Workload, accelerators: Sequence[int]) -> Iterator[Finding]:
     """Yield hosts that emulate other numbers of accelerators than others."""
     if workload.metric.edition == "v3.0" and len(set(accelerators)) > 1:
-        each = ", ".join(map(str, accelerators))
         total = max(1, round(sum(accelerators) / len(accelerators))) * len(accelerators)
-        yield (
-            f"accelerators of each host must be equal (rule 3.3.6), got {each}, start as many "
-            f"ranks on each host, or set num_accelerators={total}"
-        )
+        each = list(accelerators)
+        yield reason("hosts_unequal", num_accelerators=each, equal_total=total, rule="3.3.6")
 
 
-def _rule(workload: Workload, number: str) -> str:
-    """Return " (rule 3.6.2)" in the edition whose rules have numbers."""
-    return f" (rule {number})" if workload.metric.edition == "v3.0" else ""
+def _rule(workload: Workload, number: str) -> str | None:
+    """Return a rule's number in the edition whose rules have numbers."""
+    return number if workload.metric.edition == "v3.0" else None
 
 
-def closed_warnings(workload: Workload, results: Path, num_hosts: int) -> list[str]:
+def closed_warnings(workload: Workload, results: Path, num_hosts: int) -> list[Finding]:
     """Return what keeps the rules of edition v3.0 only under a condition that dlemu cannot check.
 
     `results` is the folder of the results; it and the data folder are there.
     """
     if workload.division != "closed" or workload.metric.edition != "v3.0":
         return []
-    warnings = []
+    found = []
     if not workload.name.startswith(_V3_MODELS):
-        names = ", ".join(_V3_MODELS)
-        warnings.append(f"rule 2.1.11: edition v3.0 has {names}, not {workload.name}")
+        models = list(_V3_MODELS)
+        found.append(note("model_of_no_edition", rule="2.1.11", models=models, name=workload.name))
     if num_hosts > 1:
-        warnings.append(
-            f"rule 3.3.4: {num_hosts} hosts are a distributed result; a single-host one takes one"
-        )
+        found.append(note("distributed_result", rule="3.3.4", num_hosts=num_hosts))
     with suppress(OSError):
         if os.stat(workload.data_folder).st_dev == os.stat(results).st_dev:
-            warnings.append(
-                f"rule 3.4.2: {workload.data_folder} and the results in {results} are on one file "
-                "system; set output.folder to another"
-            )
-    return warnings
+            folders = {"data_folder": str(workload.data_folder), "results": str(results)}
+            found.append(note("one_file_system", rule="3.4.2", **folders))
+    return found
 
 
 def run_protocol(
@@ -243,9 +223,10 @@ def run_protocol(
     ):
         live.folder = record.folder
         if world.rank == 0:
-            summary["notes"] = closed_warnings(workload, record.folder, world.num_hosts)
-        for note in summary["notes"]:
-            say(f"warning: {note}")
+            warnings = closed_warnings(workload, record.folder, world.num_hosts)
+            summary["notes"] = fields_of(warnings)
+            for each in warnings:
+                say(f"warning: {sentence(each)}")
         record.write()
         names = [f"warmup.{number + 1}" for number in range(workload.warmup)]
         names += [f"run.{number + 1}" for number in range(workload.runs)]

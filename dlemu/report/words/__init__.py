@@ -13,6 +13,7 @@ from dlemu.judge.findings import Finding, Weight, weighing
 from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.report.words.notes import NOTES
+from dlemu.report.words.rules import RULES
 from dlemu.report.words.searches import SEARCHES
 from dlemu.units import counted, format_bytes, format_rate
 
@@ -237,6 +238,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     **SEARCHES,
     **NOTES,
     **CHECKPOINTS,
+    **RULES,
     # of any kind
     "as_written": lambda f: f"{f.text}",
     "of_run": _of_run,
