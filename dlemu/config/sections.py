@@ -433,7 +433,7 @@ class ReaderSection(Section):
 
     cost: Annotated[
         Literal["lean", "dataloader"],
-        Use(when=lambda job: job.workload.reader.data_loader == "pytorch", closed=False),
+        Use(when=lambda job: job.by_pytorch, closed=False),
     ] = "lean"
     """What a worker of the pytorch loader costs. `lean`: as little as possible, to measure the
     storage. `dataloader`: what a plain one costs: np.load, PIL or h5py, collate, fresh shared
