@@ -116,7 +116,7 @@ release: $(VENV)/test.done ## may VERSION be released? Then it prints the tag
 
 ENGINE ?= docker
 image: ## the image; ENGINE=podman
-	$(ENGINE) build $(if $(findstring podman,$(ENGINE)),--format docker) -t dlemu .
+	$(ENGINE) build -t dlemu .
 
 clean: ## remove what was built
 	rm -rf build outputs

@@ -95,7 +95,7 @@ def resolve(words: list[str], python: Path, environment: dict[str, str], *option
         report = Path(folder) / "report.json"
         command = [
             *(sys.executable, "-m", "pip", "--python", str(python), "install", "--dry-run"),
-            *("--report", str(report), "--use-feature=fast-deps", *options, *words),
+            *("--quiet", "--report", str(report), "--use-feature=fast-deps", *options, *words),
         ]
         try:
             done = subprocess.run(

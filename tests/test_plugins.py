@@ -141,6 +141,9 @@ def test_a_cache_policy_of_ones_own_is_tried_planned_and_predicted(
     words += ["workflow.generate_data=true", "output.folder=run"]
     assert run(["run", *words, "cache.policy=own:POLICY"]) == 0
     assert "cache.policy=own:POLICY" in capsys.readouterr().out
+    assert run(["run", *words, "cache.policy=own:Lost", "output.folder=lost"]) == 1
+    said = capsys.readouterr().err
+    assert "cache.policy=own:Lost cannot plan an epoch (KeyError" in said
     assert run(["run", *words, "cache.policy=own:NONE"]) == 1
     assert "cache.policy=own:NONE cannot be used (AttributeError" in capsys.readouterr().err
 

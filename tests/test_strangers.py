@@ -191,6 +191,10 @@ _OPEN = (
 )
 
 
+_COMPOSE = (*_OPEN[:6], "run F --cfg job", "datagen F --cfg job", "run F --cfg job")
+"""Commands that take the workload of a dataset."""
+
+
 def _beside(folder: Path) -> None:
     """Have a dataset's manifest name a workload that lies in it."""
     tree = json.loads((folder / "dlemu.json").read_text())
@@ -230,7 +234,7 @@ KINDS = {
     ),
     "calibration": Kind(_calibration, "summary.json", (*_LOOK, PREDICT)),
     "dataset": Kind(lambda folder: None, "dlemu.json", _OPEN, (), True),
-    "workload of a dataset": Kind(_beside, "w.yaml", _OPEN, GROUPS, True),
+    "workload of a dataset": Kind(_beside, "w.yaml", _COMPOSE, GROUPS, True),
 }
 ACTING = {
     *("format", "data_loader", "policy", "log", "folder", "checkpoint_folder", "origin", "name"),

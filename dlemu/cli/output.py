@@ -62,6 +62,8 @@ class CommandOutput:
         table, label = words.path("--csv"), words.options.get("--label", "")
         if table is None and "--label" in words.options:
             raise WorkloadError("--label is a column of --csv FILE; name the file as well")
+        if not label.isprintable():
+            raise WorkloadError(f"--label must be one line of printable text, got {label[:80]!a}")
         if table is not None:
             from dlemu.cli.scripts import check_table
 

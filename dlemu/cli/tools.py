@@ -66,13 +66,15 @@ def doctor(words: Words) -> CommandResult:
 
     asked, of_wear = DoctorArguments(**words.tree("doctor")), "--wear" in words.options
     for key in words.values:
-        if key.removeprefix("doctor.").startswith("reader.") == of_wear:
+        if key.removeprefix("doctor.").startswith(("reader.", "dali.")) == of_wear:
             remedy = "leave it out" if of_wear else "add it"
             raise WorkloadError(
                 f"{key} has no effect with{'' if of_wear else 'out'} --wear; {remedy}"
             )
     here = words.folder
-    found = worn(here, asked) if of_wear else examined(here or Path(), asked.reader)
+    found = (
+        worn(here, asked) if of_wear else examined(here or Path(), asked.reader, asked.dali.device)
+    )
     return CommandResult(found, apart=False)
 
 

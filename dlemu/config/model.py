@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -494,6 +495,40 @@ def _check_places(workload: Workload) -> None:
     saved = workload.checkpoint.checkpoint_folder or ""
     if "://" in saved:
         object_path(saved, "checkpoint.checkpoint_folder")
+    if workload.source is not WordSource.FOUND:  # a result is shown, whatever it was
+        _check_apart(workload)
+
+
+def _check_apart(workload: Workload) -> None:
+    """Refuse folders of which one would be taken for a part of the other."""
+    data, targets = workload.dataset.data_folder, workload.size.targets
+    named_ones: list[tuple[str, str | None]] = [
+        ("output.folder", workload.output.folder),
+        ("output.log", workload.output.log),
+        ("cache.folder", workload.cache.folder),
+        ("cache.origin", workload.cache.origin),
+        ("checkpoint.checkpoint_folder", workload.checkpoint.checkpoint_folder),
+        ("dataset.data_folder", str(workload.data_folder) if data else None),
+        *(("size.targets", target) for target in targets),
+    ]
+    places = [
+        (key, place, Path(os.path.realpath(place)))
+        for key, place in named_ones
+        if place and ":/" not in place
+    ]
+    for (key, place, path), (other, inner, below) in permutations(places, 2):
+        whole = path / "train" if key in ("dataset.data_folder", "size.targets") else path
+        holds = key not in ("output.folder", "output.log", "cache.origin")
+        if {key, other} & _MADE and (path == below or (holds and below.is_relative_to(whole))):
+            what = "is" if path == below else "lies in"
+            raise WorkloadError(
+                f"{other}={inner} {what} {key}={place}, whose files dlemu counts and removes; "
+                f"name another {other}"
+            )
+
+
+_MADE = {"output.folder", "output.log", "cache.folder", "checkpoint.checkpoint_folder"}
+"""Keys of what dlemu makes."""
 
 
 def load_workload(

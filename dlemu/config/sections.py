@@ -527,7 +527,9 @@ Share = Annotated[float, BeforeValidator(_share), Field(gt=0, le=1)]
 class MetricSection(Section):
     """Which metrics are computed, and when a run passes."""
 
-    au: Annotated[Share, Use(by=f"{RUNS} predict report")] = 0.9
+    au: Annotated[
+        float, BeforeValidator(_share), Field(ge=1e-6, le=1), Use(by=f"{RUNS} predict report")
+    ] = 0.9
     """Least accelerator utilisation that passes, 0 to 1, or as 90%."""
     edition: Annotated[Literal["v1.0", "v2.0", "v3.0"], Use(closed=True)] = "v1.0"
     """Edition of MLPerf Storage whose formulas apply (docs/rules.md). v3.0 has v2.0's formulas,

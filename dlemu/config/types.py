@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -259,6 +260,15 @@ def _listed(value: object) -> object:
     return tuple(filter(None, (item.strip() for item in value.strip("[]").split(","))))
 
 
+def _results(value: object) -> object:
+    """Take output.folder=PLACE, as other commands have it, for output=PLACE."""
+    if isinstance(value, dict) and value.keys() == {"folder"}:
+        return value["folder"]
+    return value
+
+
+ResultsFolder = Annotated[Path, BeforeValidator(_results)]
+"""Where a command without a workload keeps its results: output=PLACE, or output.folder=PLACE."""
 Listed = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
 """One thing or several, on the command line with commas between them."""
 

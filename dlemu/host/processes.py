@@ -351,3 +351,9 @@ def _read(path: str) -> bytes:
             os.close(file)
     except OSError:  # for instance, the process has ended meanwhile
         return b""
+
+
+def is_stopped(pid: int, proc: Path = PROC) -> bool:
+    """Return whether a process was stopped by a signal, as by SIGSTOP."""
+    # Behind the name, which may hold blanks and brackets, comes the state.
+    return read_text(proc / str(pid) / "stat").rpartition(")")[2].split()[:1] == ["T"]

@@ -8,6 +8,7 @@ DLIO measures each block of steps between two checkpoints as it would measure an
 The time of a checkpoint lies between two blocks, so its rule leaves it out.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -195,9 +196,15 @@ def dlio_clock(name: str, seconds: Sequence[float], size: float) -> dict[str, fl
     }
 
 
+_BEGUN = time.time() - time.monotonic()
+
+
 def time_of_day() -> str:
-    """Return the time as summaries have it: UTC, in ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    """Return the time as summaries have it: UTC, in ISO 8601.
+
+    Those of one process differ by what has passed, also where the clock is set meanwhile.
+    """
+    return datetime.fromtimestamp(_BEGUN + time.monotonic(), UTC).isoformat(timespec="seconds")
 
 
 def how_it_ended(error: BaseException) -> tuple[str, str]:

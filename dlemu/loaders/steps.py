@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Layout
+from dlemu.host.processes import is_stopped
 from dlemu.loaders import Batch, Loader
 from dlemu.loaders.source import Slots, Source
 from dlemu.storage.counted import NUM_BINS, bin_of
@@ -88,7 +89,9 @@ class WorkersLoader(Loader):
     def waiting_for(self) -> str:
         access = self._source.dataset.access
         servers = f" from {', '.join(access.endpoints[:4])}" if access is not None else ""
-        return f"{describe(self.busy())}{servers}"
+        halted = [pid for pid in self.pids() if is_stopped(pid)]
+        stopped = f"; stopped, kill -CONT lets them go on: {halted}" if halted else ""
+        return f"{describe(self.busy())}{servers}{stopped}"
 
     def read_counts(self) -> NDArray[np.float64]:
         return sum((each.read_counts() for each in self._activities.values()), np.zeros(NUM_BINS))

@@ -33,7 +33,8 @@ def facts_of_plan(document: Document) -> list[Fact]:
     share = f"{least if least == most else f'{least} to {most}'} per accelerator"
     if len(hosts := key["num_bytes_of_hosts"]) > 1:
         share += f"; {format_bytes(min(hosts))} to {format_bytes(max(hosts))} per host"
-    size, folder = format_bytes(key["num_bytes"]), f", in {key['folder']}" if key["folder"] else ""
+    size = f"{format_bytes(key['num_bytes'])} ({key['num_bytes']:,} bytes)"
+    folder = f", in {key['folder']}" if key["folder"] else ""
     return [
         ("model", f"{_part(document)}, {document['shape']}"),
         ("writes", f"{size} in {counted(key['num_files'], 'file')}{folder}"),

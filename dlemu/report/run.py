@@ -1,5 +1,6 @@
 """One run, and several together: blocks from their summary.json, for terminal and page."""
 
+import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
@@ -104,7 +105,7 @@ def verdict_line(document: Document) -> str:
         parts.append(f"AU {metric['train_au_mean_percentage']:.2f}%{required} ({how})")
     if (feeds := document["real_accelerators"]) is not None:
         number = counted(int(feeds + 1e-9), "accelerator")
-        parts.append(f"this storage feeds {number} ({feeds:.1f})")
+        parts.append(f"this storage feeds {number} ({math.floor(10 * feeds + 1e-8) / 10:.1f})")
     return f"{verdict}: {'; '.join([*parts, *sentences(document, 'reason', 'weakens', 'remark')])}"
 
 

@@ -94,8 +94,10 @@ def present_verify(document: Document) -> list[Block]:
     ]
     checked = "sizes and content were checked" if document["full"] else "sizes were checked"
     line = f"{place}: {each_once(found)}; {checked}"
-    if document["problems"]:
+    if repaired < len(bad):
         line += f"; {shlex.join(['dlemu', 'verify', place, '--repair'])} writes them again"
+    elif document["problems"]:
+        line += f"; move what is extra out of {shlex.quote(place)}, and verify again"
     again = {True: ", written again", False: ""}
     lines = [f"{f['path']}: {f['problem']}{again[f['repaired']]}" for f in faults]
     return [*map(Verdict, lines), Verdict(line, "fail" if document["problems"] else "pass")]

@@ -16,7 +16,7 @@ from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.judge.folders import make
 from dlemu.judge.records import write_json
-from dlemu.loaders.cache.hits import PlannedCache
+from dlemu.loaders.cache.hits import PlannedCache, planning
 from dlemu.sizing import formula
 from dlemu.sizing.formula import Calibration, Prediction, PredictionInput, Published, Reads
 from dlemu.storage.files import read_regular
@@ -428,8 +428,9 @@ def _simulated(policy: str, capacity: float, *, shuffled: bool) -> Shares:
     """Return the profile of a policy that has no closed form, of 20,000 files' eighth epoch."""
     files = np.arange(100 * _NUM_PARTS)
     cache, order = PlannedCache(policy, round(capacity * len(files)), files**0), default_rng(0)
-    for _ in range(8):
-        found = cache.epoch((order.permutation(files) if shuffled else files).tolist())
+    with planning(policy):
+        for _ in range(8):
+            found = cache.epoch((order.permutation(files) if shuffled else files).tolist())
     return found.hits.reshape(_NUM_PARTS, -1).mean(axis=1)  # type: ignore[no-any-return]
 
 

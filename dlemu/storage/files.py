@@ -232,9 +232,11 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield partial
         os.rename(partial, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):  # it may not be there
             os.unlink(partial)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # write and fsync know a descriptor alone
         raise
 
 

@@ -46,10 +46,18 @@ class Endurance(Section, strict=False):
     """Share of the time in which the drive is written at that rate, as 0.5 or 50%."""
 
 
+class WantedDevice(Section, strict=False):
+    """Where DALI is to read into."""
+
+    device: Literal["cpu", "gpu"] = "cpu"
+    """`gpu`: checks of the GPU come with it."""
+
+
 class DoctorArguments(Arguments):
     """What `dlemu doctor` checks: a reader, a drive's wear, or a named drive."""
 
     reader: Wanted = Wanted()
+    dali: WantedDevice = WantedDevice()
     wear: Endurance = Endurance()
     drive: Annotated[NamedDrive | None, Use(by="")] = None
 
@@ -73,13 +81,15 @@ class Check:
     remedy: str = ""
 
 
-def examined(folder: Path, reader: Wanted) -> dict[str, Any]:
-    """Return the document of what a host and a folder can do for a reader."""
+def examined(folder: Path, reader: Wanted, device: str = "cpu") -> dict[str, Any]:
+    """Return the document of what a host and a folder can do for a reader, by DALI on a device."""
     if not folder.is_dir():
         raise WorkloadError(f"{folder} is not a folder; create or mount it")
-    checks = list(examine(folder, for_gpu=reader.gds != "off"))
-    problems = what_stops(checks, reader.data_loader, reader.gds)
+    on_gpu = device == "gpu"
+    checks = list(examine(folder, for_gpu=on_gpu or reader.gds != "off"))
+    problems = what_stops(checks, reader.data_loader, reader.gds, device)
     more = "" if reader.gds == "off" else f" with reader.gds={reader.gds}"
+    more += " with dali.device=gpu" if on_gpu else ""
     return {
         "kind": "doctor",
         "wanted": f"{reader.data_loader}{more}",
@@ -88,9 +98,11 @@ def examined(folder: Path, reader: Wanted) -> dict[str, Any]:
     }
 
 
-def what_stops(checks: Sequence[Check], loader: str, gds_wanted: str) -> list[str]:
+def what_stops(
+    checks: Sequence[Check], loader: str, gds_wanted: str, device: str = "cpu"
+) -> list[str]:
     """Return what keeps a loader from running; reader.gds=prefer may read through the host."""
-    needed = {"NumPy", "h5py", *_LOADER_NEEDS[loader]}
+    needed = {"NumPy", "h5py", *_LOADER_NEEDS[loader]} | ({"GPU"} if device == "gpu" else set())
     if gds_wanted == "require":
         needed |= {"GPU", "cuFile"}
     problems = [f"{c.name}: {c.found}" for c in checks if c.name in needed and c.state == "missing"]

@@ -30,7 +30,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from dlemu.config.compose import datasheet, named, read_yaml
 from dlemu.config.model import Drive, NamedDrive
-from dlemu.config.types import Arguments, Listed, Names, Switch
+from dlemu.config.types import Arguments, Listed, Names, ResultsFolder, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.storage.extents import settle_direct
@@ -146,7 +146,7 @@ class Load(Arguments):
     """Datasheet of the drive to compare with; None: the files are probed."""
     drives: Annotated[int, Field(ge=1)] = 1
     """Number of such drives."""
-    output: Path | None = None
+    output: ResultsFolder | None = None
     """Folder for summary.json; None: outputs/load/<date>-<time>. By arithmetic none is written."""
     progress: Switch = "on"
     """Show on stderr what is being read."""

@@ -1,13 +1,15 @@
 """Which resource limited a run, by the kinds and figures of the evidence and of the advice."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
-from dlemu.judge.bottleneck import find_run_limit
+from dlemu.judge.bottleneck import _explained_by_cpus, find_run_limit
 from dlemu.judge.evidence import HostReport
 from dlemu.judge.findings import Finding
 from dlemu.judge.metrics import measure
@@ -352,3 +354,30 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
         for lacked in (each.whole.runqueue_seconds, each.whole.throttled_seconds):
             most = 0.5 * making / seen.losses.parts.waited * seen.losses.parts.total
             assert lacked is None or lacked <= most * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("lacked", "explained"), [(0.0, 0.0), (10.0, 0.2), (15.0, 0.3), (90.0, 0.6)]
+)
+def test_ranks_in_a_queue_for_a_cpu_explain_twice_what_they_lacked(
+    lacked: float, explained: float
+) -> None:
+    """Each of two accelerators lost half a second in 100; 0.3 of the time were late steps."""
+    parts = SimpleNamespace(
+        **{"oversleep": 0.2, "meeting": 0.1, "waited": 0.0, "total": 0.5, "uneven": 0.0},
+        **{"read": 0.0, "preprocess": 0.0},
+    )
+    whole = SimpleNamespace(
+        process_cpu_share=0.1,
+        lacked_seconds=lacked,
+        host_cpu_share=0.1,
+        host_steal_share=0.0,
+        seconds=100.0,
+    )
+    host: Any = SimpleNamespace(whole=whole, num_workers=8)
+    evidence: Any = SimpleNamespace(
+        losses=SimpleNamespace(parts=parts, making_seconds=1.0),
+        workload=SimpleNamespace(reader=SimpleNamespace(read_threads=4)),
+        hosts=[host],
+    )
+    assert _explained_by_cpus(evidence, host) == pytest.approx(explained)

@@ -4,8 +4,9 @@ import contextlib
 import io
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from dlemu.config.model import Workload, load_workload
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
 from dlemu.judge.findings import Finding, fields_of, reason, remark, weakens
-from dlemu.judge.outcome import LABEL, judge_runs
+from dlemu.judge.outcome import LABEL, _long_gaps, judge_runs
 from dlemu.judge.records import read_steps, read_summary
-from dlemu.judge.summary import RunRow, RunsSummary, Summary, Verdict
+from dlemu.judge.summary import RunRow, RunsSummary, Summary, Verdict, time_of_day
 from dlemu.report.run import runs_verdict_line
 from dlemu.report.words import sentence, sentences
-from dlemu.run.protocol import check_closed, closed_warnings
+from dlemu.run.protocol import _add, check_closed, closed_warnings
 from tests.lab.commands import QUICK, generate
+from tests.lab.stored import store_run
 
 
 def workload(keys: Mapping[str, object] | None = None, name: str = "unet3d_h100") -> Workload:
@@ -222,3 +224,42 @@ def test_a_run_that_fails_ends_the_protocol_and_says_so(
     assert run(["run", *words]) == 1
     assert f"it is kept as {out}.attempt-1" in capsys.readouterr().out
     assert read_summary(tmp_path / "out.attempt-1" / "run.1")["status"] == "failed"
+
+
+def test_a_gap_is_what_lies_between_two_runs_whatever_the_clock_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begins and ends are of one clock, which nobody sets back."""
+
+    class SetBack(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return cls(1999, 1, 1, tzinfo=tz)
+
+    before = time_of_day()
+    monkeypatch.setattr("dlemu.judge.summary.datetime", SetBack)
+    assert before <= time_of_day() < "2200"
+    monkeypatch.undo()
+    times = [(0, 4), (7, 9), (9, 30)]
+    summary = RunsSummary(runs=[])
+    run = dict(store_run(tmp_path / "one", wait=0.1).summary)
+    for number, (start, end) in enumerate(times):
+        at = {"start": f"2026-01-02T00:00:{start:02}", "end": f"2026-01-02T00:00:{end:02}"}
+        _add(summary, f"run.{number + 1}", cast(Summary, {**run, **at}))
+    assert [row["gap_seconds"] for row in summary["runs"]] == [None, 3.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("took", "gap", "is_long"),
+    [(10, 10.0, True), (10, 9.9, False), (0, 1.0, True), (0, 0.5, False), (-600, 1.0, False)],
+)
+def test_a_gap_is_too_long_from_the_length_of_a_run_on(
+    took: int, gap: float, is_long: bool
+) -> None:
+    begin = datetime(2026, 1, 2)
+    start, end = (time.isoformat() for time in (begin, begin + timedelta(seconds=took)))
+    rows = [
+        RunRow(name="run.1", start=start, end=end, gap_seconds=None),
+        RunRow(name="run.2", start=end, end=end, gap_seconds=gap),
+    ]
+    assert bool([*_long_gaps(rows)]) is is_long

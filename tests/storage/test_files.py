@@ -141,3 +141,18 @@ def test_names_of_one_file_are_counted(tmp_path: Path) -> None:
     (tmp_path / "soft").symlink_to(other)
     assert count_linked([str(linked)]) == 1, "its other name may lie anywhere"
     assert count_linked(str(tmp_path / name) for name in ("plain", "hard", "soft", "other")) == 3
+
+
+def test_an_error_of_the_drive_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's calls on an open file know no name."""
+
+    def fails(number: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("os.fsync", fails)
+    with pytest.raises(OSError, match="Input/output error") as error:
+        write_atomically(tmp_path / "mark", b"x")
+    assert error.value.filename == str(tmp_path / "mark")
+    assert [*tmp_path.iterdir()] == []

@@ -9,7 +9,8 @@ read alone, each batch visits it anew.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from dlemu.config.sections import POLICIES
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import WorkloadError
+from dlemu.errors import DlemuError, WorkloadError, in_short
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,22 @@ def policy_of(name: str) -> Lru:
     except ValueError as error:
         raise WorkloadError(f"cache.policy{error}") from None
     return policy
+
+
+@contextmanager
+def planning(name: str) -> Iterator[None]:
+    """Say in a line what a policy of one's own raises while an epoch is planned."""
+    try:
+        yield
+    except DlemuError:
+        raise
+    except Exception as error:  # whatever a user's module raises
+        if ":" not in name and "." not in name:
+            raise
+        raise WorkloadError(
+            f"cache.policy={name} cannot plan an epoch ({type(error).__name__}: "
+            f"{in_short(error)}); python -m dlemu.contract {name} says what it lacks"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,14 @@ from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import WorkloadError
 from dlemu.host.place import find_host
 from dlemu.loaders.cache.folder import CacheFolder, entry_path, write_entry
-from dlemu.loaders.cache.hits import EpochHits, PlannedCache, Visits, find_visits, policy_of
+from dlemu.loaders.cache.hits import (
+    EpochHits,
+    PlannedCache,
+    Visits,
+    find_visits,
+    planning,
+    policy_of,
+)
 from dlemu.loaders.cache.reader import (
     ASKED_BYTES,
     CACHE_BYTES,
@@ -183,7 +190,8 @@ class CacheContents:
     def epoch(self, visits: Visits) -> tuple[EpochHits, EpochForecast]:
         """Return what the cache does in each visit of an epoch, and what that is in bytes."""
         workload, layout = self._dataset.workload, self._dataset.layout
-        hits = self.planned.epoch(visits.files.tolist(), fills=workload.cache.fill != "off")
+        with planning(workload.cache.policy):
+            hits = self.planned.epoch(visits.files.tolist(), fills=workload.cache.fill != "off")
         whole, admitted = self._sizes[visits.files], hits.admitted >= 0
         asked = whole * visits.num_samples // layout.samples_per_file  # its samples' share
         hit = int(asked[hits.hits].sum())

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_validator
 
 from dlemu.config.model import NamedDrive
-from dlemu.config.types import Arguments, Listed, Size, Switch
+from dlemu.config.types import Arguments, Listed, ResultsFolder, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import cpus_of_node, find_attachment, find_connection
 from dlemu.host.wear import WearFields, WearWatch, combine_hosts, has_writes
@@ -116,7 +116,7 @@ class Sweep(Arguments):
     """Datasheet of the targets' drives, to compare with."""
     drives: Annotated[int, Field(ge=1)] = 1
     """Number of such drives below each target."""
-    output: Path = Path("outputs/paths")
+    output: ResultsFolder = Path("outputs/paths")
     """Folder for cells.jsonl, summary.json, paths.csv and pictures. The same command goes on there
     where it was interrupted."""
     progress: Switch = "on"
