@@ -6,7 +6,7 @@ Beside the steps: what the loop read from a folder that is watched, and a worklo
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
@@ -392,6 +392,8 @@ class Meter:
             name=name,
             timed_by=" and ".join(self._timed_by),
             launch_seconds=median(self._launches) if self._launches else 0.0,
+            several=self._world.num_ranks > 1,
+            by_dlemu=self._by_dlemu,
         )
 
     def _as_counted(self) -> Workload:
@@ -542,9 +544,19 @@ def _arrays(batch: object) -> Iterator[Any]:
 
 
 def own_workload_yaml(
-    workload: Workload, steps: Steps, *, name: str, timed_by: str, launch_seconds: float = 0.0
+    workload: Workload,
+    steps: Steps,
+    *,
+    name: str,
+    timed_by: str,
+    launch_seconds: float = 0.0,
+    several: bool = False,
+    by_dlemu: bool = True,
 ) -> str:
     """Return a workload file with the batch, sample bytes and compute of these steps.
+
+    `several`: the loop ran in several ranks, whose steps end together; what varies is then a step
+    of all. `by_dlemu`: dlemu's loader read; another's workers cost what a DataLoader's cost.
 
     `steps` is (steps,) of `records.STEP`. The first step of an epoch is left out: it starts the
     loader, and a GPU looks for its fastest kernels. The loop's own work counts as compute: an
@@ -563,6 +575,12 @@ def own_workload_yaml(
     keys: dict[str, object] = {"train.computation_time": normal(compute)}
     if batch:
         keys["reader.batch_size"] = batch
+    if several:
+        keys["train.step_spread"] = "shared"
+    if not by_dlemu and workload.reader.data_loader == "pytorch":
+        with suppress(WorkloadError):  # a way of reading that no Dataset has
+            workload.with_keys({"reader.cost": "dataloader"})
+            keys["reader.cost"] = "dataloader"
     if launch_seconds:
         keys["train.launch_time"] = float(f"{min(launch_seconds, compute.mean()):.4g}")
     known = bool(batch and counted["num_bytes"].sum()) and not workload.dataset.record_dims

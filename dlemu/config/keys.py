@@ -71,6 +71,7 @@ def context_of(workload: Workload, command: str = "run", hosts: int = 1) -> KeyC
         shuffles_samples=reader.sample_shuffle != "off",
         is_shuffled=is_shuffled,
         is_drawn=is_shuffled or any(each.stdev > 0 or each.type == "exponential" for each in times),
+        step_varies=times[0].stdev > 0 or times[0].type == "exponential",
         has_epochs=train.epochs > 1,
         leaves_out_steps=workload.metric.edition != "v1.0",
         drops_caches=(output.drop_caches or output.drop_all_caches) and not in_a_bucket,

@@ -491,6 +491,10 @@ class TrainSection(Section):
     """Times that all samples are read."""
     computation_time: Annotated[Duration, _PREDICTED] = Distribution(mean=0.0)
     """Seconds that an accelerator computes on a batch."""
+    step_spread: Annotated[Literal["own", "shared"], Use(when=lambda job: job.step_varies)] = "own"
+    """Whose the drawn times of a step are. `own`: each accelerator draws its own, and all wait for
+    the longest. `shared`: a step takes all accelerators as long, as in a data-parallel job, whose
+    step ends with an all-reduce."""
     total_training_steps: Annotated[int, Field(le=10**9), AfterValidator(_steps), _PREDICTED] = -1
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Annotated[Seed, Use(when=lambda job: job.is_drawn, closed=True)] = 123

@@ -94,6 +94,8 @@ class KeyContext:
     """Files or samples are."""
     is_drawn: bool
     """An order or a time is drawn at random."""
+    step_varies: bool
+    """The time of a step is."""
     has_epochs: bool
     """There are several epochs."""
     leaves_out_steps: bool

@@ -422,6 +422,7 @@ class _Epochs:
             accelerators=run.own,
             epoch=epoch,
             seed=workload.train.seed,
+            shared=workload.train.step_spread == "shared",
         )
         records = new_steps(epoch, times)
         if self.cache is not None:

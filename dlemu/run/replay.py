@@ -106,13 +106,18 @@ def draw_computation_times(
     accelerators: range,
     epoch: int,
     seed: int,
+    shared: bool = False,
 ) -> NDArray[np.float64]:
-    """Return (steps, accelerators) seconds, drawn independently on every accelerator."""
+    """Return (steps, accelerators) seconds.
+
+    They are drawn independently on every accelerator, or `shared`: then all have those of the
+    first of the job, whatever rank emulates it.
+    """
     if computation_time.stdev == 0 and computation_time.type != "exponential":
         return np.full((num_steps, len(accelerators)), computation_time.mean)
     times = np.empty((num_steps, len(accelerators)))
     for column, accelerator in enumerate(accelerators):
-        generator = np.random.default_rng((seed, epoch, accelerator))
+        generator = np.random.default_rng((seed, epoch, 0 if shared else accelerator))
         times[:, column] = [computation_time.draw(generator) for _ in range(num_steps)]
     return times
 

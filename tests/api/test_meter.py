@@ -160,6 +160,23 @@ def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
         own_workload_yaml(WORKLOAD, steps[:1], **names)
 
 
+def test_a_job_of_several_ranks_shares_its_steps_and_its_workers_cost_what_they_cost(
+    tmp_path: Path,
+) -> None:
+    names: dict[str, Any] = {"name": "own", "timed_by": "a clock"}
+    steps = np.zeros(4, STEP)
+    steps["step"], steps["num_samples"], steps["compute"] = range(4), 4, [9, 1, 2, 3]
+    found = loaded(tmp_path, own_workload_yaml(WORKLOAD, steps, **names))
+    assert (found.train.step_spread, found.reader.cost) == ("own", "lean")
+    found = loaded(
+        tmp_path, own_workload_yaml(WORKLOAD, steps, several=True, by_dlemu=False, **names)
+    )
+    assert (found.train.step_spread, found.reader.cost) == ("shared", "dataloader")
+    direct = WORKLOAD.with_keys({"reader.odirect": True})
+    found = loaded(tmp_path, own_workload_yaml(direct, steps, by_dlemu=False, **names))
+    assert found.reader.cost == "lean", "no Dataset reads so"
+
+
 def test_a_loader_of_ones_own_is_counted_by_its_batches(tmp_path: Path) -> None:
     """Batches of 16 samples of 64 KiB, one a second: 16 samples/s, 1 MB/s."""
     arrays = {"x": np.zeros((16, 65_536), np.uint8)}
@@ -180,7 +197,8 @@ def test_a_loader_of_ones_own_is_counted_by_its_batches(tmp_path: Path) -> None:
         assert re.search(rf"^samples/s +{samples}\.00", told, re.MULTILINE), told
         assert ("read, nominal" in told) is (rate is not None)
         assert rate is None or re.search(rf"^read, nominal \(MB/s\) +{rate} ", told, re.MULTILINE)
-        assert loaded(tmp_path, meter.workload_yaml("own")).reader.batch_size == samples
+        reader = loaded(tmp_path, meter.workload_yaml("own")).reader
+        assert (reader.batch_size, reader.cost) == (samples, "dataloader")
     with pytest.raises(WorkloadError, match="batch_size must be above 0, got 0"):
         Meter(WORKLOAD, batch_size=0)
 

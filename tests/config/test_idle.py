@@ -54,6 +54,7 @@ def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run
         ("dali.gpus_per_host", 2, {}, GPU),
         ("dali.gpus_per_host", 2, DALI, {"train.compute": "gpu"}),
         ("train.seed", 7, OFF, {}),
+        ("train.step_spread", "shared", {}, {"train.computation_time": {"mean": 1, "stdev": 0.1}}),
         ("train.seed", 7, OFF, {**OFF, "reader.preprocess_time": {"mean": 1, "stdev": 0.1}}),
         ("metric.exclude_start_steps", 3, {}, V2),
         ("metric.exclude_end_steps", 3, {}, V2),

@@ -101,6 +101,17 @@ def test_times_are_drawn_apart_on_every_accelerator(kind: str) -> None:
     assert new_steps(0, draw(accelerators=range(0))).shape == (50, 0), "a rank may have none"
 
 
+def test_ranks_of_a_data_parallel_job_share_their_step() -> None:
+    asked = Distribution.model_validate({"type": "normal", "mean": 0.1018, "stdev": 0.0058})
+    draws = partial(draw_computation_times, asked, num_steps=50, epoch=1, seed=1)
+    own = draws(accelerators=range(8))
+    shared = draws(accelerators=range(8), shared=True)
+    assert (shared == shared[:, :1]).all(), "nobody waits for another's step"
+    assert (draws(accelerators=range(5, 6), shared=True) == shared[:, 5:6]).all(), "on any rank"
+    assert (shared[:, 0] == own[:, 0]).all()
+    assert len(np.unique(shared)) == 50, "steps differ all the same"
+
+
 def test_only_the_last_to_finish_can_be_late() -> None:
     """It has the smallest wait and the longest compute; the device ends 0.5 s too late."""
     clock = VirtualClock()
