@@ -133,7 +133,7 @@ def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
     assert (found.name, time.mean, time.stdev) == ("own", 3.0, 0.0), "without the first step"
     assert found.dataset == WORKLOAD.dataset
     assert "waiting for batches: 25.0 %" in text
-    assert "the loader does not tell its bytes" in text and "reader:" not in text
+    assert "the loader does not tell its bytes" in text and "batch_size:" not in text
     assert "batch size: that of unet3d_h100; Meter(batch_size=)" in text
     told = meter.report()
     for unknown in ("read, nominal", "read, really", "samples/s", "batches of"):
