@@ -49,7 +49,7 @@ SIZE = (
     *(*_FIRST, "target", "drives", "num_accelerators", "at_least", "real_accelerators"),
     *("interval_low", "interval_high", "threshold_percent", "au_percent", "samples_per_second"),
     *("read_MB_per_second", "limit", "quick", "runs", "seconds"),
-    *(*_LAST, "remarks", "first"),
+    *(*_LAST, "remarks", "first", "low", "high", "is_computed"),
 )
 PREDICT = (
     *(*_FIRST, "drive", "drives", "num_accelerators", "low", "high", "at_least"),

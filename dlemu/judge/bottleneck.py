@@ -409,7 +409,9 @@ def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]
     """Return how many times as fast more readers are, and the share of the wait that this saves."""
     # The best rate of the loader's own readers: in the run while they read, or right after it.
     in_reads = given / _share_with_reads(evidence)
-    own = max(in_reads, min(probe.few, _VARIES * in_reads), 1.0)
+    levels = () if evidence.steady is None else evidence.steady.levels
+    best = max((level.bytes_per_second for level in levels), default=0.0)
+    own = max(in_reads, min(probe.few, _VARIES * in_reads), best, 1.0)
     more = probe.many / own
     if more <= _MORE:
         return more, 0.0

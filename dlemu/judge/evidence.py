@@ -31,6 +31,7 @@ from dlemu.host.network import NetworkUse, network_use
 from dlemu.host.wear import DriveWrites, combine_hosts
 from dlemu.judge.findings import Finding, note
 from dlemu.judge.metrics import Losses, Metrics, find_losses
+from dlemu.judge.steady import Steadiness
 from dlemu.judge.summary import CacheMeasured, CheckpointCost, Measured, checkpoint_cost
 from dlemu.judge.sums import Sums
 from dlemu.storage.counted import GetCounts, PathBytes, quantile_of
@@ -193,6 +194,8 @@ class Evidence:
     """What checkpoints cost the steps; None where none were written."""
     notes: tuple[str | Mapping[str, Any], ...] = ()
     """As summary.json has them: findings, and what loaders and the places of a cache say."""
+    steady: Steadiness | None = None
+    """How steadily the storage gave; None: not known."""
 
 
 def combine(

@@ -35,6 +35,7 @@ Kind = Literal[
     "host_memory_given",
     "links",
     "near_threshold",
+    "not_steady",
     "origin_emulated",
     "other_loader",
     "other_sample_size",
@@ -42,6 +43,8 @@ Kind = Literal[
     # notes on it
     "keys_unlike_row",
     "read_ahead",
+    "runs_disagree",
+    "second_reads_faster",
     # what limited it
     "ceiling",
     "compute_overran",

@@ -267,8 +267,17 @@ class Metrics:
         parts = [part for epoch in self.epochs for part in epoch.au_parts]
         if len(parts) < _FEWEST_PARTS:
             return None
-        half = t95(len(parts) - 1) * float(np.std(parts, ddof=1)) / len(parts) ** 0.5
+        half = t95(len(parts) - 1) * self.au_percentage * self.au_noise
         return [max(0.0, self.au_percentage - half), min(100.0, self.au_percentage + half)]
+
+    @property
+    def au_noise(self) -> float:
+        """Relative standard error of the AU, by parts of its steps; 0 of fewer than five parts."""
+        parts = [part for epoch in self.epochs for part in epoch.au_parts]
+        if len(parts) < _FEWEST_PARTS:
+            return 0.0
+        error = float(np.std(parts, ddof=1) / np.sqrt(len(parts)))
+        return error / max(self.au_percentage, 1e-9)
 
     @property
     def samples_per_second(self) -> float:

@@ -18,9 +18,11 @@ import numpy as np
 from dlemu.config.model import Workload
 from dlemu.config.published import differing, published_row
 from dlemu.dataset.rule import DatasetSize, TotalMemory
+from dlemu.judge.capacity import Phase, phases_of, real_accelerators
 from dlemu.judge.findings import Finding, Kind, fields_of, note, reason, remark, weakens, weighing
 from dlemu.judge.metrics import EpochMetrics, Metrics, passes, t95
 from dlemu.judge.records import UNFINISHED, plain
+from dlemu.judge.steady import Level, trend_of
 from dlemu.judge.summary import (
     CheckpointFields,
     EpochRow,
@@ -304,6 +306,9 @@ def _remarks(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator
     times = _read_share(workload, metrics)
     if abs(times - 1) > _OTHER_RATE:
         yield weakens("other_sample_size", **_sample_bytes(workload, metrics))
+    steady: Mapping[str, Any] = measured.get("steady") or {"trend": "steady"}
+    if steady["trend"] != "steady":
+        yield weakens("not_steady", trend=steady["trend"], levels=steady["levels"])
     if workload.host_memory is not None:  # a small value allows a small dataset
         yield remark("host_memory_given", host_memory_bytes=workload.host_memory)
     cached: Mapping[str, Any] = measured.get("cache") or {}
@@ -314,6 +319,12 @@ def _remarks(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator
 def _sample_bytes(workload: Workload, metrics: Metrics) -> dict[str, float]:
     """Return the bytes of a sample: read, and by the workload."""
     return {"read_bytes": _read_mean(metrics), "nominal_bytes": workload.dataset.mean_bytes}
+
+
+def levels_of(summary: Summary) -> list[Level]:
+    """Return the levels of the storage's rate, where it was the limit; of a steady one the one."""
+    found = summary.get("measured", Measured()).get("steady") or {"levels": ()}
+    return [Level(**level) for level in found["levels"]]
 
 
 def _read_mean(metrics: Metrics) -> float:
@@ -356,10 +367,13 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
     """Return the summary with the fields that follow from the steps."""
     judgement = judge_run(workload, metrics, summary)
     wanted = 100 * workload.metric.au
-    feeds = None
+    feeds, phases = None, list[Phase]()
     if judgement["verdict"] != "NO VERDICT" and limit_name(summary) == "storage":
-        rounded = round(metrics.au_percentage, 2)  # as `passes` rounds
-        feeds = metrics.num_accelerators * rounded / wanted
+        number, levels = metrics.num_accelerators, levels_of(summary)
+        feeds = real_accelerators(number, metrics.au_percentage, wanted)
+        if len(levels) > 1:
+            phases = phases_of(number, metrics.au_percentage, levels, wanted)
+            feeds = phases[-1].feeds if trend_of(levels) == "fell" else None
     au = [epoch.au_percentage for epoch in metrics.epochs]
     each = np.mean([epoch.accelerator_au for epoch in metrics.epochs], axis=0)
     rate = [epoch.samples_per_second for epoch in metrics.epochs]
@@ -382,6 +396,7 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
         **judgement,
         "threshold_percentage": wanted,
         "real_accelerators": feeds,
+        "phases": [asdict(phase) for phase in phases],
         "per_epoch": [
             _row(epoch, workload.dataset.mean_bytes, known=metrics.read_bytes > 0)
             for epoch in metrics.epochs

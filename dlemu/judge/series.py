@@ -19,7 +19,8 @@ from dlemu.errors import DAMAGE, RunError, in_short
 from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
 from dlemu.host.network import NetworkCounters
 from dlemu.judge.records import SUMMARY, Steps, damaged, host_file, map_rank, named, read_summary
-from dlemu.judge.sums import au_of, epoch_spans
+from dlemu.judge.steady import Piece, Steadiness, steadiness
+from dlemu.judge.sums import au_of, counted_spans, epoch_spans
 from dlemu.storage.files import create, replacing
 
 SERIES = "series.csv"
@@ -45,6 +46,8 @@ COLUMNS = tuple(_FORMS)
 
 _LEAST_SECONDS = 0.5
 """Between the observations of a second lie those at the borders of epochs, too close for rates."""
+_GIVEN = ("drive_read_MB_per_s", "network_read_MB_per_s", "network_received_MB_per_s")
+"""Counters of what storage gave, the best first: what read calls got may come from memory."""
 _FIRST = "epoch 0 start"
 """Label of the observation at which all hosts begin."""
 _WRAP = 1 << 32
@@ -72,6 +75,8 @@ class HostSeries:
     epochs: Sequence[tuple[float, float]]
     """Start and end of each, on the clock of the first host; empty if its steps are missing."""
     intervals: Sequence[Interval]
+    counted: Sequence[tuple[float, float]] = ()
+    """From the end of each epoch's first step to the end of its last one."""
 
 
 def series_of(
@@ -100,9 +105,45 @@ def series_of(
                 for (a, b), share in zip(pairwise(kept), au, strict=True)
             ]
             epochs = [(begin + offset, end + offset) for begin, end in spans.values()]
-            yield HostSeries(rank, name, epochs, parts)
+            counted = [] if steps is None or not steps.size else counted_spans(steps)
+            later = [(begin + offset, end + offset) for begin, end in counted]
+            yield HostSeries(rank, name, epochs, parts, later)
         except DAMAGE as error:
             raise damaged(path, in_short(error)) from None
+
+
+def steady_rate(folder: Path, *, in_bucket: bool) -> Steadiness | None:
+    """Return how steadily storage gave to all hosts of a run; None: nobody counts, or too short.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    hosts = [host for host in series_of(folder) if host.intervals]
+    column = next((name for name in _GIVEN[2 * in_bucket :] if _has(hosts, name)), None)
+    if column is None or not hosts[0].counted:
+        return None
+    pieces: list[Piece] = []
+    for begin, end in hosts[0].counted:
+        times = np.linspace(begin, end, max(2, round(end - begin) + 1))
+        rates = 1e6 * np.sum([_means(host, column, times) for host in hosts], axis=0)
+        au = np.mean([_means(host, "au_percent", times) for host in hosts], axis=0)
+        pieces += map(Piece, np.diff(times).tolist(), rates.tolist(), au.tolist())
+    return steadiness(pieces)
+
+
+def _has(hosts: Sequence[HostSeries], column: str) -> bool:
+    """Return whether a counter of all hosts grew."""
+    return bool(hosts) and all(any(part.rates[column] for part in h.intervals) for h in hosts)
+
+
+def _means(host: HostSeries, column: str, times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean of a column between each two times."""
+    parts = host.intervals
+    amounts = [(part.rates[column] or 0.0) * (part.end - part.begin) for part in parts]
+    so_far = np.concatenate([[0.0], np.cumsum(amounts)])
+    at = np.array([parts[0].begin, *(part.end for part in parts)])
+    grown: NDArray[np.float64] = np.diff(np.interp(times, at, so_far)) / np.diff(times)
+    return grown
 
 
 def write_series(folder: Path, path: Path) -> None:

@@ -337,6 +337,8 @@ class Measured(TypedDict, total=False):
     read_bytes: int
     """Really read by the loaders, all epochs. This and the next come from the steps alone."""
     read_bytes_per_second: float
+    steady: Mapping[str, Any]
+    """The fields of Steadiness. Only where the storage was the limit, and a counter tells."""
     objects: Mapping[str, Any]
     """Only where the data folder is a bucket: the counts of GetCounts, of all ranks and epochs;
     `p50_seconds` and `p99_seconds`, the latency that so many did not exceed, from the request to
@@ -432,7 +434,10 @@ class Summary(_Summary, total=False):
     ignored: Sequence[str]
     """Keys of the workload that have no effect."""
     real_accelerators: float | None
-    """That this storage feeds; None where it was not the limit, or there is no verdict."""
+    """That this storage feeds; None where it was not the limit, or there is no verdict. Of a rate
+    that fell, at its last level; None of one that went up and down."""
+    phases: Sequence[Mapping[str, Any]]
+    """The fields of Phase: what the storage fed over time. Empty where its rate was steady."""
     per_epoch: Sequence[EpochRow]
     accelerator: str
     """What computed in a training loop of the user's own, whose time the next two divide."""

@@ -196,6 +196,18 @@ def epoch_spans(steps: Steps) -> dict[int, tuple[float, float]]:
     return spans
 
 
+def counted_spans(steps: Steps) -> list[tuple[float, float]]:
+    """Return when the first step and the last one of each epoch of a rank's records ended."""
+    flat = steps.ravel()
+    ends = flat["start"] + step_seconds(flat)
+    spans = []
+    for epoch in np.unique(flat["epoch"]).tolist():
+        own = flat["epoch"] == epoch
+        first = own & (flat["step"] == flat["step"][own].min())
+        spans.append((float(ends[first].max()), float(ends[own].max())))
+    return spans
+
+
 def credited_seconds(steps: Steps, edition: Edition) -> _Values:
     """Return the part of each step that counts as utilised."""
     seconds: _Values = steps["computation_time" if edition == "v1.0" else "compute"]

@@ -370,9 +370,7 @@ def _checkpoints(stored: Stored) -> dict[str, Any]:
 
 def _sizing(folder: Path, answer: Document) -> dict[str, Any]:
     """Return the answer of a search; its facts and keys are those of a run that is still there."""
-    points = answer["confirmations"] or answer["points"][-1:]
-    if not points:
-        raise RunError(f"{folder}: no run of {answer['workload']} was made, so nothing is compared")
+    points = answer["confirmations"] or ([] if answer["is_computed"] else answer["points"][-1:])
     figures = _over([{name: point.get(name) for name in _OF_A_RUN} for point in points])
     if answer["real_accelerators"] is not None and answer["interval"] is not None:
         low, high = answer["interval"]
@@ -385,7 +383,9 @@ def _sizing(folder: Path, answer: Document) -> dict[str, Any]:
             keys = _keys(run, "num_accelerators", "size")
             known = {"facts": _facts(read_summary(run)), "keys": keys}
             break
-    basis = f"{counted(len(points), 'run')} at {points[-1]['num_accelerators']}"
+    basis = "by arithmetic: no run had the number"
+    if points:
+        basis = f"{counted(len(points), 'run')} at {points[-1]['num_accelerators']}"
     return {**answer, "verdict": "", "figures": figures, "basis": basis, **known}
 
 
@@ -405,7 +405,7 @@ def _of_run(run: Document) -> dict[str, float | None]:
 def _over(rows: Sequence[Mapping[str, float | None]]) -> dict[str, Document]:
     """Return the figures of several rows; a name that one of them does not know is left out."""
     figures = {}
-    for name in rows[0]:
+    for name in rows[0] if rows else ():
         values = [value for row in rows if (value := row[name]) is not None]
         if len(values) == len(rows):
             figures[name] = figure_of(values)

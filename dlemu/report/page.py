@@ -1,8 +1,9 @@
 """Stored results in blocks, each by its kind: on the terminal, side by side, and as a page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from dlemu.judge.records import CONFIG
 from dlemu.judge.series import HostSeries, Interval, series_of
@@ -47,18 +48,26 @@ _BUSY: tuple[tuple[str, Look, str], ...] = (
 )
 
 
-def plots_over_time(folder: Path, *, in_bucket: bool) -> Iterator[Plot]:
-    """Yield the plots of what the hosts of a run did over time.
+def plots_over_time(
+    folder: Path, *, in_bucket: bool, levels: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[Plot]:
+    """Yield the plots of what the hosts of a run did over time; `levels` of a rate that changed.
 
     Raises:
         RunError: a file of a host is damaged.
     """
-    for host in series_of(folder, least=_LEAST_SECONDS, most=_MOST_POINTS):
-        if host.intervals:
-            yield from host_plots(host, in_bucket)
+    hosts = [
+        host
+        for host in series_of(folder, least=_LEAST_SECONDS, most=_MOST_POINTS)
+        if host.intervals
+    ]
+    for host in hosts:
+        yield from host_plots(host, in_bucket, levels if len(hosts) == 1 else ())
 
 
-def host_plots(host: HostSeries, in_bucket: bool) -> Iterator[Plot]:
+def host_plots(
+    host: HostSeries, in_bucket: bool, levels: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[Plot]:
     """Yield what a host read and how busy its CPUs were."""
     parts, start = host.intervals, host.intervals[0].begin
     x = Axis("seconds since the first epoch began", 0.0, parts[-1].end - start)
@@ -71,6 +80,8 @@ def host_plots(host: HostSeries, in_bucket: bool) -> Iterator[Plot]:
             unit, size = rate_unit(1e6 * most)
             scaled = [rate and 1e6 * rate / size for rate in rates]
             read = [Series(source, "first", stairs(parts, scaled))]
+            if len(levels) > 1:
+                read.append(_levels(host, levels, size))
             yield Plot(f"bytes read over time{where}", x, axis_from_zero(unit, read), read, bands)
             break
     busy = [
@@ -78,6 +89,25 @@ def host_plots(host: HostSeries, in_bucket: bool) -> Iterator[Plot]:
         for name, look, column in _BUSY
     ]
     yield Plot(f"CPUs over time{where}", x, Axis("busy (%)", 0.0, 100.0), busy, bands)
+
+
+def _levels(host: HostSeries, levels: Sequence[Mapping[str, Any]], size: float) -> Series:
+    """Return the levels of the rate: of the time in which steps count, one after the other."""
+    pieces, start = [], host.intervals[0].begin
+    spans = [(begin - start, end - begin) for begin, end in host.counted]
+
+    def placed(seconds: float) -> float:
+        """Return when so many counted seconds had passed."""
+        for begin, length in spans[:-1]:
+            if seconds <= length:
+                return begin + seconds
+            seconds -= length
+        return spans[-1][0] + min(seconds, spans[-1][1])
+
+    for level in levels if spans else ():
+        begin, rate = level["begin"], level["bytes_per_second"] / size
+        pieces.append([(placed(begin), rate), (placed(begin + level["seconds"]), rate)])
+    return Series("levels of the rate: not steady", "limit", pieces)
 
 
 def stairs(
@@ -161,7 +191,8 @@ def _of_each_run(stored: Stored) -> Iterator[Block]:
     """Yield what the hosts of a run did; of several each run, folded; and their workload."""
     for name, document in stored.runs.items() if "tool" not in stored.document else ():
         bucket = place_of(document).get("file_system") == "s3"
-        over_time = plots_over_time(stored.folder / name, in_bucket=bucket)
+        steady = (document.get("measured") or {}).get("steady") or {"levels": ()}
+        over_time = plots_over_time(stored.folder / name, in_bucket=bucket, levels=steady["levels"])
         if stored.kind == "runs":
             inner = [*present(document), *over_time]
             yield Fold(f"{name}: its epochs, and what the hosts did", inner)

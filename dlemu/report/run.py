@@ -29,7 +29,7 @@ from dlemu.report.blocks import (
 )
 from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines, present_cache
 from dlemu.report.watched import watched_blocks, watched_lines
-from dlemu.report.words import advice_of, evidence_of, note_lines, sentences
+from dlemu.report.words import advice_of, evidence_of, fed, note_lines, sentences
 from dlemu.report.words.limits import LOSSES
 from dlemu.units import counted
 
@@ -103,7 +103,9 @@ def verdict_line(document: Document) -> str:
         wanted = document["threshold_percentage"]
         required = "" if wanted is None else f", required {wanted:g}%"
         parts.append(f"AU {metric['train_au_mean_percentage']:.2f}%{required} ({how})")
-    if (feeds := document["real_accelerators"]) is not None:
+    if phases := document.get("phases"):
+        parts.append(f"this storage feeds {fed(phases)}")
+    elif (feeds := document["real_accelerators"]) is not None:
         number = counted(int(feeds + 1e-9), "accelerator")
         parts.append(f"this storage feeds {number} ({math.floor(10 * feeds + 1e-8) / 10:.1f})")
     return f"{verdict}: {'; '.join([*parts, *sentences(document, 'reason', 'weakens', 'remark')])}"

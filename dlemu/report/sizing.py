@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from dlemu.judge.findings import weighing
 from dlemu.judge.metrics import passes
 from dlemu.judge.records import write_text
 from dlemu.report import words
@@ -43,8 +44,11 @@ Answer = Mapping[str, Any]
 Run = Mapping[str, Any]
 """One of the `points` of an answer."""
 
-_OF_EVERY_TRY = ("unlike_row", "dataset_under_rule", "near_threshold")
+_OF_EVERY_TRY = ("unlike_row", "dataset_under_rule")
 """What is found of every first answer: the line below its table says so once."""
+_OF_ONE_RUN = ("near_threshold", "not_steady")
+"""What is found of one run, where more runs decide and the answer says it."""
+COMPUTED = "(computed): no run had so many; the number follows from the rate of other runs"
 REAL = "N*: the number of accelerators, with its fraction, at which AU meets the threshold"
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
 QUICK = "quick: the dataset is smaller than the rule requires"
@@ -87,7 +91,7 @@ def present_answer(answer: Answer) -> list[Block]:
         after.append(f"{REAL}; here {real:.2f}, 95% interval {low:.2f} to {high:.2f}")
     elif not answer["at_least"]:
         after.append("no N*: the runs disagree on where AU meets the threshold")
-    after += _limit_lines(answer)
+    after += [*_limit_lines(answer), *_doubts(answer)]
     if any(run["au_with_stalls_percentage"] is not None for run in runs):
         after.append(
             "checkpoints: each run wrote its own; AU excludes the stalls, in which all "
@@ -101,7 +105,8 @@ def present_answer(answer: Answer) -> list[Block]:
             f"may be up to {100 * share:.1f} points too high"
         )
     after.append(f"{counted(len(runs), 'run')} in {format_seconds(answer['seconds'])}")
-    if bound := answer["bound"]:  # until November 2026 a sentence
+    nothing_failed = answer["fewest_failed"] is None  # else the bound was none
+    if nothing_failed and (bound := answer["bound"]):  # until November 2026 a sentence
         after.append(bound if isinstance(bound, str) else words.sentence(bound))
     elif number and answer["fewest_failed"] is None:
         after.append(f"next: raise size.max_accelerators; nothing failed up to {number}")
@@ -119,10 +124,11 @@ def _present_try(answers: Sequence[Answer]) -> list[Block]:
     folds: list[Block] = []
     for answer in answers:
         runs = answer["points"]
-        parts: list[Block] = [Lines([words.evidence_of(answer["first"])])]
+        parts: list[Block] = [Lines([words.evidence_of(answer)])]
         if runs:
             table = _table(runs, answer["threshold"])
-            parts = [table, *plots_of(runs, answer), Lines(_limit_lines(answer))]
+            lines = [*_limit_lines(answer), *_doubts(answer)]
+            parts = [table, *plots_of(runs, answer), Lines(lines)]
         parts += _where(answer).blocks
         folds.append(Fold(f"{answer['workload']}: runs and dataset", parts))
     return [
@@ -131,13 +137,19 @@ def _present_try(answers: Sequence[Answer]) -> list[Block]:
             answers,
             Column("workload", "workload"),
             Column("accelerators", _number),
-            Column("range", lambda answer: range_of(answer["first"]), spare=2),
+            Column("range", range_of, spare=2),
             Column("N*", "real_accelerators", ".2f"),
             Column("one needs", _needs, format_rate),
             Column("storage gives", _gives, format_rate, spare=1),
             Column("limit", "limit", text=True),
         ),
-        Lines([f"{REAL}; one needs: bytes/s at the required AU", FIRST]),
+        Lines(
+            [
+                f"{REAL}; one needs: bytes/s at the required AU",
+                *[COMPUTED] * any(answer["is_computed"] for answer in answers),
+                FIRST,
+            ]
+        ),
         *folds,
         *_next(answers),
     ]
@@ -170,7 +182,13 @@ def present_table(answers: Sequence[Answer]) -> list[Block]:
     )
     notes = [QUICK] * any(each["quick"] for each in answers)
     notes += [AT_LEAST] * any(each["at_least"] for each in answers)
-    notes += dict.fromkeys(words.sentence(found) for each in answers for found in each["findings"])
+    notes += [COMPUTED] * any(each["is_computed"] for each in answers)
+    notes += dict.fromkeys(
+        words.sentence(found)
+        for each in answers
+        for found in each["findings"]
+        if found["kind"] not in _OF_ONE_RUN
+    )
     notes += [FIRST] * any(each["first"] for each in answers)
     plots = [_plot_of_all(answers)] if len(answers) > 1 else []
     return [table, Lines(notes), *plots]
@@ -185,55 +203,65 @@ def sentence(answer: Answer) -> str:
     accelerator, network = _plain(answer["workload"])
     required = f"{answer['threshold']:g}%"
     if number:
-        least = "at least " if _is_least(answer) else ""
-        band = ""
-        if first and first["high"] != first["low"] and not least:
-            band = f" ({range_of(first)})"
+        least = "at least " if answer["at_least"] else ""
+        band = "" if least or answer["low"] == answer["high"] else f" ({range_of(answer)})"
         many = f"{least}{counted(number, accelerator)} of {network}{band}"
-        parts = [f"feeds {many} at AU {required} or more", *_limits(answer)]
+        parts = [f"feeds {many} at AU {required} or more{_computed(answer)}"]
     else:
-        runs, reached = answer["points"], ""
-        if runs:
-            fewest = min(run["num_accelerators"] for run in runs)
-            au = fmean(run["au_percentage"] for run in runs if run["num_accelerators"] == fewest)
-            reached = f": AU {au:.2f}%, required {required}"
-        parts = [f"cannot feed one {accelerator} of {network}{reached}", *_limits(answer)]
+        fewest = min((run["num_accelerators"] for run in answer["points"]), default=0)
+        what = f"cannot feed one {accelerator} of {network}"
+        if fewest > 1 and answer["at_least"]:  # nobody knows
+            what = f"feeds no number of {accelerator}s of {network} that was tried"
+        au = [run["au_percentage"] for run in answer["points"] if run["num_accelerators"] == fewest]
+        reached = f"AU {fmean(au):.2f}%, required {required}" if au else ""
+        reached += f", with {fewest}" if fewest > 1 else ""
+        parts = [f"{what}{_computed(answer)}" + (f": {reached}" if reached else "")]
+    parts += _limits(answer)
+    if answer["phases"]:
+        parts.append(f"not steady: {words.fed(answer['phases'])}")
     quick = ["a quick search"] if answer["quick"] and not first else []
-    known = _OF_EVERY_TRY if first else ()
-    remarks = [words.sentence(each) for each in answer["findings"] if each["kind"] not in known]
+    known = (*_OF_ONE_RUN, *(_OF_EVERY_TRY if first else ()))
+    found = weighing(answer, "weakens", "remark")
+    remarks = [words.sentence(each) for each in found if each["kind"] not in known]
     return "; ".join([*parts, *quick, *remarks])
 
 
-def _is_least(answer: Answer) -> bool:
-    """Return whether the storage surely feeds the number: short runs may only make it likely."""
-    first = answer["first"]
-    return bool(answer["at_least"] and not (first and first["low"] < answer["num_accelerators"]))
-
-
-def range_of(found: Mapping[str, Any]) -> str:
+def range_of(answer: Answer) -> str:
     """Return "6 to 8", or "6 or more" where `high` is not known."""
-    return (
-        f"{found['low']} or more" if found["high"] is None else f"{found['low']} to {found['high']}"
-    )
+    if answer["high"] is None:
+        return f"{answer['low']} or more"
+    return f"{answer['low']} to {answer['high']}"
+
+
+def _computed(answer: Answer) -> str:
+    """Return that no run had the answer's number, with those that were run; "" where one had."""
+    if not answer["is_computed"]:
+        return ""
+    numbers = sorted({run["num_accelerators"] for run in answer["points"]})
+    *others, last = map(str, numbers or ["none"])
+    were = f"{', '.join(others)} and {last} were" if others else f"{last} was"
+    return f", by arithmetic: only {were} run" if numbers else ", by arithmetic: no run was made"
 
 
 def _limits(answer: Answer) -> list[str]:
-    """Return what a sentence says of the limits: "limit: the drive, 1.5 GB/s"."""
+    """Return what a sentence says of the limit: "limit: the drive, 1.5 GB/s"."""
     gives, needs = _gives(answer), format_rate(_needs(answer))
     if not answer["num_accelerators"] and not answer["at_least"] and gives is not None:
         return [f"one needs {needs}, this storage gives {format_rate(gives)}"]
-    if answer["fewest_failed"] is None:
+    if answer["at_least"] and answer["fewest_failed"] is None:
         return ["nothing that was tried failed, so it may feed more"]
-    runs, named = _deciding(answer), []
-    for run in runs:
-        rate = format_rate(run["read_bytes_per_second"])
-        storage = "the drive" if answer["drives"] == 1 else "the storage"
-        limit = f"{storage}, {rate}" if run["limit"] == "storage" else run["limit"]
-        at = f" at {run['num_accelerators']}" if len(runs) > 1 else ""
-        named.append(f"limit{at}: {limit}")
-    if named and answer["at_least"]:
-        named[-1] += ", so the storage may feed more"
-    return named
+    if answer["limit"] != "storage":
+        return [f"limit: {answer['limit']}, so the storage may feed more"]
+    return [f"limit: {_storage(answer)}" + (f", {format_rate(gives)}" if gives else "")]
+
+
+def _storage(answer: Answer) -> str:
+    return "the drive" if answer["drives"] == 1 else "the storage"
+
+
+def _doubts(answer: Answer) -> list[str]:
+    """Return what keeps the runs from being of one mind."""
+    return words.sentences(answer, "note")
 
 
 def _gives(answer: Answer) -> float | None:
@@ -262,7 +290,8 @@ def _tone(answer: Answer) -> Tone:
     """Return "pass" only for an answer by the rule that nothing weakens."""
     if not answer["num_accelerators"] and not answer["at_least"]:
         return "fail"
-    unsure = any(answer[name] for name in ("at_least", "first", "quick", "findings"))
+    weak = ("at_least", "first", "quick", "is_computed", "phases", "findings")
+    unsure = any(answer[name] for name in weak)
     return "caution" if unsure else "pass"
 
 
@@ -325,7 +354,7 @@ def plots_of(runs: Sequence[Run], answer: Answer) -> list[Plot]:
     bands = [Bands("N*: 95% interval", "first", [interval])] if interval else []
     if number:
         half = (x.high - x.low) / 60
-        least_of = "at least " if _is_least(answer) else ""
+        least_of = "at least " if answer["at_least"] else ""
         bands.append(Bands(f"answer: {least_of}{number}", "mark", [(number - half, number + half)]))
     reached = [run["au_percentage"] for run in runs]
     rates = [run["read_bytes_per_second"] for run in runs]
@@ -414,8 +443,9 @@ def shown_runs(answer: Answer) -> Sequence[Run]:
 
 def _number(answer: Answer) -> str:
     """Return the number of accelerators with its marks: a lower bound, a quick search."""
-    quick = " (quick)" if answer["quick"] and not answer["first"] else ""
-    return f"{'≥ ' if _is_least(answer) else ''}{answer['num_accelerators']}{quick}"
+    mark = " (computed)" if answer["is_computed"] else ""
+    mark += " (quick)" if answer["quick"] and not answer["first"] else ""
+    return f"{'≥ ' if answer['at_least'] else ''}{answer['num_accelerators']}{mark}"
 
 
 def _nominal_rate(answer: Answer) -> str:
@@ -429,7 +459,7 @@ def _nominal_rate(answer: Answer) -> str:
 def row_of(answer: Answer) -> dict[str, str]:
     """Return the cells of an answer in the table across results."""
     runs = shown_runs(answer)
-    cells = {"accelerators": str(runs[-1]["num_accelerators"] if runs else 0)}
+    cells = {"accelerators": str(answer["num_accelerators"])}
     for head, name in (("AU (%)", "au_percentage"), ("samples/s", "samples_per_second")):
         if runs:
             cells[head] = f"{fmean(run[name] for run in runs):.2f}"

@@ -120,12 +120,17 @@ def check_run(workload: Workload, found: RunForecast, world: World) -> None:
             examine_in_run(found.workload, found.num_accelerators, found.num_steps)
 
 
-def probe_dataset(dataset: Dataset, *, num_readers: int, seconds: float) -> float | None:
-    """Return bytes per second that threads get from a dataset's files or objects; None: nothing."""
+def probe_dataset(
+    dataset: Dataset, *, num_readers: int, seconds: float, once: bool = False
+) -> float | None:
+    """Return bytes per second that threads get from a dataset's files or objects; None: nothing.
+
+    `once`: no part of a file is read twice; objects may be.
+    """
     layout, folder, access = dataset.layout, dataset.folder, dataset.access
     files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
     paths = [folder / layout.path(file) for file in files]
     if access is not None:
         objects = [path for path in paths if isinstance(path, ObjectPath)]
         return probe_objects(access, objects, num_readers=num_readers, seconds=seconds)
-    return probe_rate(paths, num_readers=num_readers, seconds=seconds)
+    return probe_rate(paths, num_readers=num_readers, seconds=seconds, once=once)

@@ -37,7 +37,8 @@ from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, mak
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
 from dlemu.judge.records import Steps, append_steps, map_steps, write_steps
-from dlemu.judge.series import SERIES, write_series
+from dlemu.judge.series import SERIES, steady_rate, write_series
+from dlemu.judge.steady import Steadiness
 from dlemu.judge.summary import (
     CheckpointFields,
     DatasetFields,
@@ -371,6 +372,7 @@ class _Run:
         hosts, paths, reads, gets = gathered.reports
         needed = needed_ratio(self.dataset)
         seen = combine(workload, hosts, sums, paths, gets, reads=reads.tolist(), needed=needed)
+        seen = replace(seen, steady=self._steady_rate(record.folder))
         complete = complete_summary(summary, seen, metrics)
         if gathered.cached:
             cached = cache_fields(workload, emulates(workload), gathered.cached, metrics)
@@ -384,6 +386,12 @@ class _Run:
         summary["end"] = time_of_day()
         record.write()
         return Outcome(record.folder, metrics, summary)
+
+    def _steady_rate(self, folder: Path) -> Steadiness | None:
+        """Return how steadily the storage gave, if the hosts' files tell."""
+        with suppress(RunError):
+            return steady_rate(folder, in_bucket=self.dataset.access is not None)
+        return None
 
 
 @dataclass(frozen=True)
@@ -493,11 +501,14 @@ def complete_summary(summary: Summary, seen: Evidence, metrics: Metrics) -> Summ
         "read_bytes": metrics.read_bytes,
         "read_bytes_per_second": metrics.read_bytes_per_second,
     }
+    limit = find_run_limit(seen)
+    if limit.name == "storage" and seen.steady is not None:
+        measured["steady"] = seen.steady.fields
     return {
         **summary,
         "status": "complete",
         "measured": measured,
-        "limit": asdict(find_run_limit(seen)),
+        "limit": asdict(limit),
         "notes": [*summary["notes"], *seen.notes],
     }
 

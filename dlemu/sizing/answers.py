@@ -24,11 +24,11 @@ from dlemu.config.published import value_of
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DAMAGE, DlemuError, WorkloadError, in_short
 from dlemu.host.devices import devices_under
-from dlemu.judge.findings import Finding, fields_of, with_findings
+from dlemu.judge.findings import Finding, fields_of, note, with_findings
 from dlemu.judge.folders import Record, hold
 from dlemu.judge.records import SIZING, check_writable, conditions_of, damaged, read_sizing
 from dlemu.ranks.world import World
-from dlemu.sizing.search import Point, Range, Sizing
+from dlemu.sizing.search import Point, Sizing
 from dlemu.storage.files import read_regular
 from dlemu.terminal import Say
 
@@ -160,7 +160,7 @@ def names_of(folders: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class First(Range):
+class First:
     """What an answer of `dlemu try` has beside that of a search."""
 
     finding: Finding | None
@@ -210,10 +210,21 @@ class Sized(Sizing):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the verdicts of the shown runs say as well: the last one of each kind."""
+        """What the shown runs' verdicts say as well, the last one of each kind; and doubts."""
         found = [each for point in self.shown or self.points for each in point.findings]
         if self.first is not None and self.first.finding is not None:
             found.append(self.first.finding)
+        if self.disagree:
+            (more, slower), (fewer, faster) = self.disagree
+            found.append(
+                note(
+                    "runs_disagree",
+                    num_accelerators=(fewer, more),
+                    bytes_per_second=(faster, slower),
+                )
+            )
+        if self.first_reads is not None:
+            found.append(note("second_reads_faster", bytes_per_second=self.first_reads))
         return tuple({(each.kind, each.figures.get("text")): each for each in found}.values())
 
     @property
@@ -224,13 +235,20 @@ class Sized(Sizing):
     @property
     def fields(self) -> dict[str, Any]:
         """One of the answers in sizing.json."""
-        same = ("num_accelerators", "real_accelerators", "at_least", "fewest_failed", "interval")
+        same = (
+            *("num_accelerators", "real_accelerators", "at_least", "fewest_failed", "interval"),
+            *("low", "high", "is_computed"),
+        )
         return {
             "workload": self.workload.name,
             "target": self.target.name,
             "data_folder": self.target.folder,
             "drives": self.target.num_drives,
             **{name: getattr(self, name) for name in (*same, "threshold", "limit")},
+            "evidence": self.evidence
+            if isinstance(self.evidence, str)
+            else fields_of(self.evidence),
+            "phases": [asdict(phase) for phase in self.phases],
             "bound": self.bound and self.bound.fields,
             "quick": self.workload.size.quick,
             "demand_bytes_per_second": self.workload.demand,

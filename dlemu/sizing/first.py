@@ -47,7 +47,15 @@ from dlemu.run.job import check_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import First, Sized, SizingRecord, Target, names_of
 from dlemu.sizing.measured import PROBE_READERS, START_SECONDS, Search, probed_rate
-from dlemu.sizing.search import Goal, Point, Range, Sizing, about_runs, conclude, search
+from dlemu.sizing.search import (
+    Goal,
+    Point,
+    Sizing,
+    about_runs,
+    answer,
+    by_first_reads,
+    search,
+)
 from dlemu.storage.owned import OwnedFolder, direct
 from dlemu.storage.probe import probe_writing
 from dlemu.terminal import Say, complain, say
@@ -67,8 +75,12 @@ _RUN_SHARE = 0.2
 _LEAST_AHEAD = 12
 """A run has at least this many times the batches that are read ahead."""
 _MOST_ACCELERATORS = 512
-_SURELY_NONE = 1 / 1.3
+_SURELY_NONE = 0.5
 """Where 64 readers get less than this share of what one accelerator takes, no run is needed."""
+_SHORTEST = 0.5
+"""The last run may have this share of the steps of the others."""
+_FASTER = 1.2
+"""Second reads that are so many times as fast as the first come from a cache."""
 NAME = "dlemu-try"
 _MARK = "dlemu-try.json"
 _OURS = re.compile(r"dlemu\.json|dlemu\.files\.npy|plan\.json|.*\.journal|img_\d+_of_\d+\.\w+")
@@ -325,15 +337,14 @@ def try_storage(
             until = time.perf_counter() + share
             one = _Try(storage, files, record, until=until, end=end, say=say)
             say(f"{place + 1}/{len(datasets)} {one.describe()}")
-            found, between = one.conclude()
+            found = one.find()
             number = found.num_accelerators
             needs, commands = full_measurement(
-                trial.folder, files, number, between.high or number, write_rate=rate, own=own
+                trial.folder, files, number, found.high or number, write_rate=rate, own=own
             )
             reads, asked = files.workload.reader.data_loader, job.reader.data_loader
             instead = remark("other_loader", reads=reads, asked=asked)
             first = First(
-                **vars(between),
                 finding=None if reads == asked else instead,
                 written=files.written,
                 commands=commands,
@@ -425,11 +436,13 @@ class _Try(Search):
         done = f"writing {what}" if self._files.written else f"{folder}: {what}, there already"
         return f"{self._workload.name}: {done}{self._left()}"
 
-    def conclude(self) -> tuple[Sizing, Range]:
-        """Return the answer for the workload, and between which numbers it lies."""
+    def find(self) -> Sizing:
+        """Return the answer for the workload."""
         if self._files.written:
             generate(self._files.workload, world=Alone())
-        rate = probed_rate(Dataset(self._workload, self._files.layout))
+        dataset = Dataset(self._workload, self._files.layout)
+        rate = probed_rate(dataset, once=True)
+        threshold = 100 * self._workload.metric.au
         taken = self._workload.metric.au * self._workload.demand
         self._expected = rate / taken
         self._say(
@@ -437,47 +450,61 @@ class _Try(Search):
             f"{self._expected:.1f} accelerators take"
         )
         if self._expected < _SURELY_NONE:
-            none = Sizing(
+            return Sizing(
                 num_accelerators=0,
                 real_accelerators=self._expected,
                 at_least=False,
-                threshold=100 * self._workload.metric.au,
+                threshold=threshold,
                 interval=(0.7 * self._expected, 1.1 * self._expected),
+                low=0,
+                high=0,
+                is_computed=True,
                 limit="storage",
+                evidence=(
+                    note(
+                        "probe_below_one",
+                        num_readers=PROBE_READERS,
+                        bytes_per_second=rate,
+                        needed_bytes_per_second=taken,
+                    ),
+                ),
             )
-            found = note(
-                "probe_below_one",
-                num_readers=PROBE_READERS,
-                bytes_per_second=rate,
-                needed_bytes_per_second=taken,
-            )
-            return none, Range(low=0, high=0, evidence=(found,))
         most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
-        threshold = 100 * self._workload.metric.au
         start = max(1, min(math.floor(self._expected) + 1, most))
+        goal = Goal(threshold, most, start, confirm=1, is_short=True)
         self._record.add(self._name)
         try:
-            search(self._measure, Goal(threshold, most, start, confirm=1), on_event=self._keep)
+            found = search(self._measure, goal, on_event=self._keep)
         except _TimeIsUp:
             self._say("     no time is left for it")
-        share = self._workload.batches_in_flight / self._num_steps
-        return conclude(self._points, threshold=threshold, read_ahead_share=share, most=most)
+            found = answer(self._points, goal)
+        moved = max(p.num_accelerators * p.au_percentage for p in self._points) / threshold
+        if moved > _FASTER * self._expected and not self._points[0].levels:
+            is_cached = probed_rate(dataset) > _FASTER * rate
+            found = by_first_reads(found, self._expected, rate) if is_cached else found
+        return found
 
     def _measure(self, number: int, layout: Layout | None = None) -> Point:
-        """Make one run, if there is time for it."""
+        """Make one run, a shorter one if there is little time; none if there is too little."""
         feeds, points = self._expected, self._points
         if points:
             feeds = points[-1].num_accelerators * points[-1].au_percentage / 100
         slower = max(1.0, number / max(feeds, 0.1))
-        takes = self._num_steps * self._workload.train.computation_time.mean * slower
-        if points and time.perf_counter() + START_SECONDS + takes > self._until:
+        step = self._workload.train.computation_time.mean * slower
+        num_steps = self._num_steps
+        if points:
+            left = self._until - time.perf_counter() - START_SECONDS
+            num_steps = min(num_steps, math.floor(left / step))
+        if num_steps < _SHORTEST * self._num_steps:
             raise _TimeIsUp
-        return super()._measure(number, Repeated.of(self._files.layout, self._num_files(number)))
+        self._workload = self._workload.with_keys({"train.total_training_steps": num_steps})
+        files = self._num_files(number, num_steps)
+        return super()._measure(number, Repeated.of(self._files.layout, files))
 
-    def _num_files(self, accelerators: int) -> int:
+    def _num_files(self, accelerators: int, num_steps: int) -> int:
         """Return the files of an epoch; where files hold many samples, each stream ends in one."""
         per_file = self._files.layout.samples_per_file
-        samples = self._num_steps * self._workload.reader.batch_size * accelerators
+        samples = num_steps * self._workload.reader.batch_size * accelerators
         streams = self._workload.reader.num_streams * accelerators if per_file > 1 else 0
         return ceil_div(samples, per_file) + streams
 

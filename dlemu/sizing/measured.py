@@ -28,7 +28,7 @@ from dlemu.host.devices import lies_in_memory
 from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.findings import Finding, note, reason, weighing
 from dlemu.judge.metrics import passes
-from dlemu.judge.outcome import Outcome, cached_too_much, judge_run
+from dlemu.judge.outcome import Outcome, cached_too_much, judge_run, levels_of
 from dlemu.judge.records import conditions_of
 from dlemu.judge.summary import introduced
 from dlemu.loaders import descriptors_needed, most_accelerators
@@ -319,7 +319,7 @@ def settle(workload: Workload, world: World) -> tuple[Workload, Layout, Finding 
 def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
     """Return what a search needs of a run; what memory serves is never the storage's limit."""
     metrics, found = outcome.metrics, outcome.summary["limit"]
-    cost = metrics.checkpoints
+    cost, levels = metrics.checkpoints, levels_of(outcome.summary)
     limit, evidence = found["name"], tuple(map(Finding.of, found["evidence"]))
     judgement = judge_run(workload, metrics, outcome.summary)
     if in_memory and limit_in_memory(limit) != limit:
@@ -335,6 +335,9 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         seconds=seconds,
         au_with_stalls_percentage=None if cost is None else cost["au_with_stalls_percentage"],
         findings=tuple(map(Finding.of, weighing(judgement, "weakens", "remark"))),
+        whole_au_percentage=metrics.whole_epoch_au_percentage,
+        noise=metrics.au_noise,
+        levels=tuple(levels) if len(levels) > 1 and limit == "storage" else (),
     )
 
 
@@ -406,9 +409,13 @@ def _with_cache(workload: Workload, origin: float, cached: float) -> float:
     return rate_at(given.warm if warm else given.cold, workload.metric.au)
 
 
-def probed_rate(dataset: Dataset) -> float:
-    """Return bytes per second that PROBE_READERS threads get from a dataset, 0 if nothing."""
-    return probe_dataset(dataset, num_readers=PROBE_READERS, seconds=_PROBE_SECONDS) or 0.0
+def probed_rate(dataset: Dataset, *, once: bool = False) -> float:
+    """Return bytes per second that PROBE_READERS threads get from a dataset, 0 if nothing.
+
+    `once`: no part of it is read twice.
+    """
+    readers, seconds = PROBE_READERS, _PROBE_SECONDS
+    return probe_dataset(dataset, num_readers=readers, seconds=seconds, once=once) or 0.0
 
 
 def plan_of(enough: SizeCheck, first: int, expected: float) -> list[Finding]:

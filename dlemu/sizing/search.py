@@ -12,13 +12,14 @@ describes the method and how well it did in simulation.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
-from dlemu.judge.findings import Finding, note
+from dlemu.judge.capacity import Capacity, Observed, Phase, infer, phases_of, real_accelerators
+from dlemu.judge.findings import Finding
 from dlemu.judge.metrics import passes
+from dlemu.judge.steady import CEILING, Level, trend_of
 from dlemu.units import counted
 
 # Run-to-run sd of AU in the published MLPerf Storage v1.0 cells: median 0.18 points, 90th
@@ -27,23 +28,19 @@ _PRIOR_SD = 0.3
 _PRIOR_WEIGHT = 2
 # The very first run reads up to about this many points low: nothing is warm yet.
 _FIRST_RUN_LOW = 1.0
-# AU where nothing waits for storage: 98.7 to 98.8 in the published cells, less some noise.
-_CEILING = 98.0
 # A run is disturbed if its AU is this many points below what other runs promise (noise is smaller),
 # or if the host kept it below this share of what the storage gave to more accelerators. Of each
 # number, at most this many disturbed runs are left out.
 _MOST_DISTURBED = 2
 _DISTURBED_POINTS = 3.0
 _DISTURBED_SHARE = 0.95
-# N* rests on runs with these limits: a run that another resource limited says nothing about the
-# storage. "none" is the limit of a run that loses too little time to look for one.
-_STORAGE = ("storage", "none")
 # More than 1.5 times what a storage feeds can make its rate collapse; such a run tells nothing.
 _OVERLOAD = 1.5
-# One short run differs from the next by this share of its rate (benchmarks/truth.py).
-_NOISE = 0.03
-# Short runs whose AU is so many points further off the threshold than the nearest do not count.
-_NEAR = 10.0
+# Short runs differ by this share of their rate, one sd (benchmarks/truth.py).
+_SHORT_NOISE = 0.015
+_ONCE_MORE = "other runs did better: once more"
+# A storage has changed if it gives this share less, or more, than before.
+_CHANGED = 0.15
 
 
 Evidence = str | tuple[Finding, ...]
@@ -70,6 +67,23 @@ class Point:
     """AU with all waiting for checkpoints counted; None: the run took none."""
     findings: tuple[Finding, ...] = ()
     """What the run's verdict says as well, such as how much came from memory."""
+    whole_au_percentage: float | None = None
+    """AU with the first step of each epoch."""
+    noise: float = 0.0
+    """Relative standard error of its AU, by parts of its steps."""
+    levels: tuple[Level, ...] = ()
+    """Of the storage's rate, if it was the limit and changed; in order."""
+
+    @property
+    def fell(self) -> bool:
+        """Whether the storage's rate fell once, and stayed there."""
+        return trend_of(self.levels) == "fell"
+
+    @property
+    def settled_percentage(self) -> float:
+        """AU at the last level of a rate that fell; else the AU."""
+        last = self.levels[-1].au_percentage if self.fell else None
+        return self.au_percentage if last is None else last
 
 
 @dataclass(frozen=True)
@@ -103,9 +117,23 @@ class Sizing:
     confirmations: tuple[Point, ...] = ()
     """The last consecutive runs with `num_accelerators`; all pass."""
     interval: tuple[float, float] | None
-    """95 % interval of `real_accelerators`, from the noise of the runs; None where that is None."""
+    """95 % interval of `real_accelerators`; None: nothing bounds it from above."""
+    low: int
+    """`num_accelerators` lies between this and `high`, 95 %."""
+    high: int | None
+    """None: nothing bounds it from above."""
+    is_computed: bool = False
+    """No run had `num_accelerators`: the number follows from the rate of others."""
     limit: str
-    """Limit of most of the failing runs (`Point.limit`); `none` or `unclear`: there is none."""
+    """What held back the run that decides (`Point.limit`); `none` or `unclear`: nothing did."""
+    evidence: Evidence = ()
+    """What that was concluded from."""
+    disagree: tuple[tuple[int, float], ...] = ()
+    """Of two runs whose rates differ by more than their noise: accelerators and bytes/s."""
+    first_reads: float | None = None
+    """Bytes/s of files that were read for the first time, if they are slower than second reads."""
+    phases: tuple[Phase, ...] = ()
+    """What the storage fed over time, if that changed, in order; the answer is of the last."""
 
     @property
     def seconds(self) -> float:
@@ -124,6 +152,8 @@ class Goal:
     """The first number to try; a good prediction saves runs."""
     confirm: int = 5
     """Consecutive passing runs that confirm the answer; 0 counts as 1."""
+    is_short: bool = False
+    """Epochs are short: much of them is read in the step left out, and the files once more."""
 
 
 def search(
@@ -145,7 +175,7 @@ def search(
         number, reason = history.next_run()
         on_event(Event(measured, number, reason))
         if number is None:
-            return history.result()
+            return history.result(ended=True)
         measured = measure(number)
         points.append(measured)
 
@@ -158,17 +188,47 @@ def about_runs(confirm: int, made: int = 0) -> int:
     return max(2 + max(1, confirm), made + 1)
 
 
+def answer(points: Sequence[Point], goal: Goal) -> Sizing:
+    """Return what runs say when there is time for no more."""
+    return _History(points, goal, is_last=True).result(ended=False)
+
+
+def by_first_reads(found: Sizing, feeds: float, rate: float) -> Sizing:
+    """Return the answer of a storage whose second reads are faster, from what first reads feed."""
+    number = min(found.num_accelerators, math.floor(feeds))
+    ends = ((1 - _CHANGED) * feeds, (1 + _CHANGED) * feeds)
+    return replace(
+        found,
+        num_accelerators=number,
+        real_accelerators=feeds,
+        at_least=found.high is None,
+        interval=ends,
+        low=min(number, math.floor(ends[0])),
+        high=found.high if found.high is None else max(found.high, math.floor(ends[1])),
+        is_computed=True,
+        confirmations=(),
+        limit="storage",
+        disagree=(),
+        first_reads=rate,
+    )
+
+
 class _History:
     """The runs so far, and what they say about each number of accelerators."""
 
-    def __init__(self, points: Sequence[Point], goal: Goal) -> None:
-        self.points, self.goal, self.threshold = points, goal, goal.threshold
+    def __init__(self, points: Sequence[Point], goal: Goal, *, is_last: bool = False) -> None:
+        self.all, self.goal, self.threshold = points, goal, goal.threshold
         self.confirm = max(1, goal.confirm)
-        self.counted = _undisturbed(points, self.threshold)
+        since, self.phases = _last_change(points, self.threshold, is_last=is_last)
+        self.points = points[since:]
+        """Those since the storage last changed."""
+        self.counted = _undisturbed(self.points, self.threshold)
+        if is_last and self.points and self.points[-1] not in self.counted:
+            self.counted = list(self.points)  # it was not repeated: nobody knows
         self.runs: dict[int, list[float]] = {}
         """AU of the counted runs, by number of accelerators."""
         for point in self.counted:
-            self.runs.setdefault(point.num_accelerators, []).append(point.au_percentage)
+            self.runs.setdefault(point.num_accelerators, []).append(point.settled_percentage)
         self.means = {number: fmean(runs) for number, runs in self.runs.items()}
         squares = [(au - self.means[n]) ** 2 for n, runs in self.runs.items() for au in runs]
         freedom = len(squares) - len(self.runs) + _PRIOR_WEIGHT
@@ -187,13 +247,15 @@ class _History:
             return self.goal.start, "start"
         last = self.points[-1].num_accelerators
         if self.points[-1] is not self.counted[-1]:
-            return last, "disturbed, for more accelerators did better: once more"
+            return last, _ONCE_MORE
         if self.fewest_failed == 1:
             return None, "one accelerator alone is under the threshold"
         passed = len(self._confirmations())
         if last < self.fewest_failed and passed == 0:
             return last, "within the noise of the threshold: once more"
         if last < self.fewest_failed <= last + self._resolution(last):
+            if self._contradicted():
+                return self.fewest_failed, _ONCE_MORE
             if passed < self.confirm:
                 return last, f"confirming run {passed + 1} of {self.confirm}"
             return None, f"{counted(passed, 'consecutive run')} passed"
@@ -206,52 +268,117 @@ class _History:
             return fits, f"confirming run 1 of {self.confirm}"
         return fits + resolution, f"the estimate is {feeds:.2f} accelerators: expected to fail"
 
-    def result(self) -> Sizing:
-        """Return the answer, once `next_run` says that enough is known."""
-        number = self.most_passed
-        confirmations = self._confirmations()[-self.confirm :] if number else ()
-        failing = [p for p in self.counted if not passes(p.au_percentage, self.threshold)]
-        limit = _limit_of(failing or self.points[-1:])
-        nothing_failed = self.fewest_failed > self.goal.max_accelerators
-        real, interval = None, None
-        if limit == "storage" and not nothing_failed:
-            real, interval = self._real(number)
-            if real is None:  # then only the runs that decided the answer count
-                limit = _limit_of([p for p in failing if p.num_accelerators == self.fewest_failed])
+    def result(self, *, ended: bool) -> Sizing:
+        """Return the answer; `ended`: `next_run` says that enough is known."""
+        passed, failed = self.most_passed, self.fewest_failed
+        failing = [p for p in self.counted if p.num_accelerators == failed]
+        nothing_failed = not failing
+        decides = (failing or self.points)[-1]
+        found = self._inferred(decides if failing else None)
+        if ended and nothing_failed and (found.real_accelerators or 0) >= passed + 1:
+            found = Capacity(real_accelerators=None, interval=None, low=passed, high=None)
+        limit = "storage" if found.high is not None else decides.limit or "unclear"
+        number = passed
+        if not ended and found.real_accelerators is not None:
+            number = max(passed, min(math.floor(found.real_accelerators + 1e-9), failed - 1))
+        low, high = self._with_phases(min(found.low, number), found.high)
+        near = [p for p in self.counted if p.limit == limit and p.evidence]
         return Sizing(
             num_accelerators=number,
-            real_accelerators=real,
-            at_least=nothing_failed or limit != "storage",
-            fewest_failed=None if nothing_failed else self.fewest_failed,
+            real_accelerators=found.real_accelerators,
+            at_least=high is None,
+            fewest_failed=None if nothing_failed else failed,
             threshold=self.threshold,
-            points=tuple(self.points),
-            confirmations=tuple(confirmations),
-            interval=interval,
+            points=tuple(self.all),
+            confirmations=tuple(self._runs_of(number)),
+            interval=found.interval,
+            low=low,
+            high=None if high is None else max(high, number),
+            is_computed=self._is_computed(number) and (number > 0 or high is not None),
             limit=limit,
+            evidence=near[-1].evidence if near else decides.evidence,
+            disagree=tuple(
+                (each.num_accelerators, each.bytes_per_second) for each in found.disagree or ()
+            ),
+            phases=self._with_real(found.real_accelerators),
         )
 
-    def _real(self, number: int) -> tuple[float | None, tuple[float, float] | None]:
-        """Return N* and its interval; None where the storage's runs contradict what passed."""
-        near = self._near([p for p in self.counted if p.limit in _STORAGE])
-        feeds = self._feeds(near)
-        if feeds is None or self._contradicted(feeds, number):
-            return None, None
-        # 2 sd of one run is 95 %; a little more, because sd is itself an estimate.
-        noise = 2.5 * self.sd / math.sqrt(len(near))
-        if near == [self.points[0]]:
-            noise += _FIRST_RUN_LOW
-        spread = feeds * noise / self.threshold
-        return feeds, (max(0.0, feeds - spread), feeds + spread)
+    def _inferred(self, failing: Point | None) -> Capacity:
+        """Return what the runs say of the storage, if it explains the run that `failing` is."""
+        seen = [self._observed(point) for point in self._settled_in]
+        passed, failed = self.most_passed, None if failing is None else failing.num_accelerators
+        found = infer(seen, threshold=self.threshold, passed=passed, failed=failed)
+        if failing is None or failing.limit == "storage" or found.high is None:
+            return found
+        real, number = found.real_accelerators, failing.num_accelerators
+        moved = number * failing.settled_percentage / self.threshold
+        if real is not None and (1 - _CHANGED / 3) * real < moved < real < number:
+            return found
+        others = [run for run in seen if not run.held]
+        return infer(others, threshold=self.threshold, passed=passed, failed=failed)
 
-    def _contradicted(self, feeds: float, number: int) -> bool:
-        """Return whether N* = `feeds` is off the AU at the answer or above it, beyond the noise."""
-        ceiling = max(self.means.values())  # where AU is lower than N* alone promises
-        promised = min(ceiling, self.threshold * feeds / self.fewest_failed)
-        if self.means[self.fewest_failed] < promised - _DISTURBED_POINTS:
-            return True
-        return number > 0 and self.means[number] > (
-            self.threshold * feeds / number + _DISTURBED_POINTS
+    @property
+    def _settled_in(self) -> Sequence[Point]:
+        """The counted runs; the first of all is low, and counts only if there is no other."""
+        others = [point for point in self.counted if point is not self.all[0]]
+        held = any(point.limit == "storage" for point in others)
+        return others if held and not self.goal.is_short else self.counted
+
+    def _observed(self, point: Point) -> Observed:
+        settled, whole = point.settled_percentage, point.whole_au_percentage
+        is_part = bool(point.levels) or whole is None or not self.goal.is_short
+        phases = _phases(point, self.threshold)
+        feeds = [phase.feeds for phase in phases]
+        prior = _SHORT_NOISE if self.goal.is_short else self.sd / self.threshold
+        return Observed(
+            num_accelerators=point.num_accelerators,
+            au_percentage=settled,
+            least_au_percentage=settled if whole is None or is_part else min(settled, whole),
+            held=True if point.limit == "storage" else False if point.limit == "none" else None,
+            noise=math.hypot(prior, point.noise),
+            bytes_per_second=phases[-1].bytes_per_second
+            if point.fell
+            else point.read_bytes_per_second,
+            between=None if point.fell or len(feeds) == 1 else (min(feeds), max(feeds)),
         )
+
+    def _with_real(self, real: float | None) -> tuple[Phase, ...]:
+        """Return the phases, the last one with N*."""
+        if real is None or not self.phases:
+            return self.phases
+        *before, last = self.phases
+        return (*before, replace(last, feeds=real))
+
+    def _is_computed(self, number: int) -> bool:
+        """Return whether no run decides about a number; that 0 is the answer, a run with 1 does."""
+        runs = self._runs_of(number) if number else self.all
+        return not any(point.num_accelerators == max(1, number) for point in runs)
+
+    def _with_phases(self, low: int, high: int | None) -> tuple[int, int | None]:
+        """Return a range that has what the storage fed before it changed: that may come again."""
+        for phase in self.phases[:-1]:
+            low = min(low, math.floor(phase.feeds))
+            if high is not None:
+                high = max(high, math.floor(phase.feeds))
+        return low, high
+
+    def _runs_of(self, number: int) -> list[Point]:
+        """Return the runs that confirm the number: the last passing ones with it."""
+        if number == 0:
+            return []
+        confirming = self._confirmations()[-self.confirm :]
+        if confirming and confirming[-1].num_accelerators == number:
+            return confirming
+        return [p for p in self.counted if p.num_accelerators == number and self._passed(p)]
+
+    def _passed(self, point: Point) -> bool:
+        return passes(point.settled_percentage, self.threshold)
+
+    def _contradicted(self) -> bool:
+        """Return whether the only run that failed got clearly less than fewer accelerators did."""
+        runs = self.runs.get(self.fewest_failed, [])
+        moved = self.most_passed * self.means[self.most_passed]
+        return len(runs) == 1 and runs[0] * self.fewest_failed < (1 - _CHANGED / 2) * moved
 
     def _failed(self, number: int) -> bool:
         """Return whether this number fails: a near miss of the very first run is repeated."""
@@ -267,7 +394,7 @@ class _History:
         confirming: list[Point] = []
         for point in reversed(self.points):
             same = point.num_accelerators == self.points[-1].num_accelerators
-            if not same or not passes(point.au_percentage, self.threshold):
+            if not same or not self._passed(point):
                 break
             confirming.insert(0, point)
         return confirming
@@ -284,7 +411,7 @@ class _History:
         """
         mean = self.means[number]
         fewer = max((n for n in self.means if n * 1.1 <= number), default=None)
-        reference = _CEILING if fewer is None else self.means[fewer]
+        reference = CEILING if fewer is None else self.means[fewer]
         noise = min(3.0, max(1.0, 3 * self.sd))  # bounded: a noisy host must not hide saturation
         if mean >= reference - max(noise, (reference - self.threshold) / 2):
             return False
@@ -319,10 +446,52 @@ class _History:
         return min(grown, self.fewest_failed - 1)
 
 
-def _limit_of(points: Sequence[Point]) -> str:
-    """Return the limit of most runs; on a tie that of the later run, nearer to the answer."""
-    limits = Counter(point.limit or "unclear" for point in reversed(points))
-    return limits.most_common(1)[0][0]
+def _last_change(
+    points: Sequence[Point], threshold: float, *, is_last: bool
+) -> tuple[int, tuple[Phase, ...]]:
+    """Return from which run on the storage gives what it gives last, and what it fed before.
+
+    It has become slower if all that it held back since fed clearly less than an earlier run with as
+    many accelerators or more. Two runs must show it, or one by the levels of its rate, or the last
+    one that there is time for.
+    """
+    fewest = 1 if is_last else 2
+    phases = [_phases(point, threshold) for point in points]
+    for since, first in enumerate(points):
+        earlier = [phase for each in phases[:since] for phase in each]
+        earlier += phases[since][:1] if first.fell else []
+        later = [each[-1] for each in phases[since:]]
+        held = [phase for phase in later if not phase.at_least]
+        if not earlier or later[0].at_least or (len(held) < fewest and not first.fell):
+            continue
+        most = max(point.num_accelerators for point in points[: since + first.fell])
+        slower = (1 - _CHANGED) * max(phase.feeds for phase in earlier)
+        if first.num_accelerators <= most and all(phase.feeds < slower for phase in later):
+            return since, (_together(earlier), _together(held))
+    return 0, ()
+
+
+def _phases(point: Point, threshold: float) -> list[Phase]:
+    """Return what the storage fed in a run; at least so much where it was not the limit."""
+    number, au, rate = point.num_accelerators, point.au_percentage, point.read_bytes_per_second
+    if point.levels:
+        return phases_of(number, au, point.levels, threshold)
+    feeds = real_accelerators(number, au, threshold)
+    is_free = point.limit != "storage" or au >= CEILING
+    return [Phase(point.seconds, feeds, rate, is_free)]
+
+
+def _together(phases: Sequence[Phase]) -> Phase:
+    """Return phases as one: of those at which the storage was the limit, else the most that was."""
+    best = max(phases, key=lambda phase: phase.feeds)
+    seconds = math.fsum(phase.seconds for phase in phases)
+    held = [phase for phase in phases if not phase.at_least]
+    if best.at_least or not held:
+        return replace(best, seconds=seconds)
+    feeds, rate = (
+        fmean(getattr(each, name) for each in held) for name in ("feeds", "bytes_per_second")
+    )
+    return Phase(seconds, feeds, rate, at_least=False)
 
 
 def _undisturbed(points: Sequence[Point], threshold: float) -> list[Point]:
@@ -353,65 +522,3 @@ def _disturbed(run: Point, same: Sequence[Point], more: Sequence[Point], thresho
     hosts_fault = run.limit not in (None, "storage") and any(p.limit == "storage" for p in more)
     failed = not passes(run.au_percentage, threshold)
     return failed and hosts_fault and moved < _DISTURBED_SHARE * reached
-
-
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    """Between which numbers the answer of some short runs lies."""
-
-    low: int
-    high: int | None
-    """None: something other than the storage held the runs back."""
-    evidence: Evidence
-    """What the limit was concluded from."""
-
-
-def conclude(
-    points: Sequence[Point], *, threshold: float, read_ahead_share: float, most: int
-) -> tuple[Sizing, Range]:
-    """Return what runs say whose AU may be too high by `read_ahead_share`.
-
-    Storage that is the limit moves the same bytes for any number, so N x AU of such a run gives the
-    number at which AU meets the threshold. `most`: the number that could be tried at all.
-    """
-    failed = [p for p in points if not passes(p.au_percentage, threshold)]
-    passed = [p for p in points if p not in failed]
-    fewest = min((p.num_accelerators for p in failed), default=most + 1)
-    below = [p.num_accelerators for p in passed if p.num_accelerators < fewest]
-    number, limit, real, interval = max(below, default=0), "storage", None, None
-    if any(p.limit == "storage" for p in failed):
-        off = {id(p): abs(p.au_percentage - threshold) for p in points if p.limit == "storage"}
-        near = [p for p in points if off.get(id(p), math.inf) <= min(off.values()) + _NEAR]
-        feeds = [p.num_accelerators * p.au_percentage / threshold for p in near]
-        low = min(feeds) * (1 - read_ahead_share) * (1 - _NOISE)
-        high = max([number, *feeds]) * (1 + _NOISE)  # what passed may have done better
-        real, interval = max(number, fmean(feeds) * (1 - read_ahead_share / 2)), (low, high)
-        number = min(max(math.floor(real), number), fewest - 1)
-        between = Range(
-            low=min(number, math.floor(low)),
-            high=max(number, math.floor(high)),
-            evidence=near[-1].evidence,
-        )
-    else:
-        moved = max((p.num_accelerators * p.au_percentage / threshold for p in points), default=0.0)
-        surely = math.floor(moved * (1 - read_ahead_share) * (1 - _NOISE))
-        limit = "none"
-        evidence: Evidence = (note("nothing_failed", num_accelerators=number),)
-        if failed:
-            worst = next(p for p in failed if p.num_accelerators == fewest)
-            moved = max(p.num_accelerators * p.au_percentage / threshold for p in failed)
-            number = min(max(number, math.floor(moved)), fewest - 1)
-            limit, evidence = worst.limit or "unclear", worst.evidence
-        between = Range(low=min(number, surely), high=None, evidence=evidence)
-    found = Sizing(
-        num_accelerators=number,
-        real_accelerators=real,
-        at_least=between.high is None,
-        fewest_failed=fewest if failed else None,
-        threshold=threshold,
-        points=tuple(points),
-        confirmations=tuple(p for p in passed if p.num_accelerators == number),
-        interval=interval,
-        limit=limit,
-    )
-    return found, between

@@ -3,11 +3,12 @@
 import fcntl
 import math
 import os
+import random
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -57,13 +58,21 @@ def probe_readers(paths: Sequence[Path], *, few: int, many: int, seconds: float)
 
 
 def probe_rate(
-    paths: Sequence[Path], *, num_readers: int, seconds: float, seed: int = 0
+    paths: Sequence[Path],
+    *,
+    num_readers: int,
+    seconds: float,
+    seed: int = 0,
+    once: bool = False,
 ) -> float | None:
     """Return bytes per second that `num_readers` threads get from random 1 MiB pieces of files.
 
     Reads bypass the page cache if the file system allows that. None if nothing could be read.
+    `once`: no piece is read twice, which a cache in the drive would serve; it ends with the files.
     """
-    pieces = partial(_random_pieces, paths)
+    pieces: Callable[[np.random.Generator], Iterator[int]] = partial(_random_pieces, paths)
+    if once:
+        pieces = partial(_pieces_once, _all_pieces(paths, seed))
     return rate_of(pieces, num_readers=num_readers, seconds=seconds, seed=seed)
 
 
@@ -115,17 +124,46 @@ def _random_pieces(paths: Sequence[Path], generator: np.random.Generator) -> Ite
     buffer = aligned_buffer(_PIECE)
     while True:
         path = paths[int(generator.integers(len(paths)))]
-        with suppress(OSError, DatasetError):
-            file, is_direct = direct_if_possible(open_regular, path)
-            if not is_direct:
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            try:
-                pieces = max(1, os.fstat(file).st_size // _PIECE)
-                for piece in generator.permutation(pieces)[:16]:
-                    yield os.preadv(file, [buffer], int(piece) * _PIECE)
-            finally:
-                os.close(file)
+        yield from _read(path, lambda number: generator.permutation(number)[:16], buffer)
         yield 0  # after the first piece: a reader that began late has still read one
+
+
+def _pieces_once(left: list[tuple[Path, int]], _: np.random.Generator) -> Iterator[int]:
+    """Read pieces that are left, which other threads take from as well; yield their bytes."""
+    buffer = aligned_buffer(_PIECE)
+    with suppress(IndexError):
+        while True:
+            path, piece = left.pop()
+            yield from _read(path, partial(_this, piece), buffer)
+
+
+def _this(piece: int, number: int) -> Iterable[int]:
+    """Return a piece of a file that has so many."""
+    return [piece]
+
+
+def _all_pieces(paths: Sequence[Path], seed: int) -> list[tuple[Path, int]]:
+    """Return all pieces of files, in any order."""
+    found = []
+    for path in paths:
+        with suppress(OSError):
+            pieces = max(1, path.stat().st_size // _PIECE)
+            found += [(path, piece) for piece in range(pieces)]
+    random.Random(seed).shuffle(found)
+    return found
+
+
+def _read(path: Path, choose: Callable[[int], Iterable[int]], buffer: memoryview) -> Iterator[int]:
+    """Read those pieces of a file that are chosen of so many; yield the bytes of each."""
+    with suppress(OSError, DatasetError):
+        file, is_direct = direct_if_possible(open_regular, path)
+        if not is_direct:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            for piece in choose(max(1, os.fstat(file).st_size // _PIECE)):
+                yield os.preadv(file, [buffer], int(piece) * _PIECE)
+        finally:
+            os.close(file)
 
 
 def probe_writing(folder: Path, *, seconds: float) -> float:

@@ -295,8 +295,10 @@ def _searches() -> list[Sized]:
     """Return an answer, a lower bound, and one of a storage that feeds nothing."""
     found = sized()
     bound: Any = {"num_accelerators": 9, "real_accelerators": None, "interval": None}
+    bound |= {"low": 9, "high": None}
     alone = replace(found.points[0], num_accelerators=1, au_percentage=80.0)
     none: Any = {"num_accelerators": 0, "real_accelerators": 0.89, "interval": (0.88, 0.9)}
+    none |= {"low": 0, "high": 0}
     return [
         found,
         replace(found, target=Target("d2", DATA, 2), at_least=True, limit="host cpu", **bound),
@@ -320,9 +322,9 @@ def _try() -> str:
     instead = remark("other_loader", reads="threads", asked="pytorch")
     first = First(**MADE["first"], finding=instead)
     answers = (
-        replace(fed, first=first),
-        replace(bound, first=replace(first, high=None, commands=())),
-        replace(none, first=replace(first, low=0, high=0)),
+        replace(fed, low=7, first=first),
+        replace(bound, first=replace(first, commands=())),
+        replace(none, first=first),
     )
     return render_text(present_sizing(document_of(answers, Path("/mnt/d1"))))
 

@@ -53,7 +53,17 @@ def runs(*found: tuple[int, float, str]) -> list[dict[str, Any]]:
 
 
 TWO_LIMITS = {"points": runs((10, 49.0, "storage"), (9, 77.0, "host cpu"))}
-NONE = {"num_accelerators": 0, "at_least": True, "points": runs((1, 60.0, "loader"))}
+NONE = {
+    "num_accelerators": 0,
+    "low": 0,
+    "high": None,
+    "at_least": True,
+    "real_accelerators": None,
+    "limit": "loader",
+    "points": runs((1, 60.0, "loader")),
+}
+UNKNOWN = NONE | {"points": runs((4, 80.0, "loader"))}
+BY_ARITHMETIC = {"is_computed": True, "num_accelerators": 7, "low": 6, "high": 7}
 
 
 BUT = fields_of([weakens("links", num_files=1)])
@@ -69,11 +79,18 @@ def answer_of(**changes: Any) -> Any:
     ("changes", "tone", "said"),
     [
         ({"quick": True}, "caution", "; a quick search"),
-        ({}, "pass", "feeds 8 H100s of 3D U-Net at AU 90% or more; limit: the drive, 24 GB/s"),
+        ({}, "pass", "feeds 8 H100s of 3D U-Net at AU 90% or more; limit: the drive, 23.9 GB/s"),
         ({"workload": "mine", "num_accelerators": 1}, "pass", "feeds 1 accelerator of mine at "),
-        ({"workload": "dlrm_dcnv2_b200", "findings": BUT}, "caution", "24 GB/s; BUT"),
-        (TWO_LIMITS, "pass", "; limit at 10: the drive, 24 GB/s; limit at 9: host cpu"),
+        ({"workload": "dlrm_dcnv2_b200", "findings": BUT}, "caution", "23.9 GB/s; BUT"),
+        (TWO_LIMITS, "pass", "at AU 90% or more; limit: the drive, 23.9 GB/s"),
         (NONE, "caution", "AU 60.00%, required 90%; limit: loader, so the storage may feed more"),
+        (UNKNOWN, "caution", "feeds no number of H100s of 3D U-Net that was tried: AU 80.00%, req"),
+        (
+            BY_ARITHMETIC,
+            "caution",
+            "feeds 7 H100s of 3D U-Net (6 to 7) at AU 90% or more, by arith",
+        ),
+        (BY_ARITHMETIC, "caution", "by arithmetic: only 9 was run; limit: the drive, 23.9 GB/s"),
     ],
 )
 def test_an_answer_is_one_sentence_and_green_only_where_nothing_weakens_it(
@@ -150,4 +167,4 @@ def test_a_first_answer_without_a_run_is_shown_as_the_others(
     assert verdict.line.startswith("d1 cannot feed one H100 of 3D U-Net; one needs 2.86 ")
     page = page_of([shown])
     assert "cannot feed one H100" in page and "<figure>" not in page
-    printed("compare", found.folder, found.folder, status=1)
+    assert "0.65" in printed("compare", found.folder, found.folder)

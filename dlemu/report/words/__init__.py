@@ -15,7 +15,7 @@ from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.report.words.notes import NOTES
 from dlemu.report.words.rules import RULES
 from dlemu.report.words.searches import SEARCHES
-from dlemu.units import counted, format_bytes, format_rate
+from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 Fields = Mapping[str, Any]
 """Finding.fields, as documents have them."""
@@ -155,6 +155,49 @@ def _from_memory(f: Any) -> str:
     return f"{100 * f.share:.0f}% of the bytes came from memory, not from storage{allowed}"
 
 
+def _not_steady(f: Any) -> str:
+    """Return how the rate of a storage that was the limit changed."""
+    levels, last = f.levels, f.levels[-1]
+    rates = [level["bytes_per_second"] for level in levels]
+    if f.trend == "varies":
+        seconds = last["begin"] + last["seconds"]
+        return (
+            f"not steady: {format_rate(min(rates))} to {format_rate(max(rates))}, in "
+            f"{len(levels)} levels over {format_seconds(seconds)}"
+        )
+    text = (
+        f"not steady: {format_rate(rates[0])} for the first {format_seconds(last['begin'])}, then "
+        f"{format_rate(rates[1])}"
+    )
+    if last["au_percentage"] is not None:
+        text += f"; AU of the last {format_seconds(last['seconds'])} {last['au_percentage']:.0f}%"
+    return text
+
+
+def _runs_disagree(f: Any) -> str:
+    (fewer, more), (faster, slower) = f.num_accelerators, f.bytes_per_second
+    why = "it is not steady" if fewer == more else "it is slower with more readers, or not steady"
+    return (
+        f"with {fewer} the storage gave {format_rate(faster)}, with {more} {format_rate(slower)}: "
+        f"{why}"
+    )
+
+
+def fed(phases: Sequence[Fields]) -> str:
+    """Return what a storage feeds whose rate changed: "2 accelerators (2.2) for the first 33 s"."""
+    numbers = [int(phase["feeds"] + 1e-9) for phase in phases]
+    if len(phases) != 2:
+        return f"{counted(max(numbers), 'accelerator')} at its best, {min(numbers)} at its worst"
+    words = [
+        f"{'at least ' if phase['at_least'] else ''}{number}"
+        for number, phase in zip(numbers, phases, strict=True)
+    ]
+    noun = "accelerator" if numbers[0] == 1 else "accelerators"
+    first, then = (f"{phase['feeds']:.1f}" for phase in phases)
+    seconds = format_seconds(phases[0]["seconds"])
+    return f"{words[0]} {noun} ({first}) for the first {seconds}, then {words[1]} ({then})"
+
+
 def _of_run(f: Any) -> str:
     alike = f" and {f.num_alike} more alike" if f.num_alike else ""
     return f"run {f.run}{alike}: {sentence(f.finding)}"
@@ -219,6 +262,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
         f"within the run's own noise of the threshold ({f.low_percentage:.2f}% to "
         f"{f.high_percentage:.2f}%); runs=5 decides"
     ),
+    "not_steady": _not_steady,
     "origin_emulated": lambda f: f"origin emulated {f.how}",
     "other_loader": lambda f: (
         f"read by {f.reads}, which take less CPU time than {f.asked}: that is not installed"
@@ -228,6 +272,12 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     ),
     "unlike_row": _unlike,
     # notes
+    "runs_disagree": _runs_disagree,
+    "second_reads_faster": lambda f: (
+        f"files that were read for the first time came with {format_rate(f.bytes_per_second)}, "
+        "read again faster: a cache in the drive, its controller or a server; the answer is of "
+        "first reads"
+    ),
     "keys_unlike_row": _keys_unlike,
     "read_ahead": lambda f: (
         f"read-ahead: up to {100 * f.share:.1f}% of the data may be read during {_left_out(f)}; "

@@ -1,0 +1,208 @@
+"""Whether a storage gave the same rate all the time: rounds, and the levels of its rate.
+
+A drive may be fast for a while only: credits of a cloud volume, an SLC cache, heat, neighbours. The
+SNIA's performance test specification takes a figure only after five rounds in which the values lie
+within 20 % of their mean, and a line through them changes by at most 10 % of it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROUNDS = 5
+CEILING = 98.0
+"""AU where nothing waits for storage: 98.7 to 98.8 in the published cells, less some noise."""
+_EXCURSION = 0.2
+_SLOPE = 0.1
+# Levels differ by this share of their mean, and by so many standard errors.
+_APART = 0.2
+_SURE = 5.0
+# A level lasts as long at least: shorter ones are bursts and pauses of an epoch.
+_SHORTEST = 3.0
+_MOST_PIECES = 400
+
+
+Trend = Literal["steady", "fell", "rose", "varies"]
+
+
+class Piece(NamedTuple):
+    """A part of the time in which the storage was read, of about a second."""
+
+    seconds: float
+    bytes_per_second: float
+    au_percentage: float | None = None
+    """None: no step ran."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A time over which the rate was about the same."""
+
+    begin: float
+    """Seconds of reading before it."""
+    seconds: float
+    bytes_per_second: float
+    au_percentage: float | None = None
+    share: float = 1.0
+    """Its rate / the mean rate of the whole time."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether accelerators never waited: the storage could have given more."""
+        return self.au_percentage is not None and self.au_percentage >= CEILING
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """How the rate went on."""
+
+    rounds: tuple[float, ...]
+    """Bytes per second in five parts of the time, equally long."""
+    levels: tuple[Level, ...]
+    """Several if the rate changed, in order."""
+
+    @property
+    def excursion(self) -> float:
+        """Largest distance of two rounds / their mean."""
+        return float(np.ptp(self.rounds) / max(float(np.mean(self.rounds)), 1e-9))
+
+    @property
+    def slope(self) -> float:
+        """Change of a line through the rounds, from the first to the last / their mean."""
+        line = np.polyfit(np.arange(ROUNDS), self.rounds, 1)
+        return abs(float(line[0])) * (ROUNDS - 1) / max(float(np.mean(self.rounds)), 1e-9)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the five rounds are within the bounds of the specification."""
+        return self.excursion <= _EXCURSION and self.slope <= _SLOPE
+
+    @property
+    def trend(self) -> Trend:
+        """How the levels follow each other."""
+        return trend_of(self.levels)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What a result has of it."""
+        return {
+            "trend": self.trend,
+            "rounds_agree": self.agrees,
+            "excursion": self.excursion,
+            "slope": self.slope,
+            "rounds": list(self.rounds),
+            "levels": [asdict(level) for level in self.levels],
+        }
+
+
+def trend_of(levels: Sequence[Level]) -> Trend:
+    """Return how levels follow each other."""
+    if len(levels) != 2:
+        return "varies" if levels[1:] else "steady"
+    first, last = (level.bytes_per_second for level in levels)
+    return "fell" if last < first else "rose"
+
+
+def steadiness(pieces: Sequence[Piece]) -> Steadiness | None:
+    """Return how steady the rate was; None of fewer than five pieces."""
+    kept = [piece for piece in pieces if piece.seconds > 0]
+    if len(kept) < ROUNDS:
+        return None
+    while len(kept) > _MOST_PIECES:  # of a long run two and two
+        kept = [_mean(kept[at : at + 2]) for at in range(0, len(kept), 2)]
+    seconds = np.array([piece.seconds for piece in kept])
+    rates = np.array([piece.bytes_per_second for piece in kept])
+    # Evenly between the borders of pieces.
+    ends = np.concatenate([[0.0], np.cumsum(seconds)])
+    moved = np.concatenate([[0.0], np.cumsum(seconds * rates)])
+    borders = np.linspace(0.0, ends[-1], ROUNDS + 1)
+    rounds = np.diff(np.interp(borders, ends, moved)) / (ends[-1] / ROUNDS)
+    cuts = [0, *_unlike(_cuts(seconds, rates), seconds, rates), len(kept)]
+    levels = _informative([Level(float(ends[a]), *_mean(kept[a:b])) for a, b in pairwise(cuts)])
+    mean = max(float(np.mean(rounds)), 1e-9)
+    own = tuple(replace(level, share=level.bytes_per_second / mean) for level in levels)
+    return Steadiness(tuple(map(float, rounds)), own)
+
+
+def _informative(levels: list[Level]) -> list[Level]:
+    """Return the levels that say something of the storage.
+
+    Where accelerators never waited, it gave what was asked, and could give more: such a level
+    counts only if it is above those at which the storage was the limit.
+    """
+    most = max((level.bytes_per_second for level in levels if not level.is_free), default=math.inf)
+    kept = [
+        level
+        for level in levels
+        if not level.is_free or level.bytes_per_second > most * (1 + _APART)
+    ]
+    joined: list[Level] = []
+    for level in kept or [Level(levels[0].begin, *_mean(levels))]:
+        last = joined[-1] if joined else None
+        if last is not None and (
+            (level.is_free and last.is_free)
+            or _apart(level.bytes_per_second, last.bytes_per_second) < _APART
+        ):
+            joined[-1] = Level(last.begin, *_mean([last, level]))
+        else:
+            joined.append(level)
+    return joined
+
+
+def _apart(first: float, second: float) -> float:
+    """Return how far two rates are apart, relative to their mean."""
+    return abs(first - second) / max((first + second) / 2, 1e-9)
+
+
+def _mean(pieces: Sequence[Piece | Level]) -> Piece:
+    """Return the means over pieces, by their seconds."""
+    seconds = sum(piece.seconds for piece in pieces)
+    rate = sum(piece.seconds * piece.bytes_per_second for piece in pieces) / seconds
+    known = [(p.seconds, p.au_percentage) for p in pieces if p.au_percentage is not None]
+    au = sum(s * share for s, share in known) / sum(s for s, _ in known) if known else None
+    return Piece(seconds, rate, au)
+
+
+def _cuts(seconds: NDArray[np.float64], rates: NDArray[np.float64]) -> list[int]:
+    """Return before which pieces the rate changes: the best division into levels.
+
+    Each level must explain more than noise does: a division costs as much as that of a level that
+    is `_SURE` standard errors off, by the noise from one piece to the next.
+    """
+    num = len(rates)
+    noise = max(1.05 * float(np.median(np.abs(np.diff(rates)))), 0.03 * float(rates.mean()))
+    sums = [np.concatenate([[0.0], np.cumsum(seconds * rates**power)]) for power in (0, 1, 2)]
+    cost, before = np.full(num + 1, np.inf), np.zeros(num + 1, int)
+    cost[0] = 0.0
+    penalty = _SURE**2 * noise**2 * float(seconds.mean())
+    for end in range(1, num + 1):
+        weight, first, second = (each[end] - each[:end] for each in sums)
+        apart = second - first**2 / weight  # squares around the mean of each level that ends here
+        apart[(weight < _SHORTEST) & (np.arange(end) > 0)] = np.inf
+        apart[0] = apart[0] if weight[0] >= _SHORTEST or end == num else np.inf
+        whole = cost[:end] + apart + penalty
+        before[end] = int(whole.argmin())
+        cost[end] = whole[before[end]]
+    cuts: list[int] = []
+    end = num
+    while (end := int(before[end])) > 0:
+        cuts.insert(0, end)
+    return cuts
+
+
+def _unlike(cuts: list[int], seconds: NDArray[np.float64], rates: NDArray[np.float64]) -> list[int]:
+    """Return the cuts whose levels are clearly apart; the least are joined first."""
+    while cuts:
+        ends = [0, *cuts, len(rates)]
+        means = [float(np.average(rates[a:b], weights=seconds[a:b])) for a, b in pairwise(ends)]
+        steps = [_apart(a, b) for a, b in pairwise(means)]
+        least = min(range(len(steps)), key=lambda number: steps[number])
+        if steps[least] >= _APART:
+            break
+        del cuts[least]
+    return cuts
