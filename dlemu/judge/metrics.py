@@ -7,6 +7,23 @@ accelerators and its samples/s the sum; the job's value is the mean over epochs.
 A step lasts until its latest accelerator has finished; the others wait for it at the barrier. So
 the latest accelerator shows why a step was long: it waited for its batch, or its compute took
 longer than asked.
+
+All AUs are 100 x credited compute / time (`au_of_each`). They differ in their steps:
+
+    au_percentage               the rule's: the edition's counted steps, of each block between
+                                checkpoints, weighted by its steps (sums._by_rule); it decides
+    accelerator_au              the same of each accelerator, before the mean over them
+    whole_epoch_au_percentage   all steps of an epoch, the first included, without stalls: what is
+                                much lower than the rule's shows that reading hides in first steps
+    au_with_stalls_percentage   as before, and the time of all stalls for checkpoints
+    delivered_au_percentage     with stalls if there were checkpoints, else of the whole epoch; a
+                                PASS that it meets as well is proven
+    au_parts                    the rule's credit in about ten parts of the counted steps, of which
+                                `au_interval` is the interval of the mean: the noise within the run
+    au_while_writing_percentage, au_otherwise_percentage
+                                steps during writes of checkpoints, and the others
+
+While a run goes on, `run.live.StepsSoFar` has the rule's over the steps that have ended.
 """
 
 from collections.abc import Sequence
