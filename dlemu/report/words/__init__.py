@@ -209,8 +209,8 @@ def _of_run(f: Any) -> str:
 SENTENCES: Mapping[str, Callable[[Any], str]] = {
     # reasons
     "bytes_not_read": lambda f: (
-        f"{f.read_bytes:,.0f} bytes were read for a sample, which is counted as "
-        f"{f.nominal_bytes:,.0f}; set dataset.record_length_bytes to what it has"
+        f"{f.read_bytes:,.0f} bytes were read per sample, the workload says "
+        f"{f.nominal_bytes:,.0f}; set dataset.record_length_bytes={f.read_bytes:.0f}"
     ),
     "cached_share_unknown": _cached_share_unknown,
     "cached_too_much": lambda f: (
@@ -224,8 +224,8 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
         f"{_with_all(f)}; {_remedy(f)}"
     ),
     "gap_too_long": lambda f: (
-        f"{f.gap_seconds:.0f} s lie between {f.before} and {f.after}, less than the "
-        f"{f.run_seconds:.0f} s of a run may (rule {f.rule})"
+        f"{f.after} began {f.gap_seconds:.0f} s after {f.before} ended; the gap must be shorter "
+        f"than a run, {f.run_seconds:.0f} s (rule {f.rule})"
     ),
     "limit_unknown": lambda f: "what limited it, and how much came from memory, is not known",
     "not_repeatable": lambda f: (

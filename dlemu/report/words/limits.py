@@ -169,7 +169,9 @@ EVIDENCE: Mapping[str, Callable[[Any], str]] = {
 """What a limit was concluded from: clauses of one line."""
 
 ADVICE: Mapping[str, Callable[[Any], str]] = {
-    "as_asked": lambda f: "no storage and no host can change that",
+    "as_asked": lambda f: (
+        "this is the workload's own imbalance; faster storage or hosts will not help"
+    ),
     "end_other_programs": lambda f: "end the other programs",
     "faster_links": lambda f: "use faster or more links",
     "fewer_accelerators": lambda f: "fewer accelerators",
