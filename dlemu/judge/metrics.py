@@ -35,13 +35,14 @@ from numpy.typing import NDArray
 from dlemu.config.model import Workload
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.records import Steps
-from dlemu.judge.summary import CheckpointCost, checkpoint_cost
+from dlemu.judge.summary import CheckpointCost
 from dlemu.judge.sums import (
     Edition,
     EpochSums,
     RankSums,
     Rule,
     Sums,
+    au_of,
     au_of_each,
     is_long_enough,
     making_seconds,
@@ -418,6 +419,41 @@ def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
         barrier_share=share("barrier"),
         au_parts=_au_parts(sums),
         accelerator_au=rows["au"],
+    )
+
+
+def checkpoint_cost(epochs: Sequence[EpochSums]) -> CheckpointCost | None:
+    """Return what checkpoints cost; None if the run wrote none.
+
+    DLIO measures each block of steps between two checkpoints as it would measure an epoch without
+    any. The time of a checkpoint lies between two blocks, so its rule leaves it out.
+    """
+    stalls = [epoch.steps["stall"] for epoch in epochs]
+    number = sum(int((stall > 0).sum()) for stall in stalls)
+    if not number:
+        return None
+    # (steps,) means over accelerators.
+    all_seconds = [epoch.steps["seconds"] / len(epoch.accelerators) for epoch in epochs]
+    all_asked = [epoch.steps["asked"] / len(epoch.accelerators) for epoch in epochs]
+    with_stalls = [
+        au_of_each(asked.sum(), seconds.sum() + stall.sum())
+        for asked, seconds, stall in zip(all_asked, all_seconds, stalls, strict=True)
+    ]
+    seconds = np.concatenate([each[1:] for each in all_seconds])
+    asked = np.concatenate([each[1:] for each in all_asked])
+    during = np.concatenate([epoch.steps["writing"][1:] for epoch in epochs])
+    lost = seconds - asked
+    # Expected loss of these steps at the loss rate of the other steps.
+    usual = lost[~during].sum() / max(asked[~during].sum(), 1e-9) * asked[during].sum()
+    more = lost[during].sum() - usual if during.any() and not during.all() else 0.0
+    return CheckpointCost(
+        number=number,
+        total_stall_seconds=float(sum(stall.sum() for stall in stalls)),
+        au_with_stalls_percentage=float(np.mean(with_stalls)),
+        steps_while_writing=int(during.sum()),
+        au_while_writing_percentage=au_of(asked[during], seconds[during]),
+        au_otherwise_percentage=au_of(asked[~during], seconds[~during]),
+        lost_share=float(min(1.0, max(0.0, more / max(lost.sum(), 1e-9)))),
     )
 
 

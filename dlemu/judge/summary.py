@@ -3,9 +3,6 @@
 They are the file's own objects, so fields of other versions and the order of all are kept. A file
 of another version may lack fields. The first lines of a command show some of them: workload,
 dataset, storage, host (`report.words.places`).
-
-DLIO measures each block of steps between two checkpoints as it would measure an epoch without any.
-The time of a checkpoint lies between two blocks, so its rule leaves it out.
 """
 
 import time
@@ -21,7 +18,6 @@ from dlemu.errors import DlemuError
 from dlemu.host.place import HostFields, find_host
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.host.wear import WearFields
-from dlemu.judge.sums import EpochSums, au_of, au_of_each
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.s3 import Access
@@ -143,37 +139,6 @@ class CheckpointFields(CheckpointCost, total=False):
     device_read_bytes: int | None
     """Of these drives in the epochs, by any process; None where no drive is seen."""
     device_written_bytes: int | None
-
-
-def checkpoint_cost(epochs: Sequence[EpochSums]) -> CheckpointCost | None:
-    """Return what checkpoints cost; None if the run wrote none."""
-    stalls = [epoch.steps["stall"] for epoch in epochs]
-    number = sum(int((stall > 0).sum()) for stall in stalls)
-    if not number:
-        return None
-    # (steps,) means over accelerators.
-    all_seconds = [epoch.steps["seconds"] / len(epoch.accelerators) for epoch in epochs]
-    all_asked = [epoch.steps["asked"] / len(epoch.accelerators) for epoch in epochs]
-    with_stalls = [
-        au_of_each(asked.sum(), seconds.sum() + stall.sum())
-        for asked, seconds, stall in zip(all_asked, all_seconds, stalls, strict=True)
-    ]
-    seconds = np.concatenate([each[1:] for each in all_seconds])
-    asked = np.concatenate([each[1:] for each in all_asked])
-    during = np.concatenate([epoch.steps["writing"][1:] for epoch in epochs])
-    lost = seconds - asked
-    # Expected loss of these steps at the loss rate of the other steps.
-    usual = lost[~during].sum() / max(asked[~during].sum(), 1e-9) * asked[during].sum()
-    more = lost[during].sum() - usual if during.any() and not during.all() else 0.0
-    return CheckpointCost(
-        number=number,
-        total_stall_seconds=float(sum(stall.sum() for stall in stalls)),
-        au_with_stalls_percentage=float(np.mean(with_stalls)),
-        steps_while_writing=int(during.sum()),
-        au_while_writing_percentage=au_of(asked[during], seconds[during]),
-        au_otherwise_percentage=au_of(asked[~during], seconds[~during]),
-        lost_share=float(min(1.0, max(0.0, more / max(lost.sum(), 1e-9)))),
-    )
 
 
 def dlio_names(fields: CheckpointFields | None) -> CheckpointMetric:

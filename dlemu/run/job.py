@@ -32,7 +32,8 @@ from dlemu.dataset.rule import accelerators_of, num_accelerators
 from dlemu.errors import DlemuError, RunError
 from dlemu.host.processes import memory_bytes
 from dlemu.judge.bottleneck import find_run_limit
-from dlemu.judge.evidence import Evidence, cache_fields, combine
+from dlemu.judge.cache import cache_fields
+from dlemu.judge.evidence import Evidence, combine
 from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, make
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics

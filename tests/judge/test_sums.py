@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.errors import RunError, WorkloadError
-from dlemu.judge.metrics import Losses, find_losses, measure, measure_sums
+from dlemu.judge.metrics import Losses, checkpoint_cost, find_losses, measure, measure_sums
 from dlemu.judge.records import STEP, Steps
-from dlemu.judge.summary import checkpoint_cost
 from dlemu.judge.sums import Edition, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.report.words.limits import name_losses
 from dlemu.run.replay import new_steps

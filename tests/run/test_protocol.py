@@ -127,7 +127,8 @@ def test_edition_v3_fails_gaps_as_long_as_a_run_and_low_utilisation() -> None:
     assert found["verdict"] == "FAIL"
     assert sentences(found, "reason") == [
         "run 1: AU 80.00% (rule 3.3.2)",
-        "run.2 began 660 s after run.1 ended; the gap must be shorter than a run, 600 s (rule 2.1.18)",
+        "run.2 began 660 s after run.1 ended; the gap must be shorter than a run, 600 s "
+        "(rule 2.1.18)",
     ]
     assert judged((95.0, 10.0, "PASS"), edition="v2.0", rows=rows)["verdict"] == "PASS"
 
