@@ -525,7 +525,7 @@ def _settings() -> Any:
 
 def _read_searches(folder: Path, data: bytes) -> None:
     (folder / "sizing.json").write_bytes(data)
-    SizingRecord(folder).open("a", _settings())
+    SizingRecord(folder).open("a", _settings(), {})
 
 
 def _cells(folder: Path) -> Sequence[Any]:

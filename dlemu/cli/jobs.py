@@ -21,7 +21,7 @@ from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
 from dlemu.run.live import Live
 from dlemu.storage.s3 import Access, in_bucket, object_path
-from dlemu.terminal import detail, say
+from dlemu.terminal import complain, detail, say
 
 
 def datasize(workload: Workload, world: World, words: Words) -> CommandResult:
@@ -218,6 +218,7 @@ def predict(workloads: Sequence[Workload], world: World, words: Words) -> Comman
     Several values, such as drives and their numbers, are a workload each and one table.
     """
     from dlemu.sizing import predict as prediction
+    from dlemu.sizing.needs import asks_for_needs, needs_of
 
     if world.rank != 0:
         return None
@@ -236,7 +237,25 @@ def predict(workloads: Sequence[Workload], world: World, words: Words) -> Comman
         return CommandResult(predict_checkpoint(first), apart=False)
     if prediction.asks_for_cache(first):
         return CommandResult(prediction.predict_cached(first).document, [first, first], apart=False)
+    if len({asks_for_needs(each) for each in workloads}) > 1:
+        raise WorkloadError(
+            "a table is of storages or of what accelerators need; give each a drive"
+        )
+    if asks_for_needs(first):
+        needed = [needs_of(each) for each in workloads]
+        found: Mapping[str, Any] = (
+            {"kind": "several needs", "answers": needed} if others else needed[0]
+        )
+        prediction.keep(first, found)
+        each_row = [w for w, n in zip(workloads, needed, strict=True) for _ in 2 * n["storages"]]
+        return CommandResult(found, each_row, apart=False)
     documents = [prediction.predict(each).document for each in workloads]
+    number = first.num_accelerators
+    if number is not None and first.predict.accelerators is None:
+        complain(
+            "num_accelerators has no effect on a prediction, which finds it; "
+            f"predict.accelerators={number} tells what {number} need of a storage"
+        )
     if not others:
         return CommandResult(documents[0], [first], apart=False)
     table: dict[str, object] = {"kind": "predictions", "answers": documents}

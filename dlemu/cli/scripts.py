@@ -108,6 +108,10 @@ _PREDICTED: Mapping[str, _Source] = {
     "au_percent": "au_percentage",
     "read_MB_per_second": _mega("read_bytes_per_second"),
 }
+_NEEDED: Mapping[str, _Source] = dict.fromkeys(
+    ("low", "high", "at_least", "real_accelerators", "limit", "calibrated", "minutes"),
+    lambda row: None,
+)
 _SOURCES: Mapping[str, Mapping[str, _Source]] = {
     "run": _RUN,
     "runs": {
@@ -134,6 +138,7 @@ _SOURCES: Mapping[str, Mapping[str, _Source]] = {
         "first": lambda row: row["first"] is not None,
     },
     **dict.fromkeys(("prediction", "predictions", "cached prediction"), _PREDICTED),
+    **dict.fromkeys(("needs", "several needs"), _NEEDED),
     "paths": _HERE,
     "datasize": {"memory_bytes": "memory.num_bytes"},
     "load": {
@@ -177,6 +182,8 @@ def _parts(document: Document) -> Iterable[Document]:
             ]
         case "predictions":
             return list(document["answers"])
+        case "needs" | "several needs":
+            return list(_drives_needed(document.get("answers", [document])))
         case "cached prediction":
             return [document["cold"], document["warm"]]
         case "load":
@@ -187,6 +194,21 @@ def _parts(document: Document) -> Iterable[Document]:
             return _cells_of_paths(document["cells"])
         case _:
             return [{}]
+
+
+def _drives_needed(answers: Iterable[Document]) -> Iterator[Document]:
+    """Yield for each drive the number by the rule, and the bare one at an AU of 100 %."""
+    for found in answers:
+        for drive in found["storages"]:
+            for way, au in (("rule", found["threshold"]), ("bare", 100.0)):
+                rate = found[way]["read_bytes_per_second"] / 1e6
+                own = {"drive": drive["drive"], "drives": drive[way], "au_percent": au}
+                yield {
+                    **found,
+                    **own,
+                    "read_MB_per_second": rate,
+                    "identity": (drive["drive"], way),
+                }
 
 
 def _cells_of_paths(cells: Sequence[Document]) -> Iterator[Document]:

@@ -389,8 +389,12 @@ def sweeps(overrides: Sequence[str]) -> list[list[str]]:
     """
     choices = []
     for override in overrides:
-        key, each = override.partition("=")[0], [override]
-        if key.lstrip("+") not in ("workload", "model") and _plain_word(override) is None:
+        (key, _, text), each = override.partition("="), [override]
+        group = key.lstrip("+")
+        if group in ("workload", "model"):  # a path may have commas
+            if len(names := text.split(",")) > 1 and {*names} <= {*named(group)}:
+                each = [f"{key}={name}" for name in names]
+        elif _plain_word(override) is None:
             parsed = _parse(override)
             if parsed.is_sweep_override():
                 each = [f"{key}={value}" for value in parsed.sweep_string_iterator()]

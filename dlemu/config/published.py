@@ -4,6 +4,7 @@ A command names the workload that the job was made from, by its name or its file
 which the job differs from it: a user who copies one gets the same job.
 """
 
+import math
 import os
 import re
 import shlex
@@ -102,6 +103,8 @@ def _for_shell(word: str) -> str:
     return f"$'{''.join(letters)}'"
 
 
+_OF_STORAGE = ("storage", "server", "network", "none")
+"""Limits at which what accelerators get follows from bytes alone."""
 _LEFT_OUT = {"given", "ignored", "made_from", "output", "steptime"}
 """What belongs to one command, not to the job."""
 
@@ -140,6 +143,26 @@ def differing(
 def is_measured(name: str) -> bool:
     """Return whether a row that comes with dlemu has a step time that `dlemu steptime` measured."""
     return name.endswith(("_h200", "_real_h100"))
+
+
+def real_h100s(
+    workload: Workload, feeds: float | None, limit: str, *, at_least: bool = False
+) -> dict[str, Any] | None:
+    """Return how many real H100s read as much as `feeds` emulated ones with the benchmark's step.
+
+    Their step was measured with PyTorch in bf16 (docs/fidelity.md). None: no such row, the job has
+    a step time of its own, or the limit `limit` says nothing about the storage.
+    """
+    row, name = origin_of(workload), f"{workload.name.removesuffix('_h100')}_real_h100"
+    if row is None or name not in known_workloads() or workload.name.endswith("_real_h100"):
+        return None
+    if feeds is None or limit not in _OF_STORAGE or workload.demand != row.demand:
+        return None
+    real = feeds * workload.demand / _published(name).demand
+    number = math.floor(real + 1e-9)
+    return {"workload": name, "num_accelerators": number, "real_accelerators": real} | {
+        "at_least": at_least
+    }
 
 
 def derived_yaml(

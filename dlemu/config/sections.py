@@ -645,8 +645,8 @@ class PredictSection(Section):
     """The prediction (`dlemu predict`)."""
 
     accelerators: Positive | None = None
-    """Predict AU and rate at this number; None: the largest number that passes, or, with
-    predict.minutes, 8."""
+    """Predict AU and rate at this number, and what so many need of a storage, also without a
+    drive; None: the largest number that passes, or, with predict.minutes, 8."""
     minutes: bool = False
     """Predict the minutes that one pass over the dataset takes as well: time to train."""
     calibration: Annotated[str | None, Use(by="predict size calibrate")] = None

@@ -23,6 +23,7 @@ from dlemu.host.devices import (
     SECTOR,
     SYS,
     Mount,
+    counted_devices,
     devices_under,
     existing,
     memory_below,
@@ -31,7 +32,7 @@ from dlemu.host.devices import (
 )
 from dlemu.host.network import find_links, read_network
 from dlemu.host.processes import host_memory_bytes, usable_cpus
-from dlemu.units import counted
+from dlemu.units import counted, format_bytes
 
 _OF_A_CONTAINER = ("lowerdir", "upperdir", "workdir")
 """Options of an overlay that are long, and new in each container."""
@@ -142,6 +143,33 @@ def describe_drive(name: str, *, sys: Path = SYS) -> DriveFields:
         scheduler=chosen[1] if chosen else scheduler,
         read_ahead_kib=read_text(folder / "queue" / "read_ahead_kb").strip(),
     )
+
+
+def name_storage(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> dict[str, str]:
+    """Return what tells the storage below a folder, or a block device, from every other one.
+
+    A drive is named by its own number (WWID, serial number, UUID of a volume, file of a loop
+    device), as the kernel's names change. statfs(2) has the number of the file system.
+    """
+    there = existing(folder)
+    mount, fsid = mount_under(there, proc=proc), os.statvfs(there).f_fsid
+    found = {device.name for device in devices_under(there, proc=proc, sys=sys)}
+    found |= {device.name for device in counted_devices(there, proc=proc, sys=sys)}
+    named = {"drive": ", ".join(_number_of_drive(name, sys) for name in sorted(found)) or "none"}
+    if mount is not None and not there.is_block_device():
+        source = "" if found and fsid else f" {mount.source}"
+        named["file system"] = f"{mount.kind} {fsid:x}{source}"
+        named["mount options"] = _options_of(mount)
+    return named
+
+
+def _number_of_drive(name: str, sys: Path) -> str:
+    block = sys / "class" / "block" / name
+    names = ("wwid", "device/wwid", "serial", "device/serial", "dm/uuid", "loop/backing_file")
+    number = _first(block, *names)
+    size = int(read_text(block / "size").strip() or 0) * SECTOR
+    kind = _first(block, "device/model") or name.rstrip("0123456789")
+    return f"{kind} {number or name} of {format_bytes(size)}"
 
 
 def find_connection(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> tuple[str, int] | None:

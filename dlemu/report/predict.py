@@ -1,9 +1,9 @@
 """Predictions of `dlemu predict`, and the calibrations of a host that they may rest on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dlemu.report.blocks import Block, Column, Document, Facts, Lines, Table, Verdict, table_of
-from dlemu.report.sizing import REAL, range_of
+from dlemu.report.sizing import REAL, lines_of_real, range_of
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _BASIS = {
@@ -49,7 +49,71 @@ def present_prediction(found: Document) -> list[Block]:
         *_published(found),
         Table(("", "predicted", "range"), rows),
         Lines([*_real(found), *_notes(found)]),
+        *_needed(found.get("needs")),
     ]
+
+
+def _needed(needs: Document | None) -> Iterator[Block]:
+    """Yield what the number asked about needs, and how many drives give that."""
+    if needs is not None:
+        yield Lines([_of_needs(needs)])
+        yield _drives_that_give(needs)
+
+
+def present_needs(found: Document) -> list[Block]:
+    """Return what accelerators ask of a storage, and how many drives of each kind give that."""
+    columns = (f"by the rule (AU {found['threshold']:g}%)", "bare (AU 100%)")
+    both, hosts = (found["rule"], found["bare"]), found["num_hosts"]
+    size = format_bytes(found["bytes_of_a_read"])
+    figures: dict[str, Callable[[Document], str]] = {
+        "read": lambda each: format_rate(each["read_bytes_per_second"]),
+        f"reads of {size} each second": lambda each: f"{each['reads_per_second']:,.0f}",
+        "samples/s": lambda each: f"{each['samples_per_second']:,.0f}",
+        f"each of {counted(hosts, 'host')}": lambda e: format_rate(e["host_bytes_per_second"]),
+        "its network, with headers": lambda each: f"{each['host_gbps']:.1f} Gb/s",
+    }
+    rows = [(title, *map(text, both)) for title, text in figures.items()]
+    data = found["dataset"]
+    lines = [
+        f"dataset by the benchmark's rule: {data['num_files']:,} files, "
+        f"{format_bytes(data['num_bytes'])} (decided by "
+        + ("500 steps an epoch)" if data["decided_by"] == "steps" else f"5 x {data['memory']})")
+    ]
+    if (saved := found["checkpoint"]) is not None:
+        within = "checkpoint.max_seconds" if saved["asked"] else "5% of that time"
+        lines.append(
+            f"a checkpoint of {format_bytes(saved['num_bytes'])} every "
+            f"{format_seconds(saved['every_seconds'])}: "
+            f"{format_rate(saved['write_bytes_per_second'])} writes it in {within}"
+        )
+    return [
+        Verdict(f"needed: {_of_needs(found)}"),
+        Table(("", *columns), rows),
+        _drives_that_give(found),
+        Lines([*lines, "drives: by their datasheets; the host counts as unlimited"]),
+    ]
+
+
+def _drives_that_give(needs: Document) -> Table:
+    return table_of(
+        needs["storages"],
+        Column("drive", "drive", text=True),
+        Column("reads", "read_bytes_per_second", format_rate),
+        Column("drives by the rule", "rule"),
+        Column("bare", "bare"),
+        Column("to hold the dataset", "to_hold"),
+    )
+
+
+def _of_needs(found: Document) -> str:
+    rate = format_rate(found["rule"]["read_bytes_per_second"])
+    number = counted(found["num_accelerators"], "accelerator")
+    return f"{number} of {found['workload']} ask {rate} at AU {found['threshold']:g}%"
+
+
+def present_several_needs(document: Document) -> list[Block]:
+    """Return what several workloads ask of a storage, one below the other."""
+    return [block for each in document["answers"] for block in present_needs(each)]
 
 
 def _storage(found: Document) -> str:
@@ -104,7 +168,7 @@ def _real(found: Document) -> list[str]:
     """Return what N* is, where the storage is the limit, so that the figure is its own."""
     if found["asked_accelerators"] is not None or found["limit"] != "storage":
         return []
-    return [f"{REAL}; here {found['real_accelerators']:.2f}"]
+    return [f"{REAL}; here {found['real_accelerators']:.2f}", *lines_of_real(found)]
 
 
 def _notes(found: Document) -> list[str]:
@@ -113,6 +177,8 @@ def _notes(found: Document) -> list[str]:
     if found["basis"] == "server":
         more = "; host calibrated" if found["calibrated"] else "; the host counts as unlimited"
     lines = [f"basis: {_BASIS[found['basis']]}{more}"]
+    if old := found.get("calibration"):
+        lines.append(f"calibration: {old}")
     if "pass_bytes" in found:
         lines.append(f"a pass reads {found['pass_bytes'] / 1e9:.4g} GB once")
     gbps, rate = found["link_gbps"], found["server_bytes_per_second"]

@@ -81,6 +81,16 @@ def present_sizing(document: Document) -> list[Block]:
     return blocks
 
 
+def lines_of_real(found: Document) -> Iterator[str]:
+    """Yield what is counted, and how many real H100s that is, where one was measured."""
+    if (real := found.get("real_h100s")) is not None:
+        least = "at least " if real["at_least"] else ""
+        yield (
+            "counted: accelerators with the step time of MLPerf's H100; of H100s as measured with "
+            f"PyTorch, bf16: {least}{real['num_accelerators']} ({real['workload']})"
+        )
+
+
 def present_answer(answer: Answer) -> list[Block]:
     """Return the answer for one target and workload, and the runs that it rests on."""
     runs, number = answer["points"], answer["num_accelerators"]
@@ -91,7 +101,7 @@ def present_answer(answer: Answer) -> list[Block]:
         after.append(f"{REAL}; here {real:.2f}, 95% interval {low:.2f} to {high:.2f}")
     elif not answer["at_least"]:
         after.append("no N*: the runs disagree on where AU meets the threshold")
-    after += [*_limit_lines(answer), *_doubts(answer)]
+    after += [*lines_of_real(answer), *_limit_lines(answer), *_doubts(answer)]
     if any(run["au_with_stalls_percentage"] is not None for run in runs):
         after.append(
             "checkpoints: each run wrote its own; AU excludes the stalls, in which all "
@@ -150,6 +160,7 @@ def _present_try(answers: Sequence[Answer]) -> list[Block]:
                 FIRST,
             ]
         ),
+        *(Lines([f"{a['workload']}: {line}"]) for a in answers for line in lines_of_real(a)),
         *folds,
         *_next(answers),
     ]

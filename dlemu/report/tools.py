@@ -372,4 +372,17 @@ def present_workloads(rows: Sequence[Document]) -> list[Block]:
         Column("threshold", "threshold", ".0%", spare=5),
         Column("limited by storage?", "limited_by_storage", text=True),
     )
-    return [table]
+    real = [
+        f"{row['workload']} {each['real_accelerators']:.3g}"
+        for row in rows
+        if (each := row["real_h100s"]) is not None
+    ]
+    lines = [
+        "feeds, needs: at an AU of 100 %; dlemu predict counts at the threshold, so it says more"
+    ]
+    if real:
+        lines.append(
+            "of H100s as measured with PyTorch, bf16, one D7-PS1010 feeds at an AU of 100 %: "
+            + ", ".join(real)
+        )
+    return [table, Lines(lines)]

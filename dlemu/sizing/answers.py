@@ -6,11 +6,13 @@ status        "incomplete" until all searches have answers; then "complete", or 
 answers       of the searches that have ended
 unfinished    by "<target>.<workload>", the runs of the others
 settings      by the same names, what the runs depend on
+identities    by the same names, which storage, dataset, host and versions they are of
+updated       when the last run ended
 wanted        what is searched for, in a folder that nobody named: the same command finds it
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,13 +22,23 @@ from typing import Any, Self
 from pydantic import TypeAdapter
 
 from dlemu.config.model import Workload, load_workload
-from dlemu.config.published import value_of
+from dlemu.config.published import real_h100s, value_of
+from dlemu.datagen import read_manifest
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DAMAGE, DlemuError, WorkloadError, in_short
 from dlemu.host.devices import devices_under
+from dlemu.host.same import (
+    age_in_words,
+    age_of,
+    dataset_identity,
+    identity_of,
+    what_differs,
+    why_not_taken,
+)
 from dlemu.judge.findings import Finding, fields_of, note, with_findings
-from dlemu.judge.folders import Record, hold
+from dlemu.judge.folders import Record, hold, versions
 from dlemu.judge.records import SIZING, check_writable, conditions_of, damaged, read_sizing
+from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import World
 from dlemu.sizing.search import Point, Sizing
 from dlemu.storage.files import read_regular
@@ -260,6 +272,9 @@ class Sized(Sizing):
             "points": [asdict(point) for point in self.points],
             "confirmations": [asdict(point) for point in self.confirmations],
             "first": None if self.first is None else asdict(self.first),
+            "real_h100s": real_h100s(
+                self.workload, self.real_accelerators, self.limit or "", at_least=self.at_least
+            ),
             "conditions": dict(self.conditions),
         }
 
@@ -295,13 +310,19 @@ class SizingRecord:
         ended = {f"{each['target']}.{each['workload']}": each for each in before["answers"]}
         self._searches: dict[str, Any] = ended | before["unfinished"]
         self._settings = before["settings"]
+        self._identities: dict[str, Any] = dict(before.get("identities") or {})
+        self.age = age_of(before.get("updated"))
+        """Seconds since the last run that was found here; None: not known."""
         self._record = Record(folder, self._document, name=SIZING)
 
-    def open(self, name: str, settings: Mapping[str, Any]) -> list[Point]:
+    def open(
+        self, name: str, settings: Mapping[str, Any], identity: Mapping[str, str]
+    ) -> list[Point]:
         """Return the runs of a search that were made before.
 
         Raises:
-            WorkloadError: they were made with other settings.
+            WorkloadError: they were made with other settings, or are of another storage, dataset
+                or host. A dataset that was extended is the same.
             RunError: the document is damaged.
         """
         wanted = json.loads(json.dumps(settings))
@@ -316,7 +337,13 @@ class SizingRecord:
                     f"output.folder {self.folder} holds runs with {key}={found.get(key)}, "
                     f"now it is {wanted.get(key)}; name another output.folder, or set it back"
                 )
-        self._settings[name] = wanted
+        before = self._identities.get(name)
+        if points and (why := what_differs(before, identity, may_grow=True)):
+            raise WorkloadError(
+                f"output.folder {self.folder} holds runs that do not count here: {why}; name "
+                "another output.folder"
+            )
+        self._settings[name], self._identities[name] = wanted, dict(identity)
         return points
 
     def _points(self, name: str) -> list[Any]:
@@ -342,6 +369,8 @@ class SizingRecord:
             "answers": list(ended.values()),
             "unfinished": {n: each for n, each in self._searches.items() if n not in ended},
             "settings": self._settings,
+            "identities": self._identities,
+            "updated": time_of_day(),
             **self._wanted,
         }
         if status == "complete":
@@ -376,11 +405,32 @@ def settings_of(workload: Workload, world: World) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in _MAY_CHANGE}
 
 
+def hosts_in(world: World) -> list[str]:
+    """Return the names of a job's hosts; all ranks call it."""
+    return list(dict.fromkeys(world.all_gather(world.host)))
+
+
+def identity_of_job(job: Workload, hosts: Sequence[str]) -> dict[str, str]:
+    """Return which storage, dataset and hosts the runs of a job are of."""
+    access, manifest = job.access, None
+    with suppress(DlemuError, OSError):  # the search will say it
+        manifest = read_manifest(job.data_folder, access, with_files=False)
+    servers = None if access is None else access.endpoints
+    own = identity_of(job.data_folder, hosts=hosts, versions=versions(), servers=servers)
+    return own if manifest is None else own | dataset_identity(vars(manifest.layout))
+
+
 @contextmanager
-def hold_search(workload: Workload, world: World, say: Say) -> Iterator[SizingRecord]:
+def hold_search(
+    workload: Workload,
+    world: World,
+    say: Say,
+    identities: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
+) -> Iterator[SizingRecord]:
     """Yield the record for a search, in a held folder.
 
     That is output.folder, else the newest with the same search that has not ended, else a new one.
+    A search of another storage, dataset or host, or one that is old, is not the same.
 
     Raises:
         WorkloadError: the folder cannot be made, or another command holds it.
@@ -392,14 +442,20 @@ def hold_search(workload: Workload, world: World, say: Say) -> Iterator[SizingRe
             yield stack.enter_context(SizingRecord(folder).failing())
             return
         wanted = _wanted(workload, world)
-        for folder in _unfinished(wanted):
+        for folder, document in _unfinished(wanted):
+            age, before = age_of(document.get("updated")), document.get("identities") or {}
+            now = identities()
+            others = (what_differs(before.get(name), now.get(name, {})) for name in before or [""])
+            if why := why_not_taken(folder, next(filter(None, others), ""), age):
+                say(why)
+                continue
             try:
                 stack.enter_context(hold(folder, "size"))
             except WorkloadError:  # another dlemu searches there
                 continue
             say(
-                f"going on with the same search in {folder}, which has not ended; for a new "
-                "one name another output.folder"
+                f"going on with the same search in {folder}, which has not ended "
+                f"({age_in_words(age)}); for a new one name another output.folder"
             )
             break
         else:
@@ -418,11 +474,13 @@ def _wanted(workload: Workload, world: World) -> dict[str, Any]:
     return searched
 
 
-def _unfinished(wanted: dict[str, Any]) -> list[Path]:
-    """Return the folders of the same search that has not ended, the newest first."""
+def _unfinished(wanted: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
+    """Return folder and document of the same search that has not ended, the newest first."""
     found = []
     for path in _PARENT.glob(f"*/{SIZING}"):
         with suppress(OSError, DlemuError, *DAMAGE):
-            if json.loads(read_regular(path)).get("wanted") == wanted:
-                found.append((path.stat().st_mtime, path.parent))
-    return [folder for _, folder in sorted(found, reverse=True)]
+            document = json.loads(read_regular(path))
+            if document.get("wanted") == wanted:
+                found.append((path.stat().st_mtime, path.parent, document))
+    found.sort(key=lambda each: each[:2], reverse=True)
+    return [(folder, document) for _, folder, document in found]

@@ -27,17 +27,19 @@ from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
+from dlemu.host.same import identity_of
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.folders import recorded
+from dlemu.judge.folders import recorded, versions
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, read_steps, write_json
-from dlemu.judge.summary import introduced
+from dlemu.judge.summary import introduced, time_of_day
 from dlemu.ranks.world import World
 from dlemu.report.words import evidence_of
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
 from dlemu.run.live import Live
+from dlemu.sizing.answers import identity_of_job
 from dlemu.sizing.formula import Calibration, step_overhead
 from dlemu.storage.owned import OwnedFolder, held
 from dlemu.storage.s3 import in_bucket
@@ -319,7 +321,14 @@ class _Calibrator:
             overhead_limit=limit_in_memory(one.summary["limit"]["name"]),
             host_limit=limit_in_memory(full.summary["limit"]["name"]),
             drive_limit=drive_limit,
+            measured_at=time_of_day(),
+            identity=self._identity(),
         )
+
+    def _identity(self) -> dict[str, str]:
+        if self._workload.dataset.data_folder is None:
+            return identity_of(None, hosts=[self._world.host], versions=versions())
+        return identity_of_job(self._workload, [self._world.host])
 
 
 def _jitter(steps: Steps) -> float:

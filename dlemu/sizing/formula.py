@@ -23,7 +23,7 @@ and times beside the datasheets of workloads/drive/ (docs/workloads.md).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dlemu.config.compose import datasheet, known_workloads
 from dlemu.config.model import Drive, Workload, load_workload
-from dlemu.config.published import is_measured
+from dlemu.config.published import is_measured, real_h100s
 from dlemu.dataset.layout import amount_of, layout_of
 from dlemu.errors import WorkloadError
 from dlemu.judge.metrics import passes
@@ -88,6 +88,10 @@ class Calibration(BaseModel):
     """Limit of the run that gave the host's rate; if not the host, the host may move more."""
     drive_limit: str | None = None
     """Limit of the cold read; if not the storage, the drive may give more."""
+    measured_at: str = ""
+    """When, as time of day; "" of an earlier version, as the next."""
+    identity: Mapping[str, str] = {}
+    """Host and versions, and storage and dataset of the cold read, as `host.same` tells them."""
 
 
 AU_NOISE = 0.0036
@@ -474,7 +478,12 @@ def row_of(workload: Workload) -> dict[str, object]:
         "reads_per_second": reads.num_calls / step,
         "threshold": workload.metric.au,
         "limited_by_storage": limited(workload),
+        "real_h100s": real_h100s(workload, 1 / drives_for_one(workload, _fastest()), "storage"),
     }
+
+
+def _fastest() -> Drive:
+    return Drive.model_validate(datasheet(_FASTEST))
 
 
 def drives_for_one(workload: Workload, drive: Drive) -> float:

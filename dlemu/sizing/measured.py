@@ -25,6 +25,7 @@ from dlemu.dataset.layout import Dataset, Layout, file_sizes
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
+from dlemu.host.same import age_in_words
 from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.findings import Finding, note, reason, weighing
 from dlemu.judge.metrics import passes
@@ -47,6 +48,8 @@ from dlemu.sizing.answers import (
     Target,
     find_jobs,
     hold_search,
+    hosts_in,
+    identity_of_job,
     settings_of,
 )
 from dlemu.sizing.formula import PredictionInput, predict
@@ -82,9 +85,16 @@ def size_all(
     for _, job in jobs:
         check_job(job.with_keys({"num_accelerators": world.num_ranks}), world)
     answers: list[Sized] = []
-    live = live or Live()
+    live, hosts = live or Live(), hosts_in(world)
+
+    def identities() -> dict[str, dict[str, str]]:
+        own = ((f"{target.name}.{job.name}", job) for target, job in jobs)
+        return {name: identity_of_job(job, hosts) for name, job in own}
+
     with ExitStack() as stack:
-        record = world.on_first(lambda: stack.enter_context(hold_search(workload, world, say)))
+        record = world.on_first(
+            lambda: stack.enter_context(hold_search(workload, world, say, identities))
+        )
         for target, job in jobs:
             answers.append(Search(target, job, record, world, say, live).run())
             live.job = ""
@@ -141,6 +151,7 @@ class Search:
         self._record, self._folder = record, record.folder
         self._world, self._say, self._live = world, say, live
         self._name = f"{target.name}.{workload.name}"
+        self._hosts = hosts_in(world)
 
     def run(self) -> Sized:
         """Look at the dataset, read the log and search; return the answer, on all ranks."""
@@ -168,7 +179,8 @@ class Search:
         return message
 
     def _runs_before(self) -> list[Point]:
-        return self._record.open(self._name, settings_of(self._workload, self._world))
+        settings = settings_of(self._workload, self._world)
+        return self._record.open(self._name, settings, identity_of_job(self._workload, self._hosts))
 
     def _bound_by_dataset(self) -> None:
         """Search no further than the dataset allows; refuse one that is too small for 1."""
@@ -274,7 +286,8 @@ class Search:
             most = workload.size.max_accelerators
             self._say(f"size.max_accelerators={most} here: {sentence(self._bound)}")
         if self._points:
-            self._say(f"going on after {counted(len(self._points), 'run')} in {self._folder}")
+            runs, age = counted(len(self._points), "run"), age_in_words(self._record.age)
+            self._say(f"going on after {runs} in {self._folder}, the last one {age}")
         elif self._enough.most_accelerators:
             for each in plan_of(self._enough, self._first, self._expected):
                 self._say(sentence(each))

@@ -1,9 +1,12 @@
 """Predicts how many accelerators a storage feeds: the formula's answer, always with its range."""
 
 import math
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.random import default_rng
@@ -12,18 +15,18 @@ from pydantic import ValidationError
 
 from dlemu.config.compose import named
 from dlemu.config.model import Drive, Workload
-from dlemu.config.published import word
+from dlemu.config.published import real_h100s, word
 from dlemu.errors import WorkloadError
-from dlemu.judge.folders import make
+from dlemu.host.same import age_of, differing_here, identity_of, what_differs
+from dlemu.judge.folders import make, versions
 from dlemu.judge.records import write_json
 from dlemu.loaders.cache.hits import PlannedCache, planning
 from dlemu.sizing import formula
+from dlemu.sizing.answers import identity_of_job
 from dlemu.sizing.formula import Calibration, Prediction, PredictionInput, Published, Reads
+from dlemu.sizing.needs import OF_A_HOST, needs_of
 from dlemu.storage.files import read_regular
 from dlemu.units import each_once
-
-_OF_A_HOST = 8
-"""Accelerators of a pass, where predict.minutes is asked for without predict.accelerators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,10 @@ class Predicted(Prediction):
     published: Published | None = None
     """What a published DLIO run would show; None: the cores of a host are not known."""
 
+    calibration: str = ""
+    """How old the calibration is, and what differs on this host; "": there is none."""
+    needs: dict[str, Any] | None = None
+    """What predict.accelerators ask of a storage, as `needs_of` tells it; None: not asked for."""
     pass_bytes: float | None = None
     """Bytes that the accelerators read in one pass; None: predict.minutes is not asked for."""
 
@@ -66,7 +73,13 @@ class Predicted(Prediction):
             "drives": workload.drives,
             **{field.name: getattr(self, field.name) for field in dataclass_fields(Prediction)},
             "published": None if self.published is None else vars(self.published),
+            "calibration": self.calibration,
+            "real_h100s": real_h100s(
+                workload, self.real_accelerators, self.limit, at_least=self.at_least
+            ),
         }
+        if self.needs is not None:
+            found["needs"] = self.needs
         if self.pass_bytes is not None:
             found |= {
                 "pass_bytes": self.pass_bytes,
@@ -101,22 +114,27 @@ def predict(workload: Workload) -> Predicted:
             predict.minutes is asked for without a number of files.
         RunError: predict.json cannot be written.
     """
-    if workload.predict.minutes and workload.predict.accelerators is None:
-        workload = workload.with_keys({"predict.accelerators": _OF_A_HOST})
+    asked, needs = workload.predict.accelerators, None
+    if workload.predict.minutes and asked is None:
+        workload = workload.with_keys({"predict.accelerators": OF_A_HOST})
     drive, calibration = needed_rates(workload)
     job = PredictionInput.of(workload, drive)
+    if asked is not None and not workload.predict.minutes:
+        needs = needs_of(workload)
     predicted = Predicted(
         **vars(formula.predict(job, calibration)),
         workload=workload,
         drive=drive,
+        needs=needs,
         published=_published(workload, job, calibration),
         pass_bytes=_pass_bytes(workload) if workload.predict.minutes else None,
+        calibration="" if calibration is None else _describe_calibration(calibration),
     )
     keep(workload, predicted.document)
     return predicted
 
 
-def keep(workload: Workload, document: dict[str, object]) -> None:
+def keep(workload: Workload, document: Mapping[str, object]) -> None:
     """Write predict.json, where output.folder is set. Raises RunError."""
     if workload.output.folder is not None:
         with make(Path(workload.output.folder)) as folder:
@@ -150,6 +168,14 @@ def needed_rates(workload: Workload) -> tuple[Drive, Calibration | None]:
         WorkloadError: no drive is given, or the calibration does not fit.
     """
     drive, calibration = known_rates(workload)
+    if calibration is not None and "dataset.data_folder" in workload.given:
+        _refuse_other_storage(workload, calibration)
+    if drive is None and workload.num_accelerators is not None:
+        number = workload.num_accelerators
+        raise WorkloadError(
+            f"num_accelerators has no effect on a prediction, which finds it; "
+            f"predict.accelerators={number} tells what {number} need of a storage"
+        )
     if drive is None:
         file = workload.predict.calibration
         none = "" if file is None else f", and predict.calibration {file} read none"
@@ -160,6 +186,34 @@ def needed_rates(workload: Workload) -> tuple[Drive, Calibration | None]:
             f"{last if file is None else 'calibrate again with dataset.data_folder'}"
         )
     return drive, calibration
+
+
+def _describe_calibration(calibration: Calibration) -> str:
+    """Return "2:10:00 old; here host b, was a"."""
+    if not calibration.identity:  # an earlier version wrote it
+        return differing_here(None, "")
+    own = identity_of(None, hosts=[socket.gethostname()], versions=versions())
+    then = {name: each for name, each in calibration.identity.items() if name in own}
+    other = what_differs(then, own)
+    return differing_here(age_of(calibration.measured_at), other)
+
+
+def _refuse_other_storage(workload: Workload, calibration: Calibration) -> None:
+    """Refuse the rate of another drive than that below dataset.data_folder, which is named here.
+
+    Raises:
+        WorkloadError: the calibration read another drive, or another dataset.
+    """
+    if calibration.drive_read_bytes_per_second is None or not calibration.identity:
+        return  # the drive's datasheet counts, or it is not known which drive was read
+    now = identity_of_job(workload, [])
+    of_host = {"host": calibration.identity.get("host", "")} | versions()
+    then = {name: each for name, each in calibration.identity.items() if name not in of_host}
+    if why := what_differs(then, {name: each for name, each in now.items() if name not in of_host}):
+        raise WorkloadError(
+            f"predict.calibration {workload.predict.calibration} is of another storage than "
+            f"{workload.data_folder}: {why}; measure this one with dlemu calibrate"
+        )
 
 
 def _pass_bytes(workload: Workload) -> float:
@@ -176,7 +230,7 @@ def _pass_bytes(workload: Workload) -> float:
         )
     steps = dataset.num_files_train * dataset.num_samples_per_file / workload.reader.batch_size
     if most != -1:
-        steps = min(steps, most * (workload.predict.accelerators or _OF_A_HOST))
+        steps = min(steps, most * (workload.predict.accelerators or OF_A_HOST))
     return steps * Reads.of(workload).num_bytes
 
 

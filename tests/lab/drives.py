@@ -67,6 +67,17 @@ def mounted(point: Path, options: str = "rw", kind: str = "tmpfs") -> Iterator[P
         subprocess.run(["umount", "--lazy", point], check=True)
 
 
+@contextlib.contextmanager
+def bound(folder: Path, point: Path) -> Iterator[Path]:
+    """Let a folder be seen at another place as well."""
+    point.mkdir(exist_ok=True)
+    _run("mount", "--bind", folder, point)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", "--lazy", point], check=True)
+
+
 def _run(*command: str | Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+import dlemu
 from dlemu.cli.main import run
 from dlemu.config.model import Workload
 from dlemu.errors import DatasetError, RunError, WorkloadError
@@ -83,7 +85,20 @@ def test_a_prediction_takes_what_was_measured(
     assert found.host_limit != "storage", "none was read from memory"
     assert run_as_printed(out) == 0
     assert not scratch(), "memory is given back"
-    capsys.readouterr()
+    told = re.search(r"^calibration: (.*)$", capsys.readouterr().out, re.M)
+    assert told is not None and re.fullmatch(r"[\d.:]+ s? ?old", told[1]), "same host"
+    here = job.with_keys({"predict.calibration": str(path)})
+    here = here.with_keys({"given": ()})  # the folder is not named
+    there = {"given": ("dataset.data_folder",), "output.folder": None}
+    dlemu.predict(here.with_keys(there))
+    other = {"drive": "loop of another", "host": "b with 1 CPU"}
+    stored = found.model_copy(update={"identity": {**found.identity, **other}})
+    path.write_text(stored.model_dump_json())
+    assert "; here host" in dlemu.predict(here).calibration
+    with pytest.raises(
+        WorkloadError, match=r"is of another storage than .*: drive .*, was loop of"
+    ):
+        dlemu.predict(here.with_keys(there))
     assert run(["report", str(path.parent)]) == 0
     assert capsys.readouterr().out.strip() in out, "dlemu report shows it again"
 

@@ -5,6 +5,7 @@ Most tests ask for so little AU that every number passes: what they check is not
 
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from dlemu.config.model import Workload, load_workload
 from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
+from dlemu.host.same import age_of
 from dlemu.judge.findings import fields_of, remark, weakens, weighing
 from dlemu.judge.folders import hold
 from dlemu.judge.outcome import judge_run
@@ -38,8 +40,9 @@ from dlemu.sizing.measured import point_of
 from dlemu.sizing.search import Point
 from dlemu.terminal import silent
 from tests.lab import warm
+from tests.lab.drives import bound, own_drive
 from tests.lab.many_hosts import ManyHosts
-from tests.lab.waiting import until
+from tests.lab.waiting import LONG, until
 from tests.sizing.conftest import BATCH_BYTES, TINY, file_of, outcome, results_of, tiny
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "size_a_drive.py"
@@ -138,7 +141,8 @@ def test_every_file_tells_the_answer(job: Workload, capsys: pytest.CaptureFixtur
         *(f"{log}.png", f"{log}.svg", "runs", "sizing.json", "table.md")
     }
     document = json.loads((folder / "sizing.json").read_text())
-    assert document.pop("settings").keys() == {log}
+    assert document.pop("settings").keys() == document.pop("identities").keys() == {log}
+    assert (age_of(document.pop("updated")) or 0.0) < LONG
     assert document == json.loads(json.dumps(answer.document))
     (sizing,) = document["answers"]
     assert (sizing["num_accelerators"], sizing["at_least"], sizing["quick"]) == (3, True, True)
@@ -307,11 +311,45 @@ def test_an_interrupted_search_says_what_goes_on_and_is_found_again(
     assert f"going on with the same search in {below}, which has not ended" in out
     assert "going on after 1 run in" in out
     ended = read_sizing(folder)
+    assert ended["identities"]["data.cosmoflow_h100"]["files of the dataset"] == "200"
     assert ended["status"] == "complete" and not {"wanted", "error"} & ended.keys()
     # It has ended: the same command begins anew.
     size_storage(unnamed)
     assert "going on" not in capsys.readouterr().out
     assert len(list(folder.parent.iterdir())) == 3
+
+
+@pytest.mark.usefixtures("no_runs")
+def test_a_search_of_another_drive_or_of_long_ago_is_not_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another drive is mounted on the same folder, with an equal dataset."""
+    monkeypatch.chdir(tmp_path)
+    job = tiny(tmp_path, size__confirm=1, size__max_accelerators=2).with_keys(
+        {"dataset.data_folder": str(tmp_path / "mnt" / "data"), "output.folder": None}
+    )
+
+    def cut() -> str:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(measured, "run_job", Mock(side_effect=KeyboardInterrupt))
+            size_storage(job)
+        return capsys.readouterr().out
+
+    with own_drive(16 << 20) as one, own_drive(16 << 20) as two:
+        with bound(one, tmp_path / "mnt"):
+            generate(job, world=Alone())
+            assert "this search" not in cut()
+            assert "going on with the same search in" in cut(), "nothing has changed"
+        with bound(two, tmp_path / "mnt"):
+            generate(job, world=Alone())
+            other = re.search(r" has this search of something else \((.*)\); a new one", cut())
+            assert other is not None and "dataset" not in other[1]
+            now, _, then = other[1].partition(", was ")
+            assert f"drive loop {two.parent / 'image'} of" in now and str(one.parent) in then
+            for path in (tmp_path / "outputs").rglob("sizing.json"):
+                long_ago = json.loads(path.read_text()) | {"updated": "2026-01-01T00:00:00+00:00"}
+                path.write_text(json.dumps(long_ago))
+            assert " old; a new one begins; to go on with that one: output.folder=" in cut()
 
 
 @pytest.mark.usefixtures("no_runs")
@@ -326,20 +364,31 @@ def test_the_example_sizes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 SETTINGS = {"num_ranks": 1, "reader.read_threads": 4}
+IDENTITY = {"drive": "one", "dataset": "d", "files of the dataset": "200"}
 POINT = Point(3, 91.0, 9.0, 1e6)
 
 
 def test_a_search_goes_on_after_its_last_run(tmp_path: Path) -> None:
     record = SizingRecord(tmp_path)
-    assert record.open("a", SETTINGS) == [] and not list(tmp_path.iterdir()), "nothing is left"
+    assert record.open("a", SETTINGS, IDENTITY) == [] and not list(tmp_path.iterdir()), (
+        "nothing is left"
+    )
     runs = [replace(POINT, num_accelerators=number) for number in range(3)]
     for number, run in enumerate(runs):
         record.add("a", run)
         again = SizingRecord(tmp_path)
-        assert again.open("a", SETTINGS) == runs[: number + 1]
-        assert again.open("b", SETTINGS) == []
+        assert again.open("a", SETTINGS, IDENTITY) == runs[: number + 1]
+        assert again.open("b", SETTINGS, IDENTITY) == []
     with pytest.raises(WorkloadError, match=r"holds runs with reader\.read_threads=4, now it is 5"):
-        SizingRecord(tmp_path).open("a", SETTINGS | {"reader.read_threads": 5})
+        SizingRecord(tmp_path).open("a", SETTINGS | {"reader.read_threads": 5}, IDENTITY)
+    SizingRecord(tmp_path).open("a", SETTINGS, IDENTITY | {"files of the dataset": "1,000"})
+    for other, what in (
+        ({"drive": "two"}, "drive two, was one"),
+        ({"files of the dataset": "100"}, "files of the dataset 100, was 200"),
+        ({"torch": "2"}, "torch 2, was none"),
+    ):
+        with pytest.raises(WorkloadError, match=f"holds runs that do not count here: {what}; name"):
+            SizingRecord(tmp_path).open("a", SETTINGS, IDENTITY | other)
     content = (tmp_path / "sizing.json").read_text()
     wrong = (content.replace("91.0", value) for value in ('"x"', "NaN"))
     for damage in (content.rstrip()[:-1], *wrong):

@@ -37,6 +37,20 @@ HOST = Calibration(
 )
 
 
+@pytest.mark.parametrize("name", ["unet3d", "resnet50", "cosmoflow"])
+@pytest.mark.parametrize("drive", ["d3_s4520", "d7_ps1010"])
+def test_real_h100s_are_those_of_their_own_row(name: str, drive: str) -> None:
+    keys = {"drive": drive, "drives": 3}
+    found = dlemu.predict(load_workload(f"{name}_h100", keys)).document["real_h100s"]
+    own = dlemu.predict(load_workload(f"{name}_real_h100", keys))
+    assert isinstance(found, dict) and found["workload"] == f"{name}_real_h100"
+    assert found["num_accelerators"] == own.num_accelerators
+    assert found["real_accelerators"] == pytest.approx(own.real_accelerators)
+    assert own.document["real_h100s"] is None, "it counts them itself"
+    slower = load_workload(f"{name}_h100", keys | {"train.computation_time": 0.1})
+    assert dlemu.predict(slower).document["real_h100s"] is None, "a step of one's own"
+
+
 def test_the_smallest_of_drives_server_links_and_host_is_named() -> None:
     """Of 8 drives, hosts with one link of 100 Gb/s each, and a server: what each of them feeds."""
     job = replace(UNET3D, num_drives=8, num_hosts=2, nic_gbps=100.0)

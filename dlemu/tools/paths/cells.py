@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count, repeat
 from pathlib import Path
 from statistics import fmean
@@ -104,6 +104,8 @@ class RankTarget:
     cells: Sequence[CellSpec]
     """The cells that can be measured there."""
     attached: Attachment
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """Of its drives and its host, as `host.same` tells it."""
     cpus: tuple[int, ...] = ()
     """Of the NUMA node of its drives; (): workers are not bound."""
     notes: Sequence[str] = ()

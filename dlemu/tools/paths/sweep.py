@@ -22,8 +22,9 @@ from dlemu.config.model import NamedDrive
 from dlemu.config.types import Arguments, Listed, ResultsFolder, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import cpus_of_node, find_attachment, find_connection
+from dlemu.host.same import age_in_words, age_of, identity_of, what_differs
 from dlemu.host.wear import WearFields, WearWatch, combine_hosts, has_writes
-from dlemu.judge.folders import recorded
+from dlemu.judge.folders import recorded, versions
 from dlemu.judge.records import JsonLines
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import Alone, World
@@ -54,6 +55,8 @@ from dlemu.units import (
 )
 
 CELLS = "cells.jsonl"
+_WORTH_SAYING_SECONDS = 60.0
+"""The least age of a cell that is said."""
 """Keeps the cells that were measured."""
 WEAR = "wear.jsonl"
 """Keeps what was written to the drives, a line for each command that wrote enough to tell."""
@@ -190,7 +193,7 @@ def run_paths(
         if world.rank == 0 and not dry:
             record = stack.enter_context(recorded(sweep.output, "paths", world, key="output"))
         store = sweep.output / CELLS
-        known = world.on_first(lambda: {cell.asked: cell for cell in cells_of(JsonLines(store))})
+        known = world.on_first(lambda: _known_cells(JsonLines(store), places, on_event))
         left = [cells for cells in rounds if not known.keys() >= {*cells}]
         asked = [each for each in wanted if each.target != SUM]
         each, takes = format_seconds(sweep.seconds), format_seconds(len(left) * sweep.seconds)
@@ -319,6 +322,7 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
         host=world.host,
         cells=cells,
         attached=attached,
+        identity=identity_of(target, hosts=[world.host], versions=versions()),
         cpus=tuple(sorted(near)),
         notes=notes,
         memory_rate=memory,
@@ -407,9 +411,11 @@ def _measure_all(
             one, left = cells[0], format_left((len(rounds) - number) * sweep.seconds, before="; ")
             on_begin(f"{one.path} {one.pattern} {format_bytes(one.io_size)}")
             works = [make[each.target](each) for each in cells if each.target in make]
+            named = {each.target for each in cells}
             for cell in measure(works, places, world):
                 on_event(f"{_line_of(cell)}{left}")
-                store.append(asdict(cell))
+                of = {place.name: dict(place.identity) for place in places if place.name in named}
+                store.append({**asdict(cell), "identities": of, "end": time_of_day()})
                 if cell.target in make and cell.pattern.endswith("write"):
                     written += cell.num_ios * cell.io_size
                 yield cell
@@ -430,6 +436,32 @@ def _line_of(cell: Cell) -> str:
 
 
 _CELL = TypeAdapter(Cell)
+
+
+def _known_cells(
+    store: JsonLines, places: Sequence[RankTarget], on_event: OnEvent
+) -> dict[CellSpec, Cell]:
+    """Return the cells that were measured before and hold now; say how old the oldest is.
+
+    One of another drive or host does not hold, though its target has the same name.
+    """
+    now = {each.name: each.identity for each in places}
+    known, others, ages = dict[CellSpec, Cell](), dict[str, int](), [0.0]
+    for cell, row in zip(cells_of(store), store.values, strict=True):
+        before = row.get("identities", {})
+        names = before.keys() & now.keys() if cell.target == SUM else {cell.target} & now.keys()
+        why = next(filter(None, (what_differs(before.get(n), now[n]) for n in names)), "")
+        if why:
+            others[why] = others.get(why, 0) + 1
+            continue
+        known[cell.asked] = cell
+        if names:
+            ages.append(age_of(row.get("end")) or 0.0)
+    for why, number in others.items():
+        on_event(f"{counted(number, 'cell')} in {store.path} not taken, of something else: {why}")
+    if max(ages) >= _WORTH_SAYING_SECONDS:
+        on_event(f"the oldest cell in {store.path} that is taken is {age_in_words(max(ages))}")
+    return known
 
 
 def cells_of(store: JsonLines) -> list[Cell]:

@@ -178,6 +178,20 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     run_paths(sweep_of(tmp_path, seconds=0.05), events.append)
     assert any(event.startswith("4 cells, 0 of them measured before") for event in events)
 
+    cells = JsonLines(store).values
+    for cell in cells:  # another drive is at this place now, or an hour has gone by
+        (identity,) = cell["identities"].values()
+        cell["end"] = "2026-01-01T00:00:00+00:00"
+        identity["drive"] += " of another" if cell["io_size"] == cells[0]["io_size"] else ""
+    store.write_text("".join(f"{json.dumps(cell)}\n" for cell in cells))
+    events.clear()
+    run_paths(sweep_of(tmp_path, seconds=0.2), events.append)
+    assert re.match(
+        r"4 cells in .* not taken, of something else: drive .*, was .* of another", events[0]
+    )
+    assert re.match(r"the oldest cell in .* that is taken is [\d:]+ old", events[1])
+    assert events[2].startswith("4 cells, 2 of them measured before; 2 x")
+
 
 def test_what_cannot_be_kept_is_said_before_a_cell_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
