@@ -86,6 +86,10 @@ def write_config(folder: Path, workload: Workload) -> None:
     write_text(folder / CONFIG, dump_workload(workload))
 
 
+_GONE = (("predict", "tool"),)
+"""Keys of earlier versions, which changed no run."""
+
+
 def read_config(folder: Path, keys: Mapping[str, object]) -> Workload:
     """Return the workload of a stored run, with other values of dotted keys.
 
@@ -96,6 +100,9 @@ def read_config(folder: Path, keys: Mapping[str, object]) -> Workload:
         WorkloadError: the file is damaged, or a key or value is refused.
     """
     tree = values_of(read_yaml(folder / CONFIG), partial(read_summary, folder))
+    for section, key in _GONE:
+        if isinstance(group := tree.get(section), dict):
+            group.pop(key, None)
     for key, value in keys.items():
         set_key(tree, key, value)
     return check_workload({**tree, "given": tuple(keys)}, source=WordSource.FOUND)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from dlemu.errors import RunError
 from dlemu.judge.findings import with_findings
@@ -85,7 +85,7 @@ def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Store
                 error = document.get("error", "the command did not end")
                 raise RunError(f"{folder}: no result ({document['status']}): {error}")
             return Stored(folder, document)
-        case "runs":
+        case kind if kind == "runs" or (kind is None and "runs" in document):
             return _read_runs(folder, cast(RunsSummary, document), keys or {})
         case _:
             run = cast(Document, _read_run(folder, cast(Summary, document), keys or {}))
@@ -115,9 +115,12 @@ def _read_runs(folder: Path, summary: RunsSummary, keys: Mapping[str, object]) -
         command = shlex.join(["dlemu", "report", *shown])
         raise RunError(error, remedy=f"{command} shows what is there" if shown else "")
     every = cast(Mapping[str, Document], {**runs, **begun})
-    if "verdict" in summary and not keys:
+    is_old = "threshold_percentage" not in summary
+    if "verdict" in summary and not keys and not is_old:
         return Stored(folder, with_findings(summary), every)
     judged = judge_runs({**summary, "runs": rows}, counting)
+    if "verdict" in summary and not keys:
+        return Stored(folder, {**judged, **_as_written(summary)}, every)
     if "verdict" not in summary:
         wanted = read_config(folder / next(iter(runs)), {}).runs
         judged["status"], judged["verdict"] = summary["status"], "NO VERDICT"
@@ -185,14 +188,45 @@ def _read_run(folder: Path, summary: Summary, keys: Mapping[str, object]) -> Sum
             f"{folder} holds steps of {counted(metrics.num_accelerators, 'accelerator')}, "
             f"the run had {summary['num_accelerators']}; a steps.<rank>.npy is missing"
         )
-    if ended and metrics.read_bytes != (stored := summary["measured"]["read_bytes"]):
+    is_old = "per_epoch" not in summary
+    if ended and not is_old and metrics.read_bytes != (stored := summary["measured"]["read_bytes"]):
         raise RunError(
             f"{folder}: its steps read {metrics.read_bytes:,} bytes, {stored:,} by summary.json; "
             "records are missing, or are another run's"
         )
-    if ended and not keys:
+    if ended and not keys and not is_old:
         return cast(Summary, with_findings(summary))
-    return with_metrics(summary, workload, metrics)
+    judged = with_metrics(_with_places(summary), workload, metrics)
+    return cast(Summary, {**judged, **_as_written(summary)}) if ended and not keys else judged
+
+
+def _as_written(summary: Summary | RunsSummary) -> dict[str, Any]:
+    """Return verdict and findings of a document that lacks what later versions have beside them.
+
+    Those of November 22, 2026 (220ebcf) are the oldest that are read. What they lack follows from
+    the steps; the text is theirs.
+    """
+    return {"verdict": summary["verdict"], "findings": with_findings(summary)["findings"]}
+
+
+def _with_places(summary: Summary) -> Summary:
+    """Return a run with its storage in `system`, which was `place` of rank 0 before."""
+    place = cast(Document, summary).get("place")
+    if place is None:
+        return summary
+    sizes = {place.get("device"): place.get("size_bytes", 0)}
+    hosts = [
+        {
+            **host,
+            "drives": [
+                {"size_bytes": sizes.get(drive["name"], 0), **drive}
+                for drive in host.get("drives", ())
+            ],
+        }
+        for host in summary.get("system") or [{}]
+    ]
+    hosts[0] = {**place, **hosts[0]}
+    return {**summary, "system": cast(Any, hosts)}
 
 
 def _no_verdict(

@@ -1,12 +1,15 @@
 """The words of findings: a sentence for each kind, and those of other versions."""
 
 import json
+from pathlib import Path
 from typing import get_args
 
 from dlemu.judge.findings import Finding, Kind, weakens, with_findings
 from dlemu.judge.records import plain
 from dlemu.report.run import tone_of
+from dlemu.report.stored import read_result
 from dlemu.report.words import SENTENCES, advice_of, evidence_of, sentence, sentences
+from tests.lab.commands import Printed
 
 
 def test_each_kind_has_its_sentence() -> None:
@@ -46,3 +49,26 @@ def test_a_document_with_sentences_is_shown_as_it_was_written() -> None:
     assert sentences(document, "reason", "weakens", "remark", "note") == ["a", "b", "BUT c", "d"]
     assert tone_of(document) == "caution" and tone_of(with_findings({"verdict": "PASS"})) == "pass"
     assert with_findings(document) == document
+
+
+OLDEST = Path(__file__).parents[1] / "data" / "run_220ebcf"
+"""Two runs of 16 small files, written by the oldest version whose results are read."""
+
+
+def test_results_of_the_oldest_version_are_shown_with_their_own_text(printed: Printed) -> None:
+    """What they lack follows from their steps: rows of the table, AU of the whole epoch."""
+    alone = OLDEST / "run.2"
+    written = json.loads((alone / "summary.json").read_text())
+    first, *lines = printed("report", alone).splitlines()
+    assert first.startswith(f"{written['verdict']}: AU ")
+    assert all(text in first for text in written["remarks"])
+    limit = written["limit"]
+    assert f"limit: {limit['name']}. {limit['evidence']}" in lines
+    assert f"try: {limit['advice']}" in lines
+    assert any(line.startswith("AU with the first step (%)") for line in lines)
+    several = json.loads((OLDEST / "summary.json").read_text())
+    line, *_ = printed("report", OLDEST, status=2).splitlines()
+    assert line.startswith(f"{several['verdict']}: {several['reasons'][0]}")
+    assert "AU (%)" in printed("compare", alone, OLDEST / "run.1")
+    found = read_result(alone).document["findings"]
+    assert {each["kind"] for each in found} == {"as_written"}
