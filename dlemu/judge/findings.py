@@ -141,6 +141,16 @@ Kind = Literal[
     "prefetch_too_large",
     "too_few_runs",
     "value_not_allowed",
+    # what a run says while it goes on
+    "cold_start_left_out",
+    "demand",
+    "demand_without_bound",
+    "dropped_from_page_cache",
+    "dropping_files",
+    "epoch_ended",
+    "no_series",
+    "nothing_to_drop",
+    "read_in_tf_data_order",
     # of any kind
     "of_run",
     "as_written",

@@ -128,7 +128,7 @@ def ended_early(
     summary: Summary | RunsSummary, done: int, planned: int, unit: Literal["epoch", "run"]
 ) -> Finding:
     """Return how unfinished runs ended, after so many units of those that were planned."""
-    error = summary.get("error", "not ended")
+    error = summary.get("error")
     has_failed = summary["status"] == "failed"
     return reason(
         "ended_early", failed=has_failed, error=error, done=done, planned=planned, unit=unit

@@ -10,11 +10,13 @@ from dlemu.config.model import Workload
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError
 from dlemu.host.devices import mount_under
+from dlemu.judge.findings import note
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
+from dlemu.report.words import sentence
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.storage.s3 import in_bucket
-from dlemu.units import ceil_div, format_seconds
+from dlemu.units import ceil_div
 
 _SAMPLED = 4096
 """Of a larger dataset each host looks at so many files; if none is cached, none is dropped."""
@@ -59,12 +61,9 @@ class ColdStart:
                 "dropping the origin from the page cache", self.watchdog.longest_at
             ):
                 dropped = _named(lambda: drop(self._behind(mine), at=self.watchdog.at))
-            self._say_dropped(dropped, of=" of cache.origin")
+            self._say_dropped(dropped, of_origin=True)
         if all(world.all_gather(self.direct)) and "output.drop_caches" not in workload.given:
-            self.say(
-                "cold start: left out, O_DIRECT reads past the page cache; "
-                "output.drop_caches=true drops the files all the same"
-            )
+            self.say(sentence(note("cold_start_left_out")))
             return
         begin = time.perf_counter()
         if self.layout.num_files > _SAMPLED:
@@ -94,11 +93,14 @@ class ColdStart:
         looked_at = sum(pages.num_files for host, pages in by_rank if host == 0)
         if not _any_cached([pages for _, pages in by_rank]):
             most = 1 - _CHANCE ** (1 / looked_at)
-            self.say(
-                f"cold start: nothing to drop, none of {looked_at:,} files is in the page cache; "
-                f"at most {100 * most:.2f}% of {num_files:,} are "
-                f"(with {100 * (1 - _CHANCE):g}% confidence)"
+            found = note(
+                "nothing_to_drop",
+                num_looked_at=looked_at,
+                most_cached_share=most,
+                num_files=num_files,
+                confidence=1 - _CHANCE,
             )
+            self.say(sentence(found))
             return None
         here = _any_cached([pages for host, pages in by_rank if host == world.host_index])
         return mine if here else range(0)
@@ -121,19 +123,23 @@ class ColdStart:
         if found is not None:
             yield from (path for path in self._paths(found, files) if Path(path).exists())
 
-    def _say_dropped(self, dropped: Pages, *, of: str = "", seconds: float = 0.0) -> None:
+    def _say_dropped(
+        self, dropped: Pages, *, of_origin: bool = False, seconds: float = 0.0
+    ) -> None:
         """Say what all ranks have dropped."""
         everyone = self.world.gather(dropped)
         if everyone is None:
             return
         pages = sum(each.pages for each in everyone)
         stayed = sum(each.resident for each in everyone)
-        share = f"{100 * stayed / pages:.1f}%" if pages else "an unknown part"
-        took = f" in {format_seconds(seconds)}" if seconds > _SAY_SECONDS else ""
-        self.say(
-            f"cold start: {sum(each.num_files for each in everyone):,} files{of} dropped from the "
-            f"page cache{took}, {share} of their pages stayed"
+        found = note(
+            "dropped_from_page_cache",
+            num_files=sum(each.num_files for each in everyone),
+            of_origin=of_origin,
+            seconds=seconds if seconds > _SAY_SECONDS else None,
+            stayed_share=stayed / pages if pages else None,
         )
+        self.say(sentence(found))
 
     def _progress(self, num_files: int) -> Callable[[int], None]:
         """Return what shows the progress of rank 0's host, every few seconds."""
@@ -147,10 +153,9 @@ class ColdStart:
                 return
             last = now
             left = (now - begin) * (num_files / num_done - 1)
-            self.say(
-                f"cold start: about {num_done * ranks:,}/{num_files * ranks:,} files, "
-                f"{format_seconds(left)} left"
-            )
+            done, whole = num_done * ranks, num_files * ranks
+            found = note("dropping_files", num_done=done, num_files=whole, seconds_left=left)
+            self.say(sentence(found))
 
         return show
 

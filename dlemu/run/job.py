@@ -34,6 +34,7 @@ from dlemu.host.processes import memory_bytes
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.cache import cache_fields
 from dlemu.judge.evidence import Evidence, combine
+from dlemu.judge.findings import note
 from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, make
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
@@ -59,6 +60,7 @@ from dlemu.loaders.cache.host import (
 )
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
+from dlemu.report.words import sentence
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.cold import ColdStart
 from dlemu.run.compute import compute_on_gpus, find_compute_gpus
@@ -73,7 +75,7 @@ from dlemu.run.replay import (
 )
 from dlemu.storage.files import count_linked
 from dlemu.terminal import Say, say, silent
-from dlemu.units import ceil_div, format_rate
+from dlemu.units import ceil_div
 
 _LOOKED_AT = 64
 """Files that are looked at for links."""
@@ -181,7 +183,7 @@ class _Run:
         notes = [*started["notes"], *dataset.notes]
         loader = workload.reader.data_loader
         if loader == "tensorflow":
-            notes.append(f"reader.data_loader {loader}: read by dlemu's threads in tf.data's order")
+            notes.append(note("read_in_tf_data_order", data_loader=loader).fields)
         size = found.num_samples * found.mean_bytes
         read = DatasetFields(
             folder=str(folder), format=found.format, num_files=found.num_files, num_bytes=size
@@ -383,7 +385,8 @@ class _Run:
             with record.writing():
                 write_series(record.folder, record.folder / SERIES)
         except RunError as error:  # a run is not lost because of it
-            summary["notes"] = [*summary["notes"], f"no {SERIES}: {error}"]
+            failed = note("no_series", file=SERIES, error=str(error))
+            summary["notes"] = [*summary["notes"], failed.fields]
         summary["end"] = time_of_day()
         record.write()
         return Outcome(record.folder, metrics, summary)
@@ -518,11 +521,9 @@ def demand_line(workload: Workload, num_accelerators: int) -> str:
     """Return what the accelerators ask of the storage at AU 100 %."""
     one = workload.demand
     if one == float("inf"):
-        return "demand: no computation time, so as much as the storage gives"
-    return (
-        f"demand: {format_rate(one)} an accelerator, {format_rate(one * num_accelerators)} in all "
-        "at AU 100%"
-    )
+        return sentence(note("demand_without_bound"))
+    whole = one * num_accelerators
+    return sentence(note("demand", bytes_per_second=one, whole_bytes_per_second=whole))
 
 
 def _show_ended_epochs(workload: Workload, folder: Path, summary: Summary, on_cut: OnRun) -> None:
@@ -550,11 +551,16 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
     samples = steps["num_samples"].sum() / max(seconds.sum(axis=0).max(), 1e-9)
     counted = StepsSoFar(steps, workload.metric)
     counted.look()
-    return (
-        f"epoch {epoch + 1} of {workload.train.epochs}: {len(steps)} steps, AU "
-        f"{counted.au_percentage or 0.0:.2f}% on rank 0, {samples:.2f} samples/s there"
-        f"{f' (origin emulated {slow})' if (slow := emulates(workload)) else ''}"
+    found = note(
+        "epoch_ended",
+        epoch=epoch + 1,
+        epochs=workload.train.epochs,
+        num_steps=len(steps),
+        au_percentage=counted.au_percentage or 0.0,
+        samples_per_second=samples,
+        emulated_origin=emulates(workload),
     )
+    return sentence(found)
 
 
 class _Idle(Loader):

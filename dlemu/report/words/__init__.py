@@ -13,6 +13,7 @@ from dlemu.judge.findings import Finding, Weight, weighing
 from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.report.words.notes import NOTES
+from dlemu.report.words.progress import PROGRESS
 from dlemu.report.words.rules import RULES
 from dlemu.report.words.searches import SEARCHES
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
@@ -139,7 +140,7 @@ def _keys_unlike(f: Any) -> str:
 
 def _ended_early(f: Any) -> str:
     after = f"after {f.done} of {counted(f.planned, f.unit)}"
-    return f"failed {after}: {f.error}" if f.failed else f"{f.error} {after}"
+    return f"failed {after}: {f.error}" if f.failed else f"{f.error or 'not ended'} {after}"
 
 
 def _cached_share_unknown(f: Any) -> str:
@@ -289,6 +290,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     **NOTES,
     **CHECKPOINTS,
     **RULES,
+    **PROGRESS,
     # of any kind
     "as_written": lambda f: f"{f.text}",
     "of_run": _of_run,
