@@ -6,7 +6,7 @@ Beside the steps: what the loop read from a folder that is watched, and a worklo
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
@@ -62,6 +62,8 @@ class _Step:
     """Start and end of each `computing`; empty: all from `taken` to `computed` is compute."""
     pauses: list[tuple[Any, Any]] = field(default_factory=list)
     """Start and end of each `pause` in this step."""
+    pauses_before: list[tuple[Any, Any]] = field(default_factory=list)
+    """Of each `pause` between the question for the batch and the batch."""
     paused_before: float = 0.0
     """Seconds of the epoch's pauses before this step."""
     is_open: bool = False
@@ -73,21 +75,25 @@ class _Step:
     counted: tuple[Any, ...] = ()
     """epoch, step, rank, num_samples, num_bytes, num_reads; seconds of read, decode, hand-over."""
 
+    def _paused(self, pauses: Sequence[tuple[Any, Any]]) -> float:
+        return sum(self.stream.seconds(*pause) for pause in pauses)
+
     @property
     def paused(self) -> float:
-        """Seconds of the pauses in this step."""
-        return sum(self.stream.seconds(*pause) for pause in self.pauses)
+        """Seconds of all pauses of this step."""
+        return self._paused(self.pauses_before) + self._paused(self.pauses)
 
     def row(self) -> tuple[Any, ...]:
         """Return the record (`records.STEP`); the device must have finished the step."""
         seconds = self.stream.seconds
         moment, mark = self.begun
-        body = max(0.0, seconds(self.taken, self.computed) - self.paused)
+        body = max(0.0, seconds(self.taken, self.computed) - self._paused(self.pauses))
+        wait = max(0.0, seconds(self.asked, self.taken) - self._paused(self.pauses_before))
         compute = sum(seconds(*span) for span in self.spans) if self.spans else body
         return (
             *self.counted[:6],
             moment + seconds(mark, self.asked) - self.paused_before,
-            seconds(self.asked, self.taken),
+            wait,
             body - compute,
             compute,
             seconds(self.computed, self.met),
@@ -167,6 +173,12 @@ class Meter:
         """Seconds of pauses before the next row's step, within its epoch."""
         self._under_way: deque[_Step] = deque()
         self._step: _Step | None = None
+        self._now: tuple[StreamClock, int, int] | None = None
+        """Of the epoch that is measured: its clock, its number, and that of the next step."""
+        self._begun: tuple[float, Any] | None = None
+        self._asked: Any = None
+        self._pauses: list[tuple[Any, Any]] = []
+        self._watching = ExitStack()
         self._computing = False
         self._loaded = 0.0
         self._timed_by: dict[str, None] = {}
@@ -192,6 +204,10 @@ class Meter:
             WorkloadError: the epoch was recorded already, PyTorch is missing, or sees no such
                 device.
         """
+        return self._watched(batches, epoch, self._stream(epoch, device))
+
+    def _stream(self, epoch: int, device: str | StreamClock | None) -> StreamClock:
+        """Return the clock of a device for an epoch that has no records yet."""
         self._end_open()
         if any(row[0] == epoch for row in self._rows):
             raise WorkloadError(f"Meter: epoch {epoch} was recorded already; take another number")
@@ -199,40 +215,93 @@ class Meter:
         if device is not None:
             stream = device if isinstance(device, StreamClock) else CudaStream(str(device))
         self._timed_by[stream.name] = None
-        return self._watched(batches, epoch, stream)
+        return stream
 
     def _watched(self, batches: Iterable[B], epoch: int, stream: StreamClock) -> Iterator[B]:
-        with nullcontext() if self._folder is None else self._folder.epoch(epoch):
-            yield from self._steps_of(batches, epoch, stream)
-
-    def _steps_of(self, batches: Iterable[B], epoch: int, stream: StreamClock) -> Iterator[B]:
         set_epoch = getattr(batches, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-        asked = stream.record()
-        begun = self._clock.now(), asked
-        for step, batch in enumerate(batches):
-            current = _Step(
-                stream=stream, begun=begun, asked=asked, taken=stream.record(), step_number=step
-            )
-            current.counted, current.batch = (epoch, step, self._world.rank), batch
-            self._loaded = self._clock.now()
-            self._step = current
-            try:
+        self._begin(epoch, stream)
+        try:
+            for batch in batches:
+                self.take(batch)
                 yield batch
-            except GeneratorExit:  # the loop has left: `break`, or an error in it
-                self._end_open()
-                raise
-            if self._step is not current:  # a report has ended it
-                asked = stream.record()
-                continue
-            self._step = None
-            current.computed = stream.record()
-            self._world.barrier()
-            asked = current.met = stream.record()
-            self._keep(current)
-            while self._under_way and self._under_way[0].stream.passed(self._under_way[0].met):
-                self._store(self._under_way.popleft())
+                self.ask()
+        finally:  # also where the loop has left: `break`, or an error in it
+            if self._now is not None and self._now[1] == epoch:  # not where a later one runs
+                self.end()
+
+    def begin(self, epoch: int, *, device: str | StreamClock | None = None) -> None:
+        """Begin an epoch of a loop that somebody else drives, as a trainer of a framework.
+
+        `take(batch)` follows each batch, `ask()` each step, and `end()` the epoch. `epoch` and
+        `device` are those of `Meter.epoch`.
+
+        Raises:
+            WorkloadError: as `epoch` does.
+        """
+        self._begin(epoch, self._stream(epoch, device))
+
+    def _begin(self, epoch: int, stream: StreamClock) -> None:
+        self.end()
+        if self._folder is not None:
+            self._watching.enter_context(self._folder.epoch(epoch))
+        self._asked = stream.record()
+        self._begun = self._clock.now(), self._asked
+        self._now = stream, epoch, 0
+
+    def take(self, batch: object) -> None:
+        """Tell that the loop has its next batch: from now on it computes.
+
+        Raises:
+            WorkloadError: no epoch was begun.
+        """
+        stream, epoch, number = self._of_now("take")
+        assert self._begun is not None
+        self._end_open()
+        step = _Step(
+            stream=stream,
+            begun=self._begun,
+            asked=self._asked,
+            taken=stream.record(),
+            step_number=number,
+            counted=(epoch, number, self._world.rank),
+            batch=batch,
+            pauses_before=self._pauses,
+        )
+        self._pauses = []
+        self._now = stream, epoch, number + 1
+        self._loaded = self._clock.now()
+        self._step = step
+
+    def ask(self) -> None:
+        """Tell that the loop asks for its next batch: its step is over. All ranks call it.
+
+        Raises:
+            WorkloadError: no epoch was begun.
+        """
+        stream, _, _ = self._of_now("ask")
+        step, self._step = self._step, None
+        if step is None:  # a report has ended it
+            self._asked = stream.record()
+            return
+        step.computed = stream.record()
+        self._world.barrier()
+        self._asked = step.met = stream.record()
+        self._keep(step)
+        while self._under_way and self._under_way[0].stream.passed(self._under_way[0].met):
+            self._store(self._under_way.popleft())
+
+    def _of_now(self, name: str) -> tuple[StreamClock, int, int]:
+        if self._now is None:
+            raise WorkloadError(f"meter.{name} works only between meter.begin and meter.end")
+        return self._now
+
+    def end(self) -> None:
+        """End an epoch that `begin` began; the last step ends if `ask` did not end it."""
+        self._end_open()
+        self._now = None
+        self._watching.close()
 
     def _keep(self, step: _Step) -> None:
         """Take a step that has ended on the host, with what its batch tells."""
@@ -324,19 +393,20 @@ class Meter:
     def pause(self) -> Iterator[None]:
         """Leave out what is done inside: evaluation, a checkpoint. It is no part of any step.
 
-        What is read inside counts for no epoch. Outside of a step nothing is measured anyway.
+        What is read inside counts for no epoch. Outside of an epoch nothing is measured anyway.
 
         Raises:
             WorkloadError: a `computing` is open.
         """
         if self._computing:
             raise WorkloadError("meter.pause() is inside meter.computing(); put it behind it")
-        step = self._step
-        begin = None if step is None else step.stream.record()
+        stream = None if self._now is None else self._now[0]
+        begin = None if stream is None else stream.record()
         with nullcontext() if self._folder is None else self._folder.paused():
             yield
-        if step is not None and step is self._step:
-            step.pauses.append((begin, step.stream.record()))
+        if stream is not None and self._now is not None:
+            pauses = self._pauses if self._step is None else self._step.pauses
+            pauses.append((begin, stream.record()))
 
     def _current(self, name: str) -> _Step:
         if self._step is None:

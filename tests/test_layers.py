@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "report": "checkpoint config host judge storage tools",
     "run": "checkpoint config datagen dataset host judge loaders ranks report storage",
     "meter": "config host judge ranks report run storage",
+    "integrations": "meter",
     "watch": "config host judge meter ranks run storage",
     "sizing": "checkpoint config datagen dataset host judge loaders ranks report run storage",
     "library": "config ranks report sizing",
@@ -61,6 +62,7 @@ SPEAKERS = {
 OPTIONAL = {"torch", "mpi4py", "matplotlib", "nvidia", "pynvml", "cupy", "pyarrow", "obstore"}
 MAY_NEED = {
     *("loaders.plain", "loaders.pytorch", "loaders.dali.loader", "loaders.dali.pipelines"),
+    *("integrations.lightning", "integrations.transformers"),
     *("report.png", "tools.steptime.networks"),
 }
 """Modules that are imported on demand, and may import these as they are."""

@@ -1,0 +1,1 @@
+"""The Meter as the frameworks' own callbacks; each module needs its framework."""
