@@ -421,6 +421,9 @@ class Meter:
         while self._under_way:
             self._under_way[0].stream.wait(self._under_way[0].met)
             self._store(self._under_way.popleft())
+        if self._step is not None and self._rows:
+            self._end_open()  # a loop that keeps its iterator asks for no other batch
+            return self.steps
         steps = np.array(self._rows, STEP)
         _share_spans(steps, self._spans)
         used = [_bound_last(steps, int(number)) for number in np.flatnonzero(self._open)]

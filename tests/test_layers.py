@@ -261,6 +261,8 @@ def test_a_module_is_named_for_what_it_does() -> None:
 def test_a_class_name_means_one_thing() -> None:
     homes = defaultdict(list)
     for module, path in MODULES.items():
+        if folder_of(module) == "integrations":  # one callback a framework, by the same name
+            continue
         for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(module)
