@@ -60,6 +60,10 @@ def files_of(document: Document) -> Iterator[Block]:
         yield CommandLine(f"{path.name} did not end", shlex.join(["dlemu", "report", str(path)]))
     if attempts := attempts_of(folder):
         yield Lines([f"earlier attempts, which did not end: {', '.join(map(str, attempts))}"])
+    if "watched" in document:
+        from dlemu.report.watched import next_commands
+
+        yield from next_commands(document, folder)
     yield CommandLine("results", str(folder))
 
 

@@ -81,7 +81,7 @@ def _left_out(seen: dict[str, Any]) -> Iterator[str]:
 
 
 def watched_blocks(document: Document) -> Iterator[Block]:
-    """Yield the table of loaders, and the commands that go on from here."""
+    """Yield the table of a watched job's loaders."""
     seen = document.get("watched")
     if not seen:
         return
@@ -99,9 +99,13 @@ def watched_blocks(document: Document) -> Iterator[Block]:
         Column("batches", "batches", ","),
         Column("seconds", "seconds", ".1f"),
     )
-    if "folder" not in document:
+
+
+def next_commands(document: Document, folder: Path) -> Iterator[Block]:
+    """Yield the commands that emulate a watched job, whose results are in the folder."""
+    if "watched" not in document:
         return
-    file = f"workload={shlex.quote(str(Path(document['folder']) / 'workload.yaml'))}"
+    file = f"workload={shlex.quote(str(folder / 'workload.yaml'))}"
     where = f"dataset.data_folder=/mnt/other/{document['workload']}"
     yield CommandLine("the same job elsewhere: write its data", f"dlemu datagen {file} {where}")
     yield CommandLine("and run it", f"dlemu run {file} {where} train.epochs=2")

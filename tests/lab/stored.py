@@ -38,7 +38,7 @@ from dlemu.host.wear import combine_hosts
 from dlemu.judge.evidence import HostReport, combine
 from dlemu.judge.findings import remark
 from dlemu.judge.metrics import measure_sums
-from dlemu.judge.outcome import Outcome, judge_runs, row_of, with_metrics
+from dlemu.judge.outcome import Outcome, judge_runs, row_of, with_metrics, without_threshold
 from dlemu.judge.records import STEP, write_config, write_steps, write_summary
 from dlemu.judge.summary import RunRow
 from dlemu.judge.sums import Rule, sum_all
@@ -160,6 +160,13 @@ def store_run(
     summary = with_metrics({**summary, "end": _time(start + 60)}, workload, metrics)
     write_summary(folder, summary)
     return Outcome(folder, metrics, summary)
+
+
+def store_own_job(folder: Path) -> None:
+    """Write a job that dlemu watch has run: a run's numbers, and what was seen of the job."""
+    outcome = store_run(folder, wait=0.5)
+    document = without_threshold({**outcome.summary, "workload": "train"})
+    write_summary(folder, {**document, "watched": MADE["watched"]})
 
 
 def _time(seconds: int) -> str:
@@ -427,6 +434,7 @@ STORED: dict[str, Callable[[Path], object]] = {
     "watched": partial(
         store_run, wait=0.1, watched=(PlaceCounts(40 * GIB, 0, 20 * GIB, 3.5), PlaceCounts(0, GIB))
     ),
+    "own_job": store_own_job,
     "several": store_runs,
     "checkpoint": store_checkpoint,
     "size": store_sizing,
