@@ -45,6 +45,7 @@ Kind = Literal[
     "read_ahead",
     "runs_disagree",
     "second_reads_faster",
+    "workers_make",
     # what limited it
     "ceiling",
     "compute_overran",

@@ -73,6 +73,8 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
             flatters = not _is_proven(workload, metrics) and (share > _MIN_DIFFERENCE or apart)
         if flatters:
             found.append(note("read_ahead", share=share, **_whole_au(metrics)))
+    if workers := summary.get("workers"):
+        found.append(note("workers_make", **workers))
     if _is_a_job(summary):
         found += _unlike_in_full(workload)
     return Summary(

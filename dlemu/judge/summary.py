@@ -371,6 +371,10 @@ class Summary(_Summary, total=False):
     """train.loop."""
     hand_over: str
     """"batch" or "none"."""
+    workers: Mapping[str, Any]
+    """What a plain DataLoader makes on this host for each accelerator: samples_per_second, the
+    au_percentage that follows, and how many workers are `enough`, None if no number is; {} where
+    it is not known."""
     worker_cost: str
     """reader.cost of the pytorch loader; "" with another."""
     num_ranks: int

@@ -6,10 +6,13 @@ what such a worker costs, page faults and requests to the storage included. `wor
 measures the storage instead: for small samples it costs a fifth.
 """
 
+import itertools
 import os
 import shutil
+import signal
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter, thread_time
 from typing import Any
@@ -17,12 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import Dataset as TorchDataset
 
 from dlemu.errors import DatasetError, WorkloadError, in_short
 from dlemu.formats import format_of
 from dlemu.formats.format import Parsed
-from dlemu.loaders.source import Cost, Note, Source, Task
+from dlemu.loaders.pipes import many_workers
+from dlemu.loaders.source import Cost, Note, Source, Task, sample_bytes
 from dlemu.loaders.steps import IDLE, READING
 from dlemu.loaders.worker import Preparing
 from dlemu.storage.counted import CountedFile
@@ -263,3 +268,64 @@ def check_room(source: Source, row_bytes: int, num_accelerators: int) -> None:
             f"{in_flight} batches), {format_bytes(free)} are free; use a smaller "
             "reader.prefetch_size, or a larger --shm-size of the container"
         )
+
+
+class _Batches(TorchDataset[torch.Tensor]):
+    """Batches of files in memory, over and over."""
+
+    def __init__(self, source: Source, row_bytes: int) -> None:
+        self._source, self._row_bytes = source, row_bytes
+        self._reader: PlainReader | None = None
+
+    def __getitem__(self, step: int) -> torch.Tensor:
+        if self._reader is None:
+            self._reader = PlainReader(
+                self._source,
+                accelerator=0,
+                worker=0,
+                row_bytes=self._row_bytes,
+                note=lambda what, file: None,
+            )
+            self._reader.start_epoch(0)
+        batch, number = self._source.workload.reader.batch_size, self._source.layout.num_samples
+        samples = (step * batch + np.arange(batch)) % number
+        task = Task(0, step, samples, np.arange(batch), samples, None)
+        made = self._reader.make(task, lambda: True)
+        assert made is not None
+        return made[1]
+
+
+def rate_of_workers(source: Source, *, loaders: int, workers: int, seconds: float) -> float:
+    """Return samples per second of so many DataLoaders at once, with so many workers each.
+
+    Nobody waits for storage: the files lie in memory, and hold a batch at least. The first batch
+    of each worker does not count.
+    """
+    batch, row_bytes = source.workload.reader.batch_size, sample_bytes(source)
+
+    def take(_: int) -> float:
+        with many_workers():
+            loader: Any = DataLoader(
+                _Batches(source, row_bytes),
+                batch_size=None,
+                sampler=itertools.count(),
+                num_workers=workers,
+                prefetch_factor=2,
+                multiprocessing_context="fork",
+                worker_init_fn=_ignore_interrupts,
+            )
+        pinned, times = np.zeros((batch, row_bytes), np.uint8), list[float]()
+        for made in loader:
+            np.copyto(pinned, made.numpy())
+            times.append(perf_counter())
+            counted = times[workers - 1 :]
+            if len(counted) > 2 * workers and counted[-1] - counted[0] >= seconds:
+                break
+        return batch * (len(counted) - 1) / (counted[-1] - counted[0])
+
+    with ThreadPoolExecutor(loaders) as pool:
+        return sum(pool.map(take, range(loaders)))
+
+
+def _ignore_interrupts(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

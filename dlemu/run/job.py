@@ -73,6 +73,7 @@ from dlemu.run.replay import (
     replay_blocks,
     replay_epoch,
 )
+from dlemu.run.workers import is_long_enough, workers_of
 from dlemu.storage.files import count_linked
 from dlemu.terminal import Say, say, silent
 from dlemu.units import ceil_div
@@ -195,6 +196,7 @@ class _Run:
         system = hosts_of(folder, dataset.access, world, self.watchdog)
         sizes = dict(world.all_gather((world.host_index, (memory_bytes(), os.cpu_count() or 1))))
         own = Summary(
+            workers=world.on_first(self._workers),
             data_loader=loader,
             decode=workload.reader.decode,
             loop=workload.train.loop,
@@ -218,6 +220,13 @@ class _Run:
             epochs=0,
         )
         return cast(Summary, {**started, **own})
+
+    def _workers(self) -> dict[str, Any]:
+        """Return what a plain DataLoader's workers make on this host."""
+        each = ceil_div(self.num_accelerators, self.world.num_hosts)
+        timed = is_long_enough(self.workload, _count_steps(self.dataset, self.num_accelerators))
+        with self.watchdog.phase("timing the workers of a DataLoader"):
+            return workers_of(self.workload, each, timed=timed)
 
     def carry_out(self, summary: Summary, on_cut: OnRun | None) -> Outcome | None:
         """Do the run, of which rank 0 keeps `summary`; return its outcome there, else None."""

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 QUICK: Mapping[str, object] = {
     "dlemu.storage.probe.longest_seconds": 0.006,
     "dlemu.cli.progress.plain_seconds": 600.0,
+    "dlemu.run.workers.folder": "/dev/null/kept",
 }
 """Of all tests. A probe after each short run would take longer than all else; and a busy host would
-add plain lines of progress to what a command says."""
+add plain lines of progress to what a command says. No home's rates of workers are read or written.
+"""
 
 
 def apply(settings: Mapping[str, object]) -> None:

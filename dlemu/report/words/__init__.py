@@ -138,6 +138,19 @@ def _keys_unlike(f: Any) -> str:
     return f"unlike {f.row}: {', '.join(each)}"
 
 
+def _workers_make(f: Any) -> str:
+    many = f.accelerators > 1
+    who = f"each of {f.accelerators} PyTorch DataLoaders" if many else "a PyTorch DataLoader"
+    workers = counted(f.read_threads, "worker")
+    makes = f"{who} on this host makes at most {f.samples_per_second:,.0f} samples/s with {workers}"
+    if f.au_percentage >= 100:
+        return f"{makes}: enough for AU 100%"
+    needs = f"no number of workers is enough on {counted(f.cpus, 'CPU')}"
+    if f.enough is not None:
+        needs = f"{f.enough} workers are enough"
+    return f"{makes}: AU {f.au_percentage:.0f}% whatever the storage; {needs}"
+
+
 def _ended_early(f: Any) -> str:
     after = f"after {f.done} of {counted(f.planned, f.unit)}"
     return f"failed {after}: {f.error}" if f.failed else f"{f.error or 'not ended'} {after}"
@@ -280,6 +293,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
         "first reads"
     ),
     "keys_unlike_row": _keys_unlike,
+    "workers_make": _workers_make,
     "read_ahead": lambda f: (
         f"read-ahead: up to {100 * f.share:.1f}% of the data may be read during {_left_out(f)}; "
         f"{_with_all(f)}"
