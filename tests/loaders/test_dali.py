@@ -1,6 +1,7 @@
 """DALI's own readers and dlemu's read what others wrote."""
 
 import contextlib
+import itertools
 import os
 import re
 import threading
@@ -100,6 +101,18 @@ def test_its_own_readers_are_asked_when_the_loop_would_ask(
         if step == 4:
             break
     loader.close()
+
+
+def test_each_of_its_threads_reads_while_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the drive's rate while it was read from is that of all the time."""
+    seconds = itertools.count()
+    monkeypatch.setattr(pipelines, "perf_counter", lambda: float(next(seconds)))
+    case = case_of(tmp_path, "npy", {"reader.read_threads": 4})
+    with closing(open_dali(case)) as loader:
+        [first, *_] = list(loader.epoch(0, case.plan(0)))
+    assert first[0].read_seconds == 4, "waited for 1 s"
 
 
 def test_counts_what_its_own_readers_read(tmp_path: Path) -> None:

@@ -175,8 +175,9 @@ class DaliReads:
         """Yield an epoch's batches, step by step.
 
         DALI does not separate reading from parsing and copying: `read_seconds` is all the time
-        that DALI was waited for.
+        that DALI was waited for, of each of its threads, as other loaders count it.
         """
+        threads = self._source.workload.reader.num_streams
         order: Samples = plan.samples[:, self._accelerator - plan.first]
         depth = min(max(1, self._source.workload.reader.prefetch_size), plan.num_steps)
         wanted = self._layout.sizes(order.ravel()).reshape(order.shape)
@@ -209,7 +210,7 @@ class DaliReads:
                 samples=samples,
                 num_bytes=num_bytes,
                 ready=ready,
-                read_seconds=ready - begin,
+                read_seconds=threads * (ready - begin),
                 data=data,
                 lengths=kept_bytes,
             )
