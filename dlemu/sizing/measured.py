@@ -27,7 +27,7 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import lies_in_memory
 from dlemu.host.same import age_in_words
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.findings import Finding, note, reason, weighing
+from dlemu.judge.findings import Finding, note, reason
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome, cached_too_much, judge_run, levels_of
 from dlemu.judge.records import conditions_of
@@ -335,6 +335,12 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
     cost, levels = metrics.checkpoints, levels_of(outcome.summary)
     limit, evidence = found["name"], tuple(map(Finding.of, found["evidence"]))
     judgement = judge_run(workload, metrics, outcome.summary)
+    told = [
+        each
+        for each in judgement["findings"]
+        # Beside what the storage feeds: what a DataLoader makes, whatever the storage.
+        if each["weight"] in ("weakens", "remark") or each["kind"] == "workers_make"
+    ]
     if in_memory and limit_in_memory(limit) != limit:
         limit, evidence = limit_in_memory(limit), (note("target_in_memory"),)
     return Point(
@@ -347,7 +353,7 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         page_cache_share=outcome.summary["measured"]["page_cache_share"],
         seconds=seconds,
         au_with_stalls_percentage=None if cost is None else cost["au_with_stalls_percentage"],
-        findings=tuple(map(Finding.of, weighing(judgement, "weakens", "remark"))),
+        findings=tuple(map(Finding.of, told)),
         whole_au_percentage=metrics.whole_epoch_au_percentage,
         noise=metrics.au_noise,
         levels=tuple(levels) if len(levels) > 1 and limit == "storage" else (),

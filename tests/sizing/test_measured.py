@@ -92,6 +92,14 @@ def test_a_run_is_a_point_of_the_search(in_memory: bool, limit: str, tmp_path: P
     assert weakens("from_memory", share=0.125, bound=None) in point.findings
 
 
+def test_what_a_dataloader_makes_is_told_beside_what_the_storage_feeds(tmp_path: Path) -> None:
+    run = outcome(tmp_path / "run")
+    makes = {"samples_per_second": 1900.0, "read_threads": 4, "enough": 8}
+    run.summary["workers"] = makes
+    point = point_of(load_workload("unet3d_h100"), run, 9.0, in_memory=False)
+    assert note("workers_make", **makes) in point.findings
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_each_run_of_a_search_writes_checkpoints(
     job: Workload, capsys: pytest.CaptureFixture[str]
