@@ -28,7 +28,7 @@ from dlemu.datagen import generate
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.host.same import age_of
-from dlemu.judge.findings import fields_of, remark, weakens, weighing
+from dlemu.judge.findings import fields_of, note, remark, weakens, weighing
 from dlemu.judge.folders import hold
 from dlemu.judge.outcome import judge_run
 from dlemu.judge.records import read_sizing, read_steps
