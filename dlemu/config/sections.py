@@ -631,6 +631,9 @@ class SizeSection(Section):
     """Most accelerators that are tried."""
     quick: bool = False
     """Use a smaller dataset than the rule asks for; the result says so."""
+    steady: bool = False
+    """Measure on until five rounds of the storage's rate agree, for ten minutes at most; the answer
+    is that of the later rate."""
     targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Data folders to size, one after the other; empty: dataset.data_folder."""
     names: Annotated[tuple[FileName, ...], Field(strict=False)] = ()

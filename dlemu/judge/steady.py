@@ -5,7 +5,6 @@ SNIA's performance test specification takes a figure only after five rounds in w
 within 20 % of their mean, and a line through them changes by at most 10 % of it.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -15,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROUNDS = 5
+# From this AU on hardly anything waited in a second, whatever a busy host costs.
+_FREE = 95.0
 CEILING = 98.0
 """AU where nothing waits for storage: 98.7 to 98.8 in the published cells, less some noise."""
 _EXCURSION = 0.2
@@ -22,8 +23,10 @@ _SLOPE = 0.1
 # Levels differ by this share of their mean, and by so many standard errors.
 _APART = 0.2
 _SURE = 5.0
-# A level lasts as long at least: shorter ones are bursts and pauses of an epoch.
+# A level lasts so many seconds at least, and this share of the time: shorter ones are bursts, and
+# the pauses between epochs.
 _SHORTEST = 3.0
+_SHORTEST_SHARE = 1 / 15
 _MOST_PIECES = 400
 
 
@@ -54,7 +57,7 @@ class Level:
     @property
     def is_free(self) -> bool:
         """Whether accelerators never waited: the storage could have given more."""
-        return self.au_percentage is not None and self.au_percentage >= CEILING
+        return self.au_percentage is not None and self.au_percentage >= _FREE
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,15 @@ def trend_of(levels: Sequence[Level]) -> Trend:
 
 
 def steadiness(pieces: Sequence[Piece]) -> Steadiness | None:
-    """Return how steady the rate was; None of fewer than five pieces."""
-    kept = [piece for piece in pieces if piece.seconds > 0]
+    """Return how steady the rate was; None of fewer than five pieces that tell something."""
+    begins = np.concatenate([[0.0], np.cumsum([piece.seconds for piece in pieces])]).tolist()
+    kept = (
+        _informative(
+            [Level(*each) for each in zip(begins, *zip(*pieces, strict=True), strict=False)]
+        )
+        if pieces
+        else []
+    )
     if len(kept) < ROUNDS:
         return None
     while len(kept) > _MOST_PIECES:  # of a long run two and two
@@ -122,36 +132,29 @@ def steadiness(pieces: Sequence[Piece]) -> Steadiness | None:
     moved = np.concatenate([[0.0], np.cumsum(seconds * rates)])
     borders = np.linspace(0.0, ends[-1], ROUNDS + 1)
     rounds = np.diff(np.interp(borders, ends, moved)) / (ends[-1] / ROUNDS)
-    cuts = [0, *_unlike(_cuts(seconds, rates), seconds, rates), len(kept)]
-    levels = _informative([Level(float(ends[a]), *_mean(kept[a:b])) for a, b in pairwise(cuts)])
+    cuts = [0, len(kept)]
+    if not all(piece.is_free for piece in kept):  # else nobody knows what it could give
+        cuts[1:1] = _unlike(_cuts(seconds, rates), seconds, rates)
     mean = max(float(np.mean(rounds)), 1e-9)
+    levels: list[Level] = []
+    for level in (_mean(kept[a:b]) for a, b in pairwise(cuts)):
+        if levels and levels[-1].is_free and level.is_free:
+            levels[-1] = _mean([levels[-1], level])
+        else:
+            levels.append(level)
     own = tuple(replace(level, share=level.bytes_per_second / mean) for level in levels)
     return Steadiness(tuple(map(float, rounds)), own)
 
 
-def _informative(levels: list[Level]) -> list[Level]:
-    """Return the levels that say something of the storage.
+def _informative(pieces: list[Level]) -> list[Level]:
+    """Return the pieces that say something of the storage.
 
-    Where accelerators never waited, it gave what was asked, and could give more: such a level
-    counts only if it is above those at which the storage was the limit.
+    Where accelerators never waited, it gave what was asked, and could give more: that counts only
+    if it is above what it gave where it was the limit.
     """
-    most = max((level.bytes_per_second for level in levels if not level.is_free), default=math.inf)
-    kept = [
-        level
-        for level in levels
-        if not level.is_free or level.bytes_per_second > most * (1 + _APART)
-    ]
-    joined: list[Level] = []
-    for level in kept or [Level(levels[0].begin, *_mean(levels))]:
-        last = joined[-1] if joined else None
-        if last is not None and (
-            (level.is_free and last.is_free)
-            or _apart(level.bytes_per_second, last.bytes_per_second) < _APART
-        ):
-            joined[-1] = Level(last.begin, *_mean([last, level]))
-        else:
-            joined.append(level)
-    return joined
+    held = [piece for piece in pieces if not piece.is_free]
+    most = _mean(held).bytes_per_second * (1 + _APART) if held else 0.0
+    return [piece for piece in pieces if not piece.is_free or piece.bytes_per_second > most]
 
 
 def _apart(first: float, second: float) -> float:
@@ -159,13 +162,13 @@ def _apart(first: float, second: float) -> float:
     return abs(first - second) / max((first + second) / 2, 1e-9)
 
 
-def _mean(pieces: Sequence[Piece | Level]) -> Piece:
+def _mean(pieces: Sequence[Level]) -> Level:
     """Return the means over pieces, by their seconds."""
     seconds = sum(piece.seconds for piece in pieces)
     rate = sum(piece.seconds * piece.bytes_per_second for piece in pieces) / seconds
     known = [(p.seconds, p.au_percentage) for p in pieces if p.au_percentage is not None]
     au = sum(s * share for s, share in known) / sum(s for s, _ in known) if known else None
-    return Piece(seconds, rate, au)
+    return Level(pieces[0].begin, seconds, rate, au)
 
 
 def _cuts(seconds: NDArray[np.float64], rates: NDArray[np.float64]) -> list[int]:
@@ -174,7 +177,7 @@ def _cuts(seconds: NDArray[np.float64], rates: NDArray[np.float64]) -> list[int]
     Each level must explain more than noise does: a division costs as much as that of a level that
     is `_SURE` standard errors off, by the noise from one piece to the next.
     """
-    num = len(rates)
+    num, shortest = len(rates), max(_SHORTEST, _SHORTEST_SHARE * float(seconds.sum()))
     noise = max(1.05 * float(np.median(np.abs(np.diff(rates)))), 0.03 * float(rates.mean()))
     sums = [np.concatenate([[0.0], np.cumsum(seconds * rates**power)]) for power in (0, 1, 2)]
     cost, before = np.full(num + 1, np.inf), np.zeros(num + 1, int)
@@ -183,8 +186,8 @@ def _cuts(seconds: NDArray[np.float64], rates: NDArray[np.float64]) -> list[int]
     for end in range(1, num + 1):
         weight, first, second = (each[end] - each[:end] for each in sums)
         apart = second - first**2 / weight  # squares around the mean of each level that ends here
-        apart[(weight < _SHORTEST) & (np.arange(end) > 0)] = np.inf
-        apart[0] = apart[0] if weight[0] >= _SHORTEST or end == num else np.inf
+        apart[(weight < shortest) & (np.arange(end) > 0)] = np.inf
+        apart[0] = apart[0] if weight[0] >= shortest or end == num else np.inf
         whole = cost[:end] + apart + penalty
         before[end] = int(whole.argmin())
         cost[end] = whole[before[end]]

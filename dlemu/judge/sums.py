@@ -200,7 +200,7 @@ def counted_spans(steps: Steps) -> list[tuple[float, float]]:
     """Return when the first step and the last one of each epoch of a rank's records ended."""
     flat = steps.ravel()
     ends = flat["start"] + step_seconds(flat)
-    spans = []
+    spans: list[tuple[float, float]] = []
     for epoch in np.unique(flat["epoch"]).tolist():
         own = flat["epoch"] == epoch
         first = own & (flat["step"] == flat["step"][own].min())

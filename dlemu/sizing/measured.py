@@ -61,6 +61,8 @@ from dlemu.units import ceil_div, counted, format_rate, format_seconds
 
 _PROBE_SECONDS = 3.0
 PROBE_READERS = 64
+STEADY_SECONDS = 600.0
+"""Longest time for which size.steady measures on."""
 START_SECONDS = 3.0
 """About how long a run takes beside its steps."""
 
@@ -203,6 +205,7 @@ class Search:
             max_accelerators=workload.size.max_accelerators,
             start=self._first,
             confirm=workload.size.confirm,
+            steady_seconds=STEADY_SECONDS if workload.size.steady else 0.0,
         )
         found = search(self._measure, goal, known=tuple(self._points), on_event=self._keep)
         most = max(point.num_accelerators for point in found.points)
@@ -333,6 +336,7 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
     """Return what a search needs of a run; what memory serves is never the storage's limit."""
     metrics, found = outcome.metrics, outcome.summary["limit"]
     cost, levels = metrics.checkpoints, levels_of(outcome.summary)
+    steady = outcome.summary["measured"].get("steady")
     limit, evidence = found["name"], tuple(map(Finding.of, found["evidence"]))
     judgement = judge_run(workload, metrics, outcome.summary)
     told = [
@@ -356,6 +360,7 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         findings=tuple(map(Finding.of, told)),
         whole_au_percentage=metrics.whole_epoch_au_percentage,
         noise=metrics.au_noise,
+        agrees=steady is None or steady["rounds_agree"],
         levels=tuple(levels) if len(levels) > 1 and limit == "storage" else (),
     )
 

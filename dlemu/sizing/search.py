@@ -14,6 +14,7 @@ describes the method and how well it did in simulation.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean
 
 from dlemu.judge.capacity import Capacity, Observed, Phase, infer, phases_of, real_accelerators
@@ -38,6 +39,7 @@ _DISTURBED_SHARE = 0.95
 _OVERLOAD = 1.5
 # Short runs differ by this share of their rate, one sd (benchmarks/truth.py).
 _SHORT_NOISE = 0.015
+_NOT_STEADY = "unsteady"
 _ONCE_MORE = "other runs did better: once more"
 # A storage has changed if it gives this share less, or more, than before.
 _CHANGED = 0.15
@@ -73,6 +75,8 @@ class Point:
     """Relative standard error of its AU, by parts of its steps."""
     levels: tuple[Level, ...] = ()
     """Of the storage's rate, if it was the limit and changed; in order."""
+    agrees: bool = True
+    """Whether five rounds of the rate are within the bounds of `judge.steady`."""
 
     @property
     def fell(self) -> bool:
@@ -152,6 +156,8 @@ class Goal:
     """The first number to try; a good prediction saves runs."""
     confirm: int = 5
     """Consecutive passing runs that confirm the answer; 0 counts as 1."""
+    steady_seconds: float = 0.0
+    """Seconds of runs for which the storage is measured on until its rate is steady."""
     is_short: bool = False
     """Epochs are short: much of them is read in the step left out, and the files once more."""
 
@@ -245,6 +251,8 @@ class _History:
         """Return the number of accelerators to try next, and why; None: enough is known."""
         if not self.points:
             return self.goal.start, "start"
+        if (loads := self._loads()) is not None:
+            return loads, _NOT_STEADY
         last = self.points[-1].num_accelerators
         if self.points[-1] is not self.counted[-1]:
             return last, _ONCE_MORE
@@ -267,6 +275,21 @@ class _History:
         if fits > 0 and fits + resolution >= self.fewest_failed:
             return fits, f"confirming run 1 of {self.confirm}"
         return fits + resolution, f"the estimate is {feeds:.2f} accelerators: expected to fail"
+
+    def _loads(self) -> int | None:
+        """Return the number that loads the storage until it is steady; None: it is, or may be not.
+
+        It is once two runs that it held back, one after the other, agree, each in itself as well.
+        """
+        held = [point for point in self.points if point.limit == "storage"]
+        if not held or sum(point.seconds for point in self.all) >= self.goal.steady_seconds:
+            return None
+        feeds = [_phases(point, self.threshold)[-1].feeds for point in held]
+        steady = [point.agrees and not point.levels for point in held]
+        for a, b in pairwise(range(len(held))):
+            if steady[a] and steady[b] and abs(feeds[a] - feeds[b]) < _CHANGED * feeds[b]:
+                return None
+        return held[-1].num_accelerators
 
     def result(self, *, ended: bool) -> Sizing:
         """Return the answer; `ended`: `next_run` says that enough is known."""
@@ -356,7 +379,7 @@ class _History:
 
     def _with_phases(self, low: int, high: int | None) -> tuple[int, int | None]:
         """Return a range that has what the storage fed before it changed: that may come again."""
-        for phase in self.phases[:-1]:
+        for phase in () if self.goal.steady_seconds else self.phases[:-1]:
             low = min(low, math.floor(phase.feeds))
             if high is not None:
                 high = max(high, math.floor(phase.feeds))

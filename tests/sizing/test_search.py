@@ -328,6 +328,26 @@ def test_after_a_fall_the_search_begins_anew_and_answers_by_the_later_rate() -> 
     assert (found.low, found.high) == (3, 8), "what it fed before may come again"
 
 
+def test_a_steady_search_loads_the_storage_until_two_runs_agree() -> None:
+    """8.4 for two runs, then 3.2: the answer is the later one's, and so is its range."""
+    storages, points = [Storage(8.4), Storage(3.2)], list[Point]()
+
+    def measure(number: int) -> Point:
+        made = storages[len(points) >= 2].measure(number)
+        points.append(replace(made, agrees=len(points) != 1))
+        return points[-1]
+
+    goal = Goal(90.0, 512, start=9, confirm=1, steady_seconds=600.0)
+    found = search(measure, goal)
+    assert tried(found)[:4] == [9, 9, 9, 9], "the second was not steady, the third and fourth are"
+    assert (found.num_accelerators, found.low, found.high) == (3, 3, 3)
+    assert [round(phase.feeds, 1) for phase in found.phases] == [8.4, 3.2]
+    # After the time is over it is taken as it is.
+    restless = replace(goal, steady_seconds=25.0)
+    never = search(lambda n: replace(Storage(8.4).measure(n), agrees=False), restless)
+    assert tried(never)[:3] == [9, 9, 9] and never.num_accelerators == 8
+
+
 def test_a_run_in_which_the_rate_fell_counts_by_its_last_level() -> None:
     """2.2 for the first 33 s, then 0.8: their mean, 1.3, is true at no time."""
     run = replace(
