@@ -165,7 +165,9 @@ def test_what_the_loader_bound_is_the_least_that_the_drive_gives(
     assert (found.host_limit, found.drive_limit) == ("memory", "loader")
     text = render_text(present_calibration({"demand_bytes_per_second": 1e6, **found.model_dump()}))
     assert "at least" in text
-    assert said[0].endswith("was loader, so the storage may give more: the loader was slow")
+    assert said[0].endswith(
+        "was loader, so the storage may give more: accelerators lost 50% of the time"
+    )
 
 
 def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:
