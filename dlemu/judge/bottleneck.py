@@ -194,12 +194,13 @@ def _explained_by_cpus(evidence: Evidence, host: HostReport) -> float:
     # A worker without a CPU delays its batch, whatever it does at that time.
     share = host.num_workers / max(1, sum(each.num_workers for each in evidence.hosts))
     making = share * evidence.losses.making_seconds
-    # Where the storage gives nobody more, reads end no sooner for a reader that has its CPU sooner:
-    # unless it is stopped, by a quota or by other guests.
-    stopped = (used.throttled_seconds or 0.0) + used.stolen_seconds
-    stopped = stopped if _gave_all(evidence) else lacked
-    of_wait = parts.read * min(1.0, stopped / max(making, 1e-9))
-    of_wait += (parts.waited - parts.read) * min(1.0, lacked / max(making, 1e-9))
+    lacking = min(1.0, lacked / max(making, 1e-9))
+    of_wait = parts.waited * lacking
+    if parts.read > 0 and _gave_all(evidence):
+        # Where the storage gives nobody more, reads end no sooner for a reader that has its CPU
+        # sooner: unless it is stopped, by a quota or by other guests.
+        stopped = (used.throttled_seconds or 0.0) + used.stolen_seconds
+        of_wait -= parts.read * (lacking - min(1.0, stopped / max(making, 1e-9)))
     # Ranks in a queue for a CPU wait, on average, half as long as the last of them.
     accelerators = host.num_workers / max(1, evidence.workload.reader.read_threads)
     late = parts.oversleep + parts.meeting
