@@ -10,8 +10,8 @@ An install is a part of the union of all: where that resolves, what it found fit
 So the union is asked, and the README's, where a conflict shows soonest; --all asks each install,
 which says the ones that a bad pin prevents.
 
-The exit status is 1 where an install does not resolve, and the pin that prevents it is named; or
-where PyPI cannot be reached.
+The exit status is 1 where an install does not resolve, and the pin that prevents it is named; 3
+where PyPI cannot be reached, so that nothing is known.
 """
 
 import argparse
@@ -44,6 +44,8 @@ INSTALLS = (
 UNION = "test,dali-cuda12,dali-cuda13"
 """What has all of them: `test` has the others."""
 SOON = ("torch,mpi,plot", UNION)
+UNKNOWN = 3
+"""Exit status where PyPI could not be reached."""
 _TOGETHER = 4
 """Processes at a time."""
 _UNREACHABLE = re.compile(
@@ -84,7 +86,7 @@ def main(words: list[str] | None = None) -> int:
             return check.run(pythons, INSTALLS if asked.all else SOON)
     except OSError as error:
         print(f"PyPI cannot be reached, so nothing was resolved: {error}")
-        return 1
+        return UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -101,17 +103,18 @@ class _Check:
             for pinned in (True, False)
             for extras in wanted
         ]
-        failed = False
+        statuses = {0}
         with ThreadPoolExecutor(_TOGETHER) as pool:
             for case, (done, seconds) in zip(cases, pool.map(self._one, cases), strict=True):
                 if done.report is not None:
                     print(f"{case}: {len(done.versions)} packages, {seconds:.0f} s", flush=True)
                     continue
-                failed = True
-                print(f"{case}: DOES NOT RESOLVE", flush=True)
+                unreached = _UNREACHABLE.search(done.said) is not None
+                statuses.add(UNKNOWN if unreached else 1)
+                print(f"{case}: {'NOT KNOWN' if unreached else 'DOES NOT RESOLVE'}", flush=True)
                 for line in blame(done.said, self.pins.read_text() if case.pinned else ""):
                     print(f"  {line}", flush=True)
-        return 1 if failed else 0
+        return 1 if 1 in statuses else max(statuses)
 
     def _one(self, case: Case) -> tuple[Resolved, float]:
         began = time.monotonic()

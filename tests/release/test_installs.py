@@ -59,7 +59,7 @@ def test_nothing_is_resolved_where_pypi_is_not_reached(
 
     monkeypatch.setattr(resolve, "relayed", contextmanager(refused))
     monkeypatch.setattr(resolve, "interpreters", dict)
-    assert resolve.main([]) == 1
+    assert resolve.main([]) == resolve.UNKNOWN
     told = capsys.readouterr().out
     assert told == "PyPI cannot be reached, so nothing was resolved: no route to host\n"
 
