@@ -41,6 +41,8 @@ _LINK_FULL = 0.9
 """A link is full from this share of its rate: frames of 1500 bytes leave 5 % for headers."""
 _CARRIED = 0.5
 """A link is a limit of reads only if it received this share of the bytes that were read."""
+_HARDLY_BUSY = 0.5
+"""A drive that is busy for less of the time in which it is read is no limit: a cap above it is."""
 _AMPLIFIED = 1.1
 """The evidence names storage that gave this many times the bytes that the format needs."""
 _LOSSY = 0.001
@@ -357,6 +359,10 @@ def _reads(evidence: Evidence) -> Limit | None:
         advice.append(note("fewer_accelerators"))
     # Drives of the host read nothing over the network, whatever else its links carry.
     lossy = [] if any(host.device for host in evidence.hosts) else _lost_segments(evidence)
+    if gets is None and busy and probe is not None and not changed and more <= _MORE:
+        drive = busy[-1].figures
+        if drive["share"] < _HARDLY_BUSY * _share_with_reads(evidence):
+            busy = [*busy, note("cap_above_drive", device=drive["device"])]
     found = note("storage_gave", **got, probe=tried)
     return Limit(
         "storage",

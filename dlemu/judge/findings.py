@@ -47,6 +47,7 @@ Kind = Literal[
     "second_reads_faster",
     "workers_make",
     # what limited it
+    "cap_above_drive",
     "ceiling",
     "compute_overran",
     "compute_unequal",

@@ -299,6 +299,18 @@ def test_a_limit_explains_half_of_the_loss_and_advises_what_is_not_so_already(ca
         assert own not in advised, "it is set already"
 
 
+def test_a_drive_that_is_hardly_busy_has_a_cap_above_it() -> None:
+    """Storage is the limit, more readers get no more, and the drive was busy for 23 %."""
+
+    def told(share: float) -> list[str]:
+        limit = find_run_limit(evidence(hosts=[host(device_busy_share=share)]))
+        assert limit.name == "storage"
+        return kinds(limit.evidence)
+
+    assert "cap_above_drive" in told(0.23)
+    assert "cap_above_drive" not in told(0.9)
+
+
 def test_what_more_readers_would_get_is_told() -> None:
     limit = find_run_limit(evidence(hosts=[host(probe=probe(8))], steps=steps_of(9.0, read=40.0)))
     assert limit.explains == pytest.approx(1 - (1 / 6 - 1 / 8) / (1 / 6 - 1 / 60))

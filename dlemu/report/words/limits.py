@@ -113,6 +113,10 @@ EVIDENCE: Mapping[str, Callable[[Any], str]] = {
     ),
     "cpus": lambda f: f"CPUs {100 * f.share:.0f}%",
     "cpus_unknown": lambda f: f"the kernel of host {f.host} does not show whether CPUs were free",
+    "cap_above_drive": lambda f: (
+        f"{f.device} was hardly busy, and more readers get no more: a cap above it is likely (a "
+        "volume's limit, a cgroup)"
+    ),
     "device_busy": lambda f: f"{f.device} was busy {100 * f.share:.0f}% of the time",
     "explains": lambda f: f"this explains {100 * f.share:.0f}% of the loss",
     "host_cpus": _host_cpus,
