@@ -32,6 +32,7 @@ Kind = Literal[
     "dataset_under_rule",
     "drive_is_memory",
     "from_memory",
+    "from_memory_unknown",
     "host_memory_given",
     "links",
     "near_threshold",

@@ -304,6 +304,8 @@ def _remarks(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator
         yield weakens("from_memory", share=share, bound=own)
     elif own is not None:
         yield remark("cached_share_allowed", bound=own)
+    elif "page_cache_share" in measured and share is None and "objects" not in measured:
+        yield weakens("from_memory_unknown")  # of a bucket, this host's page cache has nothing
     yield from _of_place(summary)
     times = _read_share(workload, metrics)
     if abs(times - 1) > _OTHER_RATE:

@@ -17,6 +17,7 @@ _PAGE = mmap.PAGESIZE
 _THREADS = 8  # opening a file mostly waits for the storage
 _FILES_AT_ONCE = 64  # that a thread takes: taking one by one costs as much as the system calls
 _CACHESTAT = 451  # system call since Linux 6.5; the number is the same on all but alpha
+_TRIALS = 3
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -98,14 +99,15 @@ def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
 
 
 def _drop(file: int, size: int) -> tuple[int, int] | None:
+    resident = None
     for dirty in (False, True):
-        resident = _resident_pages(file, size)
-        if resident is not None and not resident[0]:
-            return resident
         if dirty:  # pages that are not written yet, as a new dataset has, are not dropped
             os.fdatasync(file)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    return _resident_pages(file, size)
+        resident = _resident_pages(file, size)
+        if resident is not None and not resident[0]:
+            break
+    return resident
 
 
 def _add_up(
@@ -167,14 +169,64 @@ def _add_up(
 
 
 def _resident_pages(file: int, size: int) -> tuple[int, int] | None:
-    """Return how many pages of an open file are in memory, and how many it has."""
+    """Return how many pages of an open file are in memory, and how many it has; None: not known."""
     pages = ceil_div(size, _PAGE)
     if not pages:
         return 0, 0
     resident = resident_by_cachestat(file)
-    if resident is None:
+    if resident:
+        _SURE[os.fstat(file).st_dev] = True
+    elif resident is None or not _cachestat_is_sure(file, size):
         resident = resident_by_mincore(file, size)
+        if not resident and not _mincore_is_sure(file, size):
+            return None
     return None if resident is None else (resident, pages)
+
+
+_SURE: dict[int, bool] = {}
+"""By device number: whether cachestat sees the pages of that file system."""
+_MINCORE_SURE: dict[int, bool] = {}
+
+
+def _cachestat_is_sure(file: int, size: int) -> bool:
+    """Return whether cachestat would see a page of this file; found out once per file system.
+
+    An overlay's file has its pages in a file of a layer below, and cachestat then answers 0
+    whatever is in memory; file systems with a cache of their own (ZFS, GPFS, some of FUSE) do so
+    as well.
+    """
+    device = os.fstat(file).st_dev
+    if device not in _SURE:
+        _SURE[device] = _sees(file, lambda: resident_by_cachestat(file), size)
+    return _SURE[device]
+
+
+def _mincore_is_sure(file: int, size: int) -> bool:
+    """As `_cachestat_is_sure`, of mincore."""
+    device = os.fstat(file).st_dev
+    if device not in _MINCORE_SURE:
+        _MINCORE_SURE[device] = _sees(file, lambda: resident_by_mincore(file, size), size)
+    return _MINCORE_SURE[device]
+
+
+def _sees(file: int, resident: Callable[[], int | None], size: int) -> bool:
+    """Return whether `resident` counts a page that was read this moment, and drop it again.
+
+    A page of the file itself is surely cached then, which takes no right to write.
+    """
+    was_in_memory = resident_by_mincore(file, size)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # that page alone, none ahead
+    try:
+        for _ in range(_TRIALS):  # the kernel may give up a page at any time
+            os.pread(file, 1, 0)
+            if resident():
+                return True
+        return False
+    except OSError:  # the readers will say so
+        return False
+    finally:
+        if not was_in_memory:
+            os.posix_fadvise(file, 0, _PAGE, os.POSIX_FADV_DONTNEED)
 
 
 def resident_by_cachestat(file: int) -> int | None:

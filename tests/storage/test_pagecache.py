@@ -4,6 +4,8 @@ import mmap
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from dlemu.storage.pagecache import (
     cached_share,
     drop,
     drop_all_caches,
+    look,
     resident_by_cachestat,
     resident_by_mincore,
 )
@@ -81,6 +84,78 @@ def test_both_ways_to_ask_agree(folder: Path) -> None:
     if cachestat is None:
         pytest.skip("this kernel has no cachestat (Linux 6.5)")
     assert cachestat == 3
+
+
+@pytest.fixture
+def unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known yet of what sees pages on a file system."""
+    monkeypatch.setattr(pagecache, "_SURE", {})
+    monkeypatch.setattr(pagecache, "_MINCORE_SURE", {})
+
+
+@pytest.mark.usefixtures("unproven")
+def test_a_cachestat_that_sees_no_page_is_not_believed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an overlay's files, whose pages belong to a file of a layer below."""
+    paths = make_files(folder, 3, 1 << 20)
+    monkeypatch.setattr(pagecache, "resident_by_cachestat", lambda file: 0)
+    assert (cached_share(paths) or 0) > _NEARLY, "mincore sees them"
+    make_cold(paths)
+    assert look(paths).share == 0, "and sees that they are gone: fadvise is always called"
+
+    monkeypatch.setattr(pagecache, "resident_by_mincore", lambda file, size: None)
+    assert look(paths).unknown == 3 and cached_share(paths) is None, "nothing tells"
+    assert drop(paths).share is None
+    monkeypatch.undo()
+    monkeypatch.setattr(pagecache, "_MINCORE_SURE", {})
+    for way in ("resident_by_cachestat", "resident_by_mincore"):
+        monkeypatch.setattr(pagecache, way, lambda *file: 0)
+    monkeypatch.setattr(pagecache, "_SURE", {})
+    assert look(paths).unknown == 3, "a file system with a cache of its own, as ZFS has"
+
+
+@pytest.mark.usefixtures("unproven")
+def test_the_trial_of_a_file_system_leaves_no_page(folder: Path) -> None:
+    paths = make_files(folder, 2, 1 << 20)
+    make_cold(paths)
+    pagecache._SURE.clear()
+    assert look(paths).resident == 0
+    assert list(pagecache._SURE.values()) in ([True], []), "[]: no cachestat before Linux 6.5"
+    with paths[0].open("rb") as file:
+        assert resident_by_mincore(file.fileno(), 1 << 20) == 0
+
+
+@pytest.mark.usefixtures("unproven")
+def test_pages_behind_an_overlay_are_seen_and_dropped(folder: Path) -> None:
+    """A container's root: the folders of its layers are not seen from inside."""
+    if os.geteuid():
+        pytest.skip("only root mounts an overlay")
+    for name in ("upper", "work", "lower", "over"):
+        (folder / name).mkdir()
+    for path in make_files(folder / "lower", 4, 1 << 20):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # an overlay writes nothing back for a layer below
+    layers = ",".join(f"{name}dir={folder / name}" for name in ("lower", "upper", "work"))
+    program = (
+        "import sys; from pathlib import Path; from dlemu.storage.pagecache import drop, look\n"
+        "paths = sorted(Path(sys.argv[1]).iterdir())\n"
+        "for path in paths: path.read_bytes()\n"
+        "warm = look(paths); drop(paths); drop(paths); cold = look(paths)\n"
+        "print(len(paths), warm.share, cold.share)"
+    )
+    over = folder / "over"
+    script = (
+        f"mount -t overlay overlay -o {layers} {over} || exit 77; "
+        f'mount -t tmpfs none {folder}/lower; exec {sys.executable} -c "$0" {over}'
+    )
+    command = ["unshare", "-m", "sh", "-c", script, program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no overlay can be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    num, warm, cold = done.stdout.split()
+    assert num == "4" and float(warm) > _NEARLY and float(cold) < 0.02
 
 
 def test_part_of_a_page_is_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

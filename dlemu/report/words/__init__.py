@@ -266,6 +266,9 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     ),
     "drive_is_memory": lambda f: f"the drive is memory ({f.drive})",
     "from_memory": _from_memory,
+    "from_memory_unknown": lambda f: (
+        "how many bytes came from memory is not known, so the storage may not have been read"
+    ),
     "host_memory_given": lambda f: (
         f"host_memory={format_bytes(f.host_memory_bytes)} as given, not measured"
     ),
