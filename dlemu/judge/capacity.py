@@ -100,7 +100,8 @@ def phases_of(
 ) -> list[Phase]:
     """Return what a storage that was the limit of a run fed at each level of its rate.
 
-    By its bytes, not by the AU of that time: what is read ahead keeps accelerators busy later.
+    By its bytes, not by the AU of that time: what is read ahead keeps accelerators busy later. For
+    the same reason `au_percentage` is that with the first steps.
     """
     whole = real_accelerators(num_accelerators, au_percentage, threshold)
     ends = [*(level.begin for level in levels[1:]), levels[-1].begin + levels[-1].seconds]

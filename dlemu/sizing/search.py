@@ -498,7 +498,8 @@ def _phases(point: Point, threshold: float) -> list[Phase]:
     """Return what the storage fed in a run; at least so much where it was not the limit."""
     number, au, rate = point.num_accelerators, point.au_percentage, point.read_bytes_per_second
     if point.levels:
-        return phases_of(number, au, point.levels, threshold)
+        whole = au if point.whole_au_percentage is None else point.whole_au_percentage
+        return phases_of(number, whole, point.levels, threshold)
     feeds = real_accelerators(number, au, threshold)
     is_free = point.limit != "storage" or au >= CEILING
     return [Phase(point.seconds, feeds, rate, is_free)]
