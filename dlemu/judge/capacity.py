@@ -92,7 +92,8 @@ class Capacity:
 
 def real_accelerators(num_accelerators: int, au_percentage: float, threshold: float) -> float:
     """Return N*: where AU meets the threshold, if the storage moves the same for any number."""
-    return num_accelerators * round(au_percentage, 2) / round(threshold, 2)
+    wanted = round(threshold, 2) or threshold  # a threshold of nearly nothing is no zero
+    return num_accelerators * round(au_percentage, 2) / wanted
 
 
 def phases_of(

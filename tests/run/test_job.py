@@ -96,7 +96,8 @@ def test_bytes_from_memory_fail_a_run_that_bounds_them(tmp_path: Path) -> None:
 
 
 def test_a_run_in_which_no_checkpoint_is_due_writes_none(tmp_path: Path) -> None:
-    due = {"checkpoint__checkpoint_after_epoch": 3, "checkpoint__checkpoint_folder": str(tmp_path)}
+    folder = str(tmp_path / "checkpoints")
+    due = {"checkpoint__checkpoint_after_epoch": 3, "checkpoint__checkpoint_folder": folder}
     outcome = ran(small_job(tmp_path, workflow__checkpoint=True, **due))
     assert outcome.summary["checkpoints"]["written_bytes"] == 0
 
