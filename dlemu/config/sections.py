@@ -511,6 +511,9 @@ class TrainSection(Section):
     Python's lock, as a job queues the step's kernels. They are a part of computation_time, at most
     all of it; a step whose thread waits for a core or the lock may end late. A rank with several
     accelerators spends them once."""
+    processes: Annotated[Literal["auto"] | Positive, Use(closed=True)] = "auto"
+    """Processes that share a run's accelerators where no mpirun starts ranks. `auto`: more than one
+    where the accelerators ask for more samples a second than one process can hand over."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
 

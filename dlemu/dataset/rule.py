@@ -16,7 +16,7 @@ from dlemu.config.sections import DatasetSection
 from dlemu.config.types import MOST_FILES
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.host.processes import host_memory_bytes
+from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.ranks.world import Alone, World
 from dlemu.storage.s3 import in_bucket
 from dlemu.units import PAGE_BYTES, ceil_div, counted, format_bytes
@@ -33,6 +33,34 @@ _HEADROOM = 1.25
 def num_accelerators(workload: Workload, world: World) -> int:
     """Return the emulated accelerators of a job over all its ranks."""
     return workload.num_accelerators or world.num_ranks * workload.accelerators_per_rank
+
+
+_MOST_CALLS = 2300.0
+"""Files opened and batches handed over, in a second, by one process: more, and the threads that do
+it keep Python's lock from the one that keeps time. `python -m benchmarks.own_cost` measures it."""
+_SAMPLES_A_CALL = 50
+"""Samples of a stream that cost as much as opening a file."""
+cpus_a_process = 2.0
+"""Fewer, and processes keep the CPUs from each other. Tests ask for so many that one is enough."""
+
+
+def num_processes(workload: Workload, world: World) -> int:
+    """Return the processes that share a job's accelerators (`train.processes`); 1 with mpirun."""
+    asked, total = workload.train.processes, num_accelerators(workload, world)
+    if world.num_ranks > 1:
+        return 1
+    if asked != "auto":
+        return min(asked, total)
+    if workload.reader.data_loader == "dali" or workload.train.compute == "gpu":
+        return 1  # a process more is a CUDA context more, on each GPU
+    seconds = workload.train.computation_time.mean
+    samples, each = workload.reader.batch_size, workload.dataset.num_samples_per_file
+    opened = float(samples)
+    if each > 1 and (workload.streamed or workload.by_tf_data):
+        opened = samples / each + samples / _SAMPLES_A_CALL
+    calls = (1 + opened) * total / seconds if seconds else math.inf
+    most = min(total, max(1, int(usable_cpus() / cpus_a_process)))
+    return most if calls >= most * _MOST_CALLS else max(1, math.ceil(calls / _MOST_CALLS))
 
 
 def accelerators_of(rank: int, num_ranks: int, total: int) -> range:

@@ -24,6 +24,10 @@ _ENOUGH = 0.5
 """Share of the loss that the evidence for a limit must account for."""
 _CPU_FULL = 0.85
 """CPUs are full from this share of their time; some of the kernel's work is not counted."""
+_FREE_FOR_STEPS, _FREE_FOR_READS = 0.5, 0.25
+"""Shares of CPU time below which waits in run queues are no lack of CPUs, for steps that end late
+and for batches: a thread that wakes up is in a queue for a moment on an idle host, too, and in
+short steps the moments add up."""
 _CACHED = 0.5
 """A run with at least this share of its bytes from memory says nothing about storage."""
 _MIN_STEAL_SHARE = 0.01
@@ -55,6 +59,7 @@ LimitName = Literal[
     "host cpu",
     "loader",
     "barrier",
+    "own barrier",
     "oversleep",
     "checkpoints",
     "none",
@@ -187,34 +192,48 @@ def _explained_by_cpus(evidence: Evidence, host: HostReport) -> float:
         return 1.0  # all of its CPUs were in use: nothing could have been done sooner
     parts, lacked = evidence.losses.parts, used.lacked_seconds
     explained = 0.0
-    full = (used.host_cpu_share or 0.0) + (used.host_steal_share or 0.0)
-    if full > _CPU_FULL:  # others used the CPUs: all waits but those without CPU count
+    busy = (used.host_cpu_share or 0.0) + (used.host_steal_share or 0.0)
+    if busy > _CPU_FULL:  # others used the CPUs: all waits but those without CPU count
         without_cpu = 0.0 if lacked is None else parts.read + parts.preprocess
         explained = _part(evidence, parts.total - parts.uneven - without_cpu)
     if lacked is None:
         return explained
-    # A worker without a CPU delays its batch, whatever it does at that time.
+    stopped = (used.throttled_seconds or 0.0) + used.stolen_seconds
+    use = max(busy, used.process_cpu_share or 0.0)
+    in_wait = stopped if use < _FREE_FOR_READS else lacked
+    of_wait = _waits_without_cpu(evidence, host, in_wait, stopped)
+    # Ranks in a queue for a CPU wait, on average, half as long as the last of them.
+    accelerators = host.num_workers / max(1, evidence.workload.reader.read_threads)
+    late = parts.oversleep + parts.meeting
+    lacked = stopped if use < _FREE_FOR_STEPS else lacked
+    of_late = min(late, 2 * lacked / max(accelerators * used.seconds, 1e-9))
+    return max(explained, _part(evidence, of_wait + of_late))
+
+
+def _waits_without_cpu(
+    evidence: Evidence, host: HostReport, lacked: float, stopped: float
+) -> float:
+    """Return the share of the time lost to waits for batches whose workers lacked a host's CPUs.
+
+    A worker without a CPU delays its batch, whatever it does at that time. But where the storage
+    gives nobody more, reads end no sooner for a reader that has its CPU sooner: unless it is
+    `stopped`, by a quota or by other guests.
+    """
+    parts = evidence.losses.parts
     share = host.num_workers / max(1, sum(each.num_workers for each in evidence.hosts))
     making = share * evidence.losses.making_seconds
     lacking = min(1.0, lacked / max(making, 1e-9))
     of_wait = parts.waited * lacking
     if parts.read > 0 and _gave_all(evidence):
-        # Where the storage gives nobody more, reads end no sooner for a reader that has its CPU
-        # sooner: unless it is stopped, by a quota or by other guests.
-        stopped = (used.throttled_seconds or 0.0) + used.stolen_seconds
         of_wait -= parts.read * (lacking - min(1.0, stopped / max(making, 1e-9)))
-    # Ranks in a queue for a CPU wait, on average, half as long as the last of them.
-    accelerators = host.num_workers / max(1, evidence.workload.reader.read_threads)
-    late = parts.oversleep + parts.meeting
-    of_late = min(late, 2 * lacked / max(accelerators * used.seconds, 1e-9))
-    return max(explained, _part(evidence, of_wait + of_late))
+    return of_wait
 
 
 def _lateness(evidence: Evidence) -> Limit | None:
-    """Return `oversleep` or `barrier` where steps ended late though CPUs were free."""
+    """Return `oversleep` or `own barrier` where steps ended late though CPUs were free."""
     parts = evidence.losses.parts
     explains = _part(evidence, parts.oversleep + parts.meeting)
-    name: LimitName = "oversleep" if parts.oversleep >= parts.meeting else "barrier"
+    name: LimitName = "oversleep" if parts.oversleep >= parts.meeting else "own barrier"
     found = note(
         "compute_overran",
         share=parts.oversleep,
@@ -339,6 +358,12 @@ def _reads(evidence: Evidence) -> Limit | None:
         )
     if unknown := _cpus_unknown(evidence):
         return _unclear(evidence, unknown)
+    for host in evidence.hosts:
+        used = host.whole
+        stopped = (used.throttled_seconds or 0.0) + used.stolen_seconds
+        queued = _waits_without_cpu(evidence, host, used.lacked_seconds or 0.0, stopped)
+        if _part(evidence, queued) >= _ENOUGH:
+            return _unclear(evidence, note("readers_queued", host=host.host))
     cached = evidence.measured["page_cache_share"] or 0.0
     if cached > _CACHED:
         return _unclear(evidence, note("mostly_from_memory", share=cached))

@@ -70,6 +70,7 @@ Kind = Literal[
     "page_cache_served",
     "probe_below_one",
     "read_amplified",
+    "readers_queued",
     "segments_resent",
     "segments_unordered",
     "slow_rank",

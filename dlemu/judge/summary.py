@@ -375,6 +375,9 @@ class Summary(_Summary, total=False):
     """What a plain DataLoader makes on this host for each accelerator: samples_per_second, the
     au_percentage that follows, and how many workers are `enough`, None if no number is; {} where
     it is not known."""
+    ceiling_au_percentage: float
+    """AU of some steps without reads, made after the epochs: what dlemu itself can reach on this
+    host. Only of steps below 20 ms, where its own cost is seen."""
     worker_cost: str
     """reader.cost of the pytorch loader; "" with another."""
     num_ranks: int

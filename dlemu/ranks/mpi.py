@@ -291,7 +291,8 @@ class Mpi(World):
             if time.perf_counter() > deadline:
                 self._silent = pending - self._gone
                 return None
-            for rank, message in self._receive(pending, begin, deadline):
+            self._listen(pending, begin, deadline)
+            for rank, message in self._messages():
                 match decode(message):
                     case (said, text) if said is word and text.isdecimal() and len(text) <= 3:
                         pending.discard(rank)
@@ -312,7 +313,10 @@ class Mpi(World):
         silent: set[int] = set()
         since = time.perf_counter()
         while pending := pending - self._links.here(pending):
-            for rank, message in self._receive(pending, since, deadline):
+            self._listen(pending, since, deadline)
+            if not (pending := pending - self._links.here(pending)):
+                break  # who has left the barrier may say more, or have ended: that is for later
+            for rank, message in self._messages():
                 match decode(message)[0]:
                     case Word.ARRIVED | Word.RELEASED:
                         pending.discard(rank)
@@ -349,12 +353,13 @@ class Mpi(World):
     def _send(self, rank: int, word: Word, text: str = "") -> None:
         self._links.send(rank, encode(word, text))
 
-    def _receive(
-        self, pending: set[int], since: float, deadline: float
-    ) -> Iterator[tuple[int, bytes]]:
-        """Yield the messages that have come; those left unread by an error come again first."""
+    def _listen(self, pending: set[int], since: float, deadline: float) -> None:
+        """Wait for messages, as `Links.receive` does; not if some are left unread."""
         if not self._unread:
             self._unread = self._links.receive(pending, since, deadline)
+
+    def _messages(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the messages that have come; those left unread by an error come again first."""
         while self._unread:
             rank, message = self._unread.pop(0)
             if message == Word.GONE.value:

@@ -102,7 +102,9 @@ def verdict_line(document: Document) -> str:
     if document.get("status") not in UNFINISHED:
         wanted = document["threshold_percentage"]
         required = "" if wanted is None else f", required {wanted:g}%"
-        parts.append(f"AU {metric['train_au_mean_percentage']:.2f}%{required} ({how})")
+        ceiling = document.get("ceiling_au_percentage")
+        most = "" if ceiling is None else f", ceiling {ceiling:.1f}% on this host"
+        parts.append(f"AU {metric['train_au_mean_percentage']:.2f}%{most}{required} ({how})")
     if phases := document.get("phases"):
         parts.append(f"this storage feeds {fed(phases)}")
     elif (feeds := document["real_accelerators"]) is not None:

@@ -28,7 +28,7 @@ from dlemu.config.model import Workload
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.layout import Dataset, Layout, needed_ratio
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
-from dlemu.dataset.rule import accelerators_of, num_accelerators
+from dlemu.dataset.rule import accelerators_of, num_accelerators, num_processes
 from dlemu.errors import DlemuError, RunError
 from dlemu.host.processes import memory_bytes
 from dlemu.judge.bottleneck import find_run_limit
@@ -58,10 +58,12 @@ from dlemu.loaders.cache.host import (
     emulates,
     uses_cache,
 )
+from dlemu.ranks.local import processes
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
 from dlemu.report.words import sentence
 from dlemu.report.words.places import facts_of, lines_of
+from dlemu.run import replay
 from dlemu.run.cold import ColdStart
 from dlemu.run.compute import compute_on_gpus, find_compute_gpus
 from dlemu.run.gather import collect_files, gather_sums
@@ -94,6 +96,8 @@ def check_job(workload: Workload, world: World) -> None:
     watched_places(workload)
     total = num_accelerators(workload, world)
     own = accelerators_of(world.rank, world.num_ranks, total)
+    if (processes := num_processes(workload, world)) > 1:
+        own = accelerators_of(0, processes, total)
     if workload.workflow.checkpoint:
         check_checkpoints(workload, total)
     if own:
@@ -122,6 +126,18 @@ def run_job(
         DlemuError: the workload, its dataset or the run failed; summary.json has the error, too.
     """
     world = world or Alone()
+    if (num := num_processes(workload, world)) > 1:
+        workload = workload.with_keys({"num_accelerators": num_accelerators(workload, world)})
+        with processes(num, f"{__name__}:{run_rank.__name__}", workload, layout) as world:
+            return run_job(
+                workload,
+                world=world,
+                clock=clock,
+                say=say,
+                layout=layout,
+                live=live,
+                on_cut=on_cut,
+            )
     with Watchdog(workload.output.stall_seconds, world) as watchdog:
         live = live or Live()
         with live.run(lambda: watchdog.doing):
@@ -130,6 +146,11 @@ def run_job(
             dataset = _prepare(workload, world, watchdog, layout)
             run = _Run(dataset, world, clock, say, watchdog, live)
             return run.carry_out(run.introduce(started), on_cut)
+
+
+def run_rank(world: World, workload: Workload, layout: Layout | None) -> None:
+    """Be one of the other ranks of `run_job`."""
+    run_job(workload, world=world, layout=layout)
 
 
 def _prepare(
@@ -294,6 +315,7 @@ class _Run:
                 )
                 epochs = _Epochs(self, loader, monitor, compute, cache, checkpoints)
                 parts = epochs.replay(record, cold)
+                self._measure_ceiling(record.summary, compute)
                 if workload.workflow.checkpoint:
                     self._finish_checkpoints(checkpoints, record.summary)
                 self.live.does("gathering the results")
@@ -301,6 +323,22 @@ class _Run:
                 with watchdog.phase("probing the drive"):
                     monitor.probe(most_lost)
         return _Replayed(parts, monitor, cache, record.summary.get("checkpoints"))
+
+    def _measure_ceiling(self, summary: Summary, compute: Callable[[float], None]) -> None:
+        """Note the AU that steps as short as these reach here without any reads."""
+        seconds = self.workload.train.computation_time.mean
+        if not 0 < seconds < replay.SHORT_STEP_SECONDS:
+            return
+        num_steps = self.world.broadcast(round(replay.ceiling_seconds / seconds))
+        if num_steps > 1:
+            summary["ceiling_au_percentage"] = replay.find_ceiling(
+                self.own,
+                seconds,
+                num_steps,
+                barrier=self.watchdog.barrier,
+                clock=self.clock,
+                compute=compute,
+            )
 
     @contextmanager
     def _opened_cache(self, summary: Summary) -> Iterator[tuple[Dataset, HostCache | None]]:

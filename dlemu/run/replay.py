@@ -1,7 +1,7 @@
 """The step loop: take a batch, compute, meet the others."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import islice, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,11 @@ from dlemu.config.types import Distribution
 from dlemu.judge.metrics import measure_run
 from dlemu.judge.records import STEP, Steps
 from dlemu.loaders import Batch
+
+SHORT_STEP_SECONDS = 0.02
+"""Steps below are so short that dlemu's own cost in each is worth measuring."""
+ceiling_seconds = 0.5
+"""Of the steps without reads that measure it; tests do without."""
 
 
 def replay_epoch(
@@ -63,6 +68,33 @@ def replay_epoch(
         row["start"] = start
         start = met
     return steps[: step + 1]
+
+
+def find_ceiling(
+    accelerators: range,
+    seconds: float,
+    num_steps: int,
+    *,
+    barrier: Callable[[], None],
+    clock: Clock,
+    compute: Callable[[float], None],
+) -> float:
+    """Return the AU in percent of steps of so many seconds whose batches are always there.
+
+    What is missing to 100 is dlemu's own cost on this host: waking up, and the barrier. The first
+    step does not count. All ranks call it; 100 on one without accelerators.
+    """
+    batches = [Batch(0, 0, number, np.arange(0), 0, 0.0) for number in accelerators]
+    times = np.full((num_steps, len(batches)), seconds)
+    steps = replay_epoch(
+        repeat(batches, num_steps),
+        new_steps(0, times),
+        barrier=barrier,
+        clock=clock,
+        compute=compute,
+    )[1:]
+    whole = float((steps["wait"] + steps["compute"] + steps["barrier"]).sum())
+    return min(100.0, 100 * seconds * steps.size / whole) if whole else 100.0
 
 
 def replay_blocks(

@@ -136,8 +136,18 @@ EXPECTED: dict[str, tuple[str, str, str]] = {
         "lost host_cpus device_busy explains",
         "more_cores fewer_accelerators_a_host not_the_storage",
     ),
+    "many ranks, and CPUs that are free: those who wake up wait a moment for one": (
+        "own barrier",
+        "compute_overran cpus explains",
+        "use_fewer_accelerators_a_host leave_cores",
+    ),
+    "CPUs are free, and readers that wake up wait for one": (
+        "unclear",
+        "lost_by_cause readers_queued",
+        "",
+    ),
     "all are at the barrier, and stay there": (
-        "barrier",
+        "own barrier",
         "compute_overran cpus explains",
         "use_fewer_accelerators_a_host leave_cores",
     ),
@@ -380,9 +390,11 @@ def test_ranks_in_a_queue_for_a_cpu_explain_twice_what_they_lacked(
         **{"read": 0.0, "preprocess": 0.0},
     )
     whole = SimpleNamespace(
-        process_cpu_share=0.1,
+        process_cpu_share=0.6,
         lacked_seconds=lacked,
-        host_cpu_share=0.1,
+        throttled_seconds=0.0,
+        stolen_seconds=0.0,
+        host_cpu_share=0.6,
         host_steal_share=0.0,
         seconds=100.0,
     )

@@ -196,8 +196,16 @@ CASES: dict[str, dict[str, Any]] = {
         *[0.0] * 8,
         compute=np.where(np.arange(NUM_STEPS) % 8 == np.arange(8)[:, None], 1.04, 1.0),
     )
+    | on(runqueue_seconds=9.0, num_workers=8, cpu_share=0.5, host_cpu_share=0.55)
+    | {"reader": {"read_threads": 1}},
+    "many ranks, and CPUs that are free: those who wake up wait a moment for one": in_steps(
+        *[0.0] * 8, barrier=0.04
+    )
     | on(runqueue_seconds=9.0, num_workers=8)
     | {"reader": {"read_threads": 1}},
+    "CPUs are free, and readers that wake up wait for one": on(
+        runqueue_seconds=60.0, probe=None, cpu_share=0.1, host_cpu_share=0.1
+    ),
     "all are at the barrier, and stay there": in_steps(0.0, 0.0, barrier=0.1),
     "one of two ranks is late, now this one and now that": in_steps(0.0, 0.0, compute=TWO_IN_TURN),
     "woken late by a quota": in_steps(0.01, 0.01, compute=1.2) | on(throttled_seconds=30.0),

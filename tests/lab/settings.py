@@ -8,11 +8,14 @@ from collections.abc import Mapping
 
 QUICK: Mapping[str, object] = {
     "dlemu.storage.probe.longest_seconds": 0.006,
+    "dlemu.dataset.rule.cpus_a_process": 1e6,
+    "dlemu.run.replay.ceiling_seconds": 0.0,
     "dlemu.cli.progress.plain_seconds": 600.0,
     "dlemu.run.workers.folder": "/dev/null/kept",
 }
 """Of all tests. A probe after each short run would take longer than all else; and a busy host would
 add plain lines of progress to what a command says. No home's rates of workers are read or written.
+A run has one process, on large hosts too, and no steps of its own without reads.
 """
 
 

@@ -13,7 +13,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from dlemu.errors import LostRankError, RunError
-from dlemu.ranks.mpi import MANAGERS, MPIS, check_world, launched_ranks, make_world
+from dlemu.ranks.mpi import MANAGERS, MPIS, Mpi, check_world, launched_ranks, make_world
 from dlemu.ranks.world import Alone, PeerError
 from tests.lab.many_hosts import ManyHosts
 from tests.lab.mpirun import mpirun
@@ -161,6 +161,20 @@ def test_an_interrupt_because_of_another_rank_names_that_rank(
     with pytest.raises(ZeroDivisionError), world:
         raise ZeroDivisionError("1/0")
     assert fail.call_args_list[1:] == [call("ZeroDivisionError('1/0')")]
+
+
+@pytest.mark.quick
+def test_a_rank_that_has_left_a_barrier_may_end_at_once() -> None:
+    """A rank that is slow to leave hears of both, and the end does not matter here."""
+    links = Mock(arrive=Mock(return_value=False), receive=Mock(return_value=[(1, b"")]))
+    links.here.side_effect = [set(), {1}]
+    world = Mpi.__new__(Mpi)
+    vars(world).update(_links=links, _failure=None, _children=[1], _parent=None, _unread=[])
+    vars(world).update(_gone=set(), _hosts=["a", "a"])
+    world.barrier()
+    links.here.side_effect = [set(), set()]
+    with pytest.raises(LostRankError, match="rank 1 on host a ended without a word"):
+        world.barrier()
 
 
 def test_one_process_needs_no_mpi() -> None:

@@ -14,6 +14,7 @@ from dlemu.loaders import Batch
 from dlemu.run.replay import (
     check_blocks,
     draw_computation_times,
+    find_ceiling,
     new_steps,
     replay_blocks,
     replay_epoch,
@@ -130,6 +131,23 @@ def test_only_the_last_to_finish_can_be_late() -> None:
     assert steps["compute"].tolist() == [[9.5, 1]]
     assert steps["barrier"].tolist() == [[0, 10.5 - 3]]
     assert steps["computation_time"].tolist() == [[9, 1]], "what was asked is kept"
+
+
+def test_the_ceiling_is_the_au_of_steps_that_read_nothing() -> None:
+    clock = VirtualClock()
+
+    def barrier() -> None:
+        clock.time += 0.0002
+
+    def late(deadline: float) -> None:
+        clock.time = max(clock.time, deadline) + 0.0003
+
+    def of(accelerators: range) -> float:
+        return find_ceiling(accelerators, 0.0045, 20, barrier=barrier, clock=clock, compute=late)
+
+    assert of(range(2)) == pytest.approx(100 * 0.0045 / 0.005, rel=0.05)
+    assert of(range(1)) == pytest.approx(90.0)
+    assert of(range(0)) == 100.0, "it only meets the others"
 
 
 def test_checkpoints_are_taken_between_steps_and_no_step_has_their_time() -> None:

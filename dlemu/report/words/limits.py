@@ -104,14 +104,18 @@ EVIDENCE: Mapping[str, Callable[[Any], str]] = {
         f"accelerators lost {100 * f.lost_share:.1f}% of their time; this is the ceiling"
     ),
     "compute_overran": lambda f: (
-        f"compute overran its target by {100 * f.share:.1f}% of the run time; barrier "
-        f"{100 * f.barrier_share:.1f}%, waiting for data {100 * f.waited_share:.1f}%"
+        f"compute overran its target by {100 * f.share:.1f}% of the run time; the barrier of "
+        f"dlemu's own processes took {100 * f.barrier_share:.1f}%, waiting for data "
+        f"{100 * f.waited_share:.1f}%"
     ),
     "compute_unequal": lambda f: (
         "compute times are drawn unequal (train.computation_time): waiting for the longest took "
         f"{100 * f.share:.1f}% of the time"
     ),
     "cpus": lambda f: f"CPUs {100 * f.share:.0f}%",
+    "readers_queued": lambda f: (
+        f"on host {f.host} reading threads waited in run queues, though most CPUs were free"
+    ),
     "cpus_unknown": lambda f: f"the kernel of host {f.host} does not show whether CPUs were free",
     "cap_above_drive": lambda f: (
         f"{f.device} was hardly busy, and more readers get no more: a cap above it is likely (a "
