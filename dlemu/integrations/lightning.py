@@ -11,7 +11,7 @@ from pytorch_lightning import Callback
 from dlemu.meter import Meter
 
 
-class MeterCallback(Callback):
+class MeterCallback(Callback):  # type: ignore[misc]
     """Times each batch of training by a Meter; validation is no part of a step.
 
     Args:

@@ -143,7 +143,12 @@ def test_accumulated_gradients_leave_each_batch_its_own_compute() -> None:
 
 def test_a_meter_with_a_name_gives_no_verdict_unless_asked() -> None:
     clock = VirtualClock()
-    for given, verdict in (({}, "MEASURED"), ({"au": 0.5}, "PASS"), ({"au": 0.99}, "FAIL")):
+    verdicts: dict[str, dict[str, Any]] = {
+        "MEASURED": {},
+        "PASS": {"au": 0.5},
+        "FAIL": {"au": 0.99},
+    }
+    for verdict, given in verdicts.items():
         meter = Meter("mine", clock=clock, **given)
         for _ in meter.epoch(Batches(clock), 0):
             clock.time += BODY
