@@ -576,7 +576,12 @@ def access_of(storage: StorageSection | None = None) -> Access:
         named = env("AWS_ENDPOINT_URL_S3") or env("AWS_ENDPOINT_URL") or ""
         endpoints = tuple(named.split(",")) if named else (_AWS.format(region=region),)
     for endpoint in endpoints:
-        _check_endpoint(endpoint)
+        _check_url(
+            "storage.endpoint_url",
+            endpoint,
+            "http://10.0.0.7:9000",
+            "set storage.access_key_id and storage.secret_access_key",
+        )
     key_id, secret = map(_revealed, (storage.access_key_id, storage.secret_access_key))
     token = ""
     if not (key_id or secret):
@@ -588,27 +593,24 @@ def access_of(storage: StorageSection | None = None) -> Access:
             f"{missing} is not set, its other half is; set both keys, or AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY in the environment of rank 0"
         )
+    if storage.proxy:
+        _check_url("storage.proxy", storage.proxy, "http://10.0.0.1:3128", "name a proxy without")
     limits = storage.get_seconds, storage.retries
-    return Access(endpoints, region, key_id, secret, token, *limits)
+    return Access(endpoints, region, key_id, secret, token, *limits, storage.proxy or "")
 
 
 def _revealed(secret: SecretStr | None) -> str:
     return "" if secret is None else secret.get_secret_value()
 
 
-def _check_endpoint(endpoint: str) -> None:
+def _check_url(key: str, url: str, example: str, remedy: str) -> None:
     """Refuse what is no plain URL of a server; a password in it would be shown."""
     try:
-        parts = urlsplit(endpoint)
+        parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         fits = False
-    if "@" in endpoint:
-        raise WorkloadError(
-            "storage.endpoint_url must not have a user or a password; set storage.access_key_id "
-            "and storage.secret_access_key"
-        )
+    if "@" in url:
+        raise WorkloadError(f"{key} must not have a user or a password; {remedy}")
     if not fits:
-        raise WorkloadError(
-            f"storage.endpoint_url must be URLs such as http://10.0.0.7:9000, got {endpoint[:80]!a}"
-        )
+        raise WorkloadError(f"{key} must be URLs such as {example}, got {url[:80]!a}")

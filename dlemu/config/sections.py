@@ -591,6 +591,9 @@ class StorageSection(Section):
     """A request to a bucket that takes longer is given up, and tried again."""
     retries: Annotated[int, Field(ge=0, le=100)] = 8
     """Times that a request is tried again: after a refusal (503), a time-out, a lost connection."""
+    proxy: str | None = None
+    """URL of a proxy that requests to a bucket go through, which is then measured as well. null:
+    none; http_proxy and the like in the environment are not used."""
 
 
 class OutputSection(Section):

@@ -361,7 +361,7 @@ def datagen_command(
         folder = workload.data_folder
     more: dict[str, object] = {"dataset.data_folder": folder}
     workload = workload.with_keys({"storage.storage_root": "./"})  # `folder` has it already
-    keys = [f"storage.{key}" for key in ("storage_root", "endpoint_url", "region")]
+    keys = [f"storage.{key}" for key in ("storage_root", "endpoint_url", "region", "proxy")]
     keys += [f"dataset.{key}" for key in DatasetSection.model_fields]
     if num_files == "auto":
         keys += ["reader.batch_size", "host_memory"]

@@ -38,6 +38,7 @@ Kind = Literal[
     "near_threshold",
     "not_steady",
     "origin_emulated",
+    "through_proxy",
     "other_loader",
     "other_sample_size",
     "unlike_row",

@@ -307,6 +307,8 @@ def _remarks(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator
     elif "page_cache_share" in measured and share is None and "objects" not in measured:
         yield weakens("from_memory_unknown")  # of a bucket, this host's page cache has nothing
     yield from _of_place(summary)
+    if "objects" in measured and workload.storage.proxy:
+        yield remark("through_proxy", proxy=workload.storage.proxy)
     times = _read_share(workload, metrics)
     if abs(times - 1) > _OTHER_RATE:
         yield weakens("other_sample_size", **_sample_bytes(workload, metrics))

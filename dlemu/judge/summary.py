@@ -67,7 +67,7 @@ def place_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def host_of(folder: Path, access: Access | None, name: str) -> HostFields:
     """Return what this host is, and where a folder, or a bucket with its `access`, lies."""
-    return find_host(folder, name=name, servers=None if access is None else access.endpoints)
+    return find_host(folder, name=name, servers=None if access is None else access.servers)
 
 
 def hosts_of(

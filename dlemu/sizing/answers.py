@@ -415,7 +415,7 @@ def identity_of_job(job: Workload, hosts: Sequence[str]) -> dict[str, str]:
     access, manifest = job.access, None
     with suppress(DlemuError, OSError):  # the search will say it
         manifest = read_manifest(job.data_folder, access, with_files=False)
-    servers = None if access is None else access.endpoints
+    servers = None if access is None else access.servers
     own = identity_of(job.data_folder, hosts=hosts, versions=versions(), servers=servers)
     return own if manifest is None else own | dataset_identity(vars(manifest.layout))
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +154,33 @@ def test_an_object_of_another_size_is_named(folder: Path, store: Store) -> None:
             with pytest.raises(DatasetError, match=f"s3://bucket/short: it holds 100 .* {told} "):
                 reader.read(reader.open("s3://bucket/short"), 0, [told])
         reader.close()
+
+
+def test_no_proxy_of_the_environment_is_used(
+    server: RangeServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "x").write_bytes(b"abc")
+    nobody = "http://127.0.0.1:9"
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, nobody)
+    for url in (server.url, server.url.replace("127.0.0.1", "localhost")):
+        near = Access((url,), "us-east-1", get_seconds=5, retries=0)
+        assert store_of(near, 0, "bucket").get_whole("x") == b"abc"
+
+    far = Access((server.url,), "us-east-1", get_seconds=5, retries=0, proxy=nobody)
+    assert far.servers == (f"{server.url} by the proxy {nobody}",)
+    with pytest.raises(RunError, match=r"by the proxy http://127.0.0.1:9 does not answer"):
+        store_of(far, 0, "bucket").get("x", 0, None)
+    elsewhere = Access((nobody,), "us-east-1", get_seconds=5, retries=0)
+    with pytest.raises(RunError, match=r"http_proxy of the environment is not used here; storage"):
+        store_of(elsewhere, 0, "bucket").get("x", 0, None)
+    server.seen.clear()
+    through = Access(("http://nowhere.invalid",), "us-east-1", retries=0, proxy=server.url)
+    with suppress(
+        RunError, DatasetError
+    ):  # the server takes the proxy's part, and forwards nothing
+        store_of(through, 0, "bucket").get("x", 0, None)
+    assert sum(server.seen.methods.values()) == 1, "the proxy got it"
 
 
 def test_a_time_out_is_tried_again_and_told(server: RangeServer) -> None:

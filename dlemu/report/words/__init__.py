@@ -280,6 +280,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
         f"{f.high_percentage:.2f}%); runs=5 decides"
     ),
     "not_steady": _not_steady,
+    "through_proxy": lambda f: f"read through the proxy {f.proxy}",
     "origin_emulated": lambda f: f"origin emulated {f.how}",
     "other_loader": lambda f: (
         f"read by {f.reads}, which take less CPU time than {f.asked}: that is not installed"

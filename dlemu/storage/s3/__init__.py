@@ -74,6 +74,14 @@ class Access:
     """A request that takes longer is given up and tried again."""
     retries: int = 8
     """Times that a request is tried again."""
+    proxy: str = ""
+    """URL of the proxy that requests go through; "": none, whatever the environment says."""
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The endpoints by the names that results show: with the proxy, if there is one."""
+        way = f" by the proxy {self.proxy}" if self.proxy else ""
+        return tuple(f"{endpoint}{way}" for endpoint in self.endpoints)
 
 
 def in_bucket(folder: Path) -> bool:

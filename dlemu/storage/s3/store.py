@@ -3,6 +3,7 @@
 obstore's own retries are off where requests are counted: it tells nobody of them.
 """
 
+import os
 import random
 import re
 import threading
@@ -32,6 +33,11 @@ _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 4
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,80})</Code>")
+_ALL_HOSTS = "*,0.0.0.0/0,::/0"
+"""Names and addresses that go past a proxy: all. No option of the library leaves the environment's
+proxies out, but one that is set takes their place."""
+_NO_PROXY = {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": _ALL_HOSTS}
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _SLOW_DOWN = {429, 503}
 
@@ -60,7 +66,7 @@ class Store:
         self._library, self._errors = _import_obstore()
         from obstore.store import S3Store
 
-        self.endpoint, self._bucket = endpoint, bucket
+        self.endpoint, self._bucket, self._proxy = endpoint, bucket, access.proxy
         self._retries, self._seconds = access.retries, access.get_seconds
         config: S3Config = {
             "endpoint": endpoint,
@@ -82,6 +88,7 @@ class Store:
                 "allow_http": True,
                 "timeout": most,
                 "connect_timeout": min(timedelta(seconds=_CONNECT_SECONDS), most),
+                **({"proxy_url": access.proxy} if access.proxy else _NO_PROXY),
             },
         )
         self._store = opened(retry_config={"max_retries": 0, "retry_timeout": most})
@@ -212,11 +219,22 @@ class Store:
 
     def _no_answer(self, status: int, line: str, verb: str, key: str, tries: int) -> RunError:
         what = f"answers {status}" if status else f"does not answer ({_cause(line)})"
+        proxy = f" by the proxy {self._proxy}" if self._proxy else ""
+        up = "are the server and the proxy (storage.proxy)" if proxy else "is the server"
+        ignored = "" if proxy or status else _ignored_proxy()
         return RunError(
-            f"{SCHEME}{self._bucket}/{key} cannot be {verb}: {self.endpoint} {what}, in each of "
-            f"{tries} tries; is the server up (storage.endpoint_url, storage.get_seconds="
-            f"{self._seconds:g}, storage.retries={self._retries})?"
+            f"{SCHEME}{self._bucket}/{key} cannot be {verb}: {self.endpoint}{proxy} {what}, in "
+            f"each of {tries} tries; {up} up (storage.endpoint_url, storage.get_seconds="
+            f"{self._seconds:g}, storage.retries={self._retries})?{ignored}"
         )
+
+
+def _ignored_proxy() -> str:
+    """Return that the environment names a proxy, which is not used; "" if it names none."""
+    named = [each for name in _PROXIES for each in (name, name.upper()) if os.environ.get(each)]
+    if not named:
+        return ""
+    return f" {named[0]} of the environment is not used here; storage.proxy=URL sets a proxy"
 
 
 def _status_of(error: Exception) -> tuple[int, str]:
