@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -176,7 +177,7 @@ def test_storage_is_probed_with_the_readers_of_the_host_and_with_more(
     monkeypatch.setattr(live, "probe_readers", lambda paths, **how: asked.append((len(paths), how)))
     places = {"dataset.data_folder": str(tmp_path), "dataset.num_files_train": 1024}
     reader = {f"reader.{key}": value for key, value in keys.items()}
-    loader: Any = None
+    loader: Any = SimpleNamespace(direct=False)
     dataset, dog = Dataset.of(load_workload("unet3d_h100", places | reader)), Watchdog(60, Alone())
     with RunMonitor(dataset, tmp_path, world, loader, num_accelerators=2, watchdog=dog) as seen:
         seen.probe(0.02)
