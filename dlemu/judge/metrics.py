@@ -365,7 +365,8 @@ def measure_sums(sums: Sums) -> Metrics:
             )
         if not np.isfinite(each.accelerators["seconds"]).all():
             raise RunError(
-                f"epoch {each.epoch}: a step's time is no number; a steps.<rank>.npy is damaged"
+                f"epoch {each.epoch}: a step's time is no number; a steps.<rank>.npy is damaged: "
+                "restore it from a copy, or run again"
             )
     epochs = tuple(_measure_epoch(each, sums.rule) for each in sums.epochs)
     num_out = sums.rule.start + sums.rule.end

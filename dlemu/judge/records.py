@@ -394,7 +394,8 @@ class JsonLines:
         try:
             self.values = [json.loads(line) for line in content[:whole].splitlines()]
         except DAMAGE as error:
-            raise RunError(f"{path} is damaged ({in_short(error)}); remove it") from None
+            again = "remove it, and what it held is measured again"
+            raise RunError(f"{path} is damaged: {in_short(error)}", remedy=again) from None
 
     def append(self, *values: Any) -> None:
         """Append values, all or none of them."""

@@ -335,7 +335,8 @@ class _Summary(TypedDict, total=False):
     num_hosts: int
     num_accelerators: int
     hostname: str
-    """Of rank 0."""
+    """Of rank 0: DLIO's name of it, for scripts that read DLIO's results. `system[0].host` is the
+    same."""
     dataset: DatasetFields
     system: Sequence[HostFields]
     """Each host, that of rank 0 first, and its storage below the data folder."""

@@ -306,7 +306,10 @@ def _read(folder: Path) -> list[Document]:
     except DlemuError:
         raise
     except DAMAGE as error:
-        raise RunError(f"{folder} holds a damaged result: {in_short(error)}") from None
+        raise RunError(
+            f"{folder} holds a damaged result: {in_short(error)}",
+            remedy="restore it from a copy, or run again",
+        ) from None
 
 
 _FIELDS = (

@@ -161,7 +161,10 @@ def _steps(rank: int, steps: Steps, shift: float) -> Iterator[str]:
     for begin in range(0, len(steps), _CHUNK):
         chunk = steps[begin : begin + _CHUNK]
         if not np.isfinite([chunk["start"], step_seconds(chunk)]).all():
-            raise RunError(f"the steps of rank {rank} are damaged: a time is no number")
+            raise RunError(
+                f"the steps of rank {rank} are damaged: a time is no number",
+                remedy="restore steps.<rank>.npy from a copy, or run again",
+            )
         rows = zip(
             *(chunk[name].tolist() for name in ("epoch", "step", "num_samples", "num_bytes")),
             *((1e3 * chunk[name]).tolist() for name in ("read", "decode", "hand_over")),

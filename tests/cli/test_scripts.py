@@ -44,6 +44,7 @@ def test_a_run_tells_what_its_summary_holds(data: str, tmp_path: Path, document:
     assert tuple(row) == scripts.RUN
     assert (row["label"], row["num_accelerators"], row["runs"]) == ("a, b", "2", "1")
     assert (row["time"], row["host"]) == (told["start"], told["hostname"])
+    assert told["hostname"] == told["system"][0]["host"], "DLIO's name of the first host"
     assert (row["verdict"], row["folder"]) == ("PASS", str(folder))
     assert float(row["au_percent"]) == told["metric"]["train_au_mean_percentage"]
     rate = told["measured"]["read_bytes_per_second"] / 1e6

@@ -140,7 +140,7 @@ def test_a_full_disk_takes_no_line_that_was_kept(room: int, tmp_path: Path) -> N
         lines.append({"number": 20, "text": "y" * 200})
     assert len(lines.values) == 20 and path.read_bytes() == kept
     path.write_text("1\n{\n2\n")
-    with pytest.raises(RunError, match=r"log.jsonl is damaged \(.*\); remove it"):
+    with pytest.raises(RunError, match=r"log.jsonl is damaged: .*; remove it, and what"):
         JsonLines(path)
 
 

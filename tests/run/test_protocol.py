@@ -181,6 +181,9 @@ def test_one_fail_is_all_of_them_and_a_run_without_a_verdict_leaves_them_without
     assert [each["weight"] for each in found["findings"]] == ["weakens", "remark"]
     (alone,) = judged(passed, passed, remarks=[[cached], []])["findings"]
     assert sentence(alone) == f"run 1: {sentence(cached)}"
+    memory = remark("host_memory_given", host_memory_bytes=2**20)
+    given = runs_verdict_line(judged(passed, passed, remarks=[[memory], [memory]]))
+    assert given.endswith("; host_memory=1.0 MiB as given, not measured"), "said once"
     line = runs_verdict_line(found)
     assert line.startswith("PASS: every run has AU 90% or more, ") and line.endswith(
         f"; {sentence(slow)}"
