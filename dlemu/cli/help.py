@@ -173,10 +173,11 @@ def _whole(key: Key) -> str:
 
 def _settings(key: str) -> Iterator[str]:
     """Yield the values that the published workloads give a key."""
-    for name, path in known_workloads().items():
-        value = value_of(read_yaml(path), key)
-        if value is not None and key != "name":
-            yield f"  {name:<16}{value}"
+    found = {name: value_of(read_yaml(path), key) for name, path in known_workloads().items()}
+    found = {name: value for name, value in found.items() if value is not None and key != "name"}
+    width = max(map(len, found), default=0)
+    for name, value in found.items():
+        yield f"  {name:<{width}}  {value}"
 
 
 def workloads(words: Sequence[str]) -> Answer:

@@ -1,7 +1,7 @@
 """The words of a command line, by kind: options, key=value, and others.
 
 The words of DLIO, `mlpstorage` and MLPerf Storage v1.0's `benchmark.sh` work where they mean the
-same. Where they do not, one line names the page that says what to write.
+same. Where they do not, one line says what to write.
 """
 
 import re
@@ -73,17 +73,33 @@ _PARAMS = ("--params", "--param", "-p")
 _IDLE = ("--allow-invalid-params", "-aip")
 _NAMES = ("--workload", "--model")
 _TYPE = "--accelerator-type"
-_REFUSED = frozenset(
-    (
-        *("--results-dir", "--loops", "--what-if", "--debug", "--stream-log-level"),
-        *("--hosts", "--num-processes", "--num-parallel", "--ssh-username", "--exec-type"),
-        *("--mpi-bin", "--mpi-params", "--mpi-btl", "--oversubscribe", "--allow-run-as-root"),
-        *("--systemname", "--drop-caches-timeout-seconds", "--config-file"),
-        *("training", "checkpointing", "vectordb", "kvcache", "reports", "reportgen"),
-        *("configview", "history", "closed", "open", "whatif", "object"),
-    )
-)
-"""Words of mlpstorage that mean nothing here; docs/from_dlio.md has a row for each."""
+_BY_MPIRUN = "write mpirun and its own options before dlemu run"
+_IN_REPORT = "dlemu report FOLDER shows what lies below outputs/"
+_REFUSED = {
+    "--results-dir": "write output.folder=FOLDER",
+    "--loops": "write runs=N",
+    "--what-if": "write --cfg job, which prints what would be run",
+    "--debug": "write --verbose",
+    "--stream-log-level": "write --verbose or --quiet",
+    **dict.fromkeys(("--hosts", "--num-processes", "--exec-type", "--mpi-bin"), _BY_MPIRUN),
+    **dict.fromkeys(("--mpi-params", "--mpi-btl", "--oversubscribe"), _BY_MPIRUN),
+    "--allow-run-as-root": _BY_MPIRUN,
+    "--ssh-username": "leave it out, each rank reads what it needs of its host",
+    "--num-parallel": "write mpirun -n N dlemu datagen …",
+    "--systemname": "leave it out, the summary names the host",
+    "--drop-caches-timeout-seconds": "leave it out, a drop takes the time that it takes",
+    "--config-file": "leave it out, keys of a job may be in workload=FILE.yaml",
+    "training": "write dlemu datasize, datagen or run",
+    "checkpointing": "write dlemu checkpoint model=NAME checkpoint.checkpoint_folder=FOLDER",
+    **dict.fromkeys(("vectordb", "kvcache"), "dlemu does not emulate these"),
+    **dict.fromkeys(("reports", "reportgen", "history"), _IN_REPORT),
+    **dict.fromkeys(("configview", "whatif"), "dlemu run … --cfg job prints what would be run"),
+    "closed": "write dlemu run … division=closed",
+    "open": "write dlemu run …, whose division is open",
+    "object": "write dataset.data_folder=s3://BUCKET/FOLDER",
+}
+"""Words of mlpstorage that mean nothing here, and what to write; docs/from_dlio.md has a row for
+each."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +157,7 @@ def is_key_value(word: str) -> bool:
 
 def refusal(word: str) -> str:
     """Return the line for an option or a command of mlpstorage; "" if it has none of that name."""
-    where = "the table in docs/from_dlio.md says what to write"
-    return f"{word} is a word of mlpstorage; {where}" if word in _REFUSED else ""
+    return f"{word} is a word of mlpstorage; {_REFUSED[word]}" if word in _REFUSED else ""
 
 
 def before_command(words: Sequence[str]) -> Sequence[str]:
@@ -190,6 +205,7 @@ def parse(words: Sequence[str], options: Sequence[str] = (), *, for_job: bool = 
             parser.add_argument(*flags, dest=name, action="store_const", const="")
     if for_job:
         _add_spellings(parser)
+        _refuse_cut(before_command(words), options)
     try:
         found, left = parser.parse_known_args(words[:end])
     except ArgumentError as error:
@@ -245,14 +261,27 @@ def _add_spellings(parser: "ArgumentParser") -> None:
     parser.add_argument(_TYPE, "-at", dest=_TYPE)
 
 
+def _refuse_cut(words: Sequence[str], options: Sequence[str]) -> None:
+    """Refuse -m as the begin of -ma: argparse takes what begins with one dash when it is cut."""
+    spelled = (*(each for several in _KEYS for each in several), *_PARAMS, *_IDLE, "-at")
+    known = {*spelled, *(OPTIONS[name].short for name in options)}
+    for place, word in enumerate(words):
+        begin = word.partition("=")[0]
+        is_short = len(begin) > 1 and begin[0] == "-" != begin[1]
+        if is_short and begin not in known and any(each.startswith(begin) for each in spelled):
+            raise WorkloadError(_unknown(word, words[place + 1 :], options, for_job=True))
+
+
 def _unknown(word: str, behind: Sequence[str], options: Sequence[str], *, for_job: bool) -> str:
     """Return the line for an option that a command does not have."""
     option, _, value = word.partition("=")
     if for_job and refusal(option):
         return refusal(option)
+    if for_job and option in ("-m", "--multirun"):
+        return f"{option} is not taken here; leave it out (predict answers a,b for each as it is)"
     hint = did_you_mean(option, (*options, *_OF_ALL), cutoff=0.7)
     value = value or next(iter(behind), "")
-    if not hint and value and option not in OPTIONS:
+    if not hint and value and option.startswith("--") and option not in OPTIONS:
         hint = f"; a key has no dashes: {option.strip('-').replace('-', '_')}={value}"
     return f"unknown option {word}{hint or ' (dlemu --help lists them)'}"
 
@@ -267,7 +296,8 @@ def _workload(named: Mapping[str, str]) -> list[str]:
     if not model:
         raise WorkloadError(f"{_TYPE} {named[_TYPE]} needs --model, or write workload=NAME")
     if name not in known and _TYPE not in named:
-        kinds = [each.rpartition("_")[2] for each in known if each.startswith(f"{model}_")]
+        begin = f"{model}_"
+        kinds = [each.removeprefix(begin) for each in known if each.startswith(begin)]
         if kinds:
             raise WorkloadError(
                 f"--model {model} needs {_TYPE} {' or '.join(kinds)}; or write "

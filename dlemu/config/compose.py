@@ -186,12 +186,22 @@ def find(group: str, name: str, config_dir: Path | None = None) -> Path:
 def no_row(group: str, name: str, known: Iterable[str]) -> str:
     """Return the line for a name that no row has; where a workload is meant, others have names."""
     known = list(known)
+    parts = name.split(",")
+    if len(parts) > 1 and (unknown := [each for each in parts if each not in known]):
+        if len(unknown) < len(parts) or all(re.fullmatch(r"\w+", each) for each in parts):
+            return no_row(group, unknown[0], known)
+    elif len(parts) > 1:
+        return (
+            f"{group}={name} names {len(parts)}, and one is taken here; start the command for each"
+        )
     others = {"model": "a model of checkpoints", "drive": "a drive"} if group == "workload" else {}
     for other, what in others.items():
         if name in named(other):
             hint = f"; did you mean {name}_h100?" if f"{name}_h100" in known else ""
             return f"no workload {name}{hint} ({other}={name} is {what})"
     hint = did_you_mean(name, known)
+    if {*known} == {*named("workload")}:
+        return f"no workload {name}{hint} (dlemu help workloads lists them; or a file.yaml)"
     return f"no {group} {name}{hint} (known: {', '.join(known)}, or a file.yaml)"
 
 
@@ -265,7 +275,7 @@ def _choose(group: str, names: Sequence[str], config_dir: Path | None) -> Path:
     if not any(names):
         raise WorkloadError(
             "no job is named; write the folder of a dataset, or workload=NAME or FILE.yaml (dlemu "
-            "workloads lists the names)"
+            "help workloads lists the names)"
         )
     if len(names) > 1:
         raise WorkloadError(f"{group}= is set {len(names)} times: {', '.join(names)}; keep one")
@@ -425,7 +435,7 @@ def _parse(override: str) -> Any:
         raise WorkloadError(f"override {override} has no key; write key=value")
     if re.split(r"[./@]", key)[0] == "hydra":
         raise WorkloadError(
-            f"{key} has no effect here; output.folder=… is where the results of a run go, "
+            f"{key} is not taken; output.folder=… is where the results of a run go, "
             "output.log=… where its messages go"
         )
     return parsed

@@ -9,6 +9,7 @@ import pytest
 
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.help import SHELLS, keys_of
+from dlemu.config.compose import known_workloads
 from dlemu.config.keys import all_keys
 from dlemu.config.model import read_by
 from tests.lab.commands import Printed
@@ -39,9 +40,16 @@ def test_the_help_has_the_commands_keys_and_no_other(command: str, printed: Prin
     assert {*COMMANDS[command].keys.split()} <= own
 
 
+def test_a_value_stands_apart_from_the_name_of_its_workload(printed: Printed) -> None:
+    rows = [
+        line.split() for line in printed("help", "train.epochs").split("sets it:\n")[1].splitlines()
+    ]
+    assert ["cosmoflow_real_h100", "5"] in rows and all(row[0] in known_workloads() for row in rows)
+
+
 def test_words_are_found_however_they_are_typed(printed: Printed) -> None:
     for words, shown in (
-        ("reader.read_threads", "  unet3d_h100     4\n"),
+        ("reader.read_threads", "  unet3d_h100            4\n"),
         ("++reader.odirect=true", "values   true, false, auto"),
         ("train.computation_time.mean", "seconds"),
         ("dataset.parquet.row_group_size", "whole row groups"),

@@ -95,11 +95,15 @@ def test_a_command_line_of_mlpstorage_works(printed: Printed) -> None:
 def test_every_word_that_is_refused_has_a_row_in_the_page(printed: Printed) -> None:
     page = (Path(__file__).parents[2] / "docs" / "from_dlio.md").read_text()
     rows = set(re.findall(r"`(?:mlpstorage )?([\w-]+)[^`]*`", page))
-    assert not words_module._REFUSED - rows
-    for word, words in (
-        ("closed", "closed checkpointing llama3-8b run file"),
-        ("object", "open training unet3d run object"),
-        ("--loops", "run --loops=3"),
+    assert not words_module._REFUSED.keys() - rows
+    for word, words, write in (
+        ("closed", "closed checkpointing llama3-8b run file", "write dlemu run … division=closed"),
+        (
+            "object",
+            "open training unet3d run object",
+            "write dataset.data_folder=s3://BUCKET/FOLDER",
+        ),
+        ("--loops", "run --loops=3", "write runs=N"),
     ):
-        line = f"{word} is a word of mlpstorage; the table in docs/from_dlio.md says what to write"
+        line = f"{word} is a word of mlpstorage; {write}"
         assert printed(*words.split(), status=1) == f"dlemu: {line}\n"
