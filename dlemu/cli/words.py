@@ -262,7 +262,7 @@ def _add_spellings(parser: "ArgumentParser") -> None:
 
 
 def _refuse_cut(words: Sequence[str], options: Sequence[str]) -> None:
-    """Refuse -m as the begin of -ma: argparse takes what begins with one dash when it is cut."""
+    """Refuse -m as a short -ma: argparse takes what begins with one dash when it is cut."""
     spelled = (*(each for several in _KEYS for each in several), *_PARAMS, *_IDLE, "-at")
     known = {*spelled, *(OPTIONS[name].short for name in options)}
     for place, word in enumerate(words):
