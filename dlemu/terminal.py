@@ -26,6 +26,9 @@ Say = Callable[[str], None]
 _kept: list[TextIO] = []
 """The stdout that `keep_stdout` keeps."""
 
+_untaken: list[OSError] = []
+"""Why stdout took no more of this command's output; a reader that has ended is none."""
+
 _TURN_SECONDS = 1.0
 """Longest wait for a thread that writes to the terminal: it may never end, where nobody reads."""
 _turn = threading.RLock()
@@ -161,21 +164,36 @@ def _print(text: str, to_stderr: bool) -> None:
 
 
 def _write(text: str, stream: TextIO) -> None:
-    """Write a line, and flush. A full disk behind the stream is named by the stream's name."""
+    """Write a line, and flush. A stream that nobody takes ends the printing, not the command."""
     try:
         print(text, file=stream, flush=True)
     except OSError as error:
-        abandon(stream)
-        if isinstance(error, BrokenPipeError):
-            raise
-        name = str(getattr(stream, "name", "")).strip("<>")
-        raise OSError(error.errno, error.strerror, name or "stdout") from None
+        _give_up(stream, error)
 
 
-def abandon(stream: TextIO) -> None:
-    """Let what a stream did not take go nowhere: the flush at the end must not fail, too."""
-    with suppress(OSError, ValueError):
+def _give_up(stream: TextIO, error: OSError) -> None:
+    """Let what a stream does not take go nowhere from now on; say why, unless its reader ended."""
+    with suppress(OSError, ValueError):  # else the flush at the end would fail, too
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if isinstance(error, BrokenPipeError) or stream is sys.stderr:
+        return
+    _untaken.append(error)
+    complain(
+        f"stdout: {error.strerror}; nothing more is printed there, and the command goes on: make "
+        "room, or name a place with more"
+    )
+
+
+def all_taken() -> bool:
+    """Flush stdout; return whether it took what this command printed.
+
+    A reader that ended, as `head` does, wanted no more: it has taken all.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _give_up(sys.stdout, error)
+    return not _untaken
 
 
 @contextmanager
@@ -250,6 +268,7 @@ def open_streams() -> None:
 
     A character that the encoding lacks is written out, like \xb5 for µ.
     """
+    _untaken.clear()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the process that started us

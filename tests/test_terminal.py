@@ -158,6 +158,24 @@ def test_streams_may_be_closed_or_full(
     assert all(line.startswith(begin) for line, begin in zip(said, lines, strict=True))
 
 
+@pytest.mark.parametrize(("to", "status"), [("| true", 0), ("| head -2", 0), (">/dev/full", 1)])
+def test_output_that_nobody_takes_ends_the_printing_and_not_the_run(
+    to: str, status: int, data: str, tmp_path: Path
+) -> None:
+    """The results are stored; the exit status is the run's, but for output that was lost."""
+    out = tmp_path / "out"
+    words = shlex.join([*COMMAND, "run", *QUICK, data, f"output.folder={out}"])
+    script = f"{words} {to}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=LONG
+    )
+    assert done.returncode == status, done.stderr
+    assert json.loads((out / "summary.json").read_text())["status"] == "complete"
+    said = [line for line in done.stderr.splitlines() if line.startswith("dlemu:")]
+    assert len(said) == (1 if status else 0) and "Traceback" not in done.stderr, done.stderr
+    assert all("stdout: No space left" in line and "goes on" in line for line in said)
+
+
 # --- what is typed --------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +37,7 @@ from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import Alone, PeerError, World
 from dlemu.terminal import (
     Answer,
-    abandon,
+    all_taken,
     answer,
     begin_log,
     complain,
@@ -78,19 +77,15 @@ def run(arguments: Sequence[str]) -> int:
             text = _answer(arguments)
             if text is not None:
                 say(text)
-                return 0
+                return 0 if all_taken() else 1
             with make_world() as world:
                 interrupts.speaks, interrupts.cause = world.rank == 0, world.cause
                 status = _run_command(arguments[0], arguments[1:], world)
-            sys.stdout.flush()
-            return status
+            return status if all_taken() else status or 1
         except PeerError:
             return 1  # the rank that failed prints why
         except KeyboardInterrupt:
             return interrupts.say()
-        except BrokenPipeError:  # the program that read our output has ended
-            abandon(sys.stdout)
-            return 1
         except _FAILURES as error:
             complain(_line(error, world))
             return 1
@@ -240,8 +235,6 @@ class _Job:
             try:
                 status = worst([status, self._do(workload, parsed, output, world)])
                 failures[folder] = ""
-            except BrokenPipeError:
-                raise
             except _FAILURES as error:
                 status, failures[folder] = 1, _line(error, world)
                 if world.num_ranks > 1:
