@@ -14,9 +14,12 @@ is measured then is such a job's host and storage together.
 
 import ctypes
 import os
+import select
 import signal
+import threading
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
 from time import perf_counter
 from typing import Any
@@ -361,10 +364,25 @@ class _BatchDataset(TorchDataset[_Made]):
 
 
 def _end_with(parent: int | None) -> None:
-    """Let the kernel end this process when its parent ends; it may have ended already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent not in (None, os.getppid()):
-        os._exit(1)
+    """End this process when its parent ends, which may have ended already, killed or not.
+
+    The kernel does it for a forked one, whose `parent` is given. A spawned one (None) begins
+    seconds later, when its parent for the kernel may be another already, and that of a forkserver's
+    process is the forkserver: they watch the pipe whose other end the main process alone has.
+    """
+    if parent is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if parent != os.getppid():
+            os._exit(1)
+    elif (main := parent_process()) is not None:
+        threading.Thread(target=_end_at_hang_up, args=(main.sentinel,), daemon=True).start()
+
+
+def _end_at_hang_up(pipe: int) -> None:
+    ends = select.poll()
+    ends.register(pipe, 0)  # only that the other end is closed
+    ends.poll()
+    os._exit(1)
 
 
 def _unchanged(made: Any) -> Any:

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest.mock import patch
@@ -217,9 +218,40 @@ def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     os.close(go_on)
 
 
+def _work_for_ever(pids: Connection, late: bool) -> None:
+    """What a worker does whose main process is killed before (`late`) or after it begins."""
+    main = multiprocessing.parent_process()
+    pids.send(os.getpid())
+    if late and main is not None:
+        main.join()
+    pytorch._end_with(None)
+    pids.send(0)
+    threading.Event().wait()
+
+
+def _main_of(method: str, late: bool, pids: Connection) -> None:
+    """Start such a worker, and wait."""
+    multiprocessing.get_context(method).Process(target=_work_for_ever, args=(pids, late)).start()
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("late", [False, True])
+def test_no_worker_outlives_a_main_process_that_is_killed(method: str, late: bool) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    main = context.Process(target=_main_of, args=(method, late, theirs))
+    main.start()
+    worker = ours.recv()
+    assert late or ours.recv() == 0, "it has begun"
+    main.kill()
+    main.join(LONG)
+    until(lambda: not Path(f"/proc/{worker}").exists(), "the end of the worker")
+
+
 def test_a_worker_that_begins_after_the_end_of_its_parent_ends() -> None:
     fork = multiprocessing.get_context("fork")
-    for parent, status in ((os.getpid(), 0), (os.getppid(), 1), (None, 0)):
+    for parent, status in ((os.getpid(), 0), (os.getppid(), 1)):
         worker = fork.Process(target=pytorch._end_with, args=(parent,))
         worker.start()
         worker.join(LONG)
