@@ -460,6 +460,7 @@ def _merge(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
+    _check_defaults(path, tree)
     outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
     GlobalHydra.instance().clear()
     try:
@@ -470,6 +471,31 @@ def _merge(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
             return _plain(OmegaConf.to_container(config))
     finally:
         GlobalHydra.instance().hydra = outer
+
+
+def _check_defaults(path: Path, tree: Mapping[str, Any]) -> None:
+    """Refuse `defaults` that are no list of names, or of a group and its name.
+
+    Raises:
+        WorkloadError: the line shows what it should be.
+    """
+    defaults = tree.get("defaults", [])
+    entries = defaults if isinstance(defaults, list) else [None]
+    if all(map(_is_entry, entries)):
+        return
+    named = defaults if isinstance(defaults, str) else "unet3d_h100"
+    raise WorkloadError(
+        f"{path.name}: defaults must be a list of names or of group: name, got "
+        f"{str(defaults)[:80]!a}; write defaults: [{named[:80]}, _self_]"
+    )
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict):
+        return isinstance(entry, str)
+    ((group, names),) = entry.items() if len(entry) == 1 else ((None, None),)
+    names = names if isinstance(names, list) else ["" if names is None else names]
+    return isinstance(group, str) and all(isinstance(name, str) for name in names)
 
 
 def _resolve(path: Path, tree: dict[str, Any]) -> dict[str, Any]:

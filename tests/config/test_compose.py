@@ -10,6 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from dlemu.config import compose
 from dlemu.config.compose import compose_words
 from dlemu.config.model import load_workload
+from dlemu.errors import WorkloadError
 
 BASED = """
 defaults: [unet3d_h100, _self_]
@@ -50,6 +51,32 @@ def test_what_a_file_refers_to_twice_is_changed_in_one_place(tmp_path: Path) -> 
     changed = load_workload(tmp_path / "shared.yaml", {"reader.preprocess_time.stdev": 0.2})
     assert changed.reader.preprocess_time.stdev == 0.2
     assert changed.train.computation_time.stdev == 0.01
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [
+        *("unet3d_h100", "{x: 1}", "[[1]]", "3", "[3]", "[null]", "null", "[{x: 1}]", "[{a: [1]}]"),
+        *("[unet3d_h100, {}]", "[{a: b, c: d}]", "[{1: a}]", "true", "''"),
+    ],
+)
+def test_defaults_that_are_no_list_of_names_are_refused_in_one_line(
+    defaults: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text(f"defaults: {defaults}")
+    with pytest.raises(WorkloadError, match=r"own.yaml: defaults must be a list .* write def") as e:
+        load_workload(tmp_path / "own.yaml")
+    assert "\n" not in str(e.value)
+
+
+def test_what_defaults_may_hold_is_taken(tmp_path: Path) -> None:
+    lists = ("[unet3d_h100, _self_]", "[{/workload: unet3d_h100}]", "[{workload: [unet3d_h100]}]")
+    for defaults in lists:
+        (tmp_path / "own.yaml").write_text(f"defaults: {defaults}\nname: own")
+        try:
+            load_workload(tmp_path / "own.yaml")
+        except WorkloadError as error:
+            assert "must be a list" not in str(error)
 
 
 def test_the_rest_of_a_program_keeps_its_hydra(tmp_path: Path) -> None:
