@@ -15,6 +15,7 @@ import pytest
 import dlemu
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.main import run
+from dlemu.cli.words import OPTIONS
 from docs import how_long, keys, workloads
 from docs.house import PAGE, draw, folder_path, page_with
 from tests.test_layers import MAY_IMPORT, MODULES
@@ -186,6 +187,8 @@ def test_the_architecture_names_only_what_exists() -> None:
 
 
 def _exists(name: str) -> bool:
+    if name.startswith("--"):
+        return name in OPTIONS
     match name.split():
         case ["dlemu", command, *_]:
             return command in COMMANDS
