@@ -11,6 +11,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -231,7 +232,8 @@ def _work_for_ever(pids: Connection, late: bool) -> None:
 
 def _main_of(method: str, late: bool, pids: Connection) -> None:
     """Start such a worker, and wait."""
-    multiprocessing.get_context(method).Process(target=_work_for_ever, args=(pids, late)).start()
+    context: Any = multiprocessing.get_context(method)
+    context.Process(target=_work_for_ever, args=(pids, late)).start()
     threading.Event().wait()
 
 

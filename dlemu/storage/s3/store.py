@@ -80,16 +80,17 @@ class Store:
         if access.token:
             config["session_token"] = access.token
         most = timedelta(seconds=access.get_seconds)
+        client: Any = {
+            "allow_http": True,
+            "timeout": most,
+            "connect_timeout": min(timedelta(seconds=_CONNECT_SECONDS), most),
+            **({"proxy_url": access.proxy} if access.proxy else _NO_PROXY),
+        }
         opened = partial(
             S3Store,
             bucket,
             config=config,
-            client_options={
-                "allow_http": True,
-                "timeout": most,
-                "connect_timeout": min(timedelta(seconds=_CONNECT_SECONDS), most),
-                **({"proxy_url": access.proxy} if access.proxy else _NO_PROXY),
-            },
+            client_options=client,
         )
         self._store = opened(retry_config={"max_retries": 0, "retry_timeout": most})
         # Here the library tries again: a part can be sent anew, but not all that is made meanwhile.
