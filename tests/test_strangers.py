@@ -265,7 +265,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         def ends(*_: object, **__: object) -> None:
             raise RunError("measured enough")
 
-        patched.setattr("dlemu.sizing.first._Try.conclude", ends)
+        patched.setattr("dlemu.sizing.first._Try.find", ends)
         patched.setattr("dlemu.sizing.calibrate.calibrate_host", lambda *_: iter(()))
         yield
 

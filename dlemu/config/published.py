@@ -130,13 +130,15 @@ def differing(
 ) -> dict[str, tuple[object, object]]:
     """Return the keys in which a job differs from a published row, with both values.
 
-    Left out are keys that the closed division may change, or that change no run, and `but`.
+    Left out are keys that the closed division may change, or that change no run, secrets, and
+    `but`.
     """
     was = dict(leaves(row.model_dump()))
+    left_out = {*but, *NO_KEYS, *SECRET_KEYS}
     return {
         key: (value, was.get(key))
         for key, value in leaves(workload.model_dump())
-        if was.get(key) != value and not (use_of(key).closed or key in but or key in NO_KEYS)
+        if was.get(key) != value and not (use_of(key).closed or key in left_out)
     }
 
 
