@@ -22,7 +22,7 @@ from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import with_metrics, without_threshold
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import DatasetFields, Summary
-from dlemu.judge.sums import Rule, Sums, sum_all
+from dlemu.judge.sums import Rule, sum_all
 from dlemu.run.job import complete_summary
 from dlemu.storage.counted import PathBytes
 from dlemu.watch.launch import Watched
@@ -293,10 +293,7 @@ def document_of(seen: Seen, first: Mapping[str, Any], command: Sequence[str]) ->
     )
     report = _host_report(seen, folder)
     if report is not None:
-        numbered = tuple(each for each in sums.epochs)
-        evidence = combine(
-            seen.workload, [report], Sums(sums.rule, numbered), PathBytes(), needed=np.inf
-        )
+        evidence = combine(seen.workload, [report], sums, PathBytes(), needed=np.inf)
         begun = complete_summary(begun, evidence, metrics)
         if not seen.sample_bytes:
             begun["measured"]["page_cache_share"] = None

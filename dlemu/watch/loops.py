@@ -98,11 +98,6 @@ class Loop:
     ahead: int
     """Batches that the loop itself takes before it needs them."""
 
-    @property
-    def made(self) -> list[tuple[float, float, float, int]]:
-        """Batches made in this process, without workers."""
-        return self.process.made
-
 
 def find_loops(processes: Iterable[Process]) -> list[Loop]:
     """Return the training loops of a job, one a process that trained, in the order of ranks."""
