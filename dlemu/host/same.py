@@ -106,5 +106,5 @@ def differing_here(age: float | None, other: str) -> str:
 
 
 def age_in_words(age: float | None) -> str:
-    """Return "12:05 old"."""
-    return "of unknown age" if age is None else f"{format_seconds(max(0, round(age)))} old"
+    """Return "12:05 old"; times of a day are stored to the second, so none is younger than that."""
+    return "of unknown age" if age is None else f"{format_seconds(max(1, round(age)))} old"

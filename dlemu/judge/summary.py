@@ -19,7 +19,7 @@ from dlemu.host.place import HostFields, find_host
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.host.wear import WearFields
 from dlemu.ranks.watchdog import Watchdog
-from dlemu.ranks.world import World
+from dlemu.ranks.world import PeerError, World
 from dlemu.storage.s3 import Access
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT", "MEASURED"]
@@ -173,8 +173,12 @@ def time_of_day() -> str:
 
 
 def how_it_ended(error: BaseException) -> tuple[str, str]:
-    """Return `status` and `error` of a summary, from what ended the job."""
-    if isinstance(error, KeyboardInterrupt | SystemExit):
+    """Return `status` and `error` of a summary, from what ended the job.
+
+    A signal to all ranks may come to another one first, which tells this one before it comes here.
+    """
+    is_other = isinstance(error, PeerError) and error.is_interrupt
+    if is_other or isinstance(error, KeyboardInterrupt | SystemExit):
         return "incomplete", "interrupted"
     return "failed", str(error) if isinstance(error, DlemuError) else repr(error)
 

@@ -14,6 +14,11 @@ _INTERRUPTED = "interrupted"
 class PeerError(RunError):
     """Another rank has failed; the message is its error. That rank shows it to the user itself."""
 
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether the other rank was interrupted, as it may be before the signal comes here."""
+        return str(self).endswith(f": {_INTERRUPTED}")
+
 
 class World:
     """The ranks of a job, as one of them sees it; here is one rank that has no others.
@@ -83,8 +88,8 @@ class World:
             try:
                 self.barrier(timeout=0)
             except (PeerError, LostRankError) as failure:
-                if not str(failure).endswith(f": {_INTERRUPTED}"):  # a Ctrl-C goes to all
-                    return failure
+                if not (isinstance(failure, PeerError) and failure.is_interrupt):
+                    return failure  # while a Ctrl-C goes to all
             except RunError:
                 pass
         return error
