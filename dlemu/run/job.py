@@ -58,7 +58,6 @@ from dlemu.loaders.cache.host import (
     emulates,
     uses_cache,
 )
-from dlemu.ranks.local import processes
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
 from dlemu.report.words import sentence
@@ -127,6 +126,8 @@ def run_job(
     """
     world = world or Alone()
     if (num := num_processes(workload, world)) > 1:
+        from dlemu.ranks.local import processes  # which loads multiprocessing
+
         workload = workload.with_keys({"num_accelerators": num_accelerators(workload, world)})
         with processes(num, f"{__name__}:{run_rank.__name__}", workload, layout) as world:
             return run_job(
