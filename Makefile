@@ -46,8 +46,9 @@ quick: $(VENV)/test.done ## the tests that start no process: a minute
 	$(PYTEST) -n 2 --dist loadfile -m quick
 
 # Most tests wait, so more of them than cores run at a time.
+JOBS ?= 6
 test: $(VENV)/test.done ## all tests
-	$(PYTEST) -n 6 --dist worksteal
+	$(PYTEST) -n $(JOBS) --dist worksteal
 
 truth: $(VENV)/test.done ## claims about real time, on an idle host, as root: fifteen minutes
 	$(BIN)/python -m benchmarks.truth
@@ -68,7 +69,7 @@ check: lint types test ## what must pass before a change lands
 # Processes that tests start, and workers that these fork, are counted; setup.cfg has the floor.
 coverage: $(VENV)/test.done ## all tests, and the lines that none reaches
 	$(BIN)/python -m coverage erase
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m coverage run -m pytest -n 6 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m coverage run -m pytest -n $(JOBS) --dist worksteal
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 

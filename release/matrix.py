@@ -1,6 +1,6 @@
 """All tests on each Python that is found here, with the packages that PyPI has for it.
 
-    python -m release.matrix [--python VERSION ...] [--quick]
+    python -m release.matrix [--python VERSION ...] [--quick] [--jobs N]
 
 Each Python has an environment of its own, `.venv-VERSION`, which stays: `make test` again is
 `make test PYTHON=pythonVERSION VENV=.venv-VERSION`. A summary stands at the end, and the exit
@@ -22,6 +22,7 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--python", nargs="+", metavar="VERSION", help="3.11 ...: these alone")
     parser.add_argument("--quick", action="store_true", help="only tests that start no process")
+    parser.add_argument("--jobs", type=int, metavar="N", help="tests at a time")
     asked = parser.parse_args()
     found = interpreters()
     table, failed = [], False
@@ -31,6 +32,7 @@ def main() -> int:
         began = time.monotonic()
         target = "quick" if asked.quick else "test"
         words = ["make", target, f"PYTHON={python}", f"VENV=.venv-{version}"]
+        words += [f"JOBS={asked.jobs}"] if asked.jobs else []
         print(f"$ {' '.join(words)}", flush=True)
         environment = user_environment() | {"PATH": os.environ["PATH"]}
         done = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
