@@ -9,6 +9,7 @@ by name. What one of them does not know, or a table lacks, is unknown: None, or 
 table.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields, is_dataclass, replace
@@ -159,7 +160,7 @@ def memory_below(names: Iterable[str], *, proc: Path = PROC, sys: Path = SYS) ->
             found.append(name)
         backing_file = sys / "class" / "block" / name / "loop" / "backing_file"
         file = Path(read_text(backing_file).rstrip("\n"))
-        mount = mount_of(file.resolve(), mounts) if file.is_file() else None
+        mount = mount_of(file.resolve(), mounts) if os.path.isfile(file) else None
         if mount is not None and mount.kind in IN_MEMORY:
             found.append(f"{name} over {mount.kind}")
     return found
@@ -225,7 +226,7 @@ def _disks_under(path: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> 
     seen = seen | {mount.id}
     if mount.kind == "overlay":
         for layer in _layers(mount.options):
-            if layer.exists():
+            if is_there(layer):
                 yield from _disks_under(layer.resolve(), mounts, sys, seen)
         return
     for device in _mounted_devices(mount, sys):
@@ -234,33 +235,33 @@ def _disks_under(path: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> 
 
 def _mounted_devices(mount: Mount, sys: Path) -> list[Path]:
     device = sys / "dev" / "block" / mount.number
-    if device.exists():
+    if is_there(device):
         return [device.resolve()]
     if not mount.source.startswith("/dev/"):
         return []
     # btrfs has a device number of its own; its source is one of its devices.
     source = Path(mount.source)
-    for volume in sys.glob("fs/btrfs/*/devices"):
-        if (volume / source.resolve().name).exists():
-            return [device.resolve() for device in volume.iterdir()]
+    for volume in listed(sys, "fs/btrfs/*/devices"):
+        if is_there(volume / source.resolve().name):
+            return [device.resolve() for device in listed(volume)]
     return _named_device(source, sys)
 
 
 def _named_device(path: Path, sys: Path) -> list[Path]:
     """Return the /sys folder of a block device such as /dev/sda1; none if it has none."""
     folder = sys / "class" / "block" / path.resolve().name
-    return [folder.resolve()] if folder.exists() else []
+    return [folder.resolve()] if is_there(folder) else []
 
 
 def _members(device: Path, mounts: list[Mount], sys: Path, seen: set[str]) -> Iterator[Path]:
-    disk = device.parent if (device / "partition").exists() else device
+    disk = device.parent if is_there(device / "partition") else device
     members: list[Path] = []
-    for slave in (disk / "slaves").glob("*"):
+    for slave in listed(disk / "slaves"):
         members += _members(slave.resolve(), mounts, sys, seen)
     backing_file = disk / "loop" / "backing_file"
-    if backing_file.exists():
+    if is_there(backing_file):
         file = Path(read_text(backing_file).rstrip("\n"))
-        if file.exists():
+        if is_there(file):
             members += _disks_under(file.resolve(), mounts, sys, seen)
     # A loop device over tmpfs has no drive below it, but it counts reads, too.
     yield from members or [disk]
@@ -271,8 +272,9 @@ def _block_devices(folders: Iterable[Path], sys: Path) -> list[BlockDevice]:
     found = []
     for name, disk in sorted({folder.name: folder for folder in folders}.items()):
         nvme = re.fullmatch(r"nvme(\d+)n(\d+)", name)
-        hidden = sys.glob(f"class/block/nvme{nvme[1]}c*n{nvme[2]}") if nvme else ()  # of multipath
-        found.append(BlockDevice(name, (disk / "stat", *sorted(path / "stat" for path in hidden))))
+        # The paths of multipath are hidden.
+        hidden = listed(sys, f"class/block/nvme{nvme[1]}c*n{nvme[2]}") if nvme else []
+        found.append(BlockDevice(name, (disk / "stat", *(path / "stat" for path in hidden))))
     return found
 
 
@@ -293,6 +295,22 @@ def read_text(path: Path) -> str:
         return path.read_bytes().decode(errors="surrogateescape")
     except OSError:
         return ""
+
+
+def is_there(path: Path) -> bool:
+    """Return whether the kernel shows a file; not, either, where a container refuses to look.
+
+    `Path.exists` raises what is refused, before Python 3.14.
+    """
+    return os.path.exists(path)
+
+
+def listed(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return what a kernel's folder holds, by name; nothing if it is missing or not readable."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
 
 
 def growth(now: T, earlier: T) -> T:

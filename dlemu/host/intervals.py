@@ -27,6 +27,7 @@ from dlemu.host.devices import (
     counted_devices,
     devices_under,
     growth,
+    listed,
     mount_under,
     network_read_bytes,
     read_text,
@@ -497,7 +498,7 @@ def find_daemon(mount: Mount | None, *, proc: Path = PROC) -> int | None:
         return None
     connection = f"fuse_connection:\t{mount.number.partition(':')[2]}"
     others = []
-    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+    for pid in sorted(int(path.name) for path in listed(proc) if path.name.isdecimal()):
         texts = list(_fuse_files(proc / str(pid)))
         if any(connection in text.splitlines() for text in texts):
             return pid

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlemu.host.devices import PROC, SYS, read_text
+from dlemu.host.devices import PROC, SYS, is_there, listed, read_text
 
 _NIC = re.compile(r"^\s*([^\s:]+):\s*((?:\d+\s+){15}\d+)\s*$", re.M)
 _MEGABIT = 1_000_000
@@ -158,12 +158,12 @@ def find_links(
     names = [name for name in names if name != "lo"]
     if not _is_own(folder, index()):
         return dict.fromkeys(names)
-    physical = [name for name in names if (folder / name / "device").exists()]
+    physical = [name for name in names if is_there(folder / name / "device")]
     # A virtual function below another interface with a device, as on Azure: both count its bytes.
-    physical = [name for name in physical if not (folder / name / "master" / "device").exists()]
+    physical = [name for name in physical if not is_there(folder / name / "master" / "device")]
     if physical:
         return {name: _speed(folder / name) for name in physical}
-    stacked = {name for name in names if any((folder / name).glob("lower_*"))}
+    stacked = {name for name in names if listed(folder / name, "lower_*")}
     return {name: None for name in names if name not in stacked}
 
 
@@ -201,8 +201,8 @@ def _is_own(folder: Path, index: Sequence[tuple[int, str]]) -> bool:
     """Return whether /sys shows this process's network namespace, and not that of its mounter."""
     shown = {
         (read_text(path / "ifindex").strip(), path.name)
-        for path in folder.glob("*")
-        if path.is_dir()
+        for path in listed(folder)
+        if os.path.isdir(path)
     }
     return shown == {(str(number), name) for number, name in index}
 

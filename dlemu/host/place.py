@@ -26,6 +26,8 @@ from dlemu.host.devices import (
     counted_devices,
     devices_under,
     existing,
+    is_there,
+    listed,
     memory_below,
     mount_under,
     read_text,
@@ -107,7 +109,7 @@ def find_host(
     if servers is None:
         names = [device.name for device in devices_under(there, proc=proc, sys=sys)]
     of_root = {device.name for device in devices_under(Path("/"), proc=proc, sys=sys)}
-    governors = sys.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
+    governors = listed(sys, "devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
     found = HostFields(
         host=name or socket.gethostname(),
         kernel=platform.release(),
@@ -182,7 +184,7 @@ def find_connection(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> tupl
     if len(names) != 1:
         return None
     block = sys / "class" / "block" / names[0]
-    queues = sum(1 for _ in (block / "mq").glob("*"))
+    queues = len(listed(block / "mq"))
     transport = read_text(block / "device" / "transport").strip()
     text = ", ".join(filter(None, (names[0], transport, counted(queues, "queue"))))
     return (text, queues) if queues else None
@@ -241,7 +243,7 @@ def find_attachment(
     functions = {name: _function_of_drive(name, sys) for name in names}
     known = [function for function in functions.values() if function is not None]
     nodes = {_node_of(function) for function in known}
-    one = nodes.pop() if len(nodes) == 1 and (sys / "devices/system/node/node1").exists() else None
+    one = nodes.pop() if len(nodes) == 1 and is_there(sys / "devices/system/node/node1") else None
     links = {name: _link_rate(function) for name, function in functions.items()}
     return Attachment(links, node=one, gpu=_nearest(known, gpus, sys))
 
@@ -258,8 +260,8 @@ def _function_of_drive(name: str, sys: Path) -> Path | None:
     """Return the PCI function through which a drive is reached; None if there is none."""
     nvme = re.fullmatch(r"nvme(\d+)n(\d+)", name)
     # With NVMe multipath the drive itself is virtual, and a path behind it is on the bus.
-    behind = sys.glob(f"class/block/nvme{nvme[1]}c*n{nvme[2]}") if nvme else ()
-    for folder in (sys / "class/block" / name, *sorted(behind)):
+    behind = listed(sys, f"class/block/nvme{nvme[1]}c*n{nvme[2]}") if nvme else []
+    for folder in (sys / "class/block" / name, *behind):
         for part in (folder.resolve(), *folder.resolve().parents):
             if _PCI.fullmatch(part.name):
                 return part

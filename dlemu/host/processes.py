@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +57,11 @@ def host_memory_bytes(*, proc: Path = PROC) -> tuple[int, str]:
 
 def free_memory_bytes() -> int:
     """Return about the bytes of memory that this process may take before the kernel ends it."""
-    return min(psutil.virtual_memory().available, host_memory_bytes()[0])
+    try:
+        available = psutil.virtual_memory().available
+    except OSError:  # a container refuses to look
+        available = memory_bytes()
+    return min(available, host_memory_bytes()[0])
 
 
 def page_cache_bytes(*, proc: Path = PROC) -> int | None:
@@ -224,7 +227,7 @@ class ProcessTree:
     def refresh(self, roots: Iterable[int]) -> None:
         """Look for new descendants of `roots`: reads one file of every process of the host."""
         stats = {}
-        for name in os.listdir(self._proc):
+        for name in _names(self._proc):
             if name.isdecimal() and (stat := self._stat(int(name))) is not None:
                 stats[int(name)] = stat
         children: dict[int, list[int]] = {}
@@ -302,10 +305,8 @@ class ProcessTree:
     def _thread_folders(self, pid: int, stat: _Stat) -> dict[int, str]:
         if stat.num_threads == 1:
             return {pid: str(pid)}
-        with suppress(OSError):  # the process has just ended
-            names = os.listdir(f"{self._proc}/{pid}/task")
-            return {int(name): f"{pid}/task/{name}" for name in names}
-        return {}
+        names = _names(f"{self._proc}/{pid}/task")
+        return {int(name): f"{pid}/task/{name}" for name in names}
 
     def _stat(self, pid: int) -> _Stat | None:
         words = _stat_words(f"{self._proc}/{pid}/stat")
@@ -339,6 +340,13 @@ def _sums(rows: Iterable[_Counts]) -> _Counts:
     """Return the sum of each column, without None; None for a column that has nothing else."""
     columns = ([n for n in column if n is not None] for column in zip(*rows, strict=True))
     return tuple(sum(column) if column else None for column in columns)
+
+
+def _names(folder: Path | str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # the process has just ended, or a container refuses to look
+        return []
 
 
 def _read(path: str) -> bytes:

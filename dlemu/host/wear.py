@@ -30,6 +30,8 @@ from dlemu.host.devices import (
     BlockDevice,
     devices_under,
     existing,
+    is_there,
+    listed,
     mount_under,
     read_text,
     total,
@@ -191,12 +193,12 @@ def controller_of(drive: str, *, sys: Path = SYS) -> str | None:
     if not re.fullmatch(r"nvme\d+n\d+", drive):
         return None
     device = sys / "class" / "block" / drive / "device"
-    if not device.exists():
+    if not is_there(device):
         return None
     folder = device.resolve()
     if _CONTROLLER.fullmatch(folder.name):
         return folder.name
-    names = sorted(path.name for path in folder.glob("nvme*") if _CONTROLLER.fullmatch(path.name))
+    names = [path.name for path in listed(folder, "nvme*") if _CONTROLLER.fullmatch(path.name)]
     in_use = [name for name in names if read_text(folder / name / "state").strip() == "live"]
     return next(iter(in_use or names), None)
 

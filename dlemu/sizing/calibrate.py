@@ -26,7 +26,7 @@ from dlemu.datagen.survey import named_below
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
-from dlemu.host.devices import lies_in_memory
+from dlemu.host.devices import lies_in_memory, listed, read_text
 from dlemu.host.same import identity_of
 from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.folders import recorded, versions
@@ -354,8 +354,8 @@ def _readers(workload: Workload, world: World) -> int:
 
 def _cores() -> int | None:
     """Return the cores of this host, without their further threads; None: the kernel hides them."""
-    cpus = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")
-    return len({path.read_text() for path in cpus}) or None
+    cpus = listed(Path("/sys/devices/system/cpu"), "cpu[0-9]*/topology/thread_siblings_list")
+    return len({read_text(path) for path in cpus} - {""}) or None
 
 
 def _num_samples(workload: Workload) -> int:

@@ -20,7 +20,7 @@ from dlemu.config.model import NamedDrive
 from dlemu.config.sections import Share
 from dlemu.config.types import Arguments, Section, Use
 from dlemu.errors import RunError, WorkloadError
-from dlemu.host.devices import BlockDevice, devices_under, mount_under, read_text
+from dlemu.host.devices import BlockDevice, devices_under, listed, mount_under, read_text
 from dlemu.host.place import describe_drive
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.host.wear import lifetime, sustained
@@ -318,7 +318,7 @@ def _devices(path: Path | None) -> list[BlockDevice]:
     if path is None:
         return []
     if not path.exists():
-        here = sorted(disk.name for disk in Path("/sys/block").glob("[!lrz]*"))
+        here = [disk.name for disk in listed(Path("/sys/block"), "[!lrz]*")]
         drives = (
             f"; this host has {', '.join(here)}" if here and path.parent == Path("/dev") else ""
         )

@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 
 from dlemu.errors import RunError
-from dlemu.host.devices import PROC, read_mounts, read_text
+from dlemu.host.devices import PROC, is_there, listed, read_mounts, read_text
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu.cuda import Closable
 from dlemu.units import PAGE_BYTES
@@ -70,10 +70,10 @@ def describe(code: int, cuda_code: int = 0) -> str:
 def lists_gpu(pci: Path = Path("/sys/bus/pci/devices"), dev: Path = Path("/dev")) -> bool:
     """Return whether the kernel lists a GPU of NVIDIA's, with or without a driver for it."""
     display_class, vendor = "0x03", "0x10de"
-    return (dev / "nvidiactl").exists() or any(
+    return is_there(dev / "nvidiactl") or any(
         read_text(each / "vendor").strip() == vendor
         and read_text(each / "class").startswith(display_class)
-        for each in pci.glob("*")
+        for each in listed(pci)
     )
 
 
@@ -146,7 +146,7 @@ def _missing_for(folder: Path, root: Path) -> RunError | None:
         return RunError(problem, remedy="use a folder on a drive")
     entry = root / f"run/udev/data/b{device}"
     # A network file system (major number 0) has no block device that udev could know.
-    if os.major(number) == 0 or entry.exists():
+    if os.major(number) == 0 or is_there(entry):
         return None
     lines = "I:1000000\\nE:ID_FS_USAGE=filesystem\\n"
     lines += f"E:ID_FS_TYPE={file_system}\\nE:ID_FS_VERSION=1.0\\nV:1\\n"
@@ -234,7 +234,7 @@ def availability(
     library = find_library()
     if library is None:
         missing.append(RunError("libcufile.so.0 was not found", remedy=INSTALL))
-    if not (root / "proc/modules").exists():
+    if not is_there(root / "proc/modules"):
         problem = (
             "/proc/modules is missing (a kernel without modules), and cuFile would wait for it"
         )

@@ -22,7 +22,7 @@ import numpy as np
 
 from dlemu.config.model import Drive
 from dlemu.errors import RunError
-from dlemu.host.devices import total
+from dlemu.host.devices import listed, total
 from dlemu.host.place import Attachment
 from dlemu.host.processes import read_cpu_times
 from dlemu.ranks.world import World
@@ -294,7 +294,7 @@ def read_joules(powercap: Path = Path("/sys/class/powercap")) -> Joules:
     """
     joules = {}
     # intel-rapl:0 is a package, AMD's as well; intel-rapl:0:1 is a part of it.
-    for domain in sorted(powercap.glob("intel-rapl:?")):
+    for domain in listed(powercap, "intel-rapl:?"):
         with suppress(OSError):
             used, wraps = (
                 int((domain / name).read_text(encoding="utf-8")) / 1e6

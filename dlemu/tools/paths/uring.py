@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlemu.errors import RunError
+from dlemu.host.devices import read_text
 
 _READ, _WRITE = 22, 23
 """Operations of an entry: IORING_OP_READ, IORING_OP_WRITE."""
@@ -198,7 +199,7 @@ def _set_up(depth: int) -> tuple[int, bytearray]:
 
 def _why(number: int) -> str:
     """Return what keeps io_uring away, and what to do."""
-    setting = _DISABLED.read_text(encoding="utf-8").strip() if _DISABLED.exists() else "0"
+    setting = read_text(_DISABLED).strip() or "0"
     if number == errno.EPERM and setting != "0":
         return f": {_DISABLED} is {setting}; root may set it to 0"
     if number in (errno.EPERM, errno.ENOSYS):
