@@ -34,6 +34,8 @@ class LostRankError(RunError):
     """Another rank ended without an error, or cannot be understood; the line names that rank."""
 
 
+VERIFY = "dlemu verify lists what is damaged"
+"""The remedy for a file of a dataset."""
 DAMAGE = (
     ArithmeticError,
     AttributeError,

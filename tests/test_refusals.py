@@ -3,9 +3,14 @@
 `make golden` writes the lines anew, and the diff is read.
 """
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 from tests.lab.golden import REFUSALS, Refusal, refused
+
+PRODUCT = Path(__file__).parents[1]
 
 _REMEDY = re.compile(
     r"; |\bdid you mean |\b(write|set|add|use|name|leave|keep) |\bmust |\bneeds |\bknown: |"
@@ -55,3 +60,44 @@ def _names(line: str, refusal: Refusal) -> bool:
         key, _, value = word.lstrip("+~").partition("=")
         typed |= {key, value, *key.split(".")}
     return any(each in line for each in typed if each) or bool(re.search(r"\w=|\w\.\w", line))
+
+
+# --- what is damaged ------------------------------------------------------------------------------
+
+_DAMAGED = re.compile(r"\bdamaged\b")
+
+
+def _said_of_damage(path: Path) -> Iterator[tuple[int, bool]]:
+    """Yield the line of each text that calls something damaged, and whether a remedy is said."""
+    tree = ast.parse(path.read_text())
+    above = {inner: outer for outer in ast.walk(tree) for inner in ast.iter_child_nodes(outer)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if not (is_text and _DAMAGED.search(node.value)):
+            continue
+        while isinstance(above[node], ast.JoinedStr | ast.BinOp | ast.FormattedValue):
+            node = above[node]
+        call = above[node]
+        if isinstance(call, ast.Expr | ast.Assign):  # a docstring; the remedy itself
+            continue
+        words = "".join(
+            str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)
+        )
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        keywords = call.keywords if isinstance(call, ast.Call) else []
+        has_keyword = any(each.arg == "remedy" for each in keywords)
+        yield node.lineno, has_keyword or "REMEDY" in names or _GOES_ON.search(words) is not None
+
+
+_GOES_ON = re.compile(r"\b(restore|remove|run again|write the)\b")
+
+
+def test_what_is_damaged_has_a_remedy() -> None:
+    found = {
+        f"{path.relative_to(PRODUCT)}:{line}": has
+        for folder in ("dlemu", "datagen")
+        for path in (PRODUCT / folder).rglob("*.py")
+        for line, has in _said_of_damage(path)
+    }
+    assert len(found) > 20
+    assert not [place for place, has in found.items() if not has]

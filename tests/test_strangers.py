@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -23,18 +23,27 @@ import pytest
 import yaml
 
 import dlemu
+from dlemu.checkpoint.folder import RECORD, CheckpointRecord
 from dlemu.cli.main import run
+from dlemu.config import compose
 from dlemu.config.compose import set_key
 from dlemu.config.model import load_workload
 from dlemu.config.sections import POLICIES
 from dlemu.config.types import LOADERS
+from dlemu.datagen.manifest import WritePlan
+from dlemu.datagen.target import PLAN
+from dlemu.dataset.layout import layout_of
 from dlemu.errors import DAMAGE, DlemuError, RunError
 from dlemu.formats import FORMATS
 from dlemu.judge.records import dump_workload, read_config
+from dlemu.loaders.cache.folder import MARK
 from dlemu.report.stored import read_result
+from dlemu.terminal import silent
+from dlemu.tools.paths.sweep import run_paths
 from tests.fuzz import ACTS
 from tests.lab.commands import QUICK, SMALL, Printed, ran, small_job
-from tests.lab.stored import STORED
+from tests.lab.stored import STORED, observation, write_host
+from tests.tools.paths.conftest import plan
 
 PLANTED = "dlemu_planted"
 SECRET = "a-word-of-the-environment"
@@ -143,6 +152,27 @@ def fields_of(tree: Any, above: Field = ()) -> Iterator[Field]:
             yield (*above, key)
 
 
+class _QuickLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """The product's, parsed in C where PyYAML has it: it reads a thousand files of keys here."""
+
+
+_QuickLoader.yaml_implicit_resolvers = compose._Loader.yaml_implicit_resolvers
+
+
+def read(file: Path) -> Any:
+    """Return a document; of one by line, each line by its number."""
+    text = file.read_text()
+    if file.suffix == ".jsonl":
+        return dict(enumerate(map(json.loads, text.splitlines())))
+    return yaml.load(text, _QuickLoader) if file.suffix == ".yaml" else json.loads(text)
+
+
+def write(file: Path, tree: Any) -> None:
+    """Write what `read` has returned; all JSON is YAML."""
+    lines = tree.values() if file.suffix == ".jsonl" else [tree]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
 def with_text(tree: Any, field: Field, text: str) -> Any:
     changed = inner = copy.deepcopy(tree)
     for key in field[:-1]:
@@ -161,7 +191,7 @@ class Kind:
     make: Callable[[Path], object]
     """Writes the folder."""
     file: str
-    """The document in it."""
+    """The document in it: YAML, JSON, or JSON by line."""
     commands: Sequence[str]
     """F is the folder, OUT where a command may write, DATA a dataset of dlemu's."""
     more: Sequence[Field] = ()
@@ -191,16 +221,20 @@ _OPEN = (
 )
 
 
+_LOOK_OVER_TIME = ("report F --html OUT/page.html", "notebook F", "report F --trace OUT/trace.json")
+_UNFINISHED = (f"datagen F {' '.join(SMALL)} --dry-run", "verify F", "datagen F")
 _COMPOSE = (*_OPEN[:6], "run F --cfg job", "datagen F --cfg job", "run F --cfg job")
 """Commands that take the workload of a dataset."""
+
+
+_SMALL = {key: int(value) for key, _, value in (word.partition("=") for word in SMALL[1:])}
 
 
 def _beside(folder: Path) -> None:
     """Have a dataset's manifest name a workload that lies in it."""
     tree = json.loads((folder / "dlemu.json").read_text())
     (folder / "dlemu.json").write_text(json.dumps({**tree, "workload": str(folder / "w.yaml")}))
-    small = {key: int(value) for key, _, value in (word.partition("=") for word in SMALL[1:])}
-    (folder / "w.yaml").write_text(dump_workload(load_workload("unet3d_h100", small)))
+    (folder / "w.yaml").write_text(dump_workload(load_workload("unet3d_h100", _SMALL)))
 
 
 def _dlio(config: str, folder: Path) -> None:
@@ -215,9 +249,50 @@ def _calibration(folder: Path) -> None:
     STORED["calibration.json"](folder / "summary.json")
 
 
+def _host(folder: Path) -> None:
+    STORED["run"](folder)
+    write_host(folder, 0, [observation(float(each), each, each) for each in (100, 101, 103)], 0.0)
+
+
+def _paths(folder: Path) -> None:
+    target = folder.with_name("target")
+    target.mkdir()
+    run_paths(plan(target, output=folder), silent)
+
+
+def _cache_mark(folder: Path) -> None:
+    folder.mkdir()
+    mark = {"data_folder": "/mnt/d1", "dataset": {"format": "npz"}, "may_be_lost_after_boot": "1"}
+    (folder / MARK).write_text(json.dumps(mark))
+
+
+def _checkpoints_mark(folder: Path) -> None:
+    folder.mkdir()
+    record = CheckpointRecord("unet3d", 10, 1.0, "dlio", (("global_rank0.pt", 500),), (1,))
+    (folder / RECORD).write_text(json.dumps(asdict(record)))
+
+
+def _plan(folder: Path) -> None:
+    """Have a dataset that was not finished."""
+    layout = layout_of(load_workload("unet3d_h100", _SMALL))
+    (folder / "dlemu.json").unlink()
+    (folder / PLAN).parent.mkdir()
+    (folder / PLAN).write_bytes(WritePlan(dataset=layout, workload="unet3d_h100").to_json())
+
+
 GROUPS: Sequence[Field] = (("model",), ("drive",), ("hydra",), ("defaults",))
 """Of a workload: a name or a file may stand for the keys of a group."""
 SEARCH = f"size {' '.join(SMALL)} dataset.data_folder=DATA output.folder=F --dry-run"
+PATHS = ("paths TARGET output.folder=F --dry-run", "paths F output.folder=F --dry-run")
+CACHED = (
+    f"run {' '.join(SMALL)} dataset.data_folder=DATA cache.folder=F --dry-run",
+    *("verify F", "checkpoint model=unet3d checkpoint.checkpoint_folder=F --dry-run"),
+)
+CHECKPOINTS = (
+    *("checkpoint model=unet3d checkpoint.checkpoint_folder=F --dry-run", "report F"),
+    f"run {' '.join(SMALL)} dataset.data_folder=DATA checkpoint.checkpoint_folder=F --dry-run",
+    CACHED[0],
+)
 PREDICT = "predict workload=unet3d_h100 predict.calibration=F/summary.json"
 KINDS = {
     "keys of a run": Kind(STORED["run"], "config.yaml", _LOOK, GROUPS, True),
@@ -234,6 +309,12 @@ KINDS = {
     ),
     "calibration": Kind(_calibration, "summary.json", (*_LOOK, PREDICT)),
     "dataset": Kind(lambda folder: None, "dlemu.json", _OPEN, (), True),
+    "dataset that is not finished": Kind(_plan, PLAN, (*_UNFINISHED, *_OPEN[:5])),
+    "counters of a host": Kind(_host, "host.0.jsonl", _LOOK_OVER_TIME),
+    "cells": Kind(_paths, "cells.jsonl", PATHS),
+    "paths": Kind(_paths, "summary.json", (*_LOOK, *PATHS)),
+    "mark of a cache": Kind(_cache_mark, MARK, CACHED),
+    "mark of checkpoints": Kind(_checkpoints_mark, RECORD, CHECKPOINTS),
     "workload of a dataset": Kind(_beside, "w.yaml", _COMPOSE, GROUPS, True),
 }
 ACTING = {
@@ -241,7 +322,7 @@ ACTING = {
     *("workload", "model", "drive", "defaults", "record_length_bytes_distribution"),
 }
 """Fields that name a part, a file or a folder."""
-IN_DATASET = ("dataset", "workload of a dataset")
+IN_DATASET = ("dataset", "workload of a dataset", "dataset that is not finished")
 
 
 def _do(words: Sequence[str]) -> None:
@@ -267,6 +348,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         patched.setattr("dlemu.sizing.first._Try.find", ends)
         patched.setattr("dlemu.sizing.calibrate.calibrate_host", lambda *_: iter(()))
+        patched.setattr("dlemu.tools.paths.sweep.memory_rate", lambda: 8e9)
+        # Nested documents of strangers are refused for their depth elsewhere.
+        patched.setattr(compose, "_Loader", _QuickLoader)
         yield
 
 
@@ -280,14 +364,15 @@ def test_what_a_folder_says_is_not_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kind, dataset = KINDS[name], data.partition("=")[2]
-    folder, out = tmp_path / "theirs", planted.here / "out"
+    folder, out, target = tmp_path / "theirs", planted.here / "out", tmp_path / "target"
     if name in IN_DATASET:
         shutil.copytree(dataset, folder)
-    kind.make(folder)
-    file, is_yaml = folder / kind.file, kind.file.endswith("yaml")
-    tree = yaml.safe_load(file.read_text()) if is_yaml else json.loads(file.read_text())
+    with _quick(monkeypatch):
+        kind.make(folder)
+    file = folder / kind.file
+    tree = read(file)
     words = cycle(each.split() for each in kind.commands)
-    places = {"F": str(folder), "DATA": dataset}
+    places = {"F": str(folder), "DATA": dataset, "TARGET": str(target)}
     acts, shows = texts(planted, folder)
     acting, others, every = cycle(acts), cycle(shows), cycle([*acts, *shows])
     bad: list[str] = []
@@ -295,7 +380,7 @@ def test_what_a_folder_says_is_not_done(
     def tell(command: Sequence[str]) -> Iterator[str]:
         """Yield what is wrong with a command."""
         out.mkdir(exist_ok=True)
-        _own[:] = [out, folder / "dlemu-try", folder / "dlemu_paths.probe"]
+        _own[:] = [out, folder / "dlemu-try", folder / "dlemu_paths.probe", target]
         try:
             _do(command)
         except Exception as error:  # whatever it is, a user would see a traceback
@@ -321,10 +406,9 @@ def test_what_a_folder_says_is_not_done(
             if kind.is_composed:
                 some = [*(acts if field[-1] in ACTING else [next(acting)]), next(others)]
             for text in some:
-                changed = with_text(tree, field, text)
-                file.write_text(yaml.safe_dump(changed) if is_yaml else json.dumps(changed))
+                write(file, with_text(tree, field, text))
                 command = [
-                    re.sub(r"\b(F|DATA)\b", lambda found: places[found[0]], each)
+                    re.sub(r"\b(F|DATA|TARGET)\b", lambda found: places[found[0]], each)
                     for each in next(words)
                 ]
                 command = [each.replace("OUT", str(out)) for each in command]

@@ -11,7 +11,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DatasetError, in_short
+from dlemu.errors import VERIFY, DatasetError, DlemuError, in_short
 from dlemu.storage.counted import CountedFile
 from dlemu.units import N
 
@@ -231,7 +231,8 @@ class _Located(Parsed):
 
 def damaged(file: CountedFile, error: Exception) -> DatasetError:
     """Return the error for a file in which a library finds one."""
-    return DatasetError(f"{file.path} is damaged: {in_short(error)}")
+    why = error.problem if isinstance(error, DlemuError) else in_short(error)
+    return DatasetError(f"{file.path} is damaged: {why}", remedy=VERIFY)
 
 
 class Format(ABC):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DatasetError
+from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats.format import (
     FileSamples,
     Format,
@@ -72,7 +72,7 @@ class Hdf5(Format):
         # h5py and the HDF5 library raise many types for damaged files.
         except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
             raise DatasetError(
-                f"no sound HDF5 file: {' '.join(str(error).split())[:120]}"
+                f"no sound HDF5 file: {' '.join(str(error).split())[:120]}", remedy=VERIFY
             ) from None
         if start is None:
             raise DatasetError(
@@ -229,7 +229,8 @@ class _File(ArrayFile):
         if num_bytes > _MOST_DEFLATED * file_bytes:
             raise DatasetError(
                 f"{file.path} is damaged: {name} has {num_bytes} bytes by its header, the file "
-                f"{file_bytes}"
+                f"{file_bytes}",
+                remedy=VERIFY,
             )
 
     def sample(self, place: int) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DatasetError
+from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats.format import FileSamples, Format, Parsed, Places, Read, Sink, damaged
 from dlemu.storage.counted import CountedFile
 from dlemu.units import PAGE_BYTES
@@ -69,7 +69,9 @@ def parse_header(data: bytes) -> Array:
     text_start = 10 if major == 1 else 12
     start = text_start + int.from_bytes(data[8:text_start], "little")
     if start > min(len(data), _LONGEST_HEADER):
-        raise DatasetError(f"the .npy header says it has {start} bytes; it was cut or damaged")
+        raise DatasetError(
+            f"the .npy header says it has {start} bytes: it was cut or damaged", remedy=VERIFY
+        )
     try:
         described = _described(data[text_start:start])
         descr, order = described["descr"], described["fortran_order"]
@@ -77,9 +79,9 @@ def parse_header(data: bytes) -> Array:
         sides = [n for n in shape if type(n) is int and 0 <= n < 2**63]
         dtype = np.dtype(descr if _NUMBER.fullmatch(str(descr)) else "V1")
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
-        raise DatasetError("the .npy header is damaged") from None
+        raise DatasetError("the .npy header is damaged", remedy=VERIFY) from None
     if not isinstance(shape, tuple) or len(sides) != len(shape) or len(shape) > _MOST_AXES:
-        raise DatasetError("the .npy header is damaged: it has no shape")
+        raise DatasetError("the .npy header is damaged: it has no shape", remedy=VERIFY)
     if dtype.kind not in "biufc":
         raise DatasetError(
             f"elements of type {str(descr)[:80]} cannot be read in place; use numbers"
@@ -123,7 +125,8 @@ def locate_within(read: Read, start: int, end: int, *, num_samples: int) -> Plac
     if array.start + array.num_bytes != end - start:
         raise DatasetError(
             f"shape {array.shape} of {array.dtype} is {array.num_bytes} bytes, but "
-            f"{end - start - array.start} are there; the file was cut or damaged"
+            f"{end - start - array.start} are there: the file was cut or damaged",
+            remedy=VERIFY,
         )
     if num_samples > 1 and array.shape[-1:] != (num_samples,):
         raise DatasetError(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DAMAGE, DatasetError, in_short
+from dlemu.errors import DAMAGE, VERIFY, DatasetError, in_short
 from dlemu.formats import npy
 from dlemu.formats.format import TO_THE_END, Field, FileSamples, Places, Read, ReadOnly, Sink, Sum
 from dlemu.units import PAGE_BYTES
@@ -94,7 +94,7 @@ class Npz(npy.Npy):
         crc = Sum(isal_zlib.crc32)
         yield size, crc.take
         if crc.value != wanted:
-            raise DatasetError("the checksum of its samples is wrong; the file is damaged")
+            raise DatasetError("the checksum of its samples is wrong", remedy=VERIFY)
         yield TO_THE_END, lambda data: None
 
 
@@ -159,14 +159,16 @@ def _find(read: Read, file_bytes: int) -> tuple[int, int]:
         with zipfile.ZipFile(ReadOnly(read, file_bytes)) as archive:
             member = archive.NameToInfo.get("x.npy")
     except (zipfile.BadZipFile, NotImplementedError, struct.error, *DAMAGE) as error:
-        raise DatasetError(f"the zip archive was cut or is damaged: {in_short(error)}") from None
+        raise DatasetError(
+            f"the zip archive was cut or is damaged: {in_short(error)}", remedy=VERIFY
+        ) from None
     if member is None:
         raise DatasetError("the zip archive has no x.npy; save the samples under the name x")
     _check_stored(member.flag_bits, member.compress_type)
     start = member.header_offset
     local = read(start, _LOCAL.size) if 0 <= start < file_bytes else b""
     if len(local) < _LOCAL.size or not local.startswith(_LOCAL_MAGIC):
-        raise DatasetError("the zip archive's directory is damaged")
+        raise DatasetError("the zip archive's directory is damaged", remedy=VERIFY)
     return start + _LOCAL.size + sum(_LOCAL.unpack(local)[-2:]), member.file_size
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import VERIFY, DatasetError, WorkloadError
 from dlemu.formats.format import FileSamples, Format, Places, Read, Sink, varint
 from dlemu.units import ceil_div, format_bytes
 
@@ -232,7 +232,7 @@ def _parsed(parquet: Parquet, footer: bytes, file_bytes: int) -> Ranges:
     # PyArrow raises many types for damaged footers; an offset may exceed 64 bits.
     except (pyarrow.ArrowException, *_DAMAGES) as error:
         why = " ".join(str(error).split())[:120]
-        raise DatasetError(f"its footer is damaged: {why}") from None
+        raise DatasetError(f"its footer is damaged: {why}", remedy=VERIFY) from None
     if not rows.size or rows.min() < 1 or rows.max() > 1 << 40:
         raise DatasetError("it has no rows, or an empty row group")
     offsets, lengths = table[:, :, 0], table[:, :, 1]

@@ -13,7 +13,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DatasetError
+from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats.format import (
     TO_THE_END,
     Field,
@@ -117,7 +117,7 @@ class TfRecord(Format):
             yield int.from_bytes(head[:8], "little"), crc.take
             yield _CRC_BYTES, tail.extend
             if masked_crc(crc.value) != tail:
-                raise DatasetError(f"the checksum of record {number} is wrong; the file is damaged")
+                raise DatasetError(f"the checksum of record {number} is wrong", remedy=VERIFY)
             number += 1
 
     def parse(self, file: CountedFile, num_samples: int) -> Parsed:
@@ -135,7 +135,7 @@ def _payloads(counted: CountedFile) -> Iterator[bytes]:
             record = file.read(int.from_bytes(frame[:8], "little") + 4)
             data = np.frombuffer(record, np.uint8)[:-4]
             if masked_crc(google_crc32c.value(data)) != record[-4:]:
-                raise DatasetError("the checksum of its data is wrong; the file is damaged")
+                raise DatasetError("the checksum of its data is wrong", remedy=VERIFY)
             whole = frame + record
             place = FORMAT.locate(partial(_slice, whole), len(whole), num_samples=1)
         except DatasetError as error:
@@ -153,18 +153,22 @@ def read_index(data: bytes, *, file_bytes: int, num_samples: int) -> list[tuple[
     lines = data.splitlines()
     if len(lines) != num_samples:
         raise DatasetError(
-            f"it has {len(lines)} lines, dataset.num_samples_per_file asks for {num_samples}"
+            f"it has {len(lines)} lines, dataset.num_samples_per_file asks for {num_samples}",
+            remedy=VERIFY,
         )
     records, end = [], 0
     for line in lines:
         numbers = [int(word) for word in line.split() if word.isdigit() and len(word) < 19]
         if len(numbers) != len(line.split()) or len(numbers) != 2:
-            raise DatasetError("it is damaged: a line must be `offset framed_length`")
+            raise DatasetError(
+                "it is damaged: a line must be `offset framed_length`", remedy=VERIFY
+            )
         offset, num_bytes = numbers
         if offset < end or num_bytes < FRAME_BYTES or offset + num_bytes > file_bytes:
             raise DatasetError(
                 f"it is damaged: {num_bytes} bytes at {offset} are no record of a file of "
-                f"{file_bytes} bytes whose last one ended at {end}"
+                f"{file_bytes} bytes whose last one ended at {end}",
+                remedy=VERIFY,
             )
         end = offset + num_bytes
         records.append((offset, num_bytes))
@@ -206,7 +210,7 @@ def _record_length(frame: bytes, left: int) -> int:
         raise DatasetError("the file ends within a record's length; it was cut")
     length, crc = _LENGTH.unpack(frame)
     if masked_crc(google_crc32c.value(frame[:8])) != crc.to_bytes(4, "little"):
-        raise DatasetError("the checksum of the record's length is wrong; the file is damaged")
+        raise DatasetError("the checksum of the record's length is wrong", remedy=VERIFY)
     if FRAME_BYTES + length > left:
         raise DatasetError(f"the record has {length} bytes, the file {left}; it was cut")
     return int(length)

@@ -14,7 +14,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DAMAGE, DatasetError, in_short
+from dlemu.errors import DAMAGE, VERIFY, DatasetError, in_short
 from dlemu.formats.format import (
     FileSamples,
     Format,
@@ -54,7 +54,7 @@ class WebDataset(Format):
                     if len(found) > num_samples:
                         break
         except (tarfile.TarError, *DAMAGE) as error:
-            raise DatasetError(f"no tar archive, or damaged: {in_short(error)}") from None
+            raise _no_tar(error) from None
         if len(found) != num_samples:
             more = "more than " if len(found) > num_samples else ""
             raise DatasetError(
@@ -76,7 +76,7 @@ class WebDataset(Format):
             try:
                 member = tarfile.TarInfo.frombuf(head[at : at + _BLOCK], "utf-8", "surrogateescape")
             except tarfile.HeaderError as error:
-                raise DatasetError(f"no tar archive, or damaged: {in_short(error)}") from None
+                raise _no_tar(error) from None
             end = at + _BLOCK + member.size
             if end > file_bytes:
                 raise DatasetError(f"{member.name!a} ends at {end}, {file_bytes} are there")
@@ -97,6 +97,10 @@ class WebDataset(Format):
 
     def parse(self, file: CountedFile, num_samples: int) -> Parsed:
         return Streamed(file, _payloads(file))
+
+
+def _no_tar(error: Exception) -> DatasetError:
+    return DatasetError(f"no tar archive, or damaged: {in_short(error)}", remedy=VERIFY)
 
 
 def _payloads(file: CountedFile) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlemu.dataset.layout import Samples
-from dlemu.errors import DatasetError, DlemuError
+from dlemu.errors import VERIFY, DatasetError, DlemuError
 from dlemu.formats import format_of
 from dlemu.formats.parquet import TAIL_BYTES, Parquet, Ranges, read_footer
 from dlemu.loaders.source import Memory, Note, Rows, Source, Task, TaskReader
@@ -112,9 +112,7 @@ class ColumnReader(TaskReader):
                 self._own = parquet.footer(num_rows), parquet.ranges(num_rows)
             own_footer, ranges = self._own
             if footer != own_footer:
-                raise DatasetError(
-                    "its footer differs from what was written; dlemu verify lists what is damaged"
-                )
+                raise DatasetError("its footer differs from what was written", remedy=VERIFY)
             end = int((ranges.offsets + ranges.lengths).max()) + len(footer) + TAIL_BYTES
             if end > file.num_bytes:
                 raise DatasetError(f"it holds {file.num_bytes} bytes; it was cut short")
@@ -154,7 +152,7 @@ class ColumnReader(TaskReader):
         # PyArrow raises many types for damaged files.
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             why = " ".join(str(error).split())[:160]
-            raise DatasetError(f"{opened.file.path} is damaged: {why}") from None
+            raise DatasetError(f"{opened.file.path} is damaged: {why}", remedy=VERIFY) from None
 
     def _rows_of(self, table: Any) -> Memory:
         """Return a row group as rows: the values of the columns that are read, side by side."""

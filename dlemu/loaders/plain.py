@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
-from dlemu.errors import DatasetError, WorkloadError, in_short
+from dlemu.errors import VERIFY, DatasetError, WorkloadError, in_short
 from dlemu.formats import format_of
 from dlemu.formats.format import Parsed
 from dlemu.loaders.pipes import many_workers
@@ -151,8 +151,8 @@ class PlainReader:
             size, data = self._sample(sample)
             if sizes is not None and size != sizes[at]:
                 raise DatasetError(
-                    f"{self._source.path(sample)}: it holds {size} bytes, {sizes[at]} are wanted; "
-                    f"dlemu verify lists what is damaged"
+                    f"{self._source.path(sample)}: it holds {size} bytes, {sizes[at]} are wanted",
+                    remedy=VERIFY,
                 )
             self._early[sample] = data
             seconds += perf_counter() - begin
@@ -193,7 +193,7 @@ class PlainReader:
         except Exception as error:  # libraries raise many types for damaged files
             if isinstance(error, OSError) and error.strerror:
                 raise cannot_open(path, error) from None
-            raise DatasetError(f"{path} is damaged: {in_short(error)}") from None
+            raise DatasetError(f"{path} is damaged: {in_short(error)}", remedy=VERIFY) from None
         if len(array) > self._row_bytes and not self._cut:
             raise DatasetError(
                 f"{path} has a sample of {len(array)} bytes, at most {self._row_bytes} were "

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Samples
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import DatasetError
+from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats import Places, format_of
 from dlemu.formats.format import Checksum, Parsed
 from dlemu.loaders import Batch
@@ -358,8 +358,8 @@ class _RecordReader(_InPlaceReader):
 def _check_size(file: File, num_bytes: int) -> None:
     if file.num_bytes != num_bytes:
         raise DatasetError(
-            f"{file.path}: it holds {file.num_bytes} bytes, {num_bytes} are wanted; "
-            f"dlemu verify lists what is damaged"
+            f"{file.path}: it holds {file.num_bytes} bytes, {num_bytes} are wanted",
+            remedy=VERIFY,
         )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import VERIFY, DatasetError, WorkloadError
 from dlemu.host.devices import lies_in_memory, mount_under
 from dlemu.storage.counted import ReadCounts
 from dlemu.storage.files import NO_DIRECT, aligned_buffer, cannot_open, open_regular, open_sized
@@ -591,8 +591,9 @@ def _check_end(file: File, stop: int) -> None:
     """Refuse to read up to an offset that a file does not reach."""
     if stop > file.num_bytes:
         raise DatasetError(
-            f"{file.path} holds {file.num_bytes} bytes, at least {stop} are wanted; "
-            f"it is cut short: dlemu verify lists what is damaged"
+            f"{file.path} holds {file.num_bytes} bytes, at least {stop} are wanted: it is "
+            "cut short",
+            remedy=VERIFY,
         )
 
 

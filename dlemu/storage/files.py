@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.errors import DatasetError, DlemuError
+from dlemu.errors import VERIFY, DatasetError, DlemuError
 from dlemu.units import round_up
 
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
@@ -118,7 +118,7 @@ def count_linked(paths: Iterable[str]) -> int:
 def cannot_open(path: str | Path, error: OSError) -> DatasetError:
     """Return what to tell of a dataset's file that could not be opened."""
     if isinstance(error, FileNotFoundError):
-        return DatasetError(f"{path} is missing", remedy="dlemu verify lists what is damaged")
+        return DatasetError(f"{path} is missing", remedy=VERIFY)
     return DatasetError(f"{path} cannot be opened: {error.strerror}")
 
 

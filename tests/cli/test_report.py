@@ -262,6 +262,8 @@ def test_a_damaged_result_and_one_of_another_kind_are_named(
     ):
         said = printed("compare", first, second, status=1)
         assert said.startswith("dlemu: ") and said.count("\n") == 1 and line in said
+        has_remedy = said.endswith("; restore it from a copy, or run again\n")
+        assert has_remedy == ("damaged" in line)
 
 
 def test_saves_are_not_compared_with_loads(tmp_path: Path, printed: Printed) -> None:

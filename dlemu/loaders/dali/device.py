@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import DatasetError
+from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats import Places, format_of
 from dlemu.loaders import Batch
 from dlemu.loaders.source import Source, Task, sample_bytes
@@ -201,7 +201,8 @@ class DeviceReader:
         if last.at + round_up(last.keep - last.start) > self._slot_bytes:
             raise DatasetError(
                 f"{self._source.path(last.file)}: the batch of step {task.step} is larger than its "
-                f"files told; dlemu verify lists what is damaged"
+                f"files told",
+                remedy=VERIFY,
             )
         slot = task.step % self._num_slots * self._slot_bytes
         file_bytes = dict(zip(files, sizes, strict=True))
@@ -224,8 +225,8 @@ class DeviceReader:
                 found = os.stat(path).st_size
                 if found != file_bytes:
                     raise DatasetError(
-                        f"{path} holds {found} bytes, {file_bytes} are wanted; "
-                        f"dlemu verify lists what is damaged"
+                        f"{path} holds {found} bytes, {file_bytes} are wanted",
+                        remedy=VERIFY,
                     )
                 while at < extent.stop:
                     kept = at < extent.keep

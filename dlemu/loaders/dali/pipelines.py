@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Samples
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import DatasetError, RunError
+from dlemu.errors import VERIFY, DatasetError, RunError
 from dlemu.formats.tfrecord import read_index
 from dlemu.loaders import Batch
 from dlemu.loaders.source import Source
@@ -123,7 +123,7 @@ def in_one_line(folder: Path) -> Iterator[None]:
         short = " ".join(cause.rpartition('" failed: ')[2].split())
         text = f"DALI: {short[:300]}"
         if str(folder) in text:
-            raise DatasetError(f"{text}; dlemu verify lists what is damaged") from None
+            raise DatasetError(text, remedy=VERIFY) from None
         raise RunError(text) from None
 
 
@@ -276,7 +276,7 @@ class DaliReads:
                 data, file_bytes=file_bytes, num_samples=self._layout.samples_per_file
             )
         except DatasetError as error:
-            raise DatasetError(f"{path}: {error}; dlemu verify lists what else is") from None
+            raise DatasetError(f"{path}: {error}") from None
         lines = [f"{offset} {num_bytes}\n".encode() for offset, num_bytes in records]
         return lines, [num_bytes for _, num_bytes in records]
 
@@ -289,5 +289,6 @@ class DaliReads:
             path = self._source.path(int(self._layout.file_of(samples)[index]))
             raise DatasetError(
                 f"{path}: sample {samples[index]} has {got[index]} bytes, {wanted[index]} are "
-                f"wanted; dlemu verify lists what is damaged"
+                "wanted",
+                remedy=VERIFY,
             )

@@ -21,7 +21,7 @@ from time import perf_counter
 
 import numpy as np
 
-from dlemu.errors import DatasetError, DlemuError
+from dlemu.errors import VERIFY, DatasetError, DlemuError
 from dlemu.storage.counted import GetCounts
 from dlemu.storage.extents import HEAD_BYTES, Check, ExtentReader, File, Leftover, Part, PartQueue
 from dlemu.storage.probe import rate_of
@@ -245,7 +245,7 @@ class ObjectReader(ExtentReader):
         if got.object_bytes != piece.num_bytes or len(got.memory) != piece.stop - piece.start:
             raise DatasetError(
                 f"{piece.path}: it holds {got.object_bytes} bytes, {piece.num_bytes} are wanted",
-                remedy="dlemu verify lists what is damaged",
+                remedy=VERIFY,
             )
         return got.memory
 

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.errors import VERIFY, DatasetError, RunError, WorkloadError
 from dlemu.storage.s3 import SCHEME, Access
 from dlemu.units import ceil_div
 
@@ -203,7 +203,7 @@ class Store:
                 f"{self.endpoint} has no bucket {self._bucket}; make it, or name another"
             )
         if status == 404:
-            return MissingError(f"{name} is missing", remedy="dlemu verify lists what is damaged")
+            return MissingError(f"{name} is missing", remedy=VERIFY)
         if status in (401, 403):
             return RunError(
                 f"{self.endpoint} refuses {name} ({status}{f' {code[1]}' if code else ''}); check "

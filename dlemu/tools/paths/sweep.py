@@ -469,4 +469,7 @@ def cells_of(store: JsonLines) -> list[Cell]:
     try:
         return [_CELL.validate_python(value) for value in store.values]
     except DAMAGE as error:
-        raise RunError(f"{store.path} is damaged: {in_short(error)}; remove it") from None
+        raise RunError(
+            f"{store.path} is damaged: {in_short(error)}",
+            remedy="remove it, and what it held is measured again",
+        ) from None
