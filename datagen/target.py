@@ -207,19 +207,22 @@ def _owner(below: str, layouts: Layouts) -> tuple[int, int, int] | None:
 def walk(folder: Path, tree: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield all files in `folder/tree` with their paths below `folder`; none if it does not exist.
 
+    An empty `tree` is the folder itself.
+
     Links to folders are followed: they may spread a dataset over several drives. Hidden folders
     (a file server's snapshots) and `lost+found` are skipped.
     """
     left = [tree]
     while left:
         below = left.pop()
+        start = f"{below}/" if below else ""
         try:
             with os.scandir(folder / below) as entries:
                 for entry in entries:
                     if not entry.is_dir():
-                        yield f"{below}/{entry.name}", entry
+                        yield start + entry.name, entry
                     elif not left_behind(entry.name):
-                        left.append(f"{below}/{entry.name}")
+                        left.append(start + entry.name)
         except FileNotFoundError:
             continue
 

@@ -86,6 +86,14 @@ class Layout:
         return self.num_files * self.samples_per_file
 
     @property
+    def counts(self) -> Samples | None:
+        """Samples of each file, int64 (files,), where they differ; `samples_per_file` is the most.
+
+        None: all have `samples_per_file`, as all that dlemu writes.
+        """
+        return None
+
+    @property
     def equal_bytes(self) -> int | None:
         """Payload bytes of every sample; None if they differ."""
         whole = self.mean_bytes / self.element_bytes
@@ -99,9 +107,22 @@ class Layout:
         """Return each sample's place in its file, from 0."""
         return samples % self.samples_per_file
 
+    def find(self, sample: int) -> tuple[int, int]:
+        """Return the file of a sample, and its place there, from 0."""
+        return divmod(sample, self.samples_per_file)
+
+    def in_file(self, file: int) -> int:
+        """Return how many samples a file holds."""
+        return self.samples_per_file
+
+    def start_of(self, file: int) -> int:
+        """Return the first sample of a file."""
+        return file * self.samples_per_file
+
     def samples_of(self, file: int) -> Samples:
         """Return the samples of one file, in their order there."""
-        return np.arange(file * self.samples_per_file, (file + 1) * self.samples_per_file)
+        start = self.start_of(file)
+        return np.arange(start, start + self.in_file(file))
 
     def file_samples(self, file: int) -> FileSamples:
         """Return what a file holds."""
@@ -205,6 +226,22 @@ class Repeated(Layout):
     def _real(self) -> Layout:
         assert self.real is not None
         return self.real
+
+
+@dataclass(frozen=True)
+class FirstFiles(Layout):
+    """The first files of a larger dataset, whose names say the number of all."""
+
+    real: Layout | None = None
+
+    @classmethod
+    def of(cls, real: Layout, num_files: int) -> "FirstFiles":
+        """Return the first `num_files` files of `real`."""
+        return cls(**(vars(real) | {"num_files": num_files}), real=real)
+
+    def path(self, file: int) -> str:
+        assert self.real is not None
+        return self.real.path(file)
 
 
 def layout_of(workload: Workload) -> Layout:

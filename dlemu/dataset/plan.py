@@ -159,6 +159,8 @@ class PlanOptions:
     epoch: int
     seed: int
     samples_per_file: int = 1
+    counts: Samples | None = None
+    """Samples of each file, int64 (files,), where they differ."""
     shuffle_files: bool = True
     shuffle_samples: bool = True
     num_streams: int = 1
@@ -200,6 +202,9 @@ class PlanOptions:
             return permuted(places, num_samples, seed)
         if not self.shuffle_files:
             return places
+        if self.counts is not None:
+            files = permuted(np.arange(len(self.counts)), len(self.counts), seed)
+            return _file_by_file(places, files, self.counts)
         each = self.samples_per_file
         files = permuted(places // each, num_samples // each, seed)
         samples: Samples = files * each + places % each
@@ -209,9 +214,23 @@ class PlanOptions:
         """Return all samples, file by file; the files in random order if they are shuffled."""
         if not self.shuffle_files:
             return np.arange(num_samples, dtype=np.int64)
+        if self.counts is not None:
+            files = generator.permutation(len(self.counts))
+            return _file_by_file(np.arange(num_samples), files, self.counts)
         files = generator.permutation(num_samples // self.samples_per_file)
         within = np.arange(self.samples_per_file, dtype=np.int64)
         return (files[:, None] * self.samples_per_file + within).ravel()
+
+
+def _file_by_file(places: Samples, files: Samples, counts: Samples) -> Samples:
+    """Return what stands at some places of the order of all samples, file by file.
+
+    `files` has the order of the files, `counts` the samples of each, by its number.
+    """
+    ends, firsts = np.cumsum(counts[files]), np.cumsum(counts) - counts
+    turn = np.searchsorted(ends, places, side="right")
+    samples: Samples = firsts[files[turn]] + places - (ends[turn] - counts[files[turn]])
+    return samples
 
 
 def make_plan(
@@ -260,6 +279,7 @@ def _options(
         epoch=epoch if workload.train.seed_change_epoch else 0,
         seed=workload.train.seed,
         samples_per_file=layout.samples_per_file // unit,
+        counts=None if layout.counts is None else layout.counts // unit,
         shuffle_files=reader.file_shuffle != "off",
         shuffle_samples=reader.sample_shuffle != "off",
         num_streams=reader.num_streams,
@@ -280,7 +300,8 @@ def _unit(workload: Workload, layout: Layout) -> int:
     if workload.cache.folder is not None or origin.read_bandwidth is not None or origin.latency:
         together = False
     if together and workload.streamed and not workload.by_tf_data:
-        unit = math.gcd(reader.batch_size, layout.samples_per_file)
+        each = layout.samples_per_file if layout.counts is None else np.gcd.reduce(layout.counts)
+        unit = math.gcd(reader.batch_size, int(each))
     num_bytes = 8 * layout.num_samples // unit
     if num_bytes > _LARGEST_PLAN:
         raise WorkloadError(

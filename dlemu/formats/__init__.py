@@ -19,7 +19,7 @@ FORMATS: Registry[Format] = Registry(
     npy="dlemu.formats.npy",
     hdf5="dlemu.formats.hdf5",
     tfrecord="dlemu.formats.tfrecord",
-    jpeg="dlemu.formats.raw",
+    jpeg="dlemu.formats.raw:JPEG",
     png="dlemu.formats.raw",
     bin="dlemu.formats.raw",
     raw="dlemu.formats.raw",
@@ -28,6 +28,7 @@ FORMATS: Registry[Format] = Registry(
     parquet="dlemu.formats.parquet",
     webdataset="dlemu.formats.webdataset",
     csv="dlemu.formats.csv",
+    mds="dlemu.formats.mds",
 )
 
 

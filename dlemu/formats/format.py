@@ -246,6 +246,8 @@ class Format(ABC):
 
     suffix = ""
     """End of the files' names, without its dot; "": the format's name, or the last part of it."""
+    other_suffixes: tuple[str, ...] = ()
+    """Ends of other tools' names for such files, in small letters; "": names without an end."""
     head_bytes = tail_bytes = 0
     ways: tuple[Way, ...] = ("stream",)
     """How files of several samples can be read, the usual way first."""
@@ -275,6 +277,16 @@ class Format(ABC):
         Raises:
             DatasetError: the file is damaged or holds something else. The caller adds the path.
         """
+
+    def count(self, read: Read, file_bytes: int, *, path: str = "") -> int | None:
+        """Return how many samples a file of another tool holds; None: nothing there tells.
+
+        It may open an index beside the file: `locate` finds out whether that is true.
+
+        Raises:
+            DatasetError: the file is damaged or holds something else. The caller adds the path.
+        """
+        return None
 
     @abstractmethod
     def write(self, sink: Sink, file: FileSamples) -> None:

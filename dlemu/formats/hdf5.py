@@ -45,6 +45,7 @@ _SIDE = 0x5EEDF00D  # placeholder in a template for the first side of a sample
 class Hdf5(Format):
     """A header of a page, then the samples, each in one piece."""
 
+    other_suffixes = ("h5", "hdf", "he5")
     head_bytes = PAGE_BYTES
     ways = ("random",)
     needs = "h5py"

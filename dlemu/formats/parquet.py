@@ -9,6 +9,7 @@ and Encodings.md.)
 import functools
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,6 +110,7 @@ class Parquet(Format):
     columns: tuple[ParquetColumn, ...] = ()
     group_rows: int = 0
     """Rows of each row group but the last."""
+    other_suffixes = ("pq", "parq")
     head_bytes = len(MAGIC)
     in_columns = True
 
@@ -127,6 +129,10 @@ class Parquet(Format):
                 f"it has {rows} rows, dataset.num_samples_per_file asks for {num_samples} samples"
             )
         return self.places(np.full(num_samples, sum(each.row_bytes for each in self.read_columns)))
+
+    def count(self, read: Read, file_bytes: int, *, path: str = "") -> int:
+        with _metadata(read_footer(read, file_bytes)) as found:
+            return int(found.num_rows)
 
     def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
         """Return the rows' sizes. No row lies in one piece: `ranges` has where the columns lie."""
@@ -176,7 +182,7 @@ class Parquet(Format):
         """Return what is read of any file, by its footer.
 
         Raises:
-            DatasetError: the file is damaged, compressed, or lacks a column.
+            DatasetError: the file is damaged, or lacks a column.
             WorkloadError: another tool wrote it, and PyArrow is not there to parse its footer.
         """
         return _parsed(self, footer, file_bytes)
@@ -208,8 +214,9 @@ def read_footer(read: Read, file_bytes: int) -> bytes:
     return read(file_bytes - TAIL_BYTES - length, length)
 
 
-@functools.lru_cache(maxsize=8)
-def _parsed(parquet: Parquet, footer: bytes, file_bytes: int) -> Ranges:
+@contextmanager
+def _metadata(footer: bytes) -> Iterator[Any]:
+    """Yield PyArrow's FileMetaData of a footer; what it or its use raises is one DatasetError."""
     try:
         import pyarrow
         from pyarrow import parquet as library
@@ -220,19 +227,24 @@ def _parsed(parquet: Parquet, footer: bytes, file_bytes: int) -> Ranges:
         ) from None
     tail = len(footer).to_bytes(4, "little") + MAGIC
     try:
-        found = library.read_metadata(pyarrow.BufferReader(MAGIC + footer + tail))
-        groups = [found.row_group(number) for number in range(found.num_row_groups)]
-        leaves = [found.schema.column(number).path for number in range(len(found.schema))]
-        wanted = [_leaf(leaves, column.name) for column in parquet.read_columns]
-        chunks = [[group.column(leaf) for leaf in wanted] for group in groups]
-        table = np.array([[_range_of(chunk) for chunk in row] for row in chunks], np.int64)
-        rows = np.array([group.num_rows for group in groups], np.int64)
+        yield library.read_metadata(pyarrow.BufferReader(MAGIC + footer + tail))
     except DatasetError:
         raise
     # PyArrow raises many types for damaged footers; an offset may exceed 64 bits.
     except (pyarrow.ArrowException, *_DAMAGES) as error:
         why = " ".join(str(error).split())[:120]
         raise DatasetError(f"its footer is damaged: {why}", remedy=VERIFY) from None
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(parquet: Parquet, footer: bytes, file_bytes: int) -> Ranges:
+    with _metadata(footer) as found:
+        groups = [found.row_group(number) for number in range(found.num_row_groups)]
+        leaves = [found.schema.column(number).path for number in range(len(found.schema))]
+        wanted = [leaf for each in parquet.read_columns for leaf in _leaves(leaves, each.name)]
+        chunks = [[group.column(leaf) for leaf in wanted] for group in groups]
+        table = np.array([[_range_of(chunk) for chunk in row] for row in chunks], np.int64)
+        rows = np.array([group.num_rows for group in groups], np.int64)
     if not rows.size or rows.min() < 1 or rows.max() > 1 << 40:
         raise DatasetError("it has no rows, or an empty row group")
     offsets, lengths = table[:, :, 0], table[:, :, 1]
@@ -242,23 +254,39 @@ def _parsed(parquet: Parquet, footer: bytes, file_bytes: int) -> Ranges:
     return Ranges(np.cumsum(rows), offsets, lengths)
 
 
-def _leaf(leaves: Sequence[str], name: str) -> int:
-    for number, path in enumerate(leaves):
-        if path == name or path.startswith(f"{name}."):
-            return number
-    raise DatasetError(f"it has no column {name!a}, but {ascii(list(leaves))[:80]}")
+def stored_columns(read: Read, file_bytes: int) -> dict[str, float]:
+    """Return the bytes that a row of another tool's file takes, by column, compressed or not.
+
+    A struct (an image of Hugging Face's, `image.bytes` and `image.path`) is one column.
+
+    Raises:
+        DatasetError: the file is damaged.
+        WorkloadError: PyArrow is missing.
+    """
+    sizes: dict[str, float] = {}
+    with _metadata(read_footer(read, file_bytes)) as found:
+        for group in map(found.row_group, range(found.num_row_groups)):
+            for chunk in map(group.column, range(found.num_columns)):
+                name = chunk.path_in_schema.partition(".")[0]
+                sizes[name] = sizes.get(name, 0.0) + _range_of(chunk)[1] / max(found.num_rows, 1)
+    return sizes
+
+
+def _leaves(leaves: Sequence[str], name: str) -> list[int]:
+    """Return the leaves of a column: of a struct one for each of its fields."""
+    found = [
+        number for number, path in enumerate(leaves) if path == name or path.startswith(f"{name}.")
+    ]
+    if not found:
+        raise DatasetError(f"it has no column {name!a}, but {ascii(list(leaves))[:80]}")
+    return found
 
 
 def _range_of(chunk: Any) -> tuple[int, int]:
-    """Return where a column chunk lies, dictionary included; refuse a compressed one."""
-    # Not by its codec: PyArrow aborts the process if it does not know the number in the footer.
-    size, plain = chunk.total_compressed_size, chunk.total_uncompressed_size
-    if size != plain:
-        raise DatasetError(
-            f"column {chunk.path_in_schema} is compressed, {plain} bytes to {size}; "
-            "only dataset.compression=none is read"
-        )
-    start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
+    """Return where a column chunk lies, dictionary included, and its bytes there."""
+    # Its codec is not asked: PyArrow aborts the process if it does not know the footer's number.
+    size, start = chunk.total_compressed_size, chunk.data_page_offset
+    dictionary = chunk.dictionary_page_offset
     if dictionary is not None and 0 < dictionary < start:
         start = dictionary
     return start, size

@@ -5,6 +5,7 @@ beside each: the offset and the size of each sample, both uint64 little-endian. 
 file identifies it, so only its size is checked.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,12 @@ class Bare(Format):
             sink.payload(sample, size)
 
 
+class Jpeg(Bare):
+    """Such files, each usually one image."""
+
+    other_suffixes = ("jpg", "jpe")
+
+
 class Indexed(Bare):
     """Such files, each with two indexes beside it: samples may have any size and any place."""
 
@@ -52,6 +59,12 @@ class Indexed(Bare):
                     f"its index {Path(each).name} cannot be read: {error.strerror}"
                 ) from None
         return locate_by(indexes, file_bytes, num_samples=num_samples)
+
+    def count(self, read: Read, file_bytes: int, *, path: str = "") -> int | None:
+        try:
+            return os.stat(self.index_paths(path)[1]).st_size // _U64.itemsize
+        except OSError:  # `locate` names it
+            return None
 
     def index_paths(self, path: str) -> tuple[str, ...]:
         return f"{path}.off.idx", f"{path}.sz.idx"
@@ -95,4 +108,4 @@ def locate_by(indexes: Sequence[bytes], file_bytes: int, *, num_samples: int) ->
     return Places(offsets.astype(np.int64), lengths.astype(np.int64))
 
 
-FORMAT, INDEXED = Bare(), Indexed()
+FORMAT, JPEG, INDEXED = Bare(), Jpeg(), Indexed()

@@ -6,7 +6,9 @@ import io
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import google_crc32c
@@ -29,6 +31,7 @@ from dlemu.formats.format import (
     varint,
 )
 from dlemu.storage.counted import CountedFile
+from dlemu.storage.files import read_regular
 from dlemu.units import N
 
 _LENGTH = struct.Struct("<QI")  # of the record, and its checksum
@@ -45,6 +48,7 @@ _LARGEST_IMAGE = 1 << 48
 class TfRecord(Format):
     """Records, each in a frame with checksums; an index of them lies in a tree of its own."""
 
+    other_suffixes = ("tfrecords", "tfrec", "")
     why_equal = ""
     by_dali = True
 
@@ -68,6 +72,19 @@ class TfRecord(Format):
                 "dataset.num_samples_per_file says how many there are"
             )
         return Places(offsets, lengths)
+
+    def count(self, read: Read, file_bytes: int, *, path: str = "") -> int:
+        for index in (f"{path}.idx", f"{os.path.splitext(path)[0]}.idx"):
+            with suppress(OSError):  # as tfrecord2idx writes it: a line for each record
+                return len(read_regular(Path(index)).splitlines())
+        at = number = 0
+        while at < file_bytes:
+            try:
+                at += FRAME_BYTES + _record_length(read(at, _LENGTH.size), file_bytes - at)
+            except DatasetError as error:
+                raise DatasetError(f"record {number} at byte {at}: {error}") from None
+            number += 1
+        return number
 
     def lead(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         least, steps = _head_steps()

@@ -6,10 +6,13 @@ tools' shards the payload is the largest member of each sample; a stream reads t
 """
 
 import io
+import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +30,7 @@ from dlemu.formats.format import (
     damaged,
 )
 from dlemu.storage.counted import CountedFile
+from dlemu.storage.files import read_regular
 from dlemu.units import N, round_up
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -35,6 +39,13 @@ _HEAD = 3 * _BLOCK
 """Bytes from a sample's start to its payload: header and block of the label, the next header."""
 _END = bytes(2 * _BLOCK)
 _LIBRARY_BUFFER = 262_144
+
+
+_INDEXES: dict[str, Callable[[bytes], int]] = {
+    ".idx": lambda data: int(data.splitlines()[0].split()[1]),  # "v1.2 1000": DALI's wds2idx
+    "_stats.json": lambda data: int(json.loads(data)["successes"]),  # img2dataset
+}
+"""The number of a shard's samples, by the end of an index beside it."""
 
 
 class WebDataset(Format):
@@ -66,6 +77,17 @@ class WebDataset(Format):
             raise DatasetError("a sample is empty, or the file was cut")
         offsets = np.array([member.offset_data for member in found], np.int64)
         return Places(offsets, np.array(ends, np.int64) - offsets)
+
+    def count(self, read: Read, file_bytes: int, *, path: str = "") -> int:
+        base = path.removesuffix(f".{self.suffix}")
+        for index, number in _INDEXES.items():
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                return number(read_regular(Path(base + index)))
+        try:
+            with tarfile.open(fileobj=ReadOnly(read, file_bytes), mode="r:") as tar:
+                return sum(1 for _ in _samples(tar))
+        except (tarfile.TarError, *DAMAGE) as error:
+            raise DatasetError(f"no tar archive, or damaged: {in_short(error)}") from None
 
     def lead(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.full_like(sizes, _HEAD)

@@ -35,7 +35,7 @@ from dlemu.storage.owned import held, made
 from dlemu.terminal import complain
 
 _EMPTY_RUN = re.compile(
-    r"(summary\.json|config\.yaml|host\.\d+\.jsonl)(\.partial)?|steps\.\d+\.npy\.partial"
+    r"(summary\.json|config\.yaml|survey\.json|host\.\d+\.jsonl)(\.partial)?|steps\.\d+\.npy\.partial"
 )
 _RECORDS = re.compile(r"steps\.\d+\.npy|series\.csv|(run|warmup)\.\d+(\.attempt-\d+)?")
 

@@ -69,10 +69,10 @@ class ColumnReader(TaskReader):
 
     def _runs(self, samples: Samples) -> Iterator[tuple[int, int, int]]:
         """Yield (file, first row, last row): a stream has the rows of a file in their order."""
-        each, start = self._layout.samples_per_file, 0
+        start = 0
         while start < len(samples):
-            number, first = divmod(int(samples[start]), each)
-            num_rows = min(len(samples) - start, each - first)
+            number, first = self._layout.find(int(samples[start]))
+            num_rows = min(len(samples) - start, self._layout.in_file(number) - first)
             assert samples[start + num_rows - 1] == samples[start] + num_rows - 1
             yield number, first, first + num_rows - 1
             start += num_rows
@@ -105,7 +105,7 @@ class ColumnReader(TaskReader):
 
     def _find(self, number: int, file: File) -> _OpenParquet:
         """Return where the columns of a file lie, by its footer."""
-        parquet, num_rows = self._parquet, self._layout.samples_per_file
+        parquet, num_rows = self._parquet, self._layout.in_file(number)
         footer = read_footer(partial(self._storage.peek, file), file.num_bytes)
         if self._source.dataset.known_places:
             if self._own is None:
@@ -171,7 +171,7 @@ class ColumnReader(TaskReader):
         """Copy those rows from `first` to `last` that the row group read last holds."""
         assert opened.rows is not None
         end = int(opened.ends[opened.group])
-        begin, of_file = end - len(opened.rows), opened.number * self._layout.samples_per_file
+        begin, of_file = end - len(opened.rows), self._layout.start_of(opened.number)
         for row in range(max(first, begin), min(last + 1, end)):
             self._rows.copy(opened.file.path, of_file + row, opened.rows[row - begin])
 

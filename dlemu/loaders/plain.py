@@ -147,7 +147,7 @@ class PlainReader:
                 self._note(IDLE, -1)
                 return None
             begin, cpu = perf_counter(), thread_time()
-            self._note(READING, sample // self._source.layout.samples_per_file)
+            self._note(READING, self._source.layout.find(sample)[0])
             size, data = self._sample(sample)
             if sizes is not None and size != sizes[at]:
                 raise DatasetError(
@@ -179,7 +179,7 @@ class PlainReader:
 
     def _sample(self, sample: int) -> tuple[int, torch.Tensor]:
         """Return the bytes read for a sample, and it as a tensor, uint8 (its bytes,)."""
-        number, place = divmod(sample, self._source.layout.samples_per_file)
+        number, place = self._source.layout.find(sample)
         path = self._source.path(number)
         try:
             size = 0 if self._has_many else _regular_bytes(path)
@@ -206,7 +206,7 @@ class PlainReader:
         if self._opened is None or self._opened[0] != number:
             self._close_file()
             parse = format_of(self._source.layout).parse
-            self._opened = number, parse(CountedFile(path), self._source.layout.samples_per_file)
+            self._opened = number, parse(CountedFile(path), self._source.layout.in_file(number))
         return self._opened[1]
 
     def _close_file(self) -> None:

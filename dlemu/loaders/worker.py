@@ -218,7 +218,7 @@ class _RunReader(_InPlaceReader):
 
     def _open(self, sample: int, visit: int) -> _OpenFile:
         """Return the open file of a sample, and where its samples lie."""
-        number, place = divmod(sample, self._layout.samples_per_file)
+        number, place = self._layout.find(sample)
         self._note(READING, number)
         if visit < 0:
             file = self._keep_open(number)
@@ -247,7 +247,7 @@ class _RunReader(_InPlaceReader):
                 places = self._format.places(sizes, element_bytes=layout.element_bytes)
             self._check_head(file, head)
             return places
-        return self._locate(file, layout.samples_per_file, ahead=ahead)
+        return self._locate(file, layout.in_file(number), ahead=ahead)
 
     def _read_run(self, opened: _OpenFile, samples: range) -> None:
         """Read samples that lie one behind the other.
@@ -255,7 +255,7 @@ class _RunReader(_InPlaceReader):
         In a streamed format the bytes between two payloads are read as well, and checked.
         """
         file, places, streamed = opened.file, opened.places, self._streamed
-        first = samples.start % self._layout.samples_per_file
+        number, first = self._layout.find(samples.start)
         end = first + samples.stop - samples.start
         offsets = places.offsets[first:end].tolist()
         lengths = places.lengths[first:end].tolist()
@@ -274,7 +274,7 @@ class _RunReader(_InPlaceReader):
                 parts.append(head)
             parts += self._rows.parts(file.path, sample, length)
             at = offset + length
-        if streamed and end == self._layout.samples_per_file:
+        if streamed and end == self._layout.in_file(number):
             parts.append(file.num_bytes - at)
         check = opened.check
         if check is not None and check.at != begin:
@@ -313,7 +313,7 @@ class _RunReader(_InPlaceReader):
             return
         elements = opened.array.reshape(-1, places.interleaved, places.element_bytes)
         for sample in samples:
-            data = np.ascontiguousarray(elements[:, sample % places.interleaved]).ravel()
+            data = np.ascontiguousarray(elements[:, self._layout.find(sample)[1]]).ravel()
             self._rows.copy(opened.file.path, sample, data)
 
 
@@ -326,7 +326,7 @@ class _RecordReader(_InPlaceReader):
         order = np.argsort(files, kind="stable")
         ends = np.flatnonzero(np.diff(files[order])) + 1
         for samples in np.split(task.fetch[order], ends):
-            number = int(samples[0]) // layout.samples_per_file
+            number, _ = layout.find(int(samples[0]))
             self._note(READING, number)
             file = self._keep_open(number)
             offsets, lengths = self._extents(number, file, layout.place_of(samples))
@@ -349,7 +349,7 @@ class _RecordReader(_InPlaceReader):
                 _check_size(file, int(sizes.sum()))
                 file.found = self._format.places(sizes)
             else:
-                file.found = self._locate(file, layout.samples_per_file, ahead=False)
+                file.found = self._locate(file, layout.in_file(number), ahead=False)
         found = file.found
         assert isinstance(found, Places)
         return found.offsets[places].tolist(), found.lengths[places].tolist()
@@ -555,7 +555,7 @@ class LibraryReader(TaskReader):
             yield 1
 
     def _read_sample(self, sample: int, visit: int) -> None:
-        number, place = divmod(sample, self._layout.samples_per_file)
+        number, place = self._layout.find(sample)
         path = self._source.path(number)
         self._note(READING, number)
         with self._decoding():
@@ -564,7 +564,7 @@ class LibraryReader(TaskReader):
                 self._visit, self._taken, self._read_before = visit, 0, self._counts.bytes_read
                 opener = partial(self._open, number, visit)
                 file = CountedFile(path, counts=self._counts, opener=opener)
-                self._opened = file, self._parse(file, self._layout.samples_per_file)
+                self._opened = file, self._parse(file, self._layout.in_file(number))
             file, parsed = self._opened
             data = parsed.sample(place)
         self._taken += 1

@@ -25,7 +25,7 @@ from dlemu.checkpoint.in_run import (
 )
 from dlemu.clock import Clock, WallClock, after_launch
 from dlemu.config.model import Workload
-from dlemu.datagen.survey import find_dataset
+from dlemu.datagen.survey import SURVEY, SurveyedLayout, find_dataset
 from dlemu.dataset.layout import Dataset, Layout, needed_ratio
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators, num_processes
@@ -38,7 +38,7 @@ from dlemu.judge.findings import note
 from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, make
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
-from dlemu.judge.records import Steps, append_steps, map_steps, write_steps
+from dlemu.judge.records import Steps, append_steps, map_steps, write_json, write_steps
 from dlemu.judge.series import SERIES, steady_rate, write_series
 from dlemu.judge.steady import Steadiness
 from dlemu.judge.summary import (
@@ -261,12 +261,20 @@ class _Run:
                 if is_first:
                     self.say(lines_of(facts_of(summary)))
                 record.write()
+                self._keep_survey(folder)
                 gathered = self._gather(folder, self._replay(record, is_first=is_first))
                 return None if gathered is None else self._judge(record, gathered)
         except BaseException:
             if on_cut is not None and self.world.rank == 0 and folder is not None:
                 _show_ended_epochs(self.workload, folder, summary, on_cut)
             raise
+
+    def _keep_survey(self, folder: Path) -> None:
+        """Write what was found of a dataset without a manifest, never into its own folder."""
+        found = self.dataset.layout
+        if self.world.rank == 0 and isinstance(found, SurveyedLayout):
+            with self.watchdog.phase(f"writing to {folder}"):
+                write_json(folder / SURVEY, found.described(self.workload.data_folder))
 
     @contextmanager
     def _recorded(self, summary: Summary) -> Iterator[Record]:

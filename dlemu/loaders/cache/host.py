@@ -193,7 +193,8 @@ class CacheContents:
         with planning(workload.cache.policy):
             hits = self.planned.epoch(visits.files.tolist(), fills=workload.cache.fill != "off")
         whole, admitted = self._sizes[visits.files], hits.admitted >= 0
-        asked = whole * visits.num_samples // layout.samples_per_file  # its samples' share
+        each = layout.samples_per_file if layout.counts is None else layout.counts[visits.files]
+        asked = whole * visits.num_samples // each  # its samples' share
         hit = int(asked[hits.hits].sum())
         return hits, EpochForecast(
             hit_share=hit / max(int(asked.sum()), 1),

@@ -239,14 +239,14 @@ class CacheReader:
         self._folder = workload.cache.folder or ""
         self._waits = workload.cache.fill == "sync"
         self._direct = direct
-        self._samples_per_file = dataset.layout.samples_per_file
+        self._layout = dataset.layout
         self._state = SharedCacheState(dataset.cache_state)
         self._row = row
         self._counts = self._state.counters[row].data
         self._origin = Origin(workload, self._state, direct=direct)
         self._queue: Queue[tuple[int, int, Fetched] | None] = Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
-        self._kind, self._size = ORIGIN_BYTES, 0  # of the file that is open
+        self._kind, self._size, self._in_file = ORIGIN_BYTES, 0, 1  # of the file that is open
         self.seconds = 0.0
         """Spent in `open`: reading the origin, waiting, and writing where fills are awaited."""
 
@@ -264,6 +264,7 @@ class CacheReader:
         """
         begin = perf_counter()
         self._state.check()
+        self._in_file = self._layout.in_file(number)
         found = None
         if self._state.held[visit] >= 0:
             found = self._open_held(visit, number)
@@ -279,7 +280,7 @@ class CacheReader:
         The caller closes the descriptor.
         """
         counts = self._counts
-        asked = self._size * num_samples // self._samples_per_file
+        asked = self._size * num_samples // self._in_file
         counts[VISITS] += 1
         counts[ASKED_BYTES] += asked
         if self._kind == CACHE_BYTES:
@@ -322,7 +323,7 @@ class CacheReader:
             descriptor, num_bytes = open_sized(path, direct=self._direct)
         except OSError as error:
             raise cannot_open(path, error) from None
-        share = self._state.num_samples(visit) / self._samples_per_file
+        share = self._state.num_samples(visit) / self._in_file
         self._origin.pretend(round(num_bytes * share))
         self._kind = ORIGIN_BYTES
         return descriptor, num_bytes

@@ -260,7 +260,7 @@ class DeviceReader:
                     return data
 
                 num_bytes = os.stat(path).st_size
-                places = self._format.locate(read, num_bytes, num_samples=layout.samples_per_file)
+                places = self._format.locate(read, num_bytes, num_samples=layout.in_file(file))
                 return places, num_bytes
         except FileNotFoundError as error:
             raise cannot_open(path, error) from None

@@ -222,7 +222,7 @@ def _choose(source: Source, *, through_cufile: bool) -> Way:
     if layout.format == "npy" and layout.samples_per_file == 1:
         return "numpy"
     # DALI's TFRecord reader accepts use_o_direct, but reads through the page cache all the same.
-    if layout.format != "tfrecord" or source.direct:
+    if layout.format != "tfrecord" or source.direct or layout.counts is not None:
         return "host memory"
     indexed = (source.dataset.folder / layout.index_paths(0)[0]).exists()
     return "tfrecord" if indexed else "host memory"
