@@ -12,7 +12,7 @@ import json
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DatasetError
+from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats.format import FileSamples, Format, Places, Read, Sink
 
 _U32 = np.dtype("<u4")
@@ -55,7 +55,8 @@ class Mds(Format):
         lengths = np.diff(offsets) - lead
         if int(offsets[-1]) != file_bytes or lengths.min() < 1:
             raise DatasetError(
-                f"its samples end at byte {offsets[-1]}, the file at {file_bytes}, or one is empty"
+                f"its samples end at byte {offsets[-1]}, the file at {file_bytes}, or one is empty",
+                remedy=VERIFY,
             )
         return Places(offsets[:-1] + lead, lengths)
 
@@ -71,11 +72,15 @@ class Mds(Format):
     def _check(self, head: bytes, file_bytes: int) -> None:
         number, first = np.frombuffer(head[:8].ljust(8, b"\0"), _U32).tolist()
         if not number or not _U32.itemsize * (number + 2) < first < file_bytes:
-            raise DatasetError(f"no MDS shard, or it was cut: it begins with {head[:8]!r}")
+            raise DatasetError(
+                f"no MDS shard, or it was cut: it begins with {head[:8]!r}", remedy=VERIFY
+            )
         if len(head) > _U32.itemsize * (number + 2):
             end = int.from_bytes(head[4 * number + 4 :][:4], "little")
             if end != file_bytes:
-                raise DatasetError(f"its samples end at byte {end}, the file at {file_bytes}")
+                raise DatasetError(
+                    f"its samples end at byte {end}, the file at {file_bytes}", remedy=VERIFY
+                )
 
     def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
         return Places(_ends(sizes) - sizes, sizes)

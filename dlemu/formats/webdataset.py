@@ -87,7 +87,7 @@ class WebDataset(Format):
             with tarfile.open(fileobj=ReadOnly(read, file_bytes), mode="r:") as tar:
                 return sum(1 for _ in _samples(tar))
         except (tarfile.TarError, *DAMAGE) as error:
-            raise DatasetError(f"no tar archive, or damaged: {in_short(error)}") from None
+            raise _no_tar(error) from None
 
     def lead(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.full_like(sizes, _HEAD)
