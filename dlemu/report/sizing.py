@@ -276,9 +276,27 @@ def _doubts(answer: Answer) -> list[str]:
 
 
 def _gives(answer: Answer) -> float | None:
-    """Return the bytes per second that the storage gives; None where it was not the limit."""
+    """Return the bytes per second that the storage gives; None where it was not the limit.
+
+    Where its runs disagree, so that there is no N*, it is the rate of those that the answer shows,
+    or of the one that decides: the rate and the number are then of the same runs.
+    """
     real = answer["real_accelerators"]
-    return None if real is None else float(real * _needs(answer))
+    if real is not None:
+        return float(real * _needs(answer))
+    if answer["high"] is None:
+        return None
+    runs = shown_runs(answer) if answer["num_accelerators"] else _deciding(answer)[:1]
+    moved = [run["num_accelerators"] * _settled(run) / 100 for run in runs]
+    return float(fmean(moved) * answer["demand_bytes_per_second"]) if moved else None
+
+
+def _settled(run: Run) -> float:
+    """Return a run's AU; where the storage's rate fell in it, that behind the fall."""
+    levels = run.get("levels") or ()
+    fell = len(levels) == 2 and levels[1]["bytes_per_second"] < levels[0]["bytes_per_second"]
+    last = levels[1]["au_percentage"] if fell else None
+    return float(run["au_percentage"] if last is None else last)
 
 
 def _needs(answer: Answer) -> float:

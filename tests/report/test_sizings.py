@@ -9,13 +9,14 @@ import pytest
 
 from dlemu.judge.findings import fields_of, remark, weakens
 from dlemu.report import words
-from dlemu.report.blocks import Verdict
+from dlemu.report.blocks import Table, Verdict
 from dlemu.report.page import page_of, section
 from dlemu.report.present import present, status_of
 from dlemu.report.sizing import plots_of, present_answer, sentence, write_table
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import First, Sized, document_of
+from dlemu.units import format_rate
 from tests.lab.commands import Printed
 from tests.lab.stored import MADE, sized
 
@@ -168,3 +169,20 @@ def test_a_first_answer_without_a_run_is_shown_as_the_others(
     page = page_of([shown])
     assert "cannot feed one H100" in page and "<figure>" not in page
     assert "0.65" in printed("compare", found.folder, found.folder)
+
+
+def test_runs_that_disagree_have_the_rate_of_those_that_passed() -> None:
+    """There is no N* then, but the number was fed: its runs tell by how much."""
+    apart = sized(real_accelerators=None, disagree=((12, 2.4e10), (8, 2.6e10)))
+    [answer] = document_of([apart])["answers"]
+    passed = 8 * (94.31 + 93.96) / 2 / 100 * answer["demand_bytes_per_second"]
+    rate = format_rate(passed)
+    assert f"; limit: the drive, {rate};" in sentence(answer)
+    first = replace(apart, first=First(**MADE["first"], finding=None))
+    table = next(
+        block
+        for block in present(document_of([first], Path("/mnt/d1")))
+        if isinstance(block, Table)
+    )
+    [gives] = [n for n, column in enumerate(table.heads) if column == "storage gives"]
+    assert table.rows[0][gives] == rate

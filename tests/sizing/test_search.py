@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dlemu.judge.findings import remark
 from dlemu.judge.metrics import passes
 from dlemu.judge.steady import Level
-from dlemu.report.sizing import sentence
+from dlemu.report.sizing import _gives, sentence
 from dlemu.sizing.search import (
     Event,
     Goal,
@@ -24,6 +24,7 @@ from dlemu.sizing.search import (
     by_first_reads,
     search,
 )
+from dlemu.units import format_rate
 from tests.lab.noisy_storage import Storage, sized
 
 Measure = Callable[[int], Point]
@@ -384,7 +385,7 @@ _RUNS = st.builds(
     ),
     st.integers(1, 30),
     st.floats(1, 99.5),
-    st.sampled_from(["storage", "loader", "host cpu", "unclear"]),
+    st.sampled_from(["storage", "loader", "host cpu", "unclear", "none"]),
     st.floats(0, 0.08),
 )
 
@@ -427,3 +428,7 @@ def test_an_answer_does_not_contradict_itself(points: list[Point], is_short: boo
     if number == 0 and not found.at_least:
         assert said.startswith("cannot feed one")
     assert (", by arithmetic" in said) is found.is_computed
+    if "limit: the drive" in said:
+        rate = _gives(stored)
+        assert rate is not None and rate >= number * 184e6 * (1 - 1e-3), "it feeds the number"
+        assert f"limit: the drive, {format_rate(rate)}" in said
