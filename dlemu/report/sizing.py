@@ -101,7 +101,7 @@ def present_answer(answer: Answer) -> list[Block]:
         after.append(f"{REAL}; here {real:.2f}, 95% interval {low:.2f} to {high:.2f}")
     elif not answer["at_least"]:
         after.append("no N*: the runs disagree on where AU meets the threshold")
-    after += [*lines_of_real(answer), *_limit_lines(answer), *_doubts(answer)]
+    after += [*lines_of_real(answer), *_limit_lines(answer), *_held([answer]), *_doubts(answer)]
     if any(run["au_with_stalls_percentage"] is not None for run in runs):
         after.append(
             "checkpoints: each run wrote its own; AU excludes the stalls, in which all "
@@ -157,6 +157,7 @@ def _present_try(answers: Sequence[Answer]) -> list[Block]:
             [
                 f"{REAL}; one needs: bytes/s at the required AU",
                 *[COMPUTED] * any(answer["is_computed"] for answer in answers),
+                *_held(answers),
                 FIRST,
             ]
         ),
@@ -264,6 +265,23 @@ def _limits(answer: Answer) -> list[str]:
     if answer["limit"] != "storage":
         return [f"limit: {answer['limit']}, so the storage may feed more"]
     return [f"limit: {_storage(answer)}" + (f", {format_rate(gives)}" if gives else "")]
+
+
+def _held(answers: Sequence[Answer]) -> list[str]:
+    """Return for how long the storage gave what the answers say: a rate that ends later is new."""
+    held = [(each["workload"], each.get("storage_seconds")) for each in answers]
+    several = len(answers) > 1
+    times = [
+        f"{format_seconds(seconds)}{f' ({name})' if several else ''}"
+        for name, seconds in held
+        if seconds
+    ]
+    if not times:
+        return []
+    return [
+        f"{_storage(answers[0])} gave this for at least {', '.join(times)} of runs; what lasts "
+        "longer than they did, such as credits of a cloud volume, is not seen"
+    ]
 
 
 def _storage(answer: Answer) -> str:

@@ -249,7 +249,7 @@ class Sized(Sizing):
         """One of the answers in sizing.json."""
         same = (
             *("num_accelerators", "real_accelerators", "at_least", "fewest_failed", "interval"),
-            *("low", "high", "is_computed"),
+            *("low", "high", "is_computed", "storage_seconds"),
         )
         return {
             "workload": self.workload.name,

@@ -144,6 +144,17 @@ class Sizing:
         """Duration of all runs together."""
         return math.fsum(point.seconds for point in self.points)
 
+    @property
+    def storage_seconds(self) -> float | None:
+        """For so long at least the storage gave what the answer says; None: it was not the limit.
+
+        What it can do only for longer than that, such as a volume with credits, no run has seen.
+        """
+        if self.limit != "storage" or self.at_least:
+            return None
+        held = (point.seconds for point in self.points if point.limit == "storage")
+        return self.phases[-1].seconds if self.phases else math.fsum(held)
+
 
 @dataclass(frozen=True)
 class Goal:

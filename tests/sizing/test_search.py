@@ -428,6 +428,7 @@ def test_an_answer_does_not_contradict_itself(points: list[Point], is_short: boo
     if number == 0 and not found.at_least:
         assert said.startswith("cannot feed one")
     assert (", by arithmetic" in said) is found.is_computed
+    assert (found.storage_seconds is None) is (found.at_least or found.limit != "storage")
     if "limit: the drive" in said:
         rate = _gives(stored)
         assert rate is not None and rate >= number * 184e6 * (1 - 1e-3), "it feeds the number"
