@@ -45,8 +45,8 @@ from numpy.typing import NDArray
 from benchmarks.harness import Asked, Lines, Rate, Wanted, compare, rate_apart, scratch, timed
 from dlemu.checkpoint.files import Reader, Writer
 from dlemu.config.model import Workload, load_workload
-from dlemu.datagen import generate
 from dlemu.datagen.assemble import Content
+from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.plan import make_plan
 from dlemu.loaders import open_loader

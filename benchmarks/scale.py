@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks.harness import Asked, apart, tell
 from dlemu.config.model import Workload, load_workload
-from dlemu.datagen import read_manifest
-from dlemu.datagen.manifest import MANIFEST, to_entries
+from dlemu.datagen.manifest import MANIFEST, read_manifest, to_entries
 from dlemu.datagen.target import WORK, Folder
 from dlemu.datagen.write import _finish, dataset_folders
 from dlemu.dataset.layout import layout_of

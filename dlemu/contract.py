@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from dlemu.config.model import check_workload
 from dlemu.config.sections import POLICIES
 from dlemu.config.types import LOADERS
-from dlemu.datagen import generate
 from dlemu.datagen.assemble import Assembly, Content, piece_buffer
+from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.errors import DatasetError, in_short

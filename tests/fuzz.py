@@ -45,7 +45,9 @@ from dlemu.config.compose import compose_words
 from dlemu.config.model import check_workload, load_workload
 from dlemu.config.sections import ColumnSection
 from dlemu.contract import content, file_samples, write_file
-from dlemu.datagen import generate, read_manifest, verify
+from dlemu.datagen.manifest import read_manifest
+from dlemu.datagen.verify import verify
+from dlemu.datagen.write import generate
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import DatasetError, DlemuError

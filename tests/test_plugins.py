@@ -13,7 +13,9 @@ from dlemu.cli.main import run
 from dlemu.config.sections import POLICIES
 from dlemu.config.types import LOADERS
 from dlemu.contract import _OF_LOADERS, faults, main
-from dlemu.datagen import generate, read_manifest, verify
+from dlemu.datagen.manifest import read_manifest
+from dlemu.datagen.verify import verify
+from dlemu.datagen.write import generate
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS, FileSamples, Places, Read, Sink
 from dlemu.formats.format import Field, Parsed

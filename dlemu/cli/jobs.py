@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlemu.cli.output import CommandResult, show
 from dlemu.cli.progress import show_files, show_progress, shows
@@ -19,9 +19,11 @@ from dlemu.config.model import Drive, Workload, access_of
 from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
-from dlemu.run.live import Live
 from dlemu.storage.s3 import Access, in_bucket, object_path
 from dlemu.terminal import complain, detail, say
+
+if TYPE_CHECKING:
+    from dlemu.run.live import Live
 
 
 def datasize(workload: Workload, world: World, words: Words) -> CommandResult:
@@ -52,7 +54,7 @@ def _interrupted(what: Callable[[], str], name: str, words: Words, world: World)
 
 def _generate(workload: Workload, world: World) -> CommandResult | None:
     """Write the dataset."""
-    from dlemu.datagen import generate
+    from dlemu.datagen.write import generate
     from dlemu.dataset.rule import resolve_auto
     from dlemu.judge.summary import introduced
     from dlemu.report.words.places import facts_of, lines_of
@@ -109,7 +111,7 @@ def watched(
 
 def verify(workload: Workload | None, world: World, words: Words) -> CommandResult | None:
     """check a data folder by its manifest; --full its content too, --repair mends it"""
-    from dlemu.datagen import verify as find_faults
+    from dlemu.datagen.verify import verify as find_faults
 
     folder, access = _folder_to_verify(workload, world, words)
     full, repair = ("--full" in words.options), ("--repair" in words.options)
@@ -137,6 +139,8 @@ def _folder_to_verify(
 
 def run(workload: Workload, world: World, words: Words) -> CommandResult | None:
     """replay the workload; PASS or FAIL, samples/s, AU, and the limit"""
+    from dlemu.run.live import Live
+
     live = Live()
 
     def what() -> str:
@@ -149,7 +153,7 @@ def run(workload: Workload, world: World, words: Words) -> CommandResult | None:
         return _run(workload, world, live)
 
 
-def _run(workload: Workload, world: World, live: Live) -> CommandResult | None:
+def _run(workload: Workload, world: World, live: "Live") -> CommandResult | None:
     """Write the dataset if that is asked for, and run."""
     from dlemu.run.job import check_job, run_job
     from dlemu.run.protocol import run_protocol
@@ -189,6 +193,7 @@ def in_folder(folder: Path, document: Mapping[str, Any]) -> Mapping[str, Any]:
 def size(workload: Workload, world: World, words: Words) -> CommandResult | None:
     """find the most emulated accelerators that this storage feeds, by measured search"""
     from dlemu.library import keep
+    from dlemu.run.live import Live
     from dlemu.sizing.answers import Sized, document_of
     from dlemu.sizing.measured import size_all
 
@@ -271,6 +276,7 @@ def _asks_for_checkpoints(workload: Workload) -> bool:
 
 def calibrate(workload: Workload, world: World, words: Words) -> Iterator[CommandResult]:
     """measure what this host can move and how fast the storage is, for dlemu predict"""
+    from dlemu.run.live import Live
     from dlemu.sizing.calibrate import calibrate_host
 
     live = Live()

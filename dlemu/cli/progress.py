@@ -9,13 +9,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlemu.datagen.target import FileProgress
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.world import World
 from dlemu.terminal import erased_by, is_quiet, say, shown_line, turn
 from dlemu.units import format_bytes, format_left, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from dlemu.datagen.target import FileProgress
     from dlemu.run.live import RunProgress
 
 live_seconds, plain_seconds = 1.0, 10.0
@@ -85,12 +85,12 @@ def show_progress(
 
 
 @contextmanager
-def show_files(title: str, *, on: bool) -> Iterator[Callable[[FileProgress], None] | None]:
+def show_files(title: str, *, on: bool) -> Iterator[Callable[["FileProgress"], None] | None]:
     """Yield a function that takes each FileProgress, which is shown; None if not `on`."""
     looking = Doing("looking at the folder")
     latest: deque[FileProgress] = deque(maxlen=1)
 
-    def now() -> FileProgress | str:
+    def now() -> "FileProgress | str":
         return latest[0] if latest else str(looking)
 
     with show_progress(title, now, on=on):
@@ -122,6 +122,8 @@ def _lasting(text: str, seconds: float) -> str:
 
 def describe(progress: "RunProgress | FileProgress | str") -> ProgressView:
     """Return what is shown of it."""
+    from dlemu.datagen.target import FileProgress
+
     if isinstance(progress, str):
         return ProgressView((progress,))
     if isinstance(progress, FileProgress):
@@ -129,7 +131,7 @@ def describe(progress: "RunProgress | FileProgress | str") -> ProgressView:
     return _describe_run(progress)
 
 
-def _describe_files(progress: FileProgress) -> ProgressView:
+def _describe_files(progress: "FileProgress") -> ProgressView:
     """Return "12/168 files, 1.7 GiB of 22.9 GiB, 1.2 GB/s, 0:18 left"."""
     done, total = progress.bytes_done, progress.bytes_total
     rate = done / progress.seconds if progress.seconds > 0 else 0.0

@@ -190,14 +190,17 @@ def _group(hint: object) -> type[BaseModel] | None:
 
 
 @cache
+def _classes(module: str) -> Mapping[str, ast.ClassDef]:
+    """Return the classes of a module as they are written, by name."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+@cache
 def _docstrings(model: type[BaseModel]) -> Mapping[str, str]:
     """Return the text under each field of a model, as one paragraph."""
-    tree = ast.parse(inspect.getsource(sys.modules[model.__module__]))
-    body = next(
-        n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == model.__name__
-    )
     docstrings = {}
-    for field, below in pairwise(body):
+    for field, below in pairwise(_classes(model.__module__)[model.__name__].body):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
             assert isinstance(field.target, ast.Name)
             docstrings[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.config.model import Workload
-from dlemu.datagen import generate
+from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DlemuError
 from dlemu.host.processes import free_memory_bytes, usable_cpus

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from dlemu.config.model import Workload, load_workload
 from dlemu.config.published import real_h100s, value_of
-from dlemu.datagen import read_manifest
+from dlemu.datagen.manifest import read_manifest
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DAMAGE, DlemuError, WorkloadError, in_short
 from dlemu.host.devices import devices_under

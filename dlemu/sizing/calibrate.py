@@ -21,8 +21,9 @@ import numpy as np
 from dlemu.config.keys import all_keys
 from dlemu.config.model import Workload, read_by
 from dlemu.config.published import command
-from dlemu.datagen import generate, read_manifest
+from dlemu.datagen.manifest import read_manifest
 from dlemu.datagen.survey import named_below
+from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset, Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError

@@ -31,8 +31,9 @@ from pydantic import Field
 from dlemu.config.model import Workload, load_workload
 from dlemu.config.published import command
 from dlemu.config.types import Arguments, Listed, MostBytes, Seconds, Section, Use
-from dlemu.datagen import generate, read_manifest
+from dlemu.datagen.manifest import read_manifest
 from dlemu.datagen.survey import folders_below
+from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset, Layout, Repeated, layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError

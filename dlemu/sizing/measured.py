@@ -19,7 +19,7 @@ from typing import Any
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.plan import share_of
 from dlemu.config.model import Workload
-from dlemu.datagen import read_manifest
+from dlemu.datagen.manifest import read_manifest
 from dlemu.datagen.survey import refuse_other
 from dlemu.dataset.layout import Dataset, Layout, file_sizes
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory

@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 from dlemu.config.model import load_workload
-from dlemu.datagen import Fault, generate, read_manifest, survey, target, verify
-from dlemu.datagen.manifest import FILE_TYPE
+from dlemu.datagen import target
+from dlemu.datagen.manifest import FILE_TYPE, read_manifest
+from dlemu.datagen.survey import survey
+from dlemu.datagen.verify import Fault, verify
+from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from dlemu.cli.main import run
-from dlemu.datagen import read_manifest
+from dlemu.datagen.manifest import read_manifest
 from dlemu.judge.records import read_steps, read_summary
 from dlemu.report.words import note_lines
 from tests.lab.peer import DLIOS, is_there, run_dlio

@@ -25,11 +25,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlemu.datagen import generate, read_manifest, survey, target, verify, write
+from dlemu.datagen import target, write
 from dlemu.datagen.assemble import Content
-from dlemu.datagen.manifest import WritePlan, to_entries
+from dlemu.datagen.manifest import WritePlan, read_manifest, to_entries
+from dlemu.datagen.survey import survey
 from dlemu.datagen.target import FILES_IN_FLIGHT, FileMaker, FileProgress, Folder
-from dlemu.datagen.write import FolderState, Todo
+from dlemu.datagen.verify import verify
+from dlemu.datagen.write import FolderState, Todo, generate
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.ranks.world import Alone
@@ -64,7 +66,7 @@ KINDS: list[dict[str, Any]] = [
 
 PROGRAM = """
 import json, sys
-from dlemu.datagen import generate
+from dlemu.datagen.write import generate
 from dlemu.config.model import check_workload
 from dlemu.ranks.mpi import make_world
 with make_world() as world:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.config.model import Workload, check_workload
-from dlemu.datagen import generate
+from dlemu.datagen.write import generate
 from dlemu.ranks.world import Alone
 
 

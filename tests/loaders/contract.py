@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.config.model import Workload, check_workload
-from dlemu.datagen import Content, generate
+from dlemu.datagen.assemble import Content
+from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset, Layout, layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.formats import FORMATS

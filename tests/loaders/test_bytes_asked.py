@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from dlemu.config.model import Workload
-from dlemu.datagen import survey
+from dlemu.datagen.survey import survey
 from dlemu.errors import WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.formats.parquet import Ranges

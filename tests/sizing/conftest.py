@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dlemu.config.model import Workload, load_workload
-from dlemu.datagen import generate
+from dlemu.datagen.write import generate
 from dlemu.judge.findings import note
 from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import Outcome

@@ -24,7 +24,7 @@ from dlemu.cli.main import run as run_command
 from dlemu.cli.output import show
 from dlemu.cli.words import Words
 from dlemu.config.model import Workload, load_workload
-from dlemu.datagen import generate
+from dlemu.datagen.write import generate
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
 from dlemu.host.same import age_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlemu.datagen import read_manifest
+from dlemu.datagen.manifest import read_manifest
 from dlemu.errors import DatasetError, RunError
 from dlemu.judge.records import read_steps, read_summary
 from dlemu.storage import files

@@ -18,7 +18,7 @@ from obstore.store import S3Store
 from dlemu.cli.main import run
 from dlemu.config.compose import compose_words
 from dlemu.config.model import check_workload
-from dlemu.datagen import generate
+from dlemu.datagen.write import generate
 from dlemu.ranks.world import Alone
 from dlemu.storage.s3.store import Store
 from tests.lab import commands
