@@ -168,7 +168,7 @@ def test_an_interrupted_datagen_says_which_command_goes_on(
 ) -> None:
     words = [*QUICK, f"dataset.data_folder={tmp_path / 'a b'}", "dataset.num_files_train=3"]
     with monkeypatch.context() as patch:
-        patch.setattr("dlemu.datagen.generate", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr("dlemu.datagen.write.generate", Mock(side_effect=KeyboardInterrupt))
         *_, line, _ = printed("datagen", *words, status=130).splitlines()
         assert line.startswith("interrupted; this goes on after the files so far: dlemu datagen ")
         # Of a run that writes its dataset first it is the run that goes on, and is said once.

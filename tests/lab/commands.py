@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlemu import datagen
 from dlemu.cli.main import run
 from dlemu.config.compose import compose_words
 from dlemu.config.model import Workload, check_workload
+from dlemu.datagen import write
 from dlemu.judge.outcome import Outcome
 from dlemu.ranks.world import Alone
 from dlemu.run.job import run_job
@@ -54,7 +54,7 @@ def small_job(folder: Path, **keys: object) -> Workload:
     places = [f"dataset.data_folder={folder / 'data'}", f"output.folder={folder / 'run'}"]
     quick = check_workload(compose_words([*QUICK, *places]))
     job = quick.with_keys({key.replace("__", "."): value for key, value in keys.items()})
-    datagen.generate(job, world=Alone())
+    write.generate(job, world=Alone())
     return job
 
 
