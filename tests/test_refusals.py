@@ -71,12 +71,14 @@ def _said_of_damage(path: Path) -> Iterator[tuple[int, bool]]:
     """Yield the line of each text that calls something damaged, and whether a remedy is said."""
     tree = ast.parse(path.read_text())
     above = {inner: outer for outer in ast.walk(tree) for inner in ast.iter_child_nodes(outer)}
-    for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if not (is_text and _DAMAGED.search(node.value)):
+    for text in ast.walk(tree):
+        if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
             continue
-        while isinstance(above[node], ast.JoinedStr | ast.BinOp | ast.FormattedValue):
-            node = above[node]
+        if not _DAMAGED.search(text.value):
+            continue
+        node: ast.expr = text
+        while isinstance(outer := above[node], ast.JoinedStr | ast.BinOp | ast.FormattedValue):
+            node = outer
         call = above[node]
         if isinstance(call, ast.Expr | ast.Assign):  # a docstring; the remedy itself
             continue
