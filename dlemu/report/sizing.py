@@ -311,7 +311,7 @@ def _gives(answer: Answer) -> float | None:
 
 def _settled(run: Run) -> float:
     """Return a run's AU; where the storage's rate fell in it, that behind the fall."""
-    levels = run.get("levels") or ()
+    levels = run.get("levels") or []
     fell = len(levels) == 2 and levels[1]["bytes_per_second"] < levels[0]["bytes_per_second"]
     last = levels[1]["au_percentage"] if fell else None
     return float(run["au_percentage"] if last is None else last)
