@@ -1,10 +1,9 @@
 """The pages build without a warning, lead nowhere that is missing, and say what is there."""
 
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 import dlemu
 from dlemu.cli.commands import COMMANDS
-from dlemu.cli.main import run
 from dlemu.cli.words import OPTIONS
 from docs import how_long, keys, workloads
 from docs.house import PAGE, draw, folder_path, page_with
@@ -28,7 +26,6 @@ OTHERS_NAMES = {
     *("RWF_NOWAIT", "flock", "package_dir", "summary.json", "key=value", "metric.*", "__init__"),
 }
 """Names in docs/architecture.md that are not dlemu's: files, system calls, settings."""
-TAKE_KEYS = ("datasize", "datagen", "run", "size", "predict", "calibrate")
 
 
 class Parsed(HTMLParser):
@@ -117,35 +114,6 @@ def test_files_and_modules_that_are_named_are_there() -> None:
             assert find_spec(module) is not None, f"{text.name}: python -m {module}"
         for path in named.findall(page) if text.name != "CHANGELOG.md" else ():
             assert (ROOT / path).exists(), f"{text.name} names {path}"
-
-
-def commands() -> Iterator[tuple[str, str]]:
-    """Yield (page, command) for every line of a block of commands."""
-    for text in TEXTS:
-        page = text.read_text(encoding="utf-8")
-        small = re.search(r'SMALL="([^"]*)"', page)
-        page = page.replace("\\\n", " ").replace("$SMALL", small[1] if small else "$SMALL")
-        for line in re.findall(r"^    (?:\$ )?((?:dlemu|make|python|mpirun) .*)$", page, re.M):
-            yield text.name, line.partition("  #")[0].strip()
-
-
-def test_commands_name_what_there_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Targets of make, tools of dlemu, and keys with their values; none of them runs."""
-    monkeypatch.chdir(ROOT)
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
-    checked = set()
-    for page, command in commands():
-        words = shlex.split(command)
-        if words[0] == "make":
-            assert targets >= {w for w in words[1:] if "=" not in w}, f"{page}: {command}"
-        words = words[words.index("dlemu") :] if "dlemu" in words else words
-        if words[0] == "dlemu" and words[1] in TAKE_KEYS and any("workload=" in w for w in words):
-            checked.add(tuple(words[1:]))
-    assert len(checked) > 15
-    for each in checked:
-        assert run([*each, "--cfg", "job"]) == 0, capsys.readouterr().err
 
 
 def test_a_word_has_one_meaning() -> None:
