@@ -37,6 +37,7 @@ from dlemu.storage.files import (
     create,
     direct_if_possible,
     open_regular,
+    read_at,
     read_regular,
     replacing,
     sync_folder,
@@ -258,7 +259,7 @@ class Folder:
         """Yield what reads a file; past the page cache if possible: the drive is read."""
         number, _ = direct_if_possible(open_regular, self.path / name)
         try:
-            yield lambda into, offset: os.preadv(number, [into], offset)
+            yield partial(read_at, number)
         finally:
             os.close(number)
 

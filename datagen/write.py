@@ -56,7 +56,7 @@ from dlemu.dataset.layout import Layout, Samples, layout_of
 from dlemu.errors import DatasetError, RunError
 from dlemu.ranks.world import Alone, World
 from dlemu.storage import probe
-from dlemu.storage.owned import disk_bytes, held, room
+from dlemu.storage.owned import disk_bytes, held, room, why_full
 from dlemu.storage.s3 import in_bucket
 from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
 
@@ -106,6 +106,7 @@ class FolderState:
             self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes,
             "free space, use another dataset.data_folder, or lower dataset.num_files_train",
             what=counted(len(self.todo.missing), f"{self.todo.layout.format} file"),
+            num_files=len(self.todo.missing) * len(self.sizes),
         )
 
 
@@ -311,7 +312,7 @@ def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(
-                f"{folder} is full ({error.strerror}); free space and {remedy}"
+                f"{folder} {why_full(folder, error)}; free space and {remedy}"
             ) from error
         if error.errno in _REMEDIES:
             raise DatasetError(

@@ -1,8 +1,12 @@
 """What a user is shown in one line: the cause, the value, the bound, the remedy."""
 
 import difflib
+import errno
+import linecache
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import TracebackType
 
 
 class DlemuError(Exception):
@@ -48,6 +52,56 @@ DAMAGE = (
     ValueError,
 )
 """What Python raises where a file does not hold what its reader expects."""
+
+
+_REMEDIES = {
+    errno.ENOENT: "create it, or name another",
+    errno.EACCES: "choose a path that you can write to",
+    errno.EPERM: "choose a path that you can write to",
+    errno.EROFS: "name a place that can be written to",
+    errno.ENOSPC: "make room, or name a place with more",
+    errno.EDQUOT: "make room in your quota, or name another place",
+    errno.EIO: "look for the drive in the kernel's log (dmesg)",
+    errno.EFBIG: "name a place for larger files; ulimit -f may forbid them, too",
+    errno.EMFILE: "raise ulimit -n",
+    errno.ENFILE: "close programs that hold many files",
+    errno.ESTALE: "mount the server again",
+    errno.ETIMEDOUT: "see whether the server is up",
+    errno.ENOSYS: "take a newer kernel, or a container that does not forbid the call",
+    errno.EINVAL: "name another file system; this one does not take the call",
+    errno.EOPNOTSUPP: "name another file system; this one does not take the call",
+}
+_CALL = re.compile(r"\b(?:os|fcntl|mmap|socket|select|shutil)\.\w+")
+
+
+def system_line(error: OSError, path: object = None) -> str:
+    """Return an error of the operating system as a line: file, call, reason, and what to do.
+
+    Where the system does not name the file, `path` does, or a variable of the code that met it.
+    """
+    call, nearby = _where(error.__traceback__)
+    named = error.filename if error.filename is not None else path or nearby
+    if isinstance(named, bytes):
+        named = named.decode(errors="replace")
+    why, remedy = error.strerror or str(error), _REMEDIES.get(error.errno or 0, "")
+    end = f"; {remedy}" if remedy else ""
+    if named is not None and error.filename is not None:
+        return f"{named}: {why}{end}"
+    tried = f"{call} failed" if call else "the operating system refuses"
+    return f"{named}: {tried}: {why}{end}" if named else f"{tried}: {why}{end}"
+
+
+def _where(trace: TracebackType | None) -> tuple[str, str | None]:
+    """Return the call that failed, and the innermost path that the code there had in hand."""
+    call, path = "", None
+    while trace is not None:
+        code, names = trace.tb_frame.f_code, trace.tb_frame.f_locals
+        found = _CALL.findall(linecache.getline(code.co_filename, trace.tb_lineno))
+        call = found[-1] if found else call
+        paths = [names.get(name) for name in ("path", "partial", "folder", "target", "name")]
+        path = next((str(each) for each in paths if isinstance(each, str | Path)), path)
+        trace = trace.tb_next
+    return call, path
 
 
 def in_short(error: BaseException) -> str:

@@ -4,7 +4,10 @@ Each row is a report of somebody's real host. What needs root skips without it, 
 needs a privilege.
 """
 
+import errno
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,17 @@ import pytest
 from dlemu.config.model import Workload, check_workload
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
+from dlemu.errors import system_line
 from dlemu.formats.tfrecord import TfRecord
 from dlemu.ranks.world import Alone
 from dlemu.report.words import note_lines
-from tests.lab.commands import Printed, ran, small_job, summary_of
+from dlemu.storage import files
+from dlemu.storage.files import direct_unit
+from dlemu.storage.owned import why_full
+from dlemu.tools.paths.cells import smallest_direct
+from tests.lab.commands import QUICK, SMALL, Printed, ran, small_job, summary_of
 from tests.lab.dataset import tree
+from tests.lab.drives import large_sectors, mounted
 from tests.lab.real_datasets import LAYOUTS, make
 
 # --- real datasets --------------------------------------------------------------------------------
@@ -155,3 +164,113 @@ def test_the_first_files_of_a_larger_dataset_are_read(tmp_path: Path) -> None:
     assert "note: dataset.num_files_train=28: the first 28 of 56 files are read" in notes
     dataset = find_dataset(job, Alone())
     assert dataset.layout.path(27) == "train/img_27_of_56.npz" and dataset.layout.num_samples == 28
+
+
+# --- what a host's file systems take --------------------------------------------------------------
+
+
+def test_sectors_larger_than_a_page(tmp_path: Path, printed: Printed) -> None:
+    """Before: "dlemu: Invalid argument", and "(xfs) does not take O_DIRECT", which it does."""
+    with large_sectors(tmp_path) as drive:
+        data = f"dataset.data_folder={drive / 'data'}"
+        assert "all written now" in printed("datagen", *SMALL, data)
+        assert direct_unit(drive / "data" / "train" / "img_00_of_56.npz") == 16384
+        path = drive / "data" / "train" / "img_07_of_56.npz"
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + b"?")
+        assert "1 written again" in printed("verify", drive / "data", "--full", "--repair")
+        assert path.read_bytes() == content
+        out = f"output.folder={tmp_path / 'run'}"
+        words = [*QUICK, data, out, "reader.odirect=true", "reader.hand_over=batch"]
+        printed("run", *words, status=0)
+        checkpoint = f"checkpoint.checkpoint_folder={drive / 'ck'}"
+        sizes = ["checkpoint.scale=0.0001", "checkpoint.num_checkpoints_write=1"]
+        kept = [checkpoint, "checkpoint.odirect=true", f"output.folder={tmp_path / 'ck'}"]
+        printed("checkpoint", "model=llama3_8b", *sizes, *kept, "checkpoint.verify=true")
+        assert smallest_direct(drive) == 16384
+
+
+@pytest.mark.parametrize("unit", [None, 8192, 65536])
+def test_the_unit_is_tried_where_the_kernel_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int | None
+) -> None:
+    path, real = tmp_path / "a", os.preadv
+    path.write_bytes(bytes(1 << 17))
+    monkeypatch.setattr(files, "_asked_unit", lambda path: None)
+
+    def preadv(number: int, into: list[memoryview], offset: int) -> int:
+        if unit is None or len(into[0]) % unit:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(number, into, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert direct_unit(path) == unit
+
+
+def refusing(number: int, *, folders: bool) -> Any:
+    """Return an os.fsync that fails with this error, for folders or for files."""
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == folders:
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    return fsync
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_a_folder_that_is_not_synced_is_noted(
+    tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Before: "dlemu: Invalid argument" of datagen, on some FUSE and SMB."""
+    monkeypatch.setattr(files, "NOT_SYNCED", [])
+    monkeypatch.setattr(os, "fsync", refusing(number, folders=True))
+    said = printed("datagen", *SMALL, f"dataset.data_folder={tmp_path / 'data'}")
+    assert "all written now" in said
+    assert said.count("its file system does not sync folders; names may be lost") == 1
+
+
+def test_an_error_of_a_drive_names_file_call_and_remedy(
+    tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: "dlemu: Input/output error"."""
+    monkeypatch.setattr(os, "fsync", refusing(errno.EIO, folders=True))
+    said = printed("datagen", *SMALL, f"dataset.data_folder={tmp_path / 'data'}", status=1)
+    assert f"{tmp_path / 'data'}" in said
+    assert "Input/output error; look for the drive in the kernel's log" in said
+
+
+def test_no_error_of_the_system_is_bare() -> None:
+    """Where neither the system nor the code names a file, the call stands in the line."""
+
+    def tried(path: Path | None) -> str:
+        try:
+            os.close(-1)
+        except OSError as error:
+            return system_line(error)
+        raise AssertionError
+
+    assert tried(None) == "os.close failed: Bad file descriptor"
+    assert tried(Path("/mnt/x")) == "/mnt/x: os.close failed: Bad file descriptor"
+    try:
+        os.stat("/none")
+    except OSError as error:
+        line = system_line(error)
+    assert line == "/none: No such file or directory; create it, or name another"
+
+
+def test_a_file_system_without_inodes(tmp_path: Path, printed: Printed) -> None:
+    """Before: accepted by the dry run, then "is full; free space" with all but 1 MiB free."""
+    with mounted(tmp_path / "few", "size=64m,nr_inodes=30") as few:
+        words = ["datagen", *SMALL, f"dataset.data_folder={few / 'data'}"]
+        for more in ([], ["--dry-run"]):
+            said = printed(*words, *more, status=1)
+            assert "files (inodes), too little for 56 npz files" in said and "df -i" in said
+        with pytest.raises(OSError) as full:
+            for number in range(31):
+                (few / str(number)).touch()
+        assert why_full(few, full.value) == (
+            "has no room for another file: its 30 inodes are taken (df -i)"
+        )
+        assert why_full(tmp_path, OSError(errno.ENOSPC, "No space")) == "is full (No space)"

@@ -41,6 +41,7 @@ from dlemu.judge.summary import hosts_of
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
+from dlemu.storage.owned import why_full
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.storage.s3 import in_bucket
 from dlemu.terminal import Say, silent
@@ -277,13 +278,12 @@ class CheckpointJob:
                 self.clean()
             if not isinstance(error, OSError):
                 raise
-            problem, remedy = "cannot be written", "name another checkpoint.checkpoint_folder"
+            problem = f"cannot be written ({error.strerror or error})"
+            remedy = "name another checkpoint.checkpoint_folder"
             if error.errno in _FULL:
-                problem = "is full"
+                problem = why_full(self._folder, error)
                 remedy = "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale"
-            why = (
-                f"{self._folder} {problem} ({error.strerror or error}), what was written is removed"
-            )
+            why = f"{self._folder} {problem}, what was written is removed"
             raise RunError(why, remedy=remedy) from error
 
 

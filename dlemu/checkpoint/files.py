@@ -26,7 +26,7 @@ from dlemu.datagen.target import Stopped
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.processes import host_memory_bytes
 from dlemu.storage.extents import ExtentReader, File
-from dlemu.storage.files import aligned_buffer, create, replacing, sync_folder
+from dlemu.storage.files import aligned_buffer, create, replacing, sync_folder, write_at
 from dlemu.storage.s3 import object_path
 from dlemu.storage.s3.store import Store
 from dlemu.units import PAGE_BYTES, format_bytes, round_up
@@ -250,9 +250,7 @@ class Writer:
 
     def _write_piece(self, file: int, piece: _WritePiece) -> None:
         size = round_up(piece.num_bytes) if self._direct else piece.num_bytes
-        done = 0
-        while done < size:
-            done += os.pwrite(file, piece.memory[done:size], piece.offset + done)
+        write_at(file, piece.memory[:size], piece.offset)
         self.bytes_done += piece.num_bytes
 
     def _make(self) -> None:

@@ -1,6 +1,5 @@
 """The commands of dlemu: read the words, call what does the work, print. An error is one line."""
 
-import errno
 import logging
 import os
 import re
@@ -30,7 +29,7 @@ from dlemu.config.compose import (
     without_secrets,
 )
 from dlemu.config.source import WordSource, taken_from_here
-from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean
+from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean, system_line
 from dlemu.plugins import named_by, own_version
 from dlemu.ranks.ending import Interrupts
 from dlemu.ranks.mpi import make_world
@@ -53,13 +52,6 @@ _MEANT = {
     **{"workloads": "help workloads", "wear": "doctor --wear"},
 }
 """Other tools' names of a command, and earlier ones of dlemu's own."""
-_REMEDIES = {
-    errno.ENOENT: "; create it, or name another",
-    errno.EACCES: "; choose a path that you can write to",
-    errno.EPERM: "; choose a path that you can write to",
-    errno.EROFS: "; name a place that can be written to",
-    errno.ENOSPC: "; make room, or name a place with more",
-}
 _FAILURES = (DlemuError, OSError, MemoryError, RecursionError)
 """Errors that end a command, and one job of several, with a line."""
 _MODES = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
@@ -100,13 +92,9 @@ def _line(error: Exception, world: World | None) -> str:
             return str(error)
         return f"rank {world.rank} on host {world.host}: {error}"
     if isinstance(error, OSError):
-        if error.filename is not None:
-            remedy = _REMEDIES.get(error.errno or 0, "")
-            return f"{error.filename}: {error.strerror or error}{remedy}"
-        gone = isinstance(error, FileNotFoundError) and not _has_working_directory()
-        return (
-            "the working directory is gone; cd to another" if gone else error.strerror or f"{error}"
-        )
+        if isinstance(error, FileNotFoundError) and not _has_working_directory():
+            return "the working directory is gone; cd to another"
+        return system_line(error)
     why = str(error) or "this host has not enough memory for that"
     return f"{type(error).__name__}: {why}"
 
@@ -264,7 +252,15 @@ class _Job:
 
             return output.take(dry_run(self.name, workload, world), world)
         function = named_by(f"dlemu.cli.jobs:{self.name}")
-        return output.take(function(workload, world, words), world)
+        status = output.take(function(workload, world, words), world)
+        from dlemu.storage.files import NOT_SYNCED
+
+        for folder in NOT_SYNCED if world.rank == 0 else ():
+            say(
+                f"note: {folder}: its file system does not sync folders; names may be lost when "
+                "power fails"
+            )
+        return status
 
     def _show(self, workload: Any, *, as_json: bool) -> None:
         """Print all keys with their values."""

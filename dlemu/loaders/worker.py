@@ -86,7 +86,9 @@ class _InPlaceReader(TaskReader):
         if self._cache is None:
             return self._storage.open(path)
         self._read_before = self._storage.bytes_read
-        return File(path, *self._cache.open(visit, number, path))
+        descriptor, num_bytes = self._cache.open(visit, number, path)
+        self._storage.settle(f"/proc/self/fd/{descriptor}")
+        return File(path, descriptor, num_bytes)
 
     def _end_visit(self, file: File, visit: int, num_samples: int) -> None:
         """Close a file that `_visit` opened."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dlemu.config.model import Workload
 from dlemu.dataset.layout import Layout
-from dlemu.errors import DatasetError
+from dlemu.errors import DatasetError, system_line
 from dlemu.host.devices import mount_under
 from dlemu.judge.findings import note
 from dlemu.ranks.watchdog import Watchdog
@@ -174,4 +174,4 @@ def _named(work: Callable[[], Pages]) -> Pages:
             f"{error.filename} is missing; dlemu verify tells what else is"
         ) from None
     except OSError as error:
-        raise DatasetError(f"{error.filename}: {error.strerror}") from None
+        raise DatasetError(system_line(error)) from None

@@ -20,7 +20,13 @@ from typing import Literal
 from dlemu.errors import VERIFY, DatasetError, WorkloadError
 from dlemu.host.devices import lies_in_memory, mount_under
 from dlemu.storage.counted import ReadCounts
-from dlemu.storage.files import NO_DIRECT, aligned_buffer, cannot_open, open_regular, open_sized
+from dlemu.storage.files import (
+    aligned_buffer,
+    cannot_open,
+    direct_unit,
+    open_regular,
+    open_sized,
+)
 from dlemu.units import PAGE_BYTES, round_up
 
 Part = memoryview | int
@@ -71,7 +77,7 @@ class _ReadCall:
     into: list[memoryview]
     parts: list[Part]
     skipped: int = 0
-    """Bytes before the first that is wanted: O_DIRECT begins at a multiple of 4096."""
+    """Bytes before the first that is wanted: O_DIRECT begins at a multiple of its unit."""
     got: Future[int] | None = None
     """Result of a helper thread; None: the caller reads."""
 
@@ -114,6 +120,9 @@ class ExtentReader(ReadCounts):
     """Reads files for one worker. Not thread-safe. `extent_reader` makes one."""
 
     direct = False
+    unit = PAGE_BYTES
+    """Bytes of which O_DIRECT reads multiples."""
+    _is_settled = False
 
     def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
         super().__init__()
@@ -129,10 +138,22 @@ class ExtentReader(ReadCounts):
     def open(self, path: str) -> File:
         """Open a file for reading; `close_file` closes it."""
         try:
+            self.settle(path)
             descriptor, num_bytes = open_sized(path, direct=self.direct)
             return File(path, descriptor, num_bytes)
         except OSError as error:
             raise cannot_open(path, error) from None
+
+    def settle(self, path: str) -> None:
+        """Find the unit of O_DIRECT by the first file that is read. Raises OSError."""
+        if not self.direct or self._is_settled:
+            return
+        self._is_settled = True
+        self.unit = direct_unit(path) or PAGE_BYTES
+        if self.unit > PAGE_BYTES:
+            self._piece_bytes = round_up(self._piece_bytes, self.unit)
+            self._buffers = [aligned_buffer(self._piece_bytes) for _ in self._buffers]
+            self._head = aligned_buffer(self._piece_bytes)
 
     def close_file(self, file: File) -> None:
         """Close a file that `open` opened."""
@@ -151,6 +172,10 @@ class ExtentReader(ReadCounts):
         self._open[path] = file
         return file
 
+    @property
+    def _unit(self) -> int:
+        return self.unit if self.direct else 0
+
     def _has_changed(self, file: File) -> bool:
         """Return whether a file that is kept open is no longer the one that was opened."""
         try:
@@ -168,7 +193,7 @@ class ExtentReader(ReadCounts):
         """
         memory = self._head
         want = min(file.num_bytes, len(memory) if ahead else HEAD_BYTES)
-        into = memory[: round_up(want)] if self.direct else memory
+        into = memory[: round_up(want, self.unit)] if self.direct else memory
         got = self._fetch(file, _ReadCall(0, want, memory, [into], []))
         self._from_head, self._leftover = Leftover(file, 0, got, memory), None
         return memory[: min(got, HEAD_BYTES)]
@@ -256,10 +281,10 @@ class ExtentReader(ReadCounts):
         """Read one extent in pieces of the buffer's size; return its bytes and calls."""
         at, stop, total, calls = start, start + length, 0, 0
         while at < stop:
-            first = at - at % PAGE_BYTES if self.direct else at
+            first = at - at % self.unit if self.direct else at
             end = min(stop, first + len(buffer))
-            memory = buffer[: round_up(end - first) if self.direct else end - first]
-            total += _fill(file, [memory], first, end - first, direct=self.direct)
+            memory = buffer[: round_up(end - first, self.unit) if self.direct else end - first]
+            total += _fill(file, [memory], first, end - first, unit=self._unit)
             calls += 1
             if into is not None:
                 kept = into[at - start : end - start]
@@ -298,7 +323,7 @@ class ExtentReader(ReadCounts):
         begin = perf_counter()
         if piece.got is None:
             want = piece.stop - piece.start
-            got = _fill(file, piece.into, piece.start, want, direct=self.direct)
+            got = _fill(file, piece.into, piece.start, want, unit=self._unit)
         else:
             got = piece.got.result()
         self.read_seconds += perf_counter() - begin
@@ -417,7 +442,7 @@ class _Buffered(ExtentReader):
     def _read_piece(
         self, file: File, into: list[memoryview], start: int, want: int, check: Check | None
     ) -> None:
-        self.bytes_read += _fill(file, into, start, want, direct=False)
+        self.bytes_read += _fill(file, into, start, want, unit=0)
         self.num_reads += 1
         self._show(into, check)
 
@@ -459,7 +484,7 @@ class _InPieces(ExtentReader):
                 if self._threads is not None:
                     want = piece.stop - piece.start
                     piece.got = self._threads.submit(
-                        _fill, file, piece.into, piece.start, want, direct=self.direct
+                        _fill, file, piece.into, piece.start, want, unit=self._unit
                     )
                 under_way.append(piece)
             while under_way:
@@ -487,7 +512,7 @@ class _InPieces(ExtentReader):
         """Yield the pieces of an extent, in order."""
         begin, end = start, stop
         if self.direct:
-            begin = start - start % PAGE_BYTES
+            begin = start - start % self.unit
             if ahead:  # round the length up to whole pieces
                 end = min(file.num_bytes, begin + round_up(stop - begin, self._piece_bytes))
         for number, first in enumerate(range(begin, end, self._piece_bytes)):
@@ -495,7 +520,7 @@ class _InPieces(ExtentReader):
             memory = self._buffers[number % self._depth]
             taken = parts.take(min(last, stop) - max(first, start))
             if self.direct:
-                into = [memory[: round_up(last - first)]]
+                into = [memory[: round_up(last - first, self.unit)]]
                 yield _ReadCall(first, last, memory, into, taken, max(0, start - first))
             else:
                 yield _ReadCall(first, last, memory, _into(taken, memory), [])
@@ -532,14 +557,10 @@ def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
     except OSError as error:
         raise cannot_open(path, error) from None
     try:
-        descriptor = open_regular(path, direct=True)
-        try:
-            os.preadv(descriptor, [aligned_buffer(PAGE_BYTES)], 0)
-        finally:
-            os.close(descriptor)
+        unit = direct_unit(path)
     except OSError as error:
-        if error.errno not in NO_DIRECT:
-            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+        raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+    if unit is None:
         if odirect == "auto":
             return False
         mount = mount_under(path.parent)
@@ -547,7 +568,7 @@ def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
         raise WorkloadError(
             f"reader.odirect: {path.parent} ({kind}) does not take O_DIRECT; "
             f"use reader.odirect=auto or another folder"
-        ) from None
+        )
     return True
 
 
@@ -563,14 +584,14 @@ def _into(parts: list[Part], spare: memoryview) -> list[memoryview]:
     return into
 
 
-def _fill(file: File, into: list[memoryview], start: int, want: int, *, direct: bool) -> int:
-    """Read `want` bytes, with O_DIRECT up to the next page; return how many."""
+def _fill(file: File, into: list[memoryview], start: int, want: int, *, unit: int) -> int:
+    """Read `want` bytes, with O_DIRECT up to the next multiple of `unit`; return how many."""
     got = 0
     try:
         got = os.preadv(file.descriptor, into[:_MOST_VECTORS], start)
         done = got
         while got < want:
-            if done == 0 or (direct and got % PAGE_BYTES):
+            if done == 0 or (unit and got % unit):
                 raise DatasetError(
                     f"{file.path} ends at byte {start + got}, but held {file.num_bytes} "
                     f"bytes when it was opened: it was cut while it was being read"

@@ -7,7 +7,9 @@ is whole; if its writing fails, nothing changes.
 there are any.
 """
 
+import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import stat
@@ -21,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from dlemu.errors import VERIFY, DatasetError, DlemuError
-from dlemu.units import round_up
+from dlemu.units import PAGE_BYTES, round_up
 
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 """Flags of open(2): do not wait for a FIFO's writer, do not take a terminal."""
@@ -36,11 +38,16 @@ _KINDS = {
 
 NO_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 """Errors of a file system that does not take O_DIRECT."""
+UNITS = tuple(PAGE_BYTES << power for power in range(5))
+"""Sizes of sectors that are tried, 4 to 64 KiB."""
 PARTIAL = ".partial"
 """Suffix of the temporary name, which lies beside the file."""
 _PIECE_BYTES = 8 << 20
 _REMOVED = (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
 """What may be in the way of a new file; unlink(2) says what is wrong with a folder."""
+
+NOT_SYNCED: list[str] = []
+"""A folder whose file system has refused to sync it, if one has in this process."""
 
 Write = Callable[[memoryview, int, int], None]
 """`write(data, offset, num_bytes)`: the first `num_bytes` of `data` are the file's bytes there."""
@@ -100,6 +107,108 @@ def direct_if_possible(open_file: Callable[..., int], path: str | Path) -> tuple
         if error.errno not in NO_DIRECT:
             raise
         return open_file(path, direct=False), False
+
+
+def direct_unit(path: str | Path) -> int | None:
+    """Return the bytes of which O_DIRECT takes multiples in a file: 4096, or more.
+
+    None: it takes none. The kernel is asked (statx, STATX_DIOALIGN: Linux 6.1); if it does not
+    say, reads are tried. A drive of larger sectors asks for more than a page.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+    """
+    asked = _asked_unit(path)
+    if asked is not None:
+        return max(PAGE_BYTES, asked) if asked else None
+    try:
+        number = open_regular(path, direct=True)
+    except OSError as error:
+        if error.errno not in NO_DIRECT:
+            raise
+        return None
+    try:
+        return next((unit for unit in UNITS if _is_taken(number, unit)), None)
+    finally:
+        os.close(number)
+
+
+def _is_taken(number: int, unit: int) -> bool:
+    """Return whether O_DIRECT reads this many bytes."""
+    try:
+        os.preadv(number, [aligned_buffer(unit)], 0)
+    except OSError as error:
+        if error.errno not in NO_DIRECT:
+            raise
+        return False
+    return True
+
+
+_STATX_DIOALIGN = 0x2000
+_OFFSET_ALIGN = 156
+"""Where `struct statx` has stx_dio_offset_align (linux/stat.h)."""
+
+
+def _asked_unit(path: str | Path) -> int | None:
+    """Return what the kernel says of a file's offsets with O_DIRECT; 0: none. None: it is silent.
+
+    Raises:
+        OSError: the file is not there.
+    """
+    try:
+        statx = ctypes.CDLL(None, use_errno=True).statx
+    except AttributeError:  # an old C library
+        return None
+    found = (ctypes.c_uint32 * 64)()
+    if statx(-100, os.fsencode(path), 0, _STATX_DIOALIGN, found):  # -100: AT_FDCWD
+        number = ctypes.get_errno()
+        if number in (errno.ENOSYS, errno.EPERM):  # not in this kernel, or a filter forbids it
+            return None
+        raise OSError(number, os.strerror(number), str(path))
+    return int(found[_OFFSET_ALIGN // 4]) if found[0] & _STATX_DIOALIGN else None
+
+
+def write_at(number: int, data: memoryview, offset: int) -> None:
+    """Write all of `data` at an offset of an open file.
+
+    What a drive of larger sectors does not take with O_DIRECT, a last piece of whole pages, goes
+    through the page cache, and leaves it.
+    """
+    done = 0
+    while done < len(data):
+        try:
+            done += os.pwrite(number, data[done : done + _PIECE_BYTES], offset + done)
+        except OSError as error:
+            odd = (offset + done) % UNITS[-1] or len(data) % UNITS[-1]
+            is_direct = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_DIRECT
+            if not (error.errno == errno.EINVAL and odd and is_direct):
+                raise
+            with _cached(number, os.O_WRONLY) as again:  # other threads go on with O_DIRECT
+                write_at(again, data[done:], offset + done)
+                os.fdatasync(again)
+            return
+
+
+def read_at(number: int, into: memoryview, offset: int) -> int:
+    """Read into memory from an offset of an open file, past `write_at`'s kind of limit."""
+    try:
+        return os.preadv(number, [into], offset)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not fcntl.fcntl(number, fcntl.F_GETFL) & os.O_DIRECT:
+            raise
+        with _cached(number, os.O_RDONLY) as again:
+            return os.preadv(again, [into], offset)
+
+
+@contextmanager
+def _cached(number: int, mode: int) -> Iterator[int]:
+    """Yield an open file once more, without O_DIRECT; then its clean pages leave the cache."""
+    again = os.open(f"/proc/self/fd/{number}", mode | os.O_CLOEXEC)
+    try:
+        yield again
+        os.posix_fadvise(again, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(again)
 
 
 def count_linked(paths: Iterable[str]) -> int:
@@ -251,9 +360,7 @@ def writing(path: Path, *, direct: bool, sync: bool = True) -> Iterator[Write]:
 
     def write(data: memoryview, offset: int, num_bytes: int) -> None:
         nonlocal end
-        done = 0
-        while done < len(data):
-            done += os.pwrite(number, data[done : done + _PIECE_BYTES], offset + done)
+        write_at(number, data, offset)
         end = max(end, offset + num_bytes)
 
     with replacing(path) as partial:
@@ -280,9 +387,20 @@ def write_atomically(path: Path, data: bytes | memoryview, *, sync: bool = True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power failure."""
+    """Make the names in a folder survive a power failure.
+
+    Some file systems (FUSE, SMB) do not sync folders: `NOT_SYNCED` has one of them.
+
+    Raises:
+        OSError: the drive fails; it names the folder.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            error.filename = str(folder)
+            raise
+        NOT_SYNCED[:] = NOT_SYNCED or [str(folder)]
     finally:
         os.close(descriptor)

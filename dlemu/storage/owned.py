@@ -328,9 +328,26 @@ def direct(folder: Path) -> bool:
     return True
 
 
+def _there(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that is there."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+
+
+def why_full(folder: Path, error: OSError) -> str:
+    """Return "is full (...)" for a folder that took no more; it says so if files are all it lacks.
+
+    A file system may have room for bytes, and none for the names of further files (inodes).
+    """
+    with suppress(OSError):
+        entries = os.statvfs(_there(folder))
+        if entries.f_files and not entries.f_favail:
+            return f"has no room for another file: its {entries.f_files:,} inodes are taken (df -i)"
+    return f"is full ({error.strerror or error})"
+
+
 def disk_bytes(folder: Path) -> tuple[int, int]:
     """Return the bytes of a folder's drive and how many are free. It need not be there yet."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    there = _there(folder)
     total, _, free = shutil.disk_usage(there)
     return total, free
 
@@ -342,16 +359,25 @@ def room(
     *,
     what: str,
     held_bytes: int = 0,
+    num_files: int = 0,
     error: type[DlemuError] = RunError,
 ) -> None:
     """Refuse files of `num_bytes` together if there is no room for them in a folder.
 
-    `what`: what they are. `held_bytes`: of files that will be removed before. The folder need not
-    be there. `remedy` ends the line.
+    `what`: what they are. `num_files`: of those that are new, each of which takes an inode.
+    `held_bytes`: of files that will be removed before. The folder need not be there. `remedy` ends
+    the line.
 
     Raises:
         DlemuError: there is too little room; the type is `error`.
     """
+    there = _there(folder)
+    entries = os.statvfs(there)
+    if entries.f_files and num_files > entries.f_favail:  # some count none, as btrfs
+        raise error(
+            f"{folder} has room for {entries.f_favail:,} files (inodes), too little for {what}",
+            remedy=f"use fewer files, or a file system with more inodes: df -i {there}",
+        )
     free = disk_bytes(folder)[1] + held_bytes
     if num_bytes > free:
         raise error(

@@ -34,7 +34,7 @@ from dlemu.config.types import Arguments, Listed, Names, ResultsFolder, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.storage.extents import settle_direct
-from dlemu.storage.files import PARTIAL, aligned_buffer, open_sized
+from dlemu.storage.files import PARTIAL, UNITS, aligned_buffer, open_sized
 from dlemu.storage.gpu.cuda import DeviceMemory, GpuContext
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver, availability, lists_gpu
 from dlemu.storage.owned import disk_bytes, room, scratch
@@ -427,8 +427,8 @@ def _opener(
         opened.callback(os.close, file)
 
         def read(num_bytes: int, offset: int) -> int:
-            # O_DIRECT takes whole pages only, also of a file's end.
-            return os.preadv(file, [buffer[: round_up(num_bytes)]], offset)
+            # O_DIRECT takes whole sectors only, also of a file's end.
+            return os.preadv(file, [buffer[: round_up(num_bytes, UNITS[-1])]], offset)
 
         return read
 

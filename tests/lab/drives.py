@@ -82,3 +82,32 @@ def _run(*command: str | Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"{command[0]} cannot be used here: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def large_sectors(folder: Path, sector_bytes: int = 16384) -> Iterator[Path]:
+    """Mount a new XFS on a loop device of such sectors, as of some NVMe drives and RAIDs."""
+    if os.geteuid() != 0 or not shutil.which("mkfs.xfs"):
+        pytest.skip("only root may mount, and mkfs.xfs is needed")
+    image, point = folder / "sectors.image", folder / "sectors"
+    point.mkdir()
+    with image.open("wb") as file:
+        file.truncate(320 * _MIB)
+    sector = ("-s", f"size={sector_bytes}", "-b", f"size={sector_bytes}")
+    found = subprocess.run(
+        ["losetup", "-f", "--show", "-b", str(sector_bytes), image], capture_output=True, text=True
+    )
+    if found.returncode:
+        pytest.skip(f"no loop device of such sectors: {found.stderr.strip()}")
+    loop = found.stdout.strip()
+    try:
+        _run("mkfs.xfs", "-q", "-f", *sector, loop)
+        mount = subprocess.run(["mount", loop, point], capture_output=True, text=True)
+        if mount.returncode:
+            pytest.skip(f"this kernel has no blocks larger than a page: {mount.stderr.strip()}")
+        try:
+            yield point
+        finally:
+            subprocess.run(["umount", point], check=True)
+    finally:
+        subprocess.run(["losetup", "-d", loop], check=True)

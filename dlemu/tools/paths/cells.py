@@ -26,7 +26,7 @@ from dlemu.host.devices import listed, total
 from dlemu.host.place import Attachment
 from dlemu.host.processes import read_cpu_times
 from dlemu.ranks.world import World
-from dlemu.storage.files import NO_DIRECT, aligned_buffer, create, open_sized
+from dlemu.storage.files import NO_DIRECT, UNITS, aligned_buffer, create, open_sized
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import availability
 from dlemu.storage.owned import disk_bytes, room, scratch
@@ -356,11 +356,11 @@ def smallest_direct(target: Path) -> int | None:
                 raise RunError(
                     f"target {target} cannot be written ({error.strerror})", remedy="name another"
                 ) from None
-            os.pwrite(file, aligned_buffer(PAGE_BYTES), 0)
+            os.pwrite(file, aligned_buffer(2 * UNITS[-1]), 0)
         stack.callback(os.close, file)
-        for size in (SECTOR, 1024, 2048):
+        for size in (SECTOR, 1024, 2048, *UNITS):
             with suppress(OSError):  # EINVAL: not a multiple of the logical block
-                os.preadv(file, [aligned_buffer(PAGE_BYTES)[:size]], size)
+                os.preadv(file, [aligned_buffer(UNITS[-1])[:size]], size)
                 return size
     return PAGE_BYTES
 
