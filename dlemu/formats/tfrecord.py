@@ -99,11 +99,9 @@ class TfRecord(Format):
     def write(self, sink: Sink, file: FileSamples) -> None:
         tail = b""
         for sample, size in file:
-            head = _example_head(size)
-            length = struct.pack("<Q", len(head) + size)
-            # One call writes everything between two payloads.
-            sink.write(tail + length + masked_crc(google_crc32c.value(length)) + head)
-            tail = masked_crc(sink.payload(sample, size, crc32c, google_crc32c.value(head)))
+            before, crc = _before_image(size)
+            sink.write(tail + before)  # one call writes everything between two payloads
+            tail = masked_crc(sink.payload(sample, size, crc32c, crc))
         sink.write(tail)
 
     def index_paths(self, path: str) -> tuple[str, ...]:
@@ -314,6 +312,14 @@ def _example_head(size: int) -> bytes:
         length = len(head) + size
     head = first + _delimited(_TAG_1, length) + head
     return _delimited(_TAG_1, len(head) + size) + head
+
+
+@functools.lru_cache(maxsize=1024)
+def _before_image(size: int) -> tuple[bytes, int]:
+    """Return what a record has before the bytes of its image, and the CRC-32C of its Example's."""
+    head = _example_head(size)
+    length = struct.pack("<Q", len(head) + size)
+    return length + masked_crc(google_crc32c.value(length)) + head, google_crc32c.value(head)
 
 
 @functools.cache

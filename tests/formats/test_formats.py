@@ -201,7 +201,7 @@ def records_of(data: bytes) -> list[bytes]:
 def test_the_crc_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     """Also where the head, which has a checksum of what follows, is made last."""
     for name in NAMES:
-        for sizes in ([1], [3_000_000], [300_000] * 4):
+        for sizes in ([1], [3_000_000], [300_000] * 4, [70_000] * 20):
             path = tmp_path / f"a.{name}"
             _, crc = write_file(path, FORMATS[name], file_samples(sizes))
             assert crc == google_crc32c.value(path.read_bytes()), (name, sizes)
