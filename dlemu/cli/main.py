@@ -31,7 +31,7 @@ from dlemu.config.compose import (
 from dlemu.config.source import WordSource, taken_from_here
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean, system_line
 from dlemu.plugins import named_by, own_version
-from dlemu.ranks.ending import Interrupts
+from dlemu.ranks.ending import INTERRUPTED, Interrupts
 from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import Alone, PeerError, World
 from dlemu.terminal import (
@@ -74,8 +74,12 @@ def run(arguments: Sequence[str]) -> int:
                 interrupts.speaks, interrupts.cause = world.rank == 0, world.cause
                 status = _run_command(arguments[0], arguments[1:], world)
             return status if all_taken() else status or 1
-        except PeerError:
-            return 1  # the rank that failed prints why
+        except PeerError as error:
+            if not error.is_interrupt:
+                return 1  # the rank that failed prints why
+            if interrupts.speaks:  # an interrupted one is silent
+                complain(str(error))
+            return INTERRUPTED
         except KeyboardInterrupt:
             return interrupts.say()
         except _FAILURES as error:

@@ -24,7 +24,7 @@ _CLEAN_SECONDS = 2.0
 _EXIT_SECONDS = 10.0
 """Time for the interpreter to end: it waits for its threads, and one may be stuck."""
 _LOOK_SECONDS = 0.25
-_INTERRUPTED = 130
+INTERRUPTED = 130
 """Exit status that shells give a command ended by SIGINT."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -96,7 +96,7 @@ class Interrupts:
         if self.speaks and not self._has_spoken:
             self._has_spoken = True
             complain("interrupted")
-        return _INTERRUPTED
+        return INTERRUPTED
 
     def _come(self, number: int, frame: FrameType | None) -> None:
         # The SIGINT of __exit__ arrives here if the thread has not blocked it yet.

@@ -308,6 +308,7 @@ class Mpi(World):
         that answers is itself waiting for a rank further away, and will report that one.
         """
         self._go_on()
+        only_looks = deadline <= begin  # then it is no fault of the others that they do not come
         pending = set(ranks)
         pinged = False
         silent: set[int] = set()
@@ -340,7 +341,8 @@ class Mpi(World):
             elif silent & pending:
                 waited = time.perf_counter() - begin
                 error = f"waited {waited:.3g} s at a barrier for {self._name(silent & pending)}"
-                self._tell(error)
+                if not only_looks:
+                    self._tell(error)
                 raise RunError(error)
             else:
                 deadline = math.inf
@@ -424,12 +426,29 @@ def make_world(environment: Mapping[str, str] | None = None) -> World:
     environment = os.environ if environment is None else environment
     if launched_ranks(environment) == 1:
         return Alone()
-    size = _mpi_world().size  # says what is missing, if MPI cannot be loaded
-    from mpi4py import MPI
+    try:
+        size = _mpi_world().size  # says what is missing, if MPI cannot be loaded
+        from mpi4py import MPI
 
-    check_world(environment, size, MPI.get_vendor()[0])
-    _joined = Mpi()
+        check_world(environment, size, MPI.get_vendor()[0])
+        _joined = Mpi()
+    except KeyboardInterrupt:
+        _joined = _Joining()
+        raise
     return _joined
+
+
+class _Joining(World):
+    """The world of a rank that was interrupted while it joined the others, who wait for it."""
+
+    def end(self, status: int) -> int:
+        with suppress(OSError):  # the reader of our output may have ended
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # MPI's own end, at exit, would wait for those who wait.
+        if (mpi := sys.modules.get("mpi4py.MPI")) is not None:
+            mpi.COMM_WORLD.Abort(status)
+        os._exit(status)
 
 
 _joined: World = Alone()

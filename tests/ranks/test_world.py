@@ -13,6 +13,8 @@ from unittest.mock import Mock, call
 import pytest
 
 from dlemu.errors import LostRankError, RunError
+from dlemu.ranks import mpi
+from dlemu.ranks.links import Word, decode
 from dlemu.ranks.mpi import MANAGERS, MPIS, Mpi, check_world, launched_ranks, make_world
 from dlemu.ranks.world import Alone, PeerError
 from tests.lab.many_hosts import ManyHosts
@@ -177,6 +179,24 @@ def test_a_rank_that_has_left_a_barrier_may_end_at_once() -> None:
         world.barrier()
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize(("timeout", "told"), [(0, []), (1e-9, [Word.FAILED])])
+def test_who_only_looks_whether_others_come_tells_them_no_failure(
+    timeout: float, told: list[Word], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupted rank does, and then it is the interrupt that the others are to hear of."""
+    monkeypatch.setattr(mpi, "_PONG_SECONDS", 0.0)
+    links = Mock(arrive=Mock(return_value=False), receive=Mock(return_value=[]))
+    links.here.return_value = set()
+    world = Mpi.__new__(Mpi)
+    vars(world).update(_links=links, _failure=None, _children=[1], _parent=None, _unread=[])
+    vars(world).update(_gone=set(), _hosts=["a", "a"])
+    with pytest.raises(RunError, match=r"waited .* at a barrier for rank 1 on host a"):
+        world.barrier(timeout=timeout)
+    sent = [decode(each.args[1])[0] for each in links.send.call_args_list]
+    assert [word for word in sent if word is not Word.PING] == told
+
+
 def test_one_process_needs_no_mpi() -> None:
     assert isinstance(make_world({"PMI_SIZE": "1"}), Alone)
     assert "mpi4py.MPI" not in sys.modules
@@ -267,6 +287,34 @@ def test_ranks_that_do_not_find_each_other_are_told_the_word(
     with pytest.raises(RunError, match=f"started 4 ranks, but mpi4py's {mpi} finds 1: ") as raised:
         check_world(environment, 1, mpi)
     assert word in str(raised.value)
+
+
+_JOINS = """
+import os, sys
+from dlemu.__main__ import main
+from dlemu.ranks import mpi
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    mpi.STAGE = interrupted
+sys.exit(main())
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("stage", ["_mpi_world", "check_world", "Links"])
+def test_an_interrupt_of_one_that_joins_ends_those_who_wait_for_it(stage: str) -> None:
+    program = [sys.executable, "-c", _JOINS.replace("STAGE", stage)]
+    done = subprocess.run(
+        mpirun(2, *program, "datasize", "workload=unet3d_h100"),
+        timeout=LONG,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "dlemu: interrupted\n" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_torchrun_is_told_to_be_mpirun() -> None:
