@@ -54,8 +54,8 @@ def test_a_rank_looks_only_where_the_others_came_soon_last_time(three: list[Meet
 
     def meet(late: float) -> float:
         """Return how long the first one looked."""
-        first.arrive()
         begin = time.perf_counter()
+        first.arrive()
         first.look(at_last=first.open)
         looked = time.perf_counter() - begin
         time.sleep(late)

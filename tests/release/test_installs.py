@@ -1,6 +1,7 @@
 """What is told of installs: the pin to blame, what follows from torch, and how much is fetched."""
 
 import configparser
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -152,8 +153,15 @@ def test_how_much_is_fetched_and_how_to_fetch_less() -> None:
     ],
 )
 def test_a_python_that_is_named_has_an_environment_of_its_own(words: str, folder: str) -> None:
+    # The make that runs the tests hands its own words down.
+    handed = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PYTHON", "VENV"}
+    environment = {name: value for name, value in os.environ.items() if name not in handed}
     done = subprocess.run(
-        ["make", "-n", "-B", "demo", *words.split()], cwd=ROOT, capture_output=True, text=True
+        ["make", "-n", "-B", "demo", *words.split()],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert f" {folder}/bin/dlemu datagen" in f" {done.stdout.replace(chr(10), ' ')}"
 
