@@ -54,6 +54,7 @@ from dlemu.datagen.target import (
 )
 from dlemu.dataset.layout import Layout, Samples, layout_of
 from dlemu.errors import DatasetError, RunError
+from dlemu.host.devices import existing, files_below
 from dlemu.ranks.world import Alone, World
 from dlemu.storage import probe
 from dlemu.storage.owned import disk_bytes, held, room, why_full
@@ -101,13 +102,24 @@ class FolderState:
         """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
         if not self.todo.changes or in_bucket(folder):
             return
-        room(
-            folder,
-            self.sizes.shape[1] * FILE_TYPE.itemsize + self.num_bytes,
-            "free space, use another dataset.data_folder, or lower dataset.num_files_train",
-            what=counted(len(self.todo.missing), f"{self.todo.layout.format} file"),
-            num_files=len(self.todo.missing) * len(self.sizes),
-        )
+        layout, missing = self.todo.layout, self.todo.missing
+        needs = round_up(self.sizes[:, missing]).sum(axis=0)
+        # Subfolders may be links to other drives: each file is counted where it will lie.
+        below = missing % max(1, layout.num_subfolders)
+        own = os.stat(existing(folder)).st_dev
+        places: dict[int, tuple[Path, list[int]]] = {own: (folder, [])}
+        for file in np.unique(below).tolist():
+            there = existing((folder / layout.path(file)).parent)
+            places.setdefault(os.stat(there).st_dev, (there, []))[1].append(file)
+        for place, files in places.values():
+            here = np.isin(below, files)
+            room(
+                place,
+                self.sizes.shape[1] * FILE_TYPE.itemsize + int(needs[here].sum()),
+                "free space, use another dataset.data_folder, or lower dataset.num_files_train",
+                what=counted(int(here.sum()), f"{layout.format} file"),
+                num_files=int(here.sum()) * len(self.sizes),
+            )
 
 
 def examine(target: Folder, wanted: Layout) -> FolderState:
@@ -240,7 +252,7 @@ def dataset_folders(layout: Layout) -> list[Path]:
 
 def _check_capacity(folder: Path, layout: Layout) -> None:
     """Refuse a dataset that is larger than the whole file system, before anything is looked at."""
-    have, _ = disk_bytes(folder)
+    have = sum(disk_bytes(each)[0] for each in files_below(existing(folder)))
     need = max(layout.num_files * PAGE_BYTES, round(layout.num_samples * layout.mean_bytes))
     if need > have:
         raise RunError(
@@ -416,7 +428,7 @@ def write_rate(layout: Layout, folder: Path, *, seconds: float = _PROBE_SECONDS)
     """
     if in_bucket(folder):
         return None
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    there = existing((folder / layout.path(0)).parent)
     seen: list[FileProgress] = []
 
     def stop(progress: FileProgress) -> None:

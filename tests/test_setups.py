@@ -8,6 +8,8 @@ import errno
 import json
 import os
 import stat
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
 from dlemu.errors import system_line
 from dlemu.formats.tfrecord import TfRecord
+from dlemu.host.devices import counted_devices, devices_under, files_below, mount_under
 from dlemu.ranks.world import Alone
 from dlemu.report.words import note_lines
 from dlemu.storage import files
@@ -27,7 +30,7 @@ from dlemu.storage.owned import why_full
 from dlemu.tools.paths.cells import smallest_direct
 from tests.lab.commands import QUICK, SMALL, Printed, ran, small_job, summary_of
 from tests.lab.dataset import tree
-from tests.lab.drives import large_sectors, mounted
+from tests.lab.drives import bound, large_sectors, mounted, own_drive
 from tests.lab.real_datasets import LAYOUTS, make
 
 # --- real datasets --------------------------------------------------------------------------------
@@ -274,3 +277,67 @@ def test_a_file_system_without_inodes(tmp_path: Path, printed: Printed) -> None:
             "has no room for another file: its 30 inodes are taken (df -i)"
         )
         assert why_full(tmp_path, OSError(errno.ENOSPC, "No space")) == "is full (No space)"
+
+
+# --- drives are found by the files ----------------------------------------------------------------
+
+
+@pytest.fixture
+def two_drives() -> Iterator[tuple[Path, Path]]:
+    with own_drive(48 << 20) as one, own_drive(24 << 20) as other:
+        yield one, other
+
+
+def loop_of(drive: Path) -> str:
+    found = subprocess.run(["findmnt", "-no", "SOURCE", drive], capture_output=True, text=True)
+    return found.stdout.strip().removeprefix("/dev/")
+
+
+def test_the_drive_is_that_of_the_files(
+    tmp_path: Path, two_drives: tuple[Path, Path], printed: Printed
+) -> None:
+    """Before: "vda, the root disk", and 77.5 % from memory with O_DIRECT."""
+    one, other = two_drives
+    data = tmp_path / "data"
+    data.mkdir()
+    (one / "t").mkdir()
+    (data / "train").symlink_to(one / "t")
+    for read_folder in (devices_under, lambda place: counted_devices(place)):
+        assert [each.name for each in read_folder(data)] == [loop_of(one)]
+    mount = mount_under(data)
+    assert mount is not None and mount.point == str(one)
+    job = small_job(tmp_path, reader__odirect=True, train__epochs=1)
+    ran(job)
+    summary = summary_of(tmp_path / "run")
+    assert summary["measured"]["page_cache_share"] in (0.0, None)
+    assert summary["system"][0]["mount"] == str(one)
+    (other / "more").mkdir()
+    (other / "more" / "x.npz").write_bytes(bytes(100))
+    (one / "t" / "sub").symlink_to(other / "more")
+    assert len({each.stat().st_dev for each in files_below(data)}) == 2, "links in a folder"
+    (one / "t" / "sub").unlink()
+    (one / "t" / "img_x.npz").symlink_to(other / "more" / "x.npz")
+    assert len({each.stat().st_dev for each in files_below(data)}) == 2, "links of files"
+    (one / "t" / "img_x.npz").unlink()
+    with bound(other / "more", one / "t" / "bound"):
+        assert len({each.stat().st_dev for each in files_below(data)}) == 2, "bind mounts"
+
+
+def test_room_is_asked_where_the_files_will_lie(
+    tmp_path: Path, two_drives: tuple[Path, Path], printed: Printed
+) -> None:
+    """Before: accepted by the dry run, then "is full" in the middle."""
+    one, other = two_drives
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train").symlink_to(one)
+    large = [*SMALL, "dataset.record_length_bytes=1MB", "dataset.record_length_bytes_stdev=0"]
+    words = ["datagen", *large, f"dataset.data_folder={data}", "--dry-run"]
+    assert f"{data}/train has " in printed(*words, status=1)
+    (data / "train").unlink()
+    (data / "train").mkdir()
+    for number, drive in enumerate((one, other)):
+        (data / "train" / str(number)).symlink_to(drive)
+    half = [*words, "dataset.num_subfolders_train=2", "dataset.record_length_bytes=900kB"]
+    said = printed(*half, status=1)
+    assert f"{data}/train/1 has " in said and "too little for 28 npz files" in said

@@ -12,8 +12,9 @@ table.
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, fields, is_dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,9 @@ _MOUNT = re.compile(
 SECTOR = 512  # bytes; /sys counts these, whatever the drive's own sector size is
 IN_MEMORY = ("tmpfs", "ramfs")
 """File systems that never read a drive."""
+_FOLDERS_LOOKED_INTO, _LOOKED_AT, _MOST_LISTED = 16, 32, 4096
+"""Subfolders that `files_below` opens; links and folders, and other entries of each,
+that it looks at, of so many at most: over a network each look is a round trip."""
 T = TypeVar("T")
 
 
@@ -106,9 +110,10 @@ class BlockDevice:
 def devices_under(*places: Path, proc: Path = PROC, sys: Path = SYS) -> list[BlockDevice]:
     """Return the physical drives that hold these folders, by name; none for tmpfs and networks.
 
-    Of a block device such as /dev/nvme0n1p1 its own. A partition is resolved to its drive; md, dm,
-    LVM and multipath to their members; a loop device to the drives under its file; overlay to the
-    drives under those of its layers that are visible.
+    Those of a dataset are the drives below its files, wherever links and mounts lead: `files_below`
+    says which are looked at. Of a block device such as /dev/nvme0n1p1 its own. A partition is
+    resolved to its drive; md, dm, LVM and multipath to their members; a loop device to the drives
+    under its file; overlay to the drives under those of its layers that are visible.
     """
     mounts = read_mounts(proc=proc)
     disks: list[Path] = []
@@ -117,7 +122,8 @@ def devices_under(*places: Path, proc: Path = PROC, sys: Path = SYS) -> list[Blo
             for device in _named_device(place, sys):
                 disks += _members(device, mounts, sys, set())
         else:
-            disks += _disks_under(place.resolve(), mounts, sys, set())
+            for file in files_below(place):
+                disks += _disks_under(file.resolve(), mounts, sys, set())
     return _block_devices(disks, sys)
 
 
@@ -136,8 +142,37 @@ def counted_devices(place: Path, *, proc: Path = PROC, sys: Path = SYS) -> list[
 
 
 def mount_under(folder: Path, *, proc: Path = PROC) -> Mount | None:
-    """Return the mount that a folder lies on; None if mountinfo does not list it."""
-    return mount_of(folder.resolve(), read_mounts(proc=proc))
+    """Return the mount that a folder's files lie on; None if mountinfo does not list it.
+
+    Of several it is that of the first file of a sample.
+    """
+    return mount_of(files_below(folder)[0].resolve(), read_mounts(proc=proc))
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return a file of a folder's on each file system that holds some of them.
+
+    A sample is looked at, of `train/` where a dataset has one; links are followed. Where there is
+    no file yet, that is the folder in which the files will lie.
+    """
+    if not folder.is_dir() or folder.resolve() == Path("/"):
+        return [folder]
+    start = folder / "train" if (folder / "train").is_dir() else folder
+    found: dict[int, Path] = {}
+    left, seen = [start], 0
+    while left and seen < _FOLDERS_LOOKED_INTO:
+        seen += 1
+        with suppress(OSError), os.scandir(left.pop(0)) as all_entries:
+            entries = list(islice(all_entries, _MOST_LISTED))
+            apart = [each for each in entries if each.is_symlink() or each.is_dir()]
+            plain = [each for each in entries if not (each.is_symlink() or each.is_dir())]
+            for entry in chain(*(each[:: len(each) // _LOOKED_AT + 1] for each in (apart, plain))):
+                with suppress(OSError):  # a broken link
+                    if entry.is_dir():
+                        left.append(Path(entry.path))
+                    elif entry.is_file():
+                        found.setdefault(entry.stat().st_dev, Path(entry.path))
+    return list(found.values()) or [start]
 
 
 def existing(folder: Path) -> Path:
