@@ -256,9 +256,11 @@ def present_calibration(found: Document) -> list[Block]:
         return f"{least}{format_rate(rate)}, {taken}; limit: {limit}"
 
     overhead = f"{format_seconds(found['overhead'])}; limit: {found['overhead_limit']}"
+    barrier = found.get("barrier")
     facts = [
         ("overhead of a step", overhead),
         ("jitter of a step", format_seconds(found["jitter"])),
+        *([("barrier of two processes", format_seconds(barrier))] if barrier else []),
         ("this host moves", rate_of("host", ("host cpu", "memory"))),
         ("a drive gives", rate_of("drive", ("storage",))),
     ]

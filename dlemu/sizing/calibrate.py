@@ -34,6 +34,7 @@ from dlemu.judge.folders import recorded, versions
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, read_steps, write_json
 from dlemu.judge.summary import introduced, time_of_day
+from dlemu.ranks.cost import barrier_cost
 from dlemu.ranks.world import World
 from dlemu.report.words import evidence_of
 from dlemu.report.words.places import facts_of, lines_of
@@ -316,6 +317,7 @@ class _Calibrator:
                 workload.train.computation_time.mean, one.metrics.au_percentage, jitter
             ),
             jitter=jitter,
+            barrier=barrier_cost().median,
             host_read_bytes_per_second=_payload_rate(workload, full),
             drive_read_bytes_per_second=drive,
             page_cache_share=share,

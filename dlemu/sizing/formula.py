@@ -74,6 +74,8 @@ class Calibration(BaseModel):
     """Seconds of a step beyond compute, where storage is not the limit (o)."""
     jitter: Annotated[float, Field(ge=0)] = 0.0
     """Scale of the step's jitter over the accelerators, seconds (σ); differs from site to site."""
+    barrier: Annotated[float, Field(ge=0)] | None = None
+    """Seconds in which two processes of this host meet (median); None: not measured."""
     host_read_bytes_per_second: Positive
     """What one host moves at full load, where storage is not the limit (C)."""
     drive_read_bytes_per_second: Positive | None = None

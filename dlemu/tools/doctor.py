@@ -24,6 +24,7 @@ from dlemu.host.devices import BlockDevice, devices_under, listed, mount_under, 
 from dlemu.host.place import describe_drive
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.host.wear import lifetime, sustained
+from dlemu.ranks.cost import barrier_cost
 from dlemu.storage.gpu import cuda, cufile
 from dlemu.units import format_bytes, format_seconds
 
@@ -142,12 +143,29 @@ def _host() -> Iterator[Check]:
     remedy = "a busy host: short steps will seem longer; free CPUs"
     yield Check("timer", "ok", found) if late.p99 <= LATE else Check("timer", "note", found, remedy)
 
+    yield _barrier()
+
     if os.access("/proc/sys/vm/drop_caches", os.W_OK):
         yield Check("page cache", "ok", "all of it can be dropped")
     else:
         remedy = "enough for dlemu's runs; to drop everything, run as root"
         yield Check("page cache", "note", "only the dataset's own pages can be dropped", remedy)
     yield huge_pages(HUGE_PAGES)
+
+
+def _barrier() -> Check:
+    """Return what ranks of this host lose at each step when they meet, without any reads."""
+    try:
+        cost = barrier_cost()
+    except (RunError, OSError) as error:
+        return Check("barrier", "note", f"{error}", "several ranks of a host may not start here")
+    found = (
+        f"{cost.processes} processes meet within {format_seconds(cost.median)}, "
+        f"p99 {format_seconds(cost.p99)}"
+    )
+    if cost.median <= LATE:
+        return Check("barrier", "ok", found)
+    return Check("barrier", "note", found, "a busy host: short steps will seem longer; free CPUs")
 
 
 def huge_pages(setting: Path) -> Check:

@@ -19,6 +19,7 @@ from dlemu.host.network import find_links, network_name, read_network
 from dlemu.host.place import find_attachment, find_connection, find_host, name_storage
 from dlemu.host.processes import free_memory_bytes, process_age
 from dlemu.host.wear import controller_of, lifetime
+from dlemu.ranks.cost import BarrierCost
 from dlemu.sizing import calibrate
 from dlemu.storage.gpu import cufile
 from dlemu.tools import doctor
@@ -120,6 +121,8 @@ def test_whatever_is_refused_is_unknown(
 ) -> None:
     late = timer_error(WallClock.calibrate(), seconds=0.0, num_sleeps=1)
     monkeypatch.setattr(doctor, "timer_error", lambda *_, **__: late)
+    met = BarrierCost(2, 1e-5, 1e-5)
+    monkeypatch.setattr(doctor, "barrier_cost", lambda: met)
     with _looked_at(lambda path: False) as seen:
         look(tmp_path)
     assert seen

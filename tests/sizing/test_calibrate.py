@@ -79,6 +79,7 @@ def test_a_prediction_takes_what_was_measured(
     assert found.host_read_bytes_per_second > 0
     assert found.overhead >= 0 and found.jitter >= 0, "on a busy host chance may say less than 0"
     assert found.drive_read_bytes_per_second is not None
+    assert found.barrier is not None and "barrier of two processes: " in out
     assert found.page_cache_share < 0.05
     assert f"result: {path}" in out and "this host moves" in out
     assert (found.overhead_limit, found.host_limit, found.drive_limit).count(None) == 0

@@ -37,12 +37,23 @@ def test_a_loader_needs_its_own_packages_only(
 def test_this_host_is_examined_whole(tmp_path: Path) -> None:
     checks = {check.name: check for check in examine(tmp_path, for_gpu=True)}
 
-    wanted = {"Python", "CPUs", "memory", "timer", "page cache", "MPI", "PyTorch", "DALI"}
+    wanted = {
+        "Python",
+        "CPUs",
+        "memory",
+        "timer",
+        "barrier",
+        "page cache",
+        "MPI",
+        "PyTorch",
+        "DALI",
+    }
     wanted |= {"GPU", "nvidia-fs", "cuFile", "file system", "O_DIRECT"}
     assert wanted <= checks.keys()
     assert any(name.startswith("drive") for name in checks)
     assert checks["NumPy"].state == checks["h5py"].state == "ok"
     assert re.search(r"sleeps of 3.5 ms end .* late, p99 ", checks["timer"].found)
+    assert re.search(r"2 processes meet within .*, p99 ", checks["barrier"].found)
     for check in checks.values():
         assert check.found
         if check.state != "ok":
