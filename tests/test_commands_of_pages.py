@@ -26,11 +26,12 @@ from urllib.request import Request, urlopen
 import pytest
 
 from dlemu.cli.commands import COMMANDS
-from dlemu.cli.help import all_keys, own_keys
+from dlemu.cli.help import own_keys
 from dlemu.cli.main import run
 from dlemu.cli.words import parse, with_command_first
 from dlemu.config import compose
 from dlemu.config.compose import known_workloads, named
+from dlemu.config.keys import all_keys
 from dlemu.dataset import rule
 from dlemu.plugins import named_by
 from dlemu.report.stored import find_results
