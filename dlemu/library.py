@@ -85,4 +85,4 @@ def keep(answers: Sequence[Sized], say: Say) -> None:
     try:
         draw(folder, document)
     except ModuleNotFoundError:
-        say("no plot: matplotlib is missing (pip install 'dlemu[plot]')")
+        say("no plot: matplotlib is missing; pip install 'dlemu[plot]'")

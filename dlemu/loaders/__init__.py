@@ -220,8 +220,9 @@ def _find_loader(workload: Workload) -> Callable[..., Loader]:
         if (error.name or "").startswith("dlemu"):
             raise
         extra = "torch" if name == "pytorch" else "dali-cuda13"
+        package = "NVIDIA DALI" if (error.name or "").startswith("nvidia") else error.name
         raise WorkloadError(
-            f"reader.data_loader={name} needs {error.name}: "
+            f"reader.data_loader={name} needs {package}: "
             f"pip install 'dlemu[{extra}]', or use reader.data_loader=threads"
         ) from None
     except ValueError as error:  # a user's own

@@ -37,7 +37,7 @@ from dlemu.units import PAGE_BYTES
 
 Gds = Literal["require", "prefer"]
 
-INSTALL = "pip install nvidia-cufile, or install the CUDA toolkit's libcufile"
+INSTALL = "pip install 'dlemu[gds]', or install the CUDA toolkit's libcufile"
 _VARIABLE = "CUFILE_ENV_PATH_JSON"
 
 

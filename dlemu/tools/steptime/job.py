@@ -208,7 +208,7 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[dict[
         if device == "cpu":
             say(_ON_CPU)
         elif gpu is None:
-            say("clocks, power and temperature are unknown: pip install nvidia-ml-py")
+            say("clocks, power and temperature are unknown: pip install 'dlemu[gds]'")
         preprocessing = _preprocessing(workload, say)
         layout = _layout(job, workload, say)
         path = folder / f"{stem}.yaml"
