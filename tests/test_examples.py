@@ -2,19 +2,25 @@
 
 import ast
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dlemu.cli.main import run
 from dlemu.config.model import load_workload
 from tests.lab.commands import execute
+from tests.lab.mpirun import mpirun
+from tests.lab.waiting import LONG
 from tests.sizing.conftest import no_pictures as no_pictures
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 
 
 def told_by(script: str, folder: Path, *words: str) -> str:
@@ -105,3 +111,83 @@ def test_a_step_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (
         load_workload(tmp_path / "out" / "unet3d_measured_cpu.yaml").train.computation_time.mean > 0
     )
+
+
+# --- launchers and images: their lines are those of the installed version -------------------------
+
+
+def accepted(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Fail if dlemu does not take a command line, all keys with their values."""
+    assert run([*words, "--cfg", "job"]) == 0, capsys.readouterr()
+
+
+def test_the_job_of_kubernetes(capsys: pytest.CaptureFixture[str]) -> None:
+    job = yaml.safe_load((EXAMPLES / "mpijob.yaml").read_text())["spec"]
+    launcher, worker = (
+        job["mpiReplicaSpecs"][name]["template"]["spec"] for name in ("Launcher", "Worker")
+    )
+    (started,), (serving,) = launcher["containers"], worker["containers"]
+    assert started["image"] == serving["image"]
+    words = started["command"]
+    at = words.index("dlemu")
+    accepted(words[at + 1 :], capsys)
+    ranks = int(words[words.index("-n") + 1])
+    assert ranks == job["slotsPerWorker"] * job["mpiReplicaSpecs"]["Worker"]["replicas"]
+    # The installed mpirun takes the options: one rank of each says so.
+    assert words[0] == "mpirun"
+    start = [*mpirun(ranks)[:1], *words[1:at], "--oversubscribe", "echo", "here"]
+    told = subprocess.run(start, capture_output=True, text=True, timeout=LONG)
+    assert told.stdout.split() == ["here"] * ranks, told.stderr
+    mounted = {each["name"]: each["mountPath"] for each in serving["volumeMounts"]}
+    assert mounted["shm"] == "/dev/shm" and {each["name"] for each in worker["volumes"]} == {
+        *mounted
+    }
+    assert serving["command"] == _told_by_image("examples/Dockerfile.sshd", "CMD")
+    below = [word for word in words[at:] if word.partition("=")[0].endswith("folder")]
+    assert all(word.partition("=")[2].startswith(mounted["data"]) for word in below)
+
+
+def _told_by_image(name: str, word: str) -> Any:
+    """Return the words of the last line that begins with `word`."""
+    lines = re.findall(rf"^{word} (\[.*\])$", (ROOT / name).read_text(), re.MULTILINE)
+    return json.loads(lines[-1])
+
+
+def test_the_image_s_own_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "Dockerfile"
+    assert _told_by_image(name, "ENTRYPOINT") == ["dlemu"]
+    assert run(_told_by_image(name, "CMD")) == 0
+    program, *words = _told_by_image(name, "HEALTHCHECK CMD")
+    assert program == "dlemu" and run(words) == 0
+    assert re.search(r"^FROM dlemu$", (EXAMPLES / "Dockerfile.sshd").read_text(), re.MULTILINE)
+    assert " -t dlemu ." in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "examples/Dockerfile.sshd"])
+def test_each_step_of_an_image_is_a_script_of_sh(name: str) -> None:
+    joined = (ROOT / name).read_text().replace("\\\n", " ")
+    steps = re.findall(r"^RUN (.*)$", joined, re.MULTILINE)
+    assert steps
+    for step in steps:
+        assert subprocess.run(["sh", "-n", "-c", step]).returncode == 0, step
+
+
+def test_the_job_of_slurm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """srun starts what stands behind its options; here dlemu keeps the words that it is given."""
+    for script, lines in (
+        ("srun", 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"'),
+        (
+            "venv/bin/dlemu",
+            f'for word; do echo "$word"; done >> {tmp_path}/words; echo >> {tmp_path}/words',
+        ),
+    ):
+        path = tmp_path / script
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{lines}\n")
+        path.chmod(0o755)
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "VENV": f"{tmp_path}/venv"}
+    subprocess.run(["sh", EXAMPLES / "slurm.sh"], env=given | {"SLURM_JOB_ID": "7"}, check=True)
+    commands = (tmp_path / "words").read_text().split("\n\n")[:-1]
+    assert [each.split()[0] for each in commands] == ["datagen", "run"]
+    for each in commands:
+        accepted(each.split(), capsys)
