@@ -28,17 +28,18 @@ INTERRUPTED = 130
 """Exit status that shells give a command ended by SIGINT."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-_last_acts: list[LastAct] = []
+_last_acts: list[tuple[LastAct, Callable[[], object]]] = []
 
 
 @contextmanager
-def last_act(act: LastAct) -> Iterator[None]:
-    """Make `end_process` call `act(error)`, until the `with` ends."""
-    _last_acts.append(act)
+def last_act(act: LastAct, *, late: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Make `end_process` call `act(error)`, until the `with` ends; `late` if it takes too long."""
+    both = act, late
+    _last_acts.append(both)
     try:
         yield
     finally:
-        _last_acts.remove(act)
+        _last_acts.remove(both)
 
 
 def end_process(
@@ -48,10 +49,12 @@ def end_process(
 
     `leave(status)` is called after them and returns the exit status.
     """
-    for act in reversed(_last_acts):
+    for act, late in reversed(_last_acts):
         thread = threading.Thread(target=act, args=(error,), daemon=True)
         thread.start()
         thread.join(_ACT_SECONDS)
+        if thread.is_alive():
+            late()
     with suppress(Exception):
         status = leave(status)
     os._exit(status)

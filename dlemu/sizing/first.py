@@ -33,6 +33,7 @@ from dlemu.config.published import command
 from dlemu.config.types import Arguments, Listed, MostBytes, Seconds, Section, Use
 from dlemu.datagen.manifest import read_manifest
 from dlemu.datagen.survey import folders_below
+from dlemu.datagen.verify import verify
 from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset, Layout, Repeated, layout_of
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
@@ -113,7 +114,7 @@ class Files:
 
 
 @contextmanager
-def scratch_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
+def scratch_folder(folder: Path, *, keep: bool) -> Iterator[OwnedFolder]:
     """Yield a held folder for the files of a try; remove it in the end, whatever happens.
 
     Raises:
@@ -140,7 +141,7 @@ def scratch_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
                 f"{folder} has no O_DIRECT, so memory would answer for the drive; write a dataset "
                 "of five times the memory instead: dlemu datasize, dlemu datagen, dlemu size"
             )
-        yield own.path
+        yield own
 
 
 def _is_ours(name: str) -> bool:
@@ -156,6 +157,8 @@ def find_files(folder: Path, workload: Workload) -> Files | None:
             manifest = read_manifest(place)
             if manifest is None or manifest.layout.num_files < _LEAST_FILES:
                 continue
+            if place == folder / NAME / workload.name and verify(place, full=False):
+                continue  # a try that was stopped while it wrote or removed files
             layout = manifest.layout
             keys: dict[str, object] = {
                 "dataset.data_folder": str(place.absolute()),
@@ -319,17 +322,17 @@ def try_storage(
     """
     end = time.perf_counter() + trial.seconds
     with (
-        scratch_folder(trial.folder, keep=trial.keep) as own,
+        scratch_folder(trial.folder, keep=trial.keep) as scratch,
         hold(trial.output.folder, "try") as results,
         SizingRecord(results, tried=trial.folder).failing() as record,
     ):
+        own = scratch.path
         say(
             f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
             f"most {format_bytes(trial.max_bytes)} of files in {own}"
         )
         say(lines_of(facts_of({"system": [find_host(trial.folder)]})))
-        rate = _write_rate(own)
-        datasets = _datasets(trial, own, rate, say)
+        datasets, rate = _datasets(trial, scratch, say)
         (target,) = names_of([str(trial.folder)])
         answers: list[Sized] = []
         for place, (job, files) in enumerate(zip(trial.jobs, datasets, strict=True)):
@@ -376,14 +379,24 @@ def load_jobs(names: Sequence[str], keys: dict[str, Any]) -> tuple[Workload, ...
     return jobs
 
 
-def _datasets(trial: Trial, own: Path, rate: float, say: Say) -> list[Files]:
-    """Return the files that each workload reads: those that are there, else such as are planned."""
+def _datasets(trial: Trial, scratch: OwnedFolder, say: Say) -> tuple[list[Files], float]:
+    """Return the files that each workload reads, those that are there or such as are planned.
+
+    Also the bytes per second that can be written. What another try has left, and this one does not
+    read, is removed first.
+    """
     jobs = [_readable(workload, say) for workload in trial.jobs]
     there = [find_files(trial.folder, job) for job in jobs]
+    read = {found.workload.data_folder for found in there if found is not None}
+    for left in (path for path in scratch.path.absolute().iterdir() if path.is_dir()):
+        if left not in read:
+            say(f"{left} is left of a try that was stopped, and is removed")
+            scratch.remove(f"{left.name}/")
+    rate = _write_rate(scratch.path)
     missing = [job for job, found in zip(jobs, there, strict=True) if found is None]
     most_each = _WRITE_SHARE * trial.seconds * rate
-    planned = iter(plan_files(own, missing, trial.max_bytes, most_each=most_each))
-    return [next(planned) if found is None else found for found in there]
+    planned = iter(plan_files(scratch.path, missing, trial.max_bytes, most_each=most_each))
+    return [next(planned) if found is None else found for found in there], rate
 
 
 def _readable(workload: Workload, say: Say) -> Workload:

@@ -13,11 +13,13 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +237,8 @@ class OwnedFolder:
     ) -> Iterator[None]:
         """Hold and mark it; at any end it is cleaned, unless `keep`.
 
-        `say` is called where the process ends and the files of a stuck thread stay.
+        `say` is called where the process ends and files stay: removing them takes too long, or is
+        not possible.
 
         Raises:
             WorkloadError: another process holds it, or what has its name is somebody else's.
@@ -248,14 +251,21 @@ class OwnedFolder:
             self.write(fields)
             if not keep:
                 # The last act ends after the removal: an interrupted removal is then done again.
-                stack.enter_context(last_act(lambda error: self._clean_at_last(say)))
+                late = partial(say, self._left)
+                stack.enter_context(last_act(lambda error: self._clean_at_last(say), late=late))
                 stack.callback(self.clean)
             yield
 
     def _clean_at_last(self, say: Callable[[str], None]) -> None:
         self.clean()
         if self.path.exists():
-            say(f"{self.path} could not be removed; remove it, or let the next dlemu do it")
+            say(self._left)
+
+    @property
+    def _left(self) -> str:
+        """What is said where time is up, or a file cannot be removed; asks nothing of storage."""
+        how = f"rm -r {shlex.quote(str(self.path))}"
+        return f"files are left in {self.path}; the same command uses or removes them, or {how}"
 
     def _is_ours(self, name: str) -> bool:
         return self.is_ours(name) or self.is_ours(name.removesuffix(PARTIAL))

@@ -21,6 +21,13 @@ from dlemu.ranks.ending import Interrupts, end_soon, last_act
 def act(error):
     print("act", type(error).__name__, flush=True)
 """
+_LATE = """
+act = lambda error: time.sleep(100)
+with Interrupts() as interrupts, last_act(act, late=lambda: print("late", flush=True)):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    print("begun", flush=True)
+    time.sleep(100)
+"""
 _STUCK = """
 with Interrupts() as interrupts, last_act(act):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -106,6 +113,7 @@ ENDS = {
         130,
         ["cleaning", "act KeyboardInterrupt"],
     ),
+    "what a last act has not done in time is told": (_LATE, _INT, 130, ["late"]),
     "one that can ends by itself": (_CLEAN, _INT, 130, ["cleaned"]),
     "another thread takes the signal": (_BUSY_LATER, _INT, 130, ["cleaned"]),
     "one of several ranks speaks": (_SILENT, _INT, 130, ["cleaned"]),

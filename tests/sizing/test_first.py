@@ -217,11 +217,39 @@ def test_what_cannot_be_removed_is_told_of(
 ) -> None:
     with scratch_folder(drive, keep=False) as own:
         monkeypatch.setattr("os.unlink", Mock(side_effect=OSError))
-        ending._last_acts[-1](KeyboardInterrupt())
+        act, late = ending._last_acts[-1]
+        act(KeyboardInterrupt())
         monkeypatch.undo()
-    assert capsys.readouterr().err == (
-        f"dlemu: {own} could not be removed; remove it, or let the next dlemu do it\n"
+        late()
+    told = (
+        f"dlemu: files are left in {own.path}; the same command uses or removes them, or "
+        f"rm -r {own.path}\n"
     )
+    assert capsys.readouterr().err == 2 * told
+
+
+LEFT: dict[str, Callable[[Path], object]] = {
+    "no list of files": lambda data: (data / "dlemu.files.npy").unlink(),
+    "no manifest": lambda data: (data / "dlemu.json").unlink(),
+    "a file less": lambda data: next(data.glob("train/img_*")).unlink(),
+    "a file cut": lambda data: os.truncate(next(data.glob("train/img_*")), 100),
+    "samples alone": lambda data: [path.unlink() for path in data.glob("dlemu*")],
+    "of another workload": lambda data: data.rename(data.with_name("unet3d_h100")),
+}
+"""What a removal that was cut short may leave of a try's files."""
+
+
+@pytest.mark.parametrize("harm", LEFT.values(), ids=LEFT)
+def test_what_a_stopped_removal_has_left_does_not_stop_the_next(
+    harm: Callable[[Path], object], drive: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    tried(drive, tmp_path / "1", keep=True)
+    harm(drive / "dlemu-try" / "cosmoflow_h100")
+    (one,) = tried(drive, tmp_path / "2", say=said.append)
+    assert one.num_accelerators == 3 and one.first and one.first.written
+    assert any("is left of a try that was stopped, and is removed" in line for line in said)
+    assert left(drive) == set()
 
 
 @pytest.mark.parametrize(
