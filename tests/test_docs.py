@@ -14,7 +14,7 @@ import pytest
 import dlemu
 from dlemu.cli.commands import COMMANDS
 from dlemu.cli.words import OPTIONS
-from docs import how_long, keys, workloads
+from docs import glossary, how_long, keys, workloads
 from docs.house import PAGE, draw, folder_path, page_with
 from tests.test_layers import MAY_IMPORT, MODULES
 
@@ -131,6 +131,11 @@ def test_a_word_has_one_meaning() -> None:
             "workloads",
             workloads.PAGE,
             lambda page: page_with(page, workloads.table(), workloads.MARKS),
+        ),
+        (
+            "glossary",
+            glossary.PAGE,
+            lambda page: page_with(page, glossary.table(), glossary.MARKS),
         ),
         (
             "how_long",

@@ -7,10 +7,14 @@ import json
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from sysconfig import get_path
 
 from dlemu.cli.commands import COMMANDS
+from dlemu.cli.terms import term_of, told
 from dlemu.cli.words import OPTIONS, Words, parse
-from dlemu.config.compose import known_workloads, read_yaml
+from dlemu.config.compose import known_workloads, named, read_yaml
+from dlemu.config.dlio import DECLINED, IGNORED
 from dlemu.config.keys import Key, about, all_keys, keys_of_model
 from dlemu.config.model import read_by
 from dlemu.config.published import value_of
@@ -96,22 +100,12 @@ def _shown(keys: Iterable[Key]) -> Iterator[str]:
             )
 
 
-_TERMS = {
-    "au": "AU: accelerator utilisation, the share of the time in which accelerators compute. The "
-    "benchmark's rule leaves out the first step. The required AU is metric.au.",
-    "threshold": "threshold: the AU that a run must reach to pass: metric.au.",
-    "n*": "N*: the number of accelerators, with its fraction, at which AU meets the threshold. "
-    "dlemu size and dlemu try compute it from their runs.",
-    "edition": "edition: the version of MLPerf Storage whose formulas apply: metric.edition.",
-    "loop rule": "loop rule: the benchmark's training loop, which asks for the next batch after "
-    "the barrier: train.loop=rule.",
-    "hand-over": "hand-over: putting a batch into one array for training: reader.hand_over.",
-}
-"""Words of the reports that are no keys, in small letters."""
+_ROWS = {"model": "dlemu checkpoint model", "weights": "dlemu load model", "drive": "drive"}
+"""Groups of rows beside the workloads, and what takes a name of them."""
 
 
 def help_on(words: Sequence[str]) -> str:
-    """Return the help on a key, a group of keys, or all of them.
+    """Return the help on a key, a group of keys, all of them, a word of the output, or a row.
 
     Raises:
         WorkloadError: there is none of that name.
@@ -120,14 +114,27 @@ def help_on(words: Sequence[str]) -> str:
     keys = all_keys()
     if word in keys:
         return _whole(keys[word])
-    if term := _TERMS.get(" ".join(words).lower()):
-        return textwrap.fill(term, _WIDTH)
     if word == "keys":
         parts = [f"{_heading(group)}\n" + "\n".join(_shown(own)) for group, own in by_group()]
         return "\n\n".join(parts)
     groups = dict(by_group())
+    term = term_of(" ".join(words))
+    found = [textwrap.fill(told(term), _WIDTH)] if term else []
     if word in groups:
-        return f"{_heading(word)}\n" + "\n".join(_shown(groups[word]))
+        found.append(f"{_heading(word)}\n" + "\n".join(_shown(groups[word])))
+    if page := _page(word):
+        found.append(f"the page {word}: {page}")
+    if found:
+        return "\n\n".join(found)
+    if word in OPTIONS:
+        return f"{f'{word} {OPTIONS[word].value}'.rstrip()}: {OPTIONS[word].meaning}"
+    if word in IGNORED:
+        why = DECLINED.get(word, "changes nothing of what is read")
+        return f"{word}: a key of DLIO that has no effect here: it {why}"
+    if word in known_workloads():
+        return str(workloads([word]))
+    if row := next((group for group in _ROWS if word in named(group)), ""):
+        return f"{word}: a row of {row}/, for {_ROWS[row]}={word}"
     above = word.rpartition(".")[0]
     if above in keys:  # train.computation_time.mean
         return _whole(keys[above])
@@ -142,6 +149,12 @@ def help_on(words: Sequence[str]) -> str:
     raise WorkloadError(
         f"no help on {word}{hint or '; dlemu help keys lists all keys, dlemu --help all commands'}"
     )
+
+
+def _page(name: str) -> Path | None:
+    """Return where a page lies: in the checkout, or where pip has put it."""
+    own, installed = Path(__file__).parents[2] / "docs", Path(get_path("data"), "share/doc/dlemu")
+    return next(filter(Path.is_file, (folder / f"{name}.md" for folder in (own, installed))), None)
 
 
 def by_group() -> list[tuple[str, list[Key]]]:

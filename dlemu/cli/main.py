@@ -136,7 +136,7 @@ def _answer(arguments: Sequence[str]) -> Answer | None:
 
 def _help_on(words: Sequence[str]) -> Answer:
     """Return the help on a command or on keys; without a word, on all commands."""
-    if not words or words[0].startswith("-"):
+    if not words or words[0] in ("-h", "--help", "--help-all"):
         return Answer(usage())
     from dlemu.cli.help import help_of, help_on, workloads
 

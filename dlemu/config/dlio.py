@@ -10,7 +10,7 @@ from dlemu.config.compose import leaves, model_keys, named, value_of
 from dlemu.errors import WorkloadError
 
 # DLIO's keys that have no effect here (sources: `LoadConfig` of both DLIO repositories, the files
-# of MLPerf Storage); a key of which some values would change what is read is in _DECLINED.
+# of MLPerf Storage); a key of which some values would change what is read is in DECLINED.
 _IGNORED_KEYS = {
     "dataset": "num_files_eval num_subfolders_eval num_files_test keep_files "
     "generation_buffer_size data_gen_method skip_listing listing_validation_interval "
@@ -27,7 +27,7 @@ _IGNORED_KEYS = {
     "metric": "exclude_end_epochs",
 }
 _CLASS = "is a class for DLIO, which dlemu cannot run: "
-_DECLINED = {
+DECLINED = {
     "reader.reader_classname": f"{_CLASS}a format of yours is dataset.format=PACKAGE.MODULE",
     "reader.data_loader_classname": f"{_CLASS}a loader of yours is reader.data_loader="
     "PACKAGE.MODULE",
@@ -42,7 +42,7 @@ _DECLINED = {
 }
 """What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
 _AS_HERE: tuple[object, ...] = (None, False, "", [], 4, "on_demand", "multi", "posix", "row_group")
-IGNORED = {"framework", "evaluation", "profiling", "logging", *_DECLINED} | {
+IGNORED = {"framework", "evaluation", "profiling", "logging", *DECLINED} | {
     f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
 }
 """Keys that are accepted, named, and have no effect."""
@@ -71,10 +71,10 @@ def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
         if not isinstance(group, dict) or leaf not in group:
             continue
         value = group.pop(leaf)
-        if key in _DECLINED and value not in _AS_HERE:
+        if key in DECLINED and value not in _AS_HERE:
             shown = str(value).lower() if value is True else value
             off = "false" if value is True else "null"
-            raise WorkloadError(f"{key}={shown} {_DECLINED[key]}; set {key}={off}")
+            raise WorkloadError(f"{key}={shown} {DECLINED[key]}; set {key}={off}")
         yield from ([] if above else [inner for inner, _ in leaves({key: value})]) or [key]
 
 

@@ -471,7 +471,7 @@ class ReaderSection(Section):
 
         PyTorch's DataLoader: read_threads x prefetch_factor, none without workers. tf.data:
         prefetch_size batches, and behind them two samples of each stream, which matter only where
-        batches are that small (docs/rules.md, "How far each loader reads ahead").
+        batches are that small (dlemu help rules: "How far each loader reads ahead").
         """
         if self.data_loader == "tensorflow":
             return self.prefetch_size + 2 * self.num_streams // self.batch_size
@@ -539,7 +539,7 @@ class MetricSection(Section):
     ] = 0.9
     """Least accelerator utilisation that passes, 0 to 1, or as 90%."""
     edition: Annotated[Literal["v1.0", "v2.0", "v3.0"], Use(closed=True)] = "v1.0"
-    """Edition of MLPerf Storage whose formulas apply (docs/rules.md). v3.0 has v2.0's formulas,
+    """Edition of MLPerf Storage whose formulas apply (dlemu help rules). v3.0 has v2.0's formulas,
     and rules of its own in `division=closed`."""
     exclude_start_steps: Annotated[Natural, Use(when=lambda job: job.leaves_out_steps)] = 1
     """Steps left out at an epoch's start (edition v2.0)."""

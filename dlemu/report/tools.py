@@ -255,7 +255,7 @@ def _remarks(document: Document, own: Document) -> Iterator[str]:
     if bound:
         yield (
             f"batch {', '.join(bound)}: launch-bound, the GPU waits for the host; in a loop such a "
-            "step takes longer: take dlemu.Meter's times (docs/training_loops.md); "
+            "step takes longer: take dlemu.Meter's times (dlemu help training_loops); "
             "steptime.graph=true has no such limit"
         )
     if document["skipped_batches"]:

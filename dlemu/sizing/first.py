@@ -390,8 +390,7 @@ def _datasets(trial: Trial, scratch: OwnedFolder, say: Say) -> tuple[list[Files]
     read = {found.workload.data_folder for found in there if found is not None}
     for left in (path for path in scratch.path.absolute().iterdir() if path.is_dir()):
         if left not in read:
-            say(f"{left} is left of a try that was stopped, and is removed")
-            scratch.remove(f"{left.name}/")
+            scratch.discard(left.name, say)
     rate = _write_rate(scratch.path)
     missing = [job for job, found in zip(jobs, there, strict=True) if found is None]
     most_each = _WRITE_SHARE * trial.seconds * rate

@@ -225,6 +225,11 @@ class OwnedFolder:
                 with suppress(OSError):  # a folder with something foreign, or it is gone
                     self._delete(each)
 
+    def discard(self, name: str, say: Callable[[str], object]) -> None:
+        """Remove a folder in it that a command which was stopped has left, and say so."""
+        say(f"{self.path / name} is left of a command that was stopped, and is removed")
+        self.remove(f"{name}/")
+
     def forget(self) -> None:
         """Remove the mark, if nothing else is left."""
         with suppress(OSError, DlemuError):

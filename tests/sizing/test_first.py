@@ -248,7 +248,7 @@ def test_what_a_stopped_removal_has_left_does_not_stop_the_next(
     harm(drive / "dlemu-try" / "cosmoflow_h100")
     (one,) = tried(drive, tmp_path / "2", say=said.append)
     assert one.num_accelerators == 3 and one.first and one.first.written
-    assert any("is left of a try that was stopped, and is removed" in line for line in said)
+    assert any("is left of a command that was stopped, and is removed" in line for line in said)
     assert left(drive) == set()
 
 
