@@ -233,7 +233,7 @@ LEFT: dict[str, Callable[[Path], object]] = {
     "no manifest": lambda data: (data / "dlemu.json").unlink(),
     "a file less": lambda data: next(data.glob("train/img_*")).unlink(),
     "a file cut": lambda data: os.truncate(next(data.glob("train/img_*")), 100),
-    "samples alone": lambda data: [path.unlink() for path in data.glob("dlemu*")],
+    "samples alone": lambda data: list(map(Path.unlink, data.glob("dlemu*"))),
     "of another workload": lambda data: data.rename(data.with_name("unet3d_h100")),
 }
 """What a removal that was cut short may leave of a try's files."""
