@@ -53,7 +53,7 @@ from dlemu.sizing.answers import (
     settings_of,
 )
 from dlemu.sizing.formula import PredictionInput, predict
-from dlemu.sizing.predict import known_rates, rate_at, supply_of
+from dlemu.sizing.predict import known_rates, part_read, rate_at, supply_of
 from dlemu.sizing.search import Event, Goal, Point, Sizing, about_runs, search
 from dlemu.storage.probe import probe_rate
 from dlemu.terminal import Say, silent
@@ -429,7 +429,9 @@ def _with_cache(workload: Workload, origin: float, cached: float) -> float:
     warm = workload.cache.warm is True
     if not origin or (warm and not reads):  # nothing tells more than the origin does
         return origin
-    given = supply_of(workload, origin=origin, reads=reads or math.inf, writes=writes)
+    # The search begins by about what the origin feeds.
+    part = part_read(workload, math.ceil(origin / workload.demand))
+    given = supply_of(workload, origin=origin, reads=reads or math.inf, writes=writes, part=part)
     return rate_at(given.warm if warm else given.cold, workload.metric.au)
 
 

@@ -2,9 +2,11 @@
 
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -317,21 +319,23 @@ class Supply:
     warm_limit: str
 
 
-def supply_of(workload: Workload, *, origin: float, reads: float, writes: float) -> Supply:
+def supply_of(
+    workload: Workload, *, origin: float, reads: float, writes: float, part: float = 1.0
+) -> Supply:
     """Return what an origin and a cache with these rates, in bytes per second, give.
 
-    `math.inf` is a rate that is no limit.
+    `math.inf` is a rate that is no limit; `part` is that of the dataset which an epoch reads.
     """
     reader, cache = workload.reader, workload.cache
     shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
     anew = shuffled and workload.train.seed_change_epoch
-    hits = profile(cache.policy, capacity_share(workload), shuffled=anew)
+    hits = profile(cache.policy, capacity_share(workload), shuffled=anew, part=part)
     if cache.fill == "off" or cache.policy == "none":
         writes = math.inf
     filling, slower = min(origin, writes), "cache writes" if writes < origin else "origin"
     cold, misses_by = np.full(hits.size, 1 / filling), (filling, slower)
     if cache.policy == "keep":  # it is written until it is full, and not again
-        full = round(capacity_share(workload) * hits.size)
+        full = round(capacity_share(workload) / part * hits.size)
         cold[full:] = 1 / origin
         if cold[:full].sum() < cold[full:].sum():
             slower = "origin"
@@ -424,16 +428,72 @@ def predict_cached(workload: Workload) -> CachedPrediction:
             "cache; name its datasheet (drive=d7_ps1010), or give its rate "
             "(drive.read_bandwidth=7GB)"
         )
-    given = supply_of(
+    given = partial(
+        supply_of,
         workload,
         origin=origin,
         reads=workload.drives * drive.read_rate,
         writes=workload.drives * (drive.write_bandwidth or math.inf),
     )
-    cold, warm = (_predicted(workload, drive, slowest) for slowest in (given.cold, given.warm))
-    found = CachedPrediction(workload, drive, given, cold, warm)
+    cold, warm = (
+        _of_its_part(workload, drive, given, slowest)
+        for slowest in (attrgetter("cold"), attrgetter("warm"))
+    )
+    supply = replace(warm[0], cold=cold[0].cold, cold_limit=cold[0].cold_limit)
+    found = CachedPrediction(workload, drive, supply, cold[1], warm[1])
     keep(workload, found.document)
     return found
+
+
+def _of_its_part(
+    workload: Workload,
+    drive: Drive,
+    given: Callable[..., Supply],
+    slowest: Callable[[Supply], Shares],
+) -> tuple[Supply, Predicted]:
+    """Return what a cache gives, and the prediction for it, of the part of a dataset that is read.
+
+    With train.total_training_steps more accelerators read more of it in an epoch, and a cache
+    serves less of that: the answer is the most that pass with what they read themselves.
+    """
+
+    def with_number(number: int) -> tuple[Supply, Predicted]:
+        supply = given(part=part_read(workload, number))
+        return supply, _predicted(workload, drive, slowest(supply))
+
+    asked = workload.predict.accelerators
+    found = with_number(asked or 1)
+    low, high = 1, found[1].num_accelerators + 1
+    if asked is not None or part_read(workload, 1) == 1:
+        return found
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = with_number(middle)
+        if tried[1].num_accelerators >= middle:
+            low, found = middle, tried
+        else:
+            high = middle
+    # With one more accelerator fewer would pass: what passes now is the answer.
+    enough = {"num_accelerators": low} if found[1].num_accelerators > low else {}
+    return found[0], replace(found[1], **enough)
+
+
+def part_read(workload: Workload, num_accelerators: int) -> float:
+    """Return the part of a dataset (0-1) that so many accelerators read in an epoch.
+
+    Raises:
+        WorkloadError: the steps of an epoch are bounded, and the number of files is not known.
+    """
+    dataset, most = workload.dataset, workload.train.total_training_steps
+    if most == -1:
+        return 1.0
+    if dataset.num_files_train == "auto":
+        raise WorkloadError(
+            "train.total_training_steps reads a part of the dataset, whose size is not known with "
+            "dataset.num_files_train=auto; give a number of files, as dlemu datasize tells it"
+        )
+    samples = dataset.num_files_train * dataset.num_samples_per_file
+    return min(1.0, most * num_accelerators * workload.reader.batch_size / samples)
 
 
 def _predicted(workload: Workload, drive: Drive, slowest: Shares) -> Predicted:
@@ -455,36 +515,42 @@ def _predicted(workload: Workload, drive: Drive, slowest: Shares) -> Predicted:
     return Predicted(**(vars(found) | at_it), workload=workload, drive=stands_for)
 
 
-def profile(policy: str, capacity: float, *, shuffled: bool = True) -> Shares:
+def profile(policy: str, capacity: float, *, shuffled: bool = True, part: float = 1.0) -> Shares:
     """Return the hit share (0-1) along a warm epoch, in _NUM_PARTS equal parts of its reads.
 
-    `capacity` is a share of the dataset, all files have one size, and the epoch is long after the
-    first. A reshuffled epoch begins with the most hits: the last reads of the epoch before are
-    there yet. With `lru` a read at v (0-1) hits if its last one came after (1-c) / (1-v) of the
-    epoch before, c being the capacity. In one order for all epochs `lru` has given up each file
-    when it is read again, and serves nothing unless all fits.
+    `capacity` is a share of the dataset, `part` that which an epoch reads; all files have one size,
+    and the epoch is long after the first. A reshuffled epoch begins with the most hits: the last
+    reads of those before are there yet. With `lru`, when v of the dataset (0-1) was read, c-v of
+    the 1-v that was not is there, c being the capacity. In one order for all epochs each reads the
+    same part; `lru` has given up each file when it is read again, and serves nothing unless all
+    fits.
     """
     if policy == "none" or capacity <= 0:
         return np.zeros(_NUM_PARTS)
+    if not shuffled:
+        capacity, part = capacity / part, 1.0
     if capacity >= 1:
         return np.ones(_NUM_PARTS)
     if policy == "keep":
         return np.full(_NUM_PARTS, capacity)
     if policy != "lru":
-        return _simulated(policy, capacity, shuffled=shuffled)
+        return _simulated(policy, capacity, shuffled=shuffled, part=part)
     if not shuffled:
         return np.zeros(_NUM_PARTS)
-    at = (np.arange(_NUM_PARTS) + 0.5) / _NUM_PARTS
+    at = part * (np.arange(_NUM_PARTS) + 0.5) / _NUM_PARTS
     return np.maximum(0.0, 1 - (1 - capacity) / (1 - at))
 
 
-def _simulated(policy: str, capacity: float, *, shuffled: bool) -> Shares:
-    """Return the profile of a policy that has no closed form, of 20,000 files' eighth epoch."""
+def _simulated(policy: str, capacity: float, *, shuffled: bool, part: float) -> Shares:
+    """Return the profile of a policy that has no closed form, of the last of as many epochs as read
+    20,000 files eight times."""
     files = np.arange(100 * _NUM_PARTS)
     cache, order = PlannedCache(policy, round(capacity * len(files)), files**0), default_rng(0)
+    own = max(1, round(part * 100)) * _NUM_PARTS
     with planning(policy):
-        for _ in range(8):
-            found = cache.epoch((order.permutation(files) if shuffled else files).tolist())
+        for _ in range(round(8 * len(files) / own)):
+            read = order.permutation(files)[:own] if shuffled else files
+            found = cache.epoch(read.tolist())
     return found.hits.reshape(_NUM_PARTS, -1).mean(axis=1)  # type: ignore[no-any-return]
 
 

@@ -88,6 +88,40 @@ def test_a_search_starts_at_what_origin_and_cache_give(
     assert first == math.floor(expected) + 1
 
 
+def test_a_prediction_counts_what_an_epoch_reads() -> None:
+    """More accelerators read more of the dataset with so many steps, and find less of it there."""
+    keys: dict[str, object] = {
+        "origin.read_bandwidth": "3GB",
+        "drive.read_bandwidth": "20GB",
+        "cache.policy": "lru",
+        "cache.capacity": 0.3,
+        "dataset.num_files_train": 14_000,
+        "dataset.record_length_bytes_stdev": 0,
+    }
+    whole = predict_cached(load_workload("unet3d_h100", keys))
+    assert whole.supply.hits == pytest.approx(0.0503, abs=1e-3)
+    limited = keys | {"train.total_training_steps": 500}
+    found = predict_cached(load_workload("unet3d_h100", limited))
+    number = found.warm.num_accelerators
+    assert number == whole.warm.num_accelerators + 1 or found.supply.hits > whole.supply.hits
+    hits = []
+    for each in (number, number + 1):
+        asked = predict_cached(
+            load_workload("unet3d_h100", limited | {"predict.accelerators": each})
+        )
+        hits.append(asked.supply.hits)
+        passes = asked.warm.au_percentage >= 100 * asked.workload.metric.au - 0.005
+        assert passes is (each == number), "the most that pass with what they read themselves"
+    assert hits[0] == pytest.approx(found.supply.hits) and hits[0] > hits[1]
+    same = predict_cached(
+        load_workload("unet3d_h100", limited | {"train.seed_change_epoch": False})
+    )
+    assert same.supply.hits in (0.0, 1.0), "one order for all epochs: all fits, or nothing is there"
+    unknown = load_workload("unet3d_h100", limited | {"dataset.num_files_train": "auto"})
+    with pytest.raises(WorkloadError, match=r"^train.total_training_steps reads a part .*; give a"):
+        predict_cached(unknown)
+
+
 def test_what_a_cache_holds_is_probed(job: Workload, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     workload = job.with_keys({"cache.folder": str(cache), "cache.warm": True})

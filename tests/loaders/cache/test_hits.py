@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,21 @@ def test_one_order_for_all_epochs(policy: str, capacity: float) -> None:
     wanted = profile(policy, capacity, shuffled=False).mean()
     assert np.mean(shares[-6:]) == pytest.approx(wanted, abs=0.015)
     assert (wanted == 0) == (policy == "lru")
+
+
+@pytest.mark.parametrize("policy", CACHING)
+@pytest.mark.parametrize("anew", [True, False])
+@pytest.mark.parametrize("part", [0.2, 0.6])
+def test_epochs_that_read_a_part_of_the_dataset(policy: str, anew: bool, part: float) -> None:
+    """train.total_training_steps ends each epoch early."""
+    num_files, capacity = 2000, 0.3
+    cache, order = PlannedCache(policy, round(capacity * num_files), [1] * num_files), Random(1)
+    shares = []
+    for _ in range(round(12 / part)):
+        files = order.sample(range(num_files), k=num_files) if anew else [*range(num_files)]
+        shares.append(cache.epoch(files[: round(part * num_files)]).hits.mean())
+    wanted = profile(policy, capacity, shuffled=anew, part=part).mean()
+    assert np.mean(shares[-round(6 / part) :]) == pytest.approx(wanted, abs=0.02)
 
 
 def test_nothing_is_cached_without_a_policy_or_fills_or_beyond_the_capacity() -> None:
