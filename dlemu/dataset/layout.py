@@ -285,8 +285,8 @@ def amount_of(workload: Workload, layout: Layout) -> Amount:
     """Return what a row of a parquet dataset that dlemu wrote costs to read."""
     parquet, reader = format_of(layout), workload.reader
     assert isinstance(parquet, Parquet)
-    gap, transfer = reader.coalesce_gap, reader.transfer_size
-    return parquet.amount(layout.samples_per_file, gap=gap, transfer=transfer)
+    gap, transfer, direct = reader.coalesce_gap, reader.transfer_size, reader.odirect is not False
+    return parquet.amount(layout.samples_per_file, gap=gap, transfer=transfer, direct=direct)
 
 
 @lru_cache(maxsize=4)

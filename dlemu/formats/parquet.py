@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import VERIFY, DatasetError, WorkloadError
 from dlemu.formats.format import FileSamples, Format, Places, Read, Sink, varint
-from dlemu.units import ceil_div, format_bytes
+from dlemu.units import PAGE_BYTES, ceil_div, format_bytes, round_up
 
 MAGIC = b"PAR1"
 TAIL_BYTES = 8
@@ -165,13 +165,30 @@ class Parquet(Format):
         """Return what is read of a file that `write` wrote."""
         return _ranges(self, num_rows)
 
-    def amount(self, num_rows: int, *, gap: int, transfer: int) -> Amount:
-        """Return what a row costs in files that `write` wrote; `transfer`: the largest read."""
+    def amount(self, num_rows: int, *, gap: int, transfer: int, direct: bool = False) -> Amount:
+        """Return what a row costs in files that `write` wrote; `transfer`: the largest read.
+
+        `direct`: O_DIRECT reads whole pages.
+        """
         useful, ranges = sum(each.row_bytes for each in self.read_columns), self.ranges(num_rows)
-        lengths = np.concatenate([np.array(found[1]) for found in ranges.joined(gap)])
-        reads = int(ceil_div(lengths, transfer).sum()) + 2  # the footer's length, the footer
-        read = int(lengths.sum()) + len(self.footer(num_rows)) + TAIL_BYTES
-        asked = int(ranges.lengths.sum())
+        page = PAGE_BYTES if direct else 1
+        transfer = round_up(transfer, page)
+        data_end = len(MAGIC) + self._total(num_rows, _chunk_bytes)
+        footer_end = data_end + len(self.footer(num_rows))
+        end = footer_end + TAIL_BYTES
+        extents = [
+            (begin, begin + length)
+            for group in ranges.joined(gap)
+            for begin, length in zip(*group, strict=True)
+        ]
+        # The footer's length, then the footer, unless it is in the page that is there already.
+        extents.append((footer_end, end))
+        if not direct or data_end < footer_end - footer_end % page:
+            extents.append((data_end, footer_end))
+        begins = np.array([begin - begin % page for begin, _ in extents])
+        ends = np.array([min(end, round_up(stop, page)) for _, stop in extents])
+        reads = int(ceil_div(ends - begins, transfer).sum())
+        asked, read = int(ranges.lengths.sum()), int((ends - begins).sum())
         return Amount(useful, asked / num_rows, read / num_rows, reads / num_rows)
 
     def find(self, read: Read, file_bytes: int) -> Ranges:

@@ -1,6 +1,7 @@
 """Parquet: PyArrow reads what we write, and we find what PyArrow wrote."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from dlemu.config.sections import ColumnSection
 from dlemu.contract import file_samples, write_file
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats.parquet import Parquet, Ranges, _pages
+from dlemu.formats.parquet import Parquet, Ranges, _pages, read_footer
+from dlemu.storage.extents import extent_reader
 
 COLUMNS = (
     ColumnSection(name="a", dtype="float32", read=True),
@@ -156,3 +158,26 @@ def test_the_amount_counts_what_is_useful_asked_for_and_read() -> None:
     # Reads have at most 1000 bytes; the footer takes two, and 8 bytes of tail.
     assert amount.reads == (sum(-(-length // 1000) for length in lengths) + 2) / 900
     assert amount.describe().startswith("of each row 20,007 bytes are useful, 20,012.9 asked")
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 299, 1000])
+@pytest.mark.parametrize("group_rows", [7, 300])
+@pytest.mark.parametrize("gap", [0, 10**6])
+def test_the_amount_is_what_is_read(
+    direct: bool, num_rows: int, group_rows: int, gap: int, tmp_path: Path
+) -> None:
+    """O_DIRECT reads whole pages, of the columns and of the footer."""
+    files, path = Parquet(COLUMNS, group_rows), tmp_path / "a.parquet"
+    write_file(path, files, file_samples([1] * num_rows))
+    storage = extent_reader(direct=direct, piece_bytes=20_480, io_depth=1)
+    file = storage.open(str(path))
+    read_footer(partial(storage.peek, file), file.num_bytes)
+    for offsets, lengths in files.ranges(num_rows).joined(gap):
+        storage.read_each(file, offsets, lengths)
+    storage.close_file(file)
+    told = files.amount(num_rows, gap=gap, transfer=20_480, direct=direct)
+    assert storage.bytes_read == pytest.approx(told.read * num_rows)
+    # What is in the page cache, as all of a file just written, is taken in fewer calls.
+    at_most = round(told.reads * num_rows)
+    assert storage.num_reads == at_most if direct else 0 < storage.num_reads <= at_most
