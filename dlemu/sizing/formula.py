@@ -35,6 +35,7 @@ from dlemu.config.model import Drive, Workload, load_workload
 from dlemu.config.published import is_measured, real_h100s
 from dlemu.dataset.layout import amount_of, layout_of
 from dlemu.errors import WorkloadError
+from dlemu.judge.capacity import expect
 from dlemu.judge.metrics import passes
 from dlemu.units import ceil_div, format_rate
 
@@ -254,11 +255,14 @@ def predict(job: PredictionInput, calibration: Calibration | None = None) -> Pre
     limited = running + (job.accelerators is None and num_accelerators > 0)
     limit, _ = mean.limit(limited, job.threshold)
     _, at_least = mean.limit(most + 1, job.threshold)
+    real, least, best = (each.most(job.threshold / 100) for each in (mean, low, high))
+    best = math.inf if high.number(job.threshold) is None else best
+    found = expect(real, between=(least, best), threshold=job.threshold, passes=most)
     return Prediction(
         num_accelerators=num_accelerators,
-        low=low.number(job.threshold) or 0,
-        high=high.number(job.threshold),
-        real_accelerators=mean.most(job.threshold / 100),
+        low=found.low,
+        high=found.high,
+        real_accelerators=real,
         at_least=at_least,
         au_percentage=100 * mean.au(running),
         au_low=100 * low.au(running),

@@ -148,6 +148,9 @@ def test_the_most_that_pass_pass_and_one_more_fails(
     most = predict(job, figures)
 
     assert most.high is not None and most.low <= most.num_accelerators <= most.high
+    number, real = most.num_accelerators, most.real_accelerators
+    assert real < number + 1, "N and N* are of one inference"
+    assert most.low <= math.floor(real + 1e-9) <= most.high
     assert most.au_low < most.au_percentage <= most.au_high
     assert most.au_low < most.au_high, "every answer has a band"
     assert most.read_low < most.read_high
