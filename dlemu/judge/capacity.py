@@ -7,7 +7,7 @@ storage gives at least so much. One that something else held back says nothing f
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from dlemu.judge.metrics import passes, t95
@@ -19,7 +19,6 @@ _NEAR = 8.0
 _BY_NUMBER = 0.1
 # AU has two decimals.
 _ROUNDING = 5e-4
-_NO_BOUND = 1e9
 _SURE = 2.5
 """Standard errors to either side: 95 %, and a little more, as they are themselves estimates."""
 
@@ -163,18 +162,19 @@ def infer(
     )
 
 
-def expect(real: float, *, between: tuple[float, float], threshold: float, passes: int) -> Capacity:
+def expect(real: float, *, between: tuple[float, float], passes: int) -> Capacity:
     """Return what a prediction says: N*, from the worst to the best of its figures.
 
-    `passes` is the most accelerators whose predicted AU passes. An infinite end is no bound.
+    `passes` is the most accelerators whose predicted AU passes: as AU has two decimals, it may be a
+    little above N*. An infinite end is no bound.
     """
     low, high = between
-    bounded = low, min(high, _NO_BOUND)
-    au = threshold * real
-    run = Observed(1, au, au, held=True, noise=0.0, between=bounded)
-    found = infer([run], threshold=threshold, passed=passes, failed=passes + 1)
-    # N* is exact: a number that is a little above it may pass, as AU has two decimals.
-    return replace(found, real_accelerators=real, high=None if high > _NO_BOUND else found.high)
+    return Capacity(
+        real_accelerators=real,
+        interval=(min(low, real), max(high, real)),
+        low=min(passes, math.floor(low + 1e-9)),
+        high=None if math.isinf(high) else max(passes, math.floor(high + 1e-9)),
+    )
 
 
 def _near(held: Sequence[Observed], threshold: float) -> list[Observed]:

@@ -257,7 +257,7 @@ def predict(job: PredictionInput, calibration: Calibration | None = None) -> Pre
     _, at_least = mean.limit(most + 1, job.threshold)
     real, least, best = (each.most(job.threshold / 100) for each in (mean, low, high))
     best = math.inf if high.number(job.threshold) is None else best
-    found = expect(real, between=(least, best), threshold=job.threshold, passes=most)
+    found = expect(real, between=(least, best), passes=most)
     return Prediction(
         num_accelerators=num_accelerators,
         low=found.low,
