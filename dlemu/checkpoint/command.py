@@ -24,6 +24,7 @@ from dlemu.checkpoint.outcome import (
     dlio_metric,
     entry_of,
     limit_of,
+    pieces_of_hosts,
     verdict_of,
 )
 from dlemu.checkpoint.plan import ShardPlan, planned
@@ -31,12 +32,15 @@ from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DlemuError, RunError
 from dlemu.host.devices import mount_under
-from dlemu.host.intervals import HostObserver, summarize_interval
+from dlemu.host.intervals import HostObserver, Observation, summarize_interval
 from dlemu.host.processes import host_memory_bytes
 from dlemu.host.wear import WearWatch, combine_hosts
+from dlemu.judge.drive_rates import Moved
 from dlemu.judge.evidence import stored_bytes
 from dlemu.judge.folders import begun, first_fields
 from dlemu.judge.records import host_file
+from dlemu.judge.steady import Piece, steadiness
+from dlemu.judge.steady import fields_of as steady_fields
 from dlemu.judge.summary import hosts_of
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.watchdog import Watchdog
@@ -72,6 +76,7 @@ class CheckpointJob:
     _is_over: bool = False
 
     def __post_init__(self) -> None:
+        self._pieces: dict[Kind, list[Piece]] = {"save": [], "load": []}
         self._checkpoint, self._record = self._workload.checkpoint, self._opened.record
         self._folder = self._opened.path
         mount = mount_under(self._folder)
@@ -116,17 +121,21 @@ class CheckpointJob:
             fsync=key.fsync,
             cached_share=share,
         )
-        limit = limit_of("save", saves, conditions) if saves else None
+        # Through the page cache a drive writes when the kernel wants it to.
+        written = self._pieces["save"] if conditions.bypasses else []
+        steady = {"save": steadiness(written), "load": steadiness(self._pieces["load"])}
+        limit = limit_of("save", saves, conditions, steady["save"]) if saves else None
         return {
             "checkpoint": {
                 "saves": saves,
                 "loads": loads,
                 "cached_share": share,
                 "host_memory_bytes": host_memory_bytes()[0],
+                "steady": {kind: steady_fields(found) for kind, found in steady.items()},
             },
             "metric": dlio_metric(saves, loads, rank_sync=key.rank_sync),
             "limit": limit,
-            "load_limit": limit_of("load", loads, conditions) if loads else None,
+            "load_limit": limit_of("load", loads, conditions, steady["load"]) if loads else None,
             "verdict": verdict_of(saves, loads, key.max_seconds, limit),
         }
 
@@ -239,17 +248,19 @@ class CheckpointJob:
             worked = crew.run(lambda n: crew.tools[n].work(folder, files[n], at=watch.at))
             watch.barrier()
             between = time.perf_counter() - begin
-            interval = stored = None
+            interval, stored, moved = None, None, list[Moved]()
             if observer is not None:
                 observer.mark(f"{doing} end")
-                interval = summarize_interval(observer.between(f"{doing} start", f"{doing} end"))
-                stored = stored_bytes(interval, self._file_system)
+                seen = observer.between(f"{doing} start", f"{doing} end")
+                interval = summarize_interval(seen)
+                stored, moved = stored_bytes(interval, self._file_system), _moved_in(seen)
         own = zip(self._plan.accelerators, worked, strict=True)
         each = [(accelerator, *found) for accelerator, found in own]
-        report = RankReport(self._world.rank, self._world.host, each, interval, stored)
+        report = RankReport(self._world.rank, self._world.host, each, interval, stored, moved)
         reports = self._world.gather(report)
         if reports is None:
             return []
+        self._pieces[kind] += pieces_of_hosts(reports)
         entry = entry_of(step, reports, between)
         rate = format_rate(entry["num_bytes"] / entry["seconds"])
         self._say(f"{kind} {turn} of {number}: {format_seconds(entry['seconds'])}, {rate}")
@@ -285,6 +296,15 @@ class CheckpointJob:
                 remedy = "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale"
             why = f"{self._folder} {problem}, what was written is removed"
             raise RunError(why, remedy=remedy) from error
+
+
+def _moved_in(seen: Sequence[Observation]) -> list[Moved]:
+    """Return what all drives of a host moved, by its observations."""
+    return [
+        (each.time, float(sum(d.read_bytes + d.written_bytes for d in each.devices.values())))
+        for each in seen
+        if each.devices
+    ]
 
 
 def run_checkpoints(

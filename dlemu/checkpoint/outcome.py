@@ -6,14 +6,20 @@ from dataclasses import asdict, dataclass, fields
 from statistics import fmean
 from typing import Any, Literal, TypedDict
 
+import numpy as np
+
 from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
+from dlemu.judge.drive_rates import Moved, pieces_of
 from dlemu.judge.findings import Finding, fields_of, note
+from dlemu.judge.steady import Piece, Steadiness
 from dlemu.judge.summary import dlio_clock
 
 Kind = Literal["save", "load"]
 _WAITED = 0.01
-"""Waiting for bytes is the limit if it takes at least this share of the time."""
+"""Waiting for bytes is worth a word if it takes at least this share of the time."""
+_MOSTLY = 0.5
+"""It is the limit if it takes more of the time than all else."""
 _CACHED = 0.01
 """Memory, not storage, gives the rate if at least this share of the bytes comes from it."""
 _SLOWER = 0.10
@@ -39,6 +45,8 @@ class RankReport:
     """What its host did meanwhile, from its first rank."""
     stored: int | None
     """Bytes that storage delivered to that host meanwhile; None: not known, or another rank's."""
+    moved: Sequence[Moved] = ()
+    """What its drives moved meanwhile, about every second; () of another rank."""
 
 
 class Entry(TypedDict):
@@ -101,6 +109,23 @@ def entry_of(step: int, reports: Sequence[RankReport], between: float) -> Entry:
     }
 
 
+def pieces_of_hosts(reports: Sequence[RankReport]) -> list[Piece]:
+    """Return the rates of all hosts' drives together while they wrote or read a checkpoint."""
+    hosts = [pieces_of(report.moved) for report in reports if report.moved]
+    if not hosts or not all(hosts):
+        return []
+    # Each host has its own clock, from the common start on.
+    ends = [np.cumsum([piece.seconds for piece in pieces]) for pieces in hosts]
+    last = min(float(each[-1]) for each in ends)
+    grid = np.linspace(0.0, last, max(2, round(last) + 1))
+    moved = np.zeros(len(grid))
+    for pieces, own in zip(hosts, ends, strict=True):
+        at = np.cumsum([piece.seconds * piece.bytes_per_second for piece in pieces])
+        moved += np.interp(grid, np.append(0.0, own), np.append(0.0, at))
+    rates = np.diff(moved) / np.diff(grid)
+    return list(map(Piece, np.diff(grid).tolist(), rates.tolist()))
+
+
 def dlio_metric(
     saves: Sequence[Entry], loads: Sequence[Entry], *, rank_sync: bool
 ) -> dict[str, float]:
@@ -141,10 +166,26 @@ _Suspect = tuple[LimitName, Finding] | tuple[LimitName, Finding, Finding]
 """The limit's name, its evidence, and what to try, if there is something."""
 
 
-def limit_of(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> dict[str, Any]:
-    """Return `name`, `evidence` and `advice` of what decided the durations; findings' fields."""
-    name, *told = next(_suspects(kind, entries, conditions))
-    return {"name": name, "evidence": fields_of(told[:1]), "advice": fields_of(told[1:])}
+def limit_of(
+    kind: Kind,
+    entries: Sequence[Entry],
+    conditions: Conditions,
+    steady: Steadiness | None = None,
+) -> dict[str, Any]:
+    """Return `name`, `evidence` and `advice` of what decided the durations; findings' fields.
+
+    `steady` is how the drives' rate went on meanwhile: it counts where they were the limit.
+    """
+    name, evidence, *advice = next(_suspects(kind, entries, conditions))
+    told = [evidence]
+    if name == "storage":
+        if kind == "save" and (share := waited_share(entries)) > _WAITED:
+            told.append(note("waited_for_bytes", share=share))
+            advice.append(note("make_bytes_sooner"))
+        if steady is not None and steady.trend != "steady":
+            levels = steady.fields["levels"]
+            told.append(note("not_steady", trend=steady.trend, levels=levels))
+    return {"name": name, "evidence": fields_of(told), "advice": fields_of(advice)}
 
 
 def _suspects(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> Iterator[_Suspect]:
@@ -155,7 +196,7 @@ def _suspects(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> I
         if not (conditions.fsync or conditions.bypasses):
             advice = note("key", key="checkpoint.fsync", value="true")
             yield IN_MEMORY, note("writes_ended_in_memory"), advice
-        if (share := waited_share(entries)) > _WAITED:
+        if (share := waited_share(entries)) > _MOSTLY:
             yield "generation", note("waited_for_bytes", share=share), note("make_bytes_sooner")
     elif not conditions.bypasses:
         share = max(conditions.cached_share or 0.0, from_memory(entries) or 0.0)

@@ -21,7 +21,7 @@ from dlemu.tools.paths.sweep import Sweep, run_paths
 
 _NEWER = (
     *("queue_depth", "queues", "cpu_seconds_per_million_ios", "gpu", "together", "ceiling"),
-    "ceiling_bytes_per_second",
+    *("ceiling_bytes_per_second", "steady"),
 )
 COLUMNS = (
     *("time", "id", "label"),
@@ -76,5 +76,7 @@ def cells_csv(cells: Sequence[Document]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Cell)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**cell, "together": ",".join(cell["together"])} for cell in cells)
+    for cell in cells:
+        trend = (cell.get("steady") or {}).get("trend")
+        writer.writerow({**cell, "together": ",".join(cell["together"]), "steady": trend})
     return text.getvalue()

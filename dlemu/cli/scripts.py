@@ -217,7 +217,9 @@ def _cells_of_paths(cells: Sequence[Document]) -> Iterator[Document]:
     names = [field.name for field in fields(CellSpec) if field.name != "target"]
     here = {target: _here(target) for target in {cell["target"] for cell in cells}}
     for cell in cells:
+        trend = (cell.get("steady") or {}).get("trend")
         row = {**cell, "together": ",".join(cell["together"]), "here": here[cell["target"]]}
+        row["steady"] = trend
         yield {**row, "identity": [row[name] for name in names]}
 
 

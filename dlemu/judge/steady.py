@@ -103,6 +103,11 @@ class Steadiness:
         }
 
 
+def fields_of(found: Steadiness | None) -> dict[str, Any] | None:
+    """Return what a result has of it; None where nothing is known."""
+    return None if found is None else found.fields
+
+
 def trend_of(levels: Sequence[Level]) -> Trend:
     """Return how levels follow each other."""
     if len(levels) != 2:

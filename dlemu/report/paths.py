@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, groupby
 from typing import Any
 
+from dlemu.report import words
 from dlemu.report.blocks import (
     Block,
     Column,
@@ -67,6 +68,12 @@ def present_paths(document: Document) -> list[Block]:
             "own code: what dlemu itself takes of each block in io_uring; a program without this "
             "cost would show at most as many times the IOPS"
         )
+    lines += [
+        f"{name(cell)}, {_PATTERNS[cell['pattern']]} of {format_bytes(cell['io_size'])}, "
+        f"{_load(cell)}: {line}"
+        for cell in cells
+        for line in words.changed_rate(cell)
+    ]
     return [
         Verdict(
             f"fastest: {name(best)}, {format_rate(_rate(best))} by {_PATTERNS[best['pattern']]} "

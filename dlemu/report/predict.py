@@ -244,6 +244,13 @@ def present_cached(found: Document) -> list[Block]:
     ]
 
 
+_TRENDS = {
+    "fell": "it was faster at first",
+    "rose": "it was slower at first; this is the mean",
+    "varies": "it went up and down; this is the mean",
+}
+
+
 def present_calibration(found: Document) -> list[Block]:
     """Return the figures of a calibration, also as accelerators that read as much at AU 100%."""
 
@@ -253,7 +260,9 @@ def present_calibration(found: Document) -> list[Block]:
             return "not measured"
         least = "" if limit in own else "at least "
         taken = f"as much as {rate / found['demand_bytes_per_second']:.1f} accelerators read"
-        return f"{least}{format_rate(rate)}, {taken}; limit: {limit}"
+        trend = found.get("drive_trend", "steady") if name == "drive" else "steady"
+        changed = "" if trend == "steady" else f"; not steady: {_TRENDS.get(trend, trend)}"
+        return f"{least}{format_rate(rate)}, {taken}; limit: {limit}{changed}"
 
     overhead = f"{format_seconds(found['overhead'])}; limit: {found['overhead_limit']}"
     barrier = found.get("barrier")

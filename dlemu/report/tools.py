@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from dlemu.host.wear import is_binary
+from dlemu.report import words
 from dlemu.report.blocks import (
     Block,
     Column,
@@ -167,7 +168,17 @@ def present_load(document: Document) -> list[Block]:
             Column("of the drive", "share_of_drive", ".0%"),
             Column("CPU-s per GB", lambda c: 1e9 * c["cpu_seconds"] / c["num_bytes"], ".2f"),
         ),
+        *([Lines(changed)] if (changed := _changed_rates(document["cells"])) else []),
         Fold("datasheets", [sheets, once]),
+    ]
+
+
+def _changed_rates(cells: Sequence[Document]) -> list[str]:
+    """Return how the drive's rate changed, a line for each cell in which it did."""
+    return [
+        f"{cell['way']}, {counted(cell['readers'], 'reader')}: {line}"
+        for cell in cells
+        for line in words.changed_rate(cell)
     ]
 
 

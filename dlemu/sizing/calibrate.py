@@ -36,7 +36,7 @@ from dlemu.judge.records import Steps, read_steps, write_json
 from dlemu.judge.summary import introduced, time_of_day
 from dlemu.ranks.cost import barrier_cost
 from dlemu.ranks.world import World
-from dlemu.report.words import evidence_of
+from dlemu.report.words import changed_rate, evidence_of
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
@@ -289,7 +289,7 @@ class _Calibrator:
 
     def _conclude(self, one: Outcome, full: Outcome, read: Outcome | None) -> Calibration:
         workload = self._workload
-        share, drive, drive_limit = 0.0, None, None
+        share, drive, drive_limit, steady = 0.0, None, None, {"trend": "steady"}
         if read is not None:
             share = read.summary["measured"]["page_cache_share"] or 0.0
             if share > _MIN_CACHED:
@@ -299,6 +299,12 @@ class _Calibrator:
         if read is not None:
             drive = _payload_rate(workload, read) * (1 - share) / workload.drives
             drive_limit = str(read.summary["limit"]["name"])
+            steady = read.summary["measured"].get("steady") or {"trend": "steady"}
+            for line in changed_rate(read.summary["measured"]):
+                fell = steady["trend"] == "fell"
+                drive *= steady["levels"][-1]["share"] if fell else 1.0
+                taken = "the later rate is taken" if fell else "the mean is taken"
+                self._say(f"note: 3/3 was {line}; {taken}")
             if drive_limit != "storage":
                 self._say(
                     f"note: the limit of 3/3 was {drive_limit}, so the storage may give more: "
@@ -324,6 +330,7 @@ class _Calibrator:
             overhead_limit=limit_in_memory(one.summary["limit"]["name"]),
             host_limit=limit_in_memory(full.summary["limit"]["name"]),
             drive_limit=drive_limit,
+            drive_trend=steady["trend"],
             measured_at=time_of_day(),
             identity=self._identity(),
         )

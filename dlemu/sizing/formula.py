@@ -91,6 +91,8 @@ class Calibration(BaseModel):
     """Limit of the run that gave the host's rate; if not the host, the host may move more."""
     drive_limit: str | None = None
     """Limit of the cold read; if not the storage, the drive may give more."""
+    drive_trend: str = "steady"
+    """How its rate went on; of one that "fell" drive_read_bytes_per_second is the later one."""
     measured_at: str = ""
     """When, as time of day; "" of an earlier version, as the next."""
     identity: Mapping[str, str] = {}

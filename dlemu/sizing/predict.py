@@ -474,8 +474,9 @@ def _of_its_part(
         else:
             high = middle
     # With one more accelerator fewer would pass: what passes now is the answer.
-    enough = {"num_accelerators": low} if found[1].num_accelerators > low else {}
-    return found[0], replace(found[1], **enough)
+    supply, predicted = found
+    number = min(low, predicted.num_accelerators)
+    return supply, replace(predicted, num_accelerators=number)
 
 
 def part_read(workload: Workload, num_accelerators: int) -> float:

@@ -33,6 +33,8 @@ from dlemu.config.model import Drive, NamedDrive
 from dlemu.config.types import Arguments, Listed, Names, ResultsFolder, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
+from dlemu.judge.drive_rates import DriveRates
+from dlemu.judge.steady import fields_of
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.files import PARTIAL, UNITS, aligned_buffer, open_sized
 from dlemu.storage.gpu.cuda import DeviceMemory, GpuContext
@@ -221,7 +223,10 @@ def measure(
                     f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
                     "read would be cold; another process maps or locks these files: end it"
                 )
-            num_bytes, seconds, cpu_seconds = read_once(files, way=way, num_readers=readers, at=at)
+            with DriveRates(folder) as rates:
+                num_bytes, seconds, cpu_seconds = read_once(
+                    files, way=way, num_readers=readers, at=at
+                )
             rate = num_bytes / seconds
             cells.append(
                 {
@@ -234,6 +239,7 @@ def measure(
                     "bytes_per_second": rate,
                     "share_of_drive": rate / drive,
                     "whole_model_seconds": whole / rate,
+                    "steady": fields_of(rates.steadiness()),
                 }
             )
             on_event(f"{way} x {readers}: {format_seconds(seconds)}, {format_rate(rate)}")

@@ -14,9 +14,11 @@ from dlemu.checkpoint.outcome import (
     entry_of,
     from_memory,
     limit_of,
+    pieces_of_hosts,
     verdict_of,
 )
 from dlemu.judge.findings import note
+from dlemu.judge.steady import steadiness
 from dlemu.report.words import evidence_of
 from tests.lab.stored import counted_interval
 
@@ -81,8 +83,8 @@ def test_dlio_s_names_hold_gib_and_rank_0_stands_beside() -> None:
 
 CASES: list[tuple[str, str, list[Entry], Conditions]] = [
     ("storage", "save", [saved(5.0, 5.2)], ON_DRIVE),
-    ("generation", "save", [saved(5.0, 5.0, waited=0.051)], ON_DRIVE),
-    ("storage", "save", [saved(5.0, 5.0, waited=0.049)], ON_DRIVE),
+    ("generation", "save", [saved(5.0, 5.0, waited=2.6)], ON_DRIVE),
+    ("storage", "save", [saved(5.0, 5.0, waited=2.4)], ON_DRIVE),
     ("one rank", "save", [saved(4.0, 4.0, 4.0, 5.0)], ON_DRIVE),
     ("storage", "save", [saved(4.0, 4.0, 4.0, 5.0, hosts="aa")], ON_DRIVE),
     ("host cpu", "save", [changed(saved(5.0, 5.0), host_cpu_share=0.91)], ON_DRIVE),
@@ -102,6 +104,45 @@ CASES: list[tuple[str, str, list[Entry], Conditions]] = [
 @pytest.mark.parametrize(("name", "kind", "entries", "conditions"), CASES)
 def test_the_limit(name: str, kind: Any, entries: list[Entry], conditions: Conditions) -> None:
     assert limit_of(kind, entries, conditions)["name"] == name
+
+
+def test_waiting_for_bytes_is_said_beside_a_drive_that_took_most_of_the_time() -> None:
+    limit = limit_of("save", [saved(5.0, 5.0, waited=0.445)], ON_DRIVE)
+    assert limit["name"] == "storage"
+    assert "writers waited 8.9% of the time for bytes" in evidence_of(limit)
+    assert limit["advice"] == [note("make_bytes_sooner").fields]
+    little = limit_of("save", [saved(5.0, 5.0, waited=0.049)], ON_DRIVE)
+    assert "waited" not in evidence_of(little) and not little["advice"]
+
+
+def moving(*parts: tuple[int, float], begin: float = 0.0) -> list[tuple[float, float]]:
+    """Return seconds and bytes so far of drives: so many seconds at a rate, one after the other."""
+    moved = [(begin, 7e9)]
+    for seconds, rate in parts:
+        moved += [(moved[-1][0] + n, moved[-1][1] + n * rate) for n in range(1, seconds + 1)]
+    return moved
+
+
+def test_drives_that_slow_down_are_told_where_they_were_the_limit() -> None:
+    """Two hosts, whose clocks differ: what their drives moved is added from the start on."""
+    entry = saved(30.0, 30.0)
+    reports = [
+        RankReport(0, "a", [], COUNTED, 0, moving((10, 4e8), (20, 1e8))),
+        RankReport(1, "a", [], None, None),
+        RankReport(2, "b", [], COUNTED, 0, moving((10, 4e8), (20, 1e8), begin=5e6)),
+    ]
+    steady = steadiness(pieces_of_hosts(reports))
+    assert steady is not None and steady.trend == "fell"
+    text = evidence_of(limit_of("save", [entry], ON_DRIVE, steady))
+    assert text.endswith("; not steady: 800 MB/s for the first 10 s, then 200 MB/s")
+    starving = limit_of("save", [saved(30.0, 30.0, waited=17.0)], ON_DRIVE, steady)
+    assert "not steady" not in evidence_of(starving)
+    even = RankReport(0, "a", [], COUNTED, 0, moving((30, 4e8)))
+    assert "not steady" not in evidence_of(
+        limit_of("save", [entry], ON_DRIVE, steadiness(pieces_of_hosts([even])))
+    )
+    unseen = RankReport(0, "a", [], COUNTED, 0, [(0.0, 5.0), (9.0, 5.0)])
+    assert pieces_of_hosts([even, unseen]) == pieces_of_hosts([]) == []
 
 
 def test_o_direct_is_advised_where_it_is_not_there_yet() -> None:

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 
 from dlemu.checkpoint.plan import predict_checkpoint
+from dlemu.cli.paths import cells_csv
 from dlemu.config.model import load_model, load_workload
 from dlemu.host.wear import DriveWrites, WearFields, combine_hosts, has_writes
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
+from dlemu.judge.steady import Piece, steadiness
 from dlemu.report.blocks import Table
 from dlemu.report.checkpoint import present_predicted_checkpoint
 from dlemu.report.compare import difference, figure, figure_of
 from dlemu.report.in_run import belongs_to, host_lines, wear_line
 from dlemu.report.paths import path_name, plots_of, present_paths
 from dlemu.report.text import render_text
+from dlemu.report.tools import _changed_rates
 from dlemu.terminal import set_mode
 from dlemu.tools.paths.cells import Cell
 from tests.host.test_wear import GB, drive
@@ -219,6 +222,22 @@ def cell(path: str, io_size: int = 4096, gib: float = 0.1, **changes: Any) -> di
 
 def shown(*cells: dict[str, Any]) -> str:
     return render_text(present_paths({"measured": "2026-01-02", "cells": cells}))
+
+
+def test_a_drive_that_slowed_down_in_a_cell_is_told() -> None:
+    fell = steadiness([Piece(1.0, 4e8)] * 30 + [Piece(1.0, 1e8)] * 15)
+    assert fell is not None and fell.trend == "fell"
+    text = shown(cell("host_direct", steady=fell.fields), cell("host_buffered"))
+    lines = [line for line in text.splitlines() if "not steady" in line]
+    assert lines == [
+        "O_DIRECT, sequential reads of 4.0 KiB, 24 workers: not steady: 400 MB/s for the first "
+        "30 s, then 100 MB/s"
+    ]
+    assert "not steady" not in shown(cell("host_direct", steady=None))
+    rows = cells_csv([cell("host_direct", steady=fell.fields), cell("host_buffered")]).splitlines()
+    assert [row.rpartition(",")[2] for row in rows] == ["steady", "fell", ""]
+    found = {"cells": [{"way": "mmap", "readers": 1, "steady": fell.fields}]}
+    assert _changed_rates(found["cells"])[0].startswith("mmap, 1 reader: not steady: 400 MB/s")
 
 
 def test_depths_have_a_row_each_with_the_cpu_time_of_a_million() -> None:

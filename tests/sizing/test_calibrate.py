@@ -4,8 +4,9 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,6 +17,7 @@ from dlemu.cli.main import run
 from dlemu.config.model import Workload
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.judge.records import STEP
+from dlemu.judge.steady import Piece, steadiness
 from dlemu.ranks.world import Alone
 from dlemu.report.predict import present_calibration
 from dlemu.report.text import render_text
@@ -135,12 +137,16 @@ def concluded(
     full: str = "host cpu",
     read: str = "storage",
     cached: float = 0.0,
+    steady: Mapping[str, Any] | None = None,
 ) -> Calibration:
     """Return what runs give that were bound so, the last with this share from memory."""
+    cold = outcome(folder / "read", read, cached=cached)
+    if steady is not None:
+        cold.summary["measured"]["steady"] = steady
     return _Calibrator(job, Alone(), say, folder, Live())._conclude(
         outcome(folder / "one", "none", seconds=0.0021),
         outcome(folder / "full", full, seconds=0.002),
-        outcome(folder / "read", read, cached=cached),
+        cold,
     )
 
 
@@ -169,6 +175,25 @@ def test_what_the_loader_bound_is_the_least_that_the_drive_gives(
     assert said[0].endswith(
         "was loader, so the storage may give more: accelerators lost 50% of the time"
     )
+
+
+@pytest.mark.parametrize(("parts", "share"), [((20, 10), 100 / 300), ((10, 20), 100 / 200)])
+def test_of_a_drive_that_slows_down_the_later_rate_counts(
+    parts: tuple[int, int], share: float, job: Workload, tmp_path: Path
+) -> None:
+    """It gave four times as much at first; the mean of the whole is true at no time."""
+    first, last = parts
+    steady = steadiness([Piece(1.0, 4e8)] * first + [Piece(1.0, 1e8)] * last)
+    assert steady is not None and steady.trend == "fell"
+    said: list[str] = []
+    even = concluded(job, tmp_path / "even").drive_read_bytes_per_second
+    found = concluded(job, tmp_path, said.append, steady=steady.fields)
+    assert even is not None and found.drive_read_bytes_per_second == pytest.approx(share * even)
+    assert found.drive_trend == "fell"
+    rates = f"400 MB/s for the first {first} s, then 100 MB/s"
+    assert said == [f"note: 3/3 was not steady: {rates}; the later rate is taken"]
+    shown = present_calibration({"demand_bytes_per_second": 1e6, **found.model_dump()})
+    assert "limit: storage; not steady: it was faster at first" in render_text(shown)
 
 
 def test_jitter_is_the_spread_of_most_steps_and_no_hiccups() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlemu.config.published import word
-from dlemu.judge.findings import Finding, Weight, weighing
+from dlemu.judge.findings import Finding, Weight, note, weighing
 from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.report.words.notes import NOTES
@@ -186,6 +186,14 @@ def _not_steady(f: Any) -> str:
     if last["au_percentage"] is not None:
         text += f"; AU of the last {format_seconds(last['seconds'])} {last['au_percentage']:.0f}%"
     return text
+
+
+def changed_rate(measured: Fields) -> list[str]:
+    """Return how the rate of what was measured changed, by its `steady`; [] if it did not."""
+    steady = measured.get("steady")
+    if steady is None or steady["trend"] == "steady":
+        return []
+    return [sentence(note("not_steady", trend=steady["trend"], levels=steady["levels"]).fields)]
 
 
 def _runs_disagree(f: Any) -> str:

@@ -25,6 +25,8 @@ from dlemu.errors import RunError
 from dlemu.host.devices import listed, total
 from dlemu.host.place import Attachment
 from dlemu.host.processes import read_cpu_times
+from dlemu.judge.drive_rates import DriveRates
+from dlemu.judge.steady import fields_of
 from dlemu.ranks.world import World
 from dlemu.storage.files import NO_DIRECT, UNITS, aligned_buffer, create, open_sized
 from dlemu.storage.gpu import cuda
@@ -90,6 +92,9 @@ class Cell(CellSpec):
     ceiling: str | None = None
     """The lowest of the rates that are known to bound this one; None: none is known."""
     ceiling_bytes_per_second: float | None = None
+    steady: Mapping[str, Any] | None = None
+    """How steadily its drives worked, the fields of `judge.steady.Steadiness`. None: nothing is
+    counted, the cell was shorter than five seconds, or is a sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +130,7 @@ class _Measured:
     work: CellJob
     done: CellResult
     use: "HostUse"
+    steady: Mapping[str, Any] | None
 
 
 def measure(works: Sequence[CellJob], places: Sequence[RankTarget], world: World) -> list[Cell]:
@@ -136,18 +142,22 @@ def measure(works: Sequence[CellJob], places: Sequence[RankTarget], world: World
         RunError: a transfer failed, or a worker was killed.
     """
     before: list[HostCounters] = []
-
-    def ready() -> None:
-        world.barrier()
-        before.append(HostCounters.now())
-        world.barrier()  # the ranks begin together, once every host has its counts
-
-    done = perform(works, ready)
-    use = HostCounters.now().since(before[0])
     by_name = {place.name: place for place in places}
+    rates = [DriveRates(by_name[work.target].target) for work in works]
+    with ExitStack() as watching:
+
+        def ready() -> None:
+            world.barrier()
+            before.append(HostCounters.now())
+            world.barrier()  # the ranks begin together, once every host has its counts
+            for each in rates:
+                watching.enter_context(each)
+
+        done = perform(works, ready)
+        use = HostCounters.now().since(before[0])
     own = [
-        _Measured(by_name[work.target], work, each, use)
-        for work, each in zip(works, done, strict=True)
+        _Measured(by_name[work.target], work, each, use, fields_of(rate.steadiness()))
+        for work, each, rate in zip(works, done, rates, strict=True)
     ]
     found = [each for rank in world.gather(own) or () for each in rank]
     cells = [_cell(each.work.asked, [each]) for each in found]
@@ -197,6 +207,7 @@ def _cell(asked: CellSpec, measured: Sequence[_Measured]) -> Cell:
         cpu_seconds_per_million_ios=cpu / (num / 1e6),
         ceiling=ceiling,
         ceiling_bytes_per_second=ceiling_rate,
+        steady=None if asked.target == SUM else measured[0].steady,
     )
 
 
