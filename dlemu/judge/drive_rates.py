@@ -26,7 +26,7 @@ class DriveRates:
         self._devices = devices_under(*folders)
         self.moved: list[Moved] = []
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="drive rates", daemon=True)
+        self._thread = threading.Thread(target=self._look_on, daemon=True)
 
     def __enter__(self) -> Self:
         self._look()
