@@ -36,7 +36,7 @@ from dlemu.judge.records import Steps, read_steps, write_json
 from dlemu.judge.summary import introduced, time_of_day
 from dlemu.ranks.cost import barrier_cost
 from dlemu.ranks.world import World
-from dlemu.report.words import changed_rate, evidence_of
+from dlemu.report.words import calibrated_rate, evidence_of
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
@@ -300,11 +300,10 @@ class _Calibrator:
             drive = _payload_rate(workload, read) * (1 - share) / workload.drives
             drive_limit = str(read.summary["limit"]["name"])
             steady = read.summary["measured"].get("steady") or {"trend": "steady"}
-            for line in changed_rate(read.summary["measured"]):
-                fell = steady["trend"] == "fell"
-                drive *= steady["levels"][-1]["share"] if fell else 1.0
-                taken = "the later rate is taken" if fell else "the mean is taken"
-                self._say(f"note: 3/3 was {line}; {taken}")
+            if steady["trend"] == "fell":
+                drive *= steady["levels"][-1]["share"]
+            for line in calibrated_rate(read.summary["measured"]):
+                self._say(line)
             if drive_limit != "storage":
                 self._say(
                     f"note: the limit of 3/3 was {drive_limit}, so the storage may give more: "

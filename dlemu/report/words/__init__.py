@@ -196,6 +196,13 @@ def changed_rate(measured: Fields) -> list[str]:
     return [sentence(note("not_steady", trend=steady["trend"], levels=steady["levels"]).fields)]
 
 
+def calibrated_rate(measured: Fields) -> list[str]:
+    """Return which rate a calibration takes of a cold read whose rate changed; [] if it did not."""
+    fell = (measured.get("steady") or {}).get("trend") == "fell"
+    taken = "the later rate is taken" if fell else "the mean is taken"
+    return [f"note: 3/3 was {line}; {taken}" for line in changed_rate(measured)]
+
+
 def _runs_disagree(f: Any) -> str:
     (fewer, more), (faster, slower) = f.num_accelerators, f.bytes_per_second
     why = "it is not steady" if fewer == more else "it is slower with more readers, or not steady"
