@@ -289,7 +289,8 @@ class _Calibrator:
 
     def _conclude(self, one: Outcome, full: Outcome, read: Outcome | None) -> Calibration:
         workload = self._workload
-        share, drive, drive_limit, steady = 0.0, None, None, {"trend": "steady"}
+        share, drive, drive_limit = 0.0, None, None
+        steady: Mapping[str, Any] = {"trend": "steady"}
         if read is not None:
             share = read.summary["measured"]["page_cache_share"] or 0.0
             if share > _MIN_CACHED:
@@ -299,7 +300,7 @@ class _Calibrator:
         if read is not None:
             drive = _payload_rate(workload, read) * (1 - share) / workload.drives
             drive_limit = str(read.summary["limit"]["name"])
-            steady = read.summary["measured"].get("steady") or {"trend": "steady"}
+            steady = read.summary["measured"].get("steady") or steady
             if steady["trend"] == "fell":
                 drive *= steady["levels"][-1]["share"]
             for line in calibrated_rate(read.summary["measured"]):
