@@ -31,7 +31,8 @@ KEYS = {
     "storage": "storage_type=parallel_fs,direct_fs,s3,aistore storage_root=/mnt "
     "storage_library=s3dlio post_generation_settle_seconds=5 storage_options.region=eu "
     "storage_options.endpoint_url=http://s3 storage_options.access_key_id=a "
-    "storage_options.secret_access_key=b storage_options.s3_max_attempts=5",
+    "storage_options.secret_access_key=b storage_options.s3_max_attempts=5 "
+    "storage_options.secure=false",
     "dataset": "record_length_bytes=9 record_length_bytes_stdev=9 record_length_bytes_resize=9 "
     "num_files_train=9 num_files_eval=9 generation_buffer_size=9 num_samples_per_file=9 "
     "data_folder=/mnt num_subfolders_train=9 num_subfolders_eval=9 enable_chunking=true "

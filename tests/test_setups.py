@@ -16,21 +16,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlemu.config.model import Workload, check_workload
+from dlemu.config.model import Workload, access_of, check_workload
+from dlemu.config.sections import StorageSection
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
-from dlemu.errors import system_line
+from dlemu.errors import RunError, WorkloadError, system_line
 from dlemu.formats.tfrecord import TfRecord
 from dlemu.host.devices import counted_devices, devices_under, files_below, mount_under
+from dlemu.judge.outcome import remarks_of
 from dlemu.ranks.world import Alone
 from dlemu.report.words import note_lines
 from dlemu.storage import files
 from dlemu.storage.files import direct_unit
 from dlemu.storage.owned import why_full
+from dlemu.storage.s3.store import Store
 from dlemu.tools.paths.cells import smallest_direct
-from tests.lab.commands import QUICK, SMALL, Printed, ran, small_job, summary_of
+from tests.lab.commands import QUICK, SMALL, Printed, generate, ran, small_job, summary_of
 from tests.lab.dataset import tree
 from tests.lab.drives import bound, large_sectors, mounted, own_drive
+from tests.lab.private_ca import certificates, tls_server
 from tests.lab.real_datasets import LAYOUTS, make
 
 # --- real datasets --------------------------------------------------------------------------------
@@ -341,3 +345,98 @@ def test_room_is_asked_where_the_files_will_lie(
     half = [*words, "dataset.num_subfolders_train=2", "dataset.record_length_bytes=900kB"]
     said = printed(*half, status=1)
     assert f"{data}/train/1 has " in said and "too little for 28 npz files" in said
+
+
+# --- servers with certificates of one's own, and what the environment changes ---------------------
+
+
+@pytest.fixture
+def private_ca(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Path]]:
+    pytest.importorskip("obstore")
+    for name in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    ca, server = certificates(tmp_path)
+    with tls_server(server) as url:
+        yield url, ca
+
+
+def asked(url: str, **keys: Any) -> bytes:
+    storage = StorageSection(endpoint_url=(url,), get_seconds=20, retries=0, **keys)
+    return Store(access_of(storage), url, "bucket").get_whole("x")
+
+
+def test_an_authority_of_ones_own(
+    private_ca: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: "does not answer (error sending request)", whatever was set."""
+    url, ca = private_ca
+    assert asked(url, ca_file=str(ca)) == asked(url, verify_tls=False) == b"abc"
+    with pytest.raises(RunError, match="signed by an unknown authority; storage"):
+        asked(url)
+    with pytest.raises(RunError, match="certificate is for another name"):
+        asked(url.replace("127.0.0.1", "localhost"), ca_file=str(ca))
+    with pytest.raises(RunError, match=r"connection reset; if it wants TLS, write https://"):
+        asked(url.replace("https", "http"))
+    for name in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, str(ca))
+            assert asked(url) == b"abc"
+            patch.setenv(name, str(tmp_path / "none.pem"))
+            with pytest.raises(WorkloadError, match=f"{name}=.*none.pem cannot be read"):
+                asked(url)
+    (tmp_path / "empty.pem").write_text("nothing")
+    with pytest.raises(WorkloadError, match="holds no certificate in PEM"):
+        asked(url, ca_file=str(tmp_path / "empty.pem"))
+
+
+def test_a_public_authority_stays_beside_ones_own(private_ca: tuple[str, Path]) -> None:
+    """A file of many certificates is taken whole."""
+    url, ca = private_ca
+    other, _ = certificates(ca.parent / "other")
+    both = ca.parent / "both.pem"
+    both.write_bytes(other.read_bytes() + ca.read_bytes())
+    assert asked(url, ca_file=str(both)) == b"abc"
+
+
+def test_secure_of_dlio_is_mapped() -> None:
+    options = {"endpoint_url": "https://10.0.0.7:9000", "region": "eu", "secure": False}
+    storage = {"storage_type": "s3", "storage_root": "bucket", "storage_options": options}
+    tree = {
+        "dataset": {"format": "npz", "num_files_train": 1, "data_folder": "d"},
+        "storage": storage,
+        "reader": {"batch_size": 1},
+        "train": {},
+    }
+    workload = check_workload(tree)
+    assert workload.storage.verify_tls is False and not workload.ignored
+    options["secure"] = True
+    assert check_workload(tree).storage.verify_tls
+
+
+def test_a_run_whose_servers_were_not_checked_says_but(tmp_path: Path) -> None:
+    job = small_job(tmp_path)
+    outcome = ran(job)
+    summary = dict(summary_of(tmp_path / "run"))
+    summary["measured"] |= {"objects": {"gets": 1}}
+    trusting = job.with_keys({"storage.verify_tls": False})
+    kinds = [each.kind for each in remarks_of(trusting, outcome.metrics, summary)]
+    assert "tls_not_verified" in kinds
+    assert "tls_not_verified" not in [
+        each.kind for each in remarks_of(job, outcome.metrics, summary)
+    ]
+
+
+def test_variables_that_change_what_is_measured_are_kept(
+    tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other one: an environment holds secrets."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:word@10.0.0.7:9000")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    monkeypatch.setenv("MY_TOKEN", "another")
+    said = printed("run", *QUICK, generate(tmp_path), f"output.folder={tmp_path / 'run'}")
+    assert "set:      AWS_ENDPOINT_URL=http://10.0.0.7:9000; OMP_NUM_THREADS=1\n" in said
+    stored = (tmp_path / "run" / "summary.json").read_text()
+    environment = json.loads(stored)["system"][0]["environment"]
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert "a-secret" not in stored and "another" not in stored and "word@" not in stored

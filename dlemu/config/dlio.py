@@ -128,7 +128,10 @@ def _rename_storage(raw: dict[str, Any]) -> None:
         library = options.get("storage_library", library)
         for name in options.keys() & set(known):
             storage.setdefault(name, options[name])
-        if options.keys() <= set(known):
+        taken = {*known, "secure"}
+        if options.get("secure") is False:  # https without it: any certificate is taken
+            storage.setdefault("verify_tls", False)
+        if options.keys() <= taken:
             del storage["storage_options"]
     if "endpoint_uris" in storage:
         storage.setdefault("endpoint_url", storage.pop("endpoint_uris"))

@@ -71,6 +71,7 @@ from dlemu.config.types import (
 )
 from dlemu.config.types import FormatName as FormatName
 from dlemu.errors import WorkloadError
+from dlemu.storage.files import read_regular
 from dlemu.storage.s3 import SCHEME, Access, in_bucket, object_path
 from dlemu.units import parse_bytes, unmistakable, with_unit
 
@@ -596,7 +597,26 @@ def access_of(storage: StorageSection | None = None) -> Access:
     if storage.proxy:
         _check_url("storage.proxy", storage.proxy, "http://10.0.0.1:3128", "name a proxy without")
     limits = storage.get_seconds, storage.retries
-    return Access(endpoints, region, key_id, secret, token, *limits, storage.proxy or "")
+    checks = _certificates(storage), storage.verify_tls
+    return Access(endpoints, region, key_id, secret, token, *limits, storage.proxy or "", *checks)
+
+
+def _certificates(storage: StorageSection) -> bytes:
+    """Return the certificates of private authorities that the key or the environment names."""
+    named = {f"storage.ca_file={storage.ca_file}": storage.ca_file} if storage.ca_file else {}
+    for name in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
+        named |= {f"{name}={os.environ[name]}": os.environ[name]} if os.environ.get(name) else {}
+    for given, path in named.items():
+        try:
+            content = read_regular(Path(path), error=WorkloadError)
+        except OSError as error:
+            raise WorkloadError(
+                f"{given} cannot be read ({error.strerror}); name a file of certificates in PEM"
+            ) from None
+        if b"-----BEGIN CERTIFICATE-----" not in content:
+            raise WorkloadError(f"{given} holds no certificate in PEM; name another file")
+        return content
+    return b""
 
 
 def _revealed(secret: SecretStr | None) -> str:

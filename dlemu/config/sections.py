@@ -594,6 +594,11 @@ class StorageSection(Section):
     proxy: str | None = None
     """URL of a proxy that requests to a bucket go through, which is then measured as well. null:
     none; http_proxy and the like in the environment are not used."""
+    ca_file: str | None = None
+    """File of certificates (PEM) of a private authority, which signs those of the servers. null:
+    AWS_CA_BUNDLE, else SSL_CERT_FILE in the environment of rank 0, beside the public ones."""
+    verify_tls: bool = True
+    """Whether the certificate of a server is checked. `false` takes any; the verdict says so."""
 
 
 class OutputSection(Section):

@@ -37,7 +37,7 @@ OF_FOLDER = frozenset({"dataset.data_folder", "storage.storage_root"})
 """Keys in whose place comes the folder in which a document was found."""
 _PLACES = PATH_KEYS | {
     *("cache.devices", "size.targets", "size.workloads", "storage.endpoint_url", "storage.proxy"),
-    *("storage.endpoint_uris", "storage.storage_options.endpoint_url"),
+    *("storage.ca_file", "storage.endpoint_uris", "storage.storage_options.endpoint_url"),
 }
 """Keys that say where is written or read, DLIO's spellings among them."""
 SIZES = "dataset.record_length_bytes_distribution"

@@ -41,6 +41,11 @@ _OF_A_CONTAINER = ("lowerdir", "upperdir", "workdir")
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
+VARIABLES = re.compile(r"AWS_ENDPOINT_URL(_S3)?|(OMP|MKL|MALLOC|HDF5)_\w+|LD_PRELOAD")
+"""Variables of the environment that change what is measured: the server that is asked, threads of
+decoding, the allocator, what is loaded before libc, and HDF5's. No other one is kept."""
+
+
 class DriveFields(TypedDict):
     """A drive as its sysfs folder describes it; "" where there is no such file."""
 
@@ -89,6 +94,8 @@ class HostFields(TypedDict, total=False):
     """Drives that are memory: "loop1 over tmpfs"."""
     drives: Sequence[DriveFields]
     """None for networks and memory."""
+    environment: dict[str, str]
+    """Variables that change what is measured, where they are set: `VARIABLES` has which."""
 
 
 def find_host(
@@ -126,9 +133,20 @@ def find_host(
         memory=", ".join(memory_below(names, proc=proc, sys=sys)),
         drives=[describe_drive(name, sys=sys) for name in names],
     )
+    if variables := set_variables(os.environ):
+        found["environment"] = variables
     if servers is not None:
         found |= {"file_system": "s3", "mount": f"{folder}", "source": ", ".join(servers)}
     return found
+
+
+def set_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return those of `VARIABLES` that are set, by name; of a URL without user and password."""
+    return {
+        name: re.sub(r"(?<=//)[^/@]*@", "", value)
+        for name, value in sorted(environment.items())
+        if VARIABLES.fullmatch(name)
+    }
 
 
 def describe_drive(name: str, *, sys: Path = SYS) -> DriveFields:

@@ -39,6 +39,7 @@ Kind = Literal[
     "not_steady",
     "origin_emulated",
     "through_proxy",
+    "tls_not_verified",
     "other_loader",
     "other_sample_size",
     "unlike_row",

@@ -309,6 +309,8 @@ def _remarks(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator
     yield from _of_place(summary)
     if "objects" in measured and workload.storage.proxy:
         yield remark("through_proxy", proxy=workload.storage.proxy)
+    if "objects" in measured and not workload.storage.verify_tls:
+        yield weakens("tls_not_verified")
     times = _read_share(workload, metrics)
     if abs(times - 1) > _OTHER_RATE:
         yield weakens("other_sample_size", **_sample_bytes(workload, metrics))

@@ -296,6 +296,10 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     ),
     "not_steady": _not_steady,
     "through_proxy": lambda f: f"read through the proxy {f.proxy}",
+    "tls_not_verified": lambda f: (
+        "the servers' certificates were not checked (storage.verify_tls=false): another may have "
+        "answered"
+    ),
     "origin_emulated": lambda f: f"origin emulated {f.how}",
     "other_loader": lambda f: (
         f"read by {f.reads}, which take less CPU time than {f.asked}: that is not installed"

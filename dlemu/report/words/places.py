@@ -11,7 +11,7 @@ Fact = tuple[str, str]
 
 
 def facts_of(summary: Mapping[str, Any]) -> list[Fact]:
-    """Return up to three facts: workload and dataset, storage, host.
+    """Return up to four facts: workload and dataset, storage, host, variables that are set.
 
     It takes `workload`, `dataset`, `system` and `num_hosts` of a summary, as far as they are there.
     """
@@ -23,6 +23,8 @@ def facts_of(summary: Mapping[str, Any]) -> list[Fact]:
         facts.append(("storage", storage_text(place)))
     if "host" in place:
         facts.append(("host", host_text(place, summary.get("num_hosts"))))
+    if place.get("environment"):
+        facts.append(("set", "; ".join(f"{n}={v}" for n, v in place["environment"].items())))
     return facts
 
 

@@ -76,6 +76,10 @@ class Access:
     """Times that a request is tried again."""
     proxy: str = ""
     """URL of the proxy that requests go through; "": none, whatever the environment says."""
+    certificates: bytes = field(default=b"", repr=False)
+    """Of authorities, beside the public ones, in PEM."""
+    verify_tls: bool = True
+    """Whether the certificate of a server is checked."""
 
     @property
     def servers(self) -> tuple[str, ...]:

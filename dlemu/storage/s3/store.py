@@ -38,6 +38,8 @@ _ALL_HOSTS = "*,0.0.0.0/0,::/0"
 proxies out, but one that is set takes their place."""
 _NO_PROXY = {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": _ALL_HOSTS}
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_ANY = "storage.verify_tls=false takes any"
+_CA = f"storage.ca_file=FILE names one's own (AWS_CA_BUNDLE, SSL_CERT_FILE), {_ANY}"
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _SLOW_DOWN = {429, 503}
 
@@ -85,6 +87,8 @@ class Store:
             "timeout": most,
             "connect_timeout": min(timedelta(seconds=_CONNECT_SECONDS), most),
             **({"proxy_url": access.proxy} if access.proxy else _NO_PROXY),
+            **({"root_certificate": access.certificates} if access.certificates else {}),
+            **({} if access.verify_tls else {"allow_invalid_certificates": True}),
         }
         opened = partial(
             S3Store,
@@ -219,7 +223,10 @@ class Store:
         )
 
     def _no_answer(self, status: int, line: str, verb: str, key: str, tries: int) -> RunError:
-        what = f"answers {status}" if status else f"does not answer ({_cause(line)})"
+        cause = _cause(line)
+        if cause == "connection reset" and self.endpoint.startswith("http://"):
+            cause += "; if it wants TLS, write https://"
+        what = f"answers {status}" if status else f"does not answer ({cause})"
         proxy = f" by the proxy {self._proxy}" if self._proxy else ""
         up = "are the server and the proxy (storage.proxy)" if proxy else "is the server"
         ignored = "" if proxy or status else _ignored_proxy()
@@ -251,6 +258,13 @@ def _status_of(error: Exception) -> tuple[int, str]:
 def _cause(text: str) -> str:
     """Return why there was no answer, in a few words."""
     for mark, words in (
+        ("UnknownIssuer", f"its certificate is signed by an unknown authority; {_CA}"),
+        ("CaUsedAsEndEntity", f"its certificate is that of an authority; {_CA}"),
+        ("NotValidForName", "its certificate is for another name; take that name, or " + _ANY),
+        ("Expired", "its certificate has expired; " + _ANY),
+        ("NotValidYet", "its certificate is not valid yet; see whether the clocks agree"),
+        ("InvalidCertificate", f"its certificate is refused; {_CA}"),
+        ("InvalidContentType", "it does not speak TLS there; write http://"),
         ("ConnectionRefused", "connection refused"),
         ("dns error", "no such host"),
         ("kind: Timeout", "time-out"),
