@@ -85,6 +85,7 @@ Kind = Literal[
     "waited_for_reads",
     # what to try
     "as_asked",
+    "decode_less",
     "end_other_programs",
     "faster_links",
     "fewer_accelerators",
@@ -101,9 +102,11 @@ Kind = Literal[
     "not_the_storage",
     "other_checkpoint_drives",
     "own_cpus",
+    "raise_argument",
     "raise_gets_in_flight",
     "raise_read_threads",
     "raise_read_threads_or_depth",
+    "set_argument",
     "set_key",
     "use_fewer_accelerators_a_host",
     # what a search will take, and why it ends early

@@ -25,6 +25,7 @@ from dlemu.judge.summary import DatasetFields, Summary
 from dlemu.judge.sums import Rule, sum_all
 from dlemu.run.job import complete_summary
 from dlemu.storage.counted import PathBytes
+from dlemu.watch.advice import advice_for
 from dlemu.watch.launch import Watched
 from dlemu.watch.loops import Loop, Role, find_loops, steps_of
 
@@ -301,6 +302,9 @@ def document_of(seen: Seen, first: Mapping[str, Any], command: Sequence[str]) ->
     document = with_metrics(begun, seen.workload, metrics)
     if not seen.has_threshold:
         document = without_threshold(document)
+    if limit := document["limit"]:
+        own = advice_for(limit["advice"], seen.loops[0].described)
+        document = cast(Summary, {**document, "limit": {**limit, "advice": own}})
     return cast(Summary, {**document, "watched": watched_fields(seen, metrics, command)})
 
 

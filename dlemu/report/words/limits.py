@@ -180,6 +180,7 @@ ADVICE: Mapping[str, Callable[[Any], str]] = {
     "as_asked": lambda f: (
         "this is the workload's own imbalance; faster storage or hosts will not help"
     ),
+    "decode_less": lambda f: "do less a sample in the workers: decode or resize before training",
     "end_other_programs": lambda f: "end the other programs",
     "faster_links": lambda f: "use faster or more links",
     "fewer_accelerators": lambda f: "fewer accelerators",
@@ -202,6 +203,7 @@ ADVICE: Mapping[str, Callable[[Any], str]] = {
         "write checkpoints to other drives or less often, or use faster drives"
     ),
     "own_cpus": lambda f: "give this virtual machine CPUs of its own",
+    "raise_argument": lambda f: f"raise {f.argument} (now {f.now})",
     "raise_gets_in_flight": lambda f: (
         f"raise reader.gets_in_flight (now {f.gets_in_flight}) or reader.read_threads (now "
         f"{f.read_threads})"
@@ -210,6 +212,7 @@ ADVICE: Mapping[str, Callable[[Any], str]] = {
     "raise_read_threads_or_depth": lambda f: (
         f"raise reader.read_threads (now {f.read_threads}) or reader.io_depth (now {f.io_depth})"
     ),
+    "set_argument": lambda f: f"set {f.argument}={f.value}",
     "set_key": lambda f: f"set {f.key}={f.value}",
     "use_fewer_accelerators_a_host": lambda f: "use fewer accelerators a host",
 }
