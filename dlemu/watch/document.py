@@ -26,6 +26,7 @@ from dlemu.judge.sums import Rule, sum_all
 from dlemu.run.job import complete_summary
 from dlemu.storage.counted import PathBytes
 from dlemu.watch.advice import advice_for
+from dlemu.watch.events import Saved
 from dlemu.watch.launch import Watched
 from dlemu.watch.loops import Loop, Role, find_loops, steps_of
 
@@ -449,8 +450,30 @@ def workload_yaml(seen: Seen) -> str:
         tree[section] = {name: keys[section][name] for name in names if name in keys[section]}
     for section, name in (("reader", "preprocess_time"), ("train", "computation_time")):
         tree[section][name] = _short(tree[section][name])
+    if saves := [save for loop in seen.loops for save in loop.process.saves]:
+        lines.append(f"The job saved {saves[-1].path}. To emulate its checkpoints, too, add:")
+        lines.append(_checkpoints(saves, keys["train"]["epochs"], seen.steps))
+    if any(role.role == "evaluation" for loop in seen.loops for role in loop.roles):
+        lines.append("The job also evaluates, which is not in here: training alone is emulated.")
     text = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)
     return "".join(f"# {line}\n" for line in lines) + text
+
+
+def _checkpoints(saves: Sequence[Saved], epochs: int, steps: Steps) -> str:
+    """Return the words that ask for checkpoints as large and as often as those of the job.
+
+    What is saved between the same two steps, as the model and its optimizer, is one checkpoint.
+    """
+    starts = np.unique(steps["start"])
+    number = len(np.unique(np.searchsorted(starts, [save.begun for save in saves])))
+    every = f"epochs_between_checkpoints={max(1, round(epochs / number))}"
+    if number > epochs:
+        every = f"steps_between_checkpoints={max(1, len(starts) // number)}"
+    num_bytes = max(1, round(sum(save.num_bytes for save in saves) / number))
+    return (
+        f"workflow.checkpoint=true model.name=seen model.model_size_bytes={num_bytes} "
+        f"checkpoint.{every} checkpoint.checkpoint_folder=/path/on/the/storage"
+    )
 
 
 def _short(time: Mapping[str, Any]) -> object:

@@ -6,6 +6,7 @@ the hook wraps: the real one takes seconds to import. One test has the real one.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -150,6 +151,13 @@ def test_a_job_is_measured_and_left_as_it_is(job: Path) -> None:
     assert (made.name, made.reader.batch_size, made.dataset.format) == ("job", 2, "npy")
     assert (made.dataset.num_files_train, made.dataset.record_length_bytes) == (16, 1000)
     assert made.dataset.data_folder == str(job / "data")
+    text = (job / "out/workload.yaml").read_text()
+    assert "The job saved model.pt. To emulate" in text and "The job also evaluates" in text
+    (words,) = re.findall("^# (workflow.checkpoint=true .*)$", text, re.M)
+    told = dict(word.split("=") for word in words.split())
+    saving = made.with_keys({key: yaml.safe_load(value) for key, value in told.items()})
+    assert saving.checkpoint.epochs_between_checkpoints == 1 and saving.model is not None
+    assert (saving.model.model_size_bytes or 0) > 0
     stored = read_result(job / "out")
     assert stored.document["metric"] == found["metric"]
     with_threshold = read_result(job / "out", {"metric.au": 0.0001}).document
