@@ -53,8 +53,8 @@ from dlemu.loaders import open_loader
 from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import Alone
 from dlemu.storage.extents import extent_reader
+from dlemu.storage.objects import RANGE_BYTES, WHOLE_BYTES
 from dlemu.storage.pagecache import drop
-from dlemu.storage.s3.objects import RANGE_BYTES, WHOLE_BYTES
 from dlemu.storage.s3.store import store_of
 from dlemu.tools.paths.blocks import CellJob, DataPath, Pattern, perform
 from dlemu.tools.paths.cells import write_random_file

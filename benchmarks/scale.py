@@ -18,13 +18,14 @@ import numpy as np
 from benchmarks.harness import Asked, apart, tell
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen.manifest import MANIFEST, read_manifest, to_entries
-from dlemu.datagen.target import WORK, Folder
+from dlemu.datagen.target import WORK, forget
 from dlemu.datagen.write import _finish, dataset_folders
 from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.judge.metrics import find_losses, measure_sums
 from dlemu.judge.records import STEP
 from dlemu.judge.sums import Rule, Sums, sum_up
+from dlemu.storage.folder import Folder
 
 NUM_ACCELERATORS = 1024
 NUM_RANKS = 128
@@ -76,7 +77,7 @@ def write_manifest(num_files: int, folder: Path) -> None:
     target = Folder(folder)
     target.make(dataset_folders(layout))
     _finish(target, layout, "")
-    target.forget()
+    forget(target)
     manifest = read_manifest(folder)
     assert manifest is not None
     manifest.check(layout, folder)

@@ -28,12 +28,12 @@ from pydantic_core import from_json
 from dlemu.config.model import Workload
 from dlemu.config.published import word
 from dlemu.config.types import Strict
-from dlemu.datagen.target import PLAN, Folder, target_of
+from dlemu.datagen.target import PLAN, journals
 from dlemu.dataset.layout import MOST_SAMPLES, Count, Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.storage.files import check_regular
-from dlemu.storage.s3 import Access, in_bucket
+from dlemu.storage.place import Place, place_of
 from dlemu.units import counted, format_bytes
 
 VERSION = 3
@@ -117,7 +117,7 @@ class Manifest:
         layout = dataclasses.replace(
             layout, dims=self.layout.dims, element_type=self.layout.element_type
         )
-        longer = layout.num_files > self.layout.num_files and not in_bucket(folder)
+        longer = layout.num_files > self.layout.num_files and place_of(folder).has_paths
         extend = longer and differing(self.layout, layout) == ["num_files"]
         other = "extend it with dlemu datagen" if extend else "use another dataset.data_folder"
         refuse(self.layout, layout, folder, what="a dataset", remedy=f"{other}, or set")
@@ -224,7 +224,7 @@ def _describe(layout: Layout) -> str:
 
 
 def write_manifest(
-    target: Folder, layout: Layout, crcs: NDArray[np.uint32], workload: str | None = None
+    target: Place, layout: Layout, crcs: NDArray[np.uint32], workload: str | None = None
 ) -> None:
     """Write both files; dlemu.json last.
 
@@ -248,15 +248,13 @@ def write_manifest(
     target.put(MANIFEST, [manifest.to_json()])
 
 
-def read_manifest(
-    folder: Path, access: Access | None = None, *, with_files: bool = True
-) -> Manifest | None:
+def read_manifest(folder: Path, access: Any = None, *, with_files: bool = True) -> Manifest | None:
     """Return the manifest of the dataset in `folder`; None if it has none.
 
-    `access` is that of a bucket. Without `with_files` its second object is not read: `files` is
-    empty.
+    `access` is what the place's `reach` has returned. Without `with_files` the second file is not
+    read: `files` is empty.
     """
-    path, target = folder / MANIFEST, target_of(folder, access)
+    path, target = folder / MANIFEST, place_of(folder, access)
     data = _read_json(target, MANIFEST)
     if data is None:
         return None
@@ -274,11 +272,11 @@ def read_manifest(
     return Manifest(layout, files, stored.num_bytes, workload=stored.workload)
 
 
-def _read_files(target: Folder, num_files: int) -> NDArray[np.void]:
+def _read_files(target: Place, num_files: int) -> NDArray[np.void]:
     """Return each file's bytes and checksum."""
     path = target.path / FILES
     try:
-        if in_bucket(path):
+        if not target.has_paths:
             files: NDArray[np.void] = np.load(io.BytesIO(target.whole(FILES)))
         else:
             check_regular(path)
@@ -315,7 +313,7 @@ class WritePlan(Strict):
         return self.model_dump_json(exclude_none=True).encode()
 
 
-def read_plan(target: Folder) -> WritePlan | None:
+def read_plan(target: Place) -> WritePlan | None:
     """Return the plan of an unfinished dataset; None if there is none."""
     data = _read_json(target, PLAN)
     if data is None:
@@ -338,11 +336,11 @@ def to_entries(files: Samples, crcs: NDArray[np.uint32]) -> bytes:
     return entries.tobytes()
 
 
-def read_journals(target: Folder, num_files: int) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
+def read_journals(target: Place, num_files: int) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
     """Return which files are in the journals, and their checksums; both (num_files,)."""
     known, crcs = np.zeros(num_files, np.bool_), np.zeros(num_files, np.uint32)
-    for name in target.journals():
-        with target.opened(name) as journal:
+    for name in journals(target):
+        with target.open(name) as journal:
             while num := len(data := journal.read(_READ_AT_ONCE)) // _ENTRY.itemsize:
                 entries = np.frombuffer(data, _ENTRY, num)
                 file = entries["file"]
@@ -361,7 +359,7 @@ def _check(entries: NDArray[np.void]) -> NDArray[np.uint32]:
     return check
 
 
-def _read_json(target: Folder, name: str) -> bytes | None:
+def _read_json(target: Place, name: str) -> bytes | None:
     """Return the content of a file with a JSON object; None if the file is not there."""
     path = target.path / name
     try:

@@ -26,7 +26,7 @@ from dlemu.config.model import Workload, load_workload
 from dlemu.config.sections import ColumnSection
 from dlemu.config.source import WordSource
 from dlemu.datagen.manifest import MANIFEST, keys_for, read_manifest, read_plan
-from dlemu.datagen.target import WORK, Folder, left_behind, walk
+from dlemu.datagen.target import WORK
 from dlemu.dataset.layout import Dataset, FirstFiles, Layout, Samples, amount_of, layout_of
 from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError, WorkloadError
@@ -34,8 +34,9 @@ from dlemu.formats import FORMATS, Format, Places, format_of
 from dlemu.formats.parquet import stored_columns
 from dlemu.ranks.world import World
 from dlemu.storage.files import open_regular, read_regular
+from dlemu.storage.folder import Folder, left_behind
 from dlemu.storage.pagecache import OnFile
-from dlemu.storage.s3 import in_bucket
+from dlemu.storage.place import place_of
 from dlemu.units import ceil_div, counted
 
 _T = TypeVar("_T")
@@ -137,7 +138,9 @@ def refuse_other(workload: Workload) -> None:
         WorkloadError: the dataset is another workload's.
         DatasetError: the manifest is damaged.
     """
-    if not workload.dataset.data_folder or in_bucket(folder := workload.data_folder):
+    if not workload.dataset.data_folder:
+        return
+    if not place_of(folder := workload.data_folder).has_paths:
         return
     stored = _stored(folder) if os.path.isdir(folder) else None
     origin = None if stored is None else stored[1]
@@ -315,13 +318,14 @@ def find_dataset(
 def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
     """Return the dataset; with `auto`, one with more files than the workload's will do."""
     folder, access = workload.data_folder, workload.access
+    place = place_of(folder, access)
     if folder.is_file():
         raise DatasetError(f"dataset.data_folder {folder} is a file; name the folder of a dataset")
-    manifest = read_manifest(folder, access, with_files=access is None)
+    manifest = read_manifest(folder, access, with_files=place.has_paths)
     if manifest is not None:
         have = manifest.layout.num_files
         if auto:
-            extend = "extend it" if access is None else "write another one"
+            extend = "extend it" if place.has_paths else "write another one"
             workload = _with_all(workload, have, f"; {extend} with dlemu datagen, or")
         refuse_other(workload)
         layout, notes = layout_of(workload), _amount_of(workload, layout_of(workload))
@@ -332,7 +336,7 @@ def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
         if asked < have:
             layout = FirstFiles.of(layout, asked)
         return Dataset(workload, layout, notes=notes, access=access)
-    if access is not None:
+    if not place.has_paths:
         raise DatasetError(
             f"{folder} has no {MANIFEST}, which says what lies there: objects are never listed in "
             f"a run; generate it, or copy a whole folder of dlemu datagen there: "
@@ -536,7 +540,7 @@ def _paths(
     place = folder / tree
     named = "" if tree else named_below(folder)  # of another dataset nothing is read
     by_end: dict[str, list[str]] = {}
-    for below, entry in () if named else walk(folder, tree):
+    for below, entry in () if named else Folder(folder).list(tree):
         if not left_behind(entry.name):
             by_end.setdefault(_end_of(entry.name), []).append(below)
     kind, own = dataset.file_format, layout_of(workload).suffix

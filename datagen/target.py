@@ -1,51 +1,32 @@
-"""Where a dataset's files lie: in a folder or in a bucket. Its workers write, read and list them.
+"""A dataset's files in their place: what is there, and the workers that write and read them.
 
-Names are below the data folder, and are listed by one pass that opens no file. An object is there
-whole or not at all, and is made in memory. `work_through` has threads of every rank do the work.
+Names are below the data folder, and are listed by one pass that opens no file. What has no path is
+there whole or not at all, and is made in memory. `work_through` has threads of every rank do the
+work.
 """
 
 import contextlib
-import ctypes
-import dataclasses
-import errno
-import io
 import os
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.config.model import access_of
 from dlemu.datagen.assemble import Assembly, Content, piece_buffer
 from dlemu.dataset.layout import Layout, Samples
 from dlemu.errors import RunError
 from dlemu.formats import format_of
 from dlemu.host.processes import memory_bytes
 from dlemu.ranks.world import World
-from dlemu.storage.files import (
-    PARTIAL,
-    Write,
-    create,
-    direct_if_possible,
-    open_regular,
-    read_at,
-    read_regular,
-    replacing,
-    sync_folder,
-    writing,
-)
-from dlemu.storage.owned import OwnedFolder
-from dlemu.storage.s3 import Access, ObjectPath
-from dlemu.storage.s3.store import MissingError, Store, store_of
+from dlemu.storage.files import PARTIAL, Write
+from dlemu.storage.folder import left_behind
+from dlemu.storage.place import Place
 from dlemu.units import format_bytes, round_up
 
 FILES_IN_FLIGHT = 4
@@ -139,14 +120,8 @@ WORK = ".dlemu"
 """Subfolder for the plan and the journals of an unfinished dataset."""
 PLAN = f"{WORK}/recipe.json"
 _NUMBER = re.compile(r".*_(\d{1,19})_of_\d+\.", re.ASCII | re.DOTALL)
-_LEFT_BEHIND = {"lost+found", "Thumbs.db", "desktop.ini"}
 
 Layouts = Sequence[Layout]
-
-
-def left_behind(name: str) -> bool:
-    """Return whether a file is hidden, or a server's or desktop's: never read, nor in the way."""
-    return name.startswith(".") or name in _LEFT_BEHIND
 
 
 @dataclass(frozen=True)
@@ -205,258 +180,48 @@ def _owner(below: str, layouts: Layouts) -> tuple[int, int, int] | None:
     return None
 
 
-def walk(folder: Path, tree: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield all files in `folder/tree` with their paths below `folder`; none if it does not exist.
-
-    An empty `tree` is the folder itself.
-
-    Links to folders are followed: they may spread a dataset over several drives. Hidden folders
-    (a file server's snapshots) and `lost+found` are skipped.
-    """
-    left = [tree]
-    while left:
-        below = left.pop()
-        start = f"{below}/" if below else ""
-        try:
-            with os.scandir(folder / below) as entries:
-                for entry in entries:
-                    if not entry.is_dir():
-                        yield start + entry.name, entry
-                    elif not left_behind(entry.name):
-                        left.append(start + entry.name)
-        except FileNotFoundError:
-            continue
-
-
 _SHARE_OF_MEMORY = 4
 """Objects that are being written may take one part in so many of a host's memory."""
 _TREES = ("train", "index/train")
 
-Read = Callable[[memoryview, int], int]
-"""`read(into, offset)` fills memory with a file's bytes; returns how many, 0 at the file's end."""
+
+def listing_of(place: Place, *layouts: Layout) -> Listing:
+    """Return what lies in a data folder."""
+    return sort_out((each for tree in _TREES for each in place.list(tree)), layouts)
 
 
-@dataclass(frozen=True)
-class Folder:
-    """A dataset's place on a file system. What `put` and `delete` did survives a power failure."""
-
-    path: Path
-    access: Access | None = None
-    """Of a bucket."""
-
-    def listing(self, *layouts: Layout) -> Listing:
-        """Return what lies there."""
-        return sort_out((each for tree in _TREES for each in walk(self.path, tree)), layouts)
-
-    def writing(
-        self, name: str, *, direct: bool, sync: bool = True
-    ) -> AbstractContextManager[Write]:
-        """Yield what writes a file, as `files.writing` does."""
-        return writing(self.path / name, direct=direct, sync=sync)
-
-    @contextmanager
-    def reading(self, name: str) -> Iterator[Read]:
-        """Yield what reads a file; past the page cache if possible: the drive is read."""
-        number, _ = direct_if_possible(open_regular, self.path / name)
-        try:
-            yield partial(read_at, number)
-        finally:
-            os.close(number)
-
-    def whole(self, name: str) -> bytes:
-        """Return the content of a small file. Raises FileNotFoundError if there is none."""
-        return read_regular(self.path / name)
-
-    def put(self, name: str, pieces: Iterable[bytes]) -> None:
-        """Write a file, whole or not at all; its folder is made if it is not there."""
-        path = self.path / name
-        path.parent.mkdir(exist_ok=True)
-        with replacing(path) as partial, open(partial, "wb", opener=create) as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(path.parent)
-
-    def delete(self, *names: str) -> None:
-        """Remove files; they may be missing."""
-        for name in names:
-            (self.path / name).unlink(missing_ok=True)
-        sync_folder(self.path)
-
-    @contextmanager
-    def journal(self, name: str) -> Iterator[Callable[[bytes], object]]:
-        """Yield what appends an entry to a new journal, from any thread."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        number = os.open(self.path / WORK / name, flags, 0o666)
-        try:
-            yield partial(os.write, number)
-        finally:
-            os.close(number)
-
-    def journals(self) -> list[str]:
-        """Return the names of all journals."""
-        return [f"{WORK}/{path.name}" for path in (self.path / WORK).glob("*.journal")]
-
-    def opened(self, name: str) -> BinaryIO:
-        """Return a file, open to be read."""
-        return open(open_regular(self.path / name), "rb")
-
-    def make(self, folders: Iterable[Path]) -> None:
-        """Make folders and those above them."""
-        for below in folders:
-            (self.path / below).mkdir(parents=True, exist_ok=True)
-
-    def sync(self, folders: Iterable[Path]) -> None:
-        """Make the names in folders survive a power failure."""
-        for below in folders:
-            sync_folder(self.path / below)
-
-    def settle(self) -> None:
-        """Sync the whole file system, for files that were written without a sync."""
-        number, libc = os.open(self.path, os.O_RDONLY), ctypes.CDLL(None, use_errno=True)
-        try:
-            if libc.syncfs(number):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        finally:
-            os.close(number)
-
-    def forget(self) -> None:
-        """Remove the plan and the journals."""
-        mark = Path(PLAN).name
-        OwnedFolder(self.path / WORK, mark, lambda name: name.endswith(".journal"), WORK).clean()
-
-    @contextmanager
-    def repairing(self, name: str) -> Iterator[None]:
-        """Make the folder of a lost file; in the end its name is on the drive."""
-        folder = (self.path / name).parent
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-        sync_folder(folder)
-
-    def of_workers(self, layout: Layout, world: World) -> list["Folder"]:
-        """Return the place for each worker of this rank."""
-        return [self] * FILES_IN_FLIGHT
+def journals(place: Place) -> list[str]:
+    """Return the names of all journals."""
+    return [name for name, _ in place.list(WORK) if name.endswith(".journal")]
 
 
-@dataclass(frozen=True)
-class Bucket(Folder):
-    """A dataset's place in a bucket, where names need no folders, and what was put is there."""
-
-    path: ObjectPath
-    access: Access
-    number: int = 0
-    """Of the worker: endpoints are dealt out in turn."""
-    memory: NDArray[np.uint8] = field(default_factory=lambda: np.empty(1 << 20, np.uint8))
-    """For an object that is written."""
-
-    def listing(self, *layouts: Layout) -> Listing:
-        return sort_out((each for tree in _TREES for each in self.sizes(tree)), layouts)
-
-    @contextmanager
-    def writing(self, name: str, *, direct: bool, sync: bool = True) -> Iterator[Write]:
-        end = 0
-
-        def write(data: memoryview, offset: int, num_bytes: int) -> None:
-            nonlocal end
-            self.memory.data[offset : offset + num_bytes] = data[:num_bytes]
-            end = max(end, offset + num_bytes)
-
-        yield write
-        self.store.put((self.path / name).key, self.memory[:end].data)
-
-    @contextmanager
-    def reading(self, name: str) -> Iterator[Read]:
-        memory = self.store.get((self.path / name).key, 0, None).memory
-
-        def read(into: memoryview, offset: int) -> int:
-            part = memory[offset : offset + len(into)]
-            into[: len(part)] = part
-            return len(part)
-
-        yield read
-
-    def whole(self, name: str) -> bytes:
-        try:
-            return self.store.get_whole((self.path / name).key)
-        except MissingError:
-            missing = errno.ENOENT, os.strerror(errno.ENOENT)
-            raise FileNotFoundError(*missing, str(self.path / name)) from None
-
-    @contextmanager
-    def repairing(self, name: str) -> Iterator[None]:
-        yield
-
-    def put(self, name: str, pieces: Iterable[bytes]) -> None:
-        self.store.put((self.path / name).key, memoryview(b"".join(pieces)))
-
-    def delete(self, *names: str) -> None:
-        for name in names:
-            self.store.delete((self.path / name).key)
-
-    @contextmanager
-    def journal(self, name: str) -> Iterator[Callable[[bytes], object]]:
-        entries: list[bytes] = []
-        yield entries.append
-        self.put(f"{WORK}/{name}", entries)
-
-    def journals(self) -> list[str]:
-        return [name for name in self._work() if name.endswith(".journal")]
-
-    def opened(self, name: str) -> BinaryIO:
-        return io.BytesIO(self.whole(name))
-
-    def make(self, folders: Iterable[Path]) -> None:
-        pass
-
-    sync = make
-
-    def settle(self) -> None:
-        pass
-
-    def forget(self) -> None:
-        self.delete(*self._work())
-
-    def _work(self) -> list[str]:
-        return [name for name, _ in self.sizes(WORK)]
-
-    def sizes(self, below: str) -> Iterator[tuple[str, int]]:
-        """Yield the name and the bytes of each object whose name begins with a folder's."""
-        base = self.path.key
-        start = len(base) + 1 if base else 0
-        for key, size in self.store.sizes((self.path / below).key):
-            yield key[start:], size
-
-    def of_workers(self, layout: Layout, world: World) -> list[Folder]:
-        largest = int(layout.all_sizes().max())
-        room = memory_bytes() // _SHARE_OF_MEMORY // world.num_local_ranks
-        if largest > room:
-            raise RunError(
-                f"an object of {format_bytes(largest)} is made in memory, of which a rank may take "
-                f"{format_bytes(room)} here; use smaller files or fewer ranks on a host"
-            )
-        first = world.rank * FILES_IN_FLIGHT
-        return [
-            dataclasses.replace(self, number=first + each, memory=np.empty(largest, np.uint8))
-            for each in range(min(FILES_IN_FLIGHT, room // largest))
-        ]
-
-    @property
-    def store(self) -> Store:
-        """How the worker reaches it."""
-        return store_of(self.access, self.number, self.path.bucket)
+def forget(place: Place) -> None:
+    """Remove the plan and the journals."""
+    place.clear(WORK, Path(PLAN).name, lambda name: name.endswith(".journal"))
 
 
-def target_of(folder: Path, access: Access | None = None) -> Folder:
-    """Return the place of a dataset; `access` is that of a bucket, else of the environment."""
-    if isinstance(folder, ObjectPath):
-        return Bucket(folder, access or access_of())
-    return Folder(folder)
+def places_of_workers(place: Place, layout: Layout, world: World) -> list[Place]:
+    """Return the place for each worker of this rank."""
+    if place.has_paths:
+        return [place] * FILES_IN_FLIGHT
+    largest = int(layout.all_sizes().max())
+    room = memory_bytes() // _SHARE_OF_MEMORY // world.num_local_ranks
+    if largest > room:
+        raise RunError(
+            f"an object of {format_bytes(largest)} is made in memory, of which a rank may take "
+            f"{format_bytes(room)} here; use smaller files or fewer ranks on a host"
+        )
+    first = world.rank * FILES_IN_FLIGHT
+    return [
+        place.at(first + each, np.empty(largest, np.uint8))
+        for each in range(min(FILES_IN_FLIGHT, room // largest))
+    ]
 
 
 class FileMaker(Worker):
     """Makes the bytes of files, for the place where they are written or compared."""
 
-    def __init__(self, target: Folder, layout: Layout, content: Content) -> None:
+    def __init__(self, target: Place, layout: Layout, content: Content) -> None:
         super().__init__()
         self.target, self.layout = target, layout
         self._content, self._format = content, format_of(layout)

@@ -5,18 +5,25 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.datagen.assemble import Content, piece_buffer
 from dlemu.datagen.manifest import FILES, MANIFEST, REMEDY, Manifest, read_manifest
-from dlemu.datagen.target import FileMaker, Folder, OnProgress, Read, target_of, work_through
+from dlemu.datagen.target import (
+    FileMaker,
+    OnProgress,
+    listing_of,
+    places_of_workers,
+    work_through,
+)
 from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError
 from dlemu.ranks.world import Alone, World
-from dlemu.storage.s3 import Access, in_bucket
+from dlemu.storage.place import Place, Read, place_of
 
 _STRAY = "does not belong to the dataset; move it elsewhere"
 _IGNORED = "does not belong to the dataset; nothing reads it"
@@ -49,13 +56,13 @@ def verify(
     repair: bool = False,
     world: World | None = None,
     on_progress: OnProgress | None = None,
-    access: Access | None = None,
+    access: Any = None,
 ) -> list[Fault]:
     """Return the files that do not fit the manifest, by path; all ranks call it and get the same.
 
     Without a `world` there is one rank. Sizes are compared by listing the folder; with `full` every
     byte is read and compared. With `repair` damaged and missing files are written again; no other
-    file is touched. `access` is that of a bucket.
+    file is touched. `access` is what the place's `reach` has returned on rank 0.
 
     Raises:
         DatasetError: there is no manifest, or it is damaged.
@@ -64,17 +71,17 @@ def verify(
         PeerError: another rank failed.
     """
     world = world or Alone()
-    if not (in_bucket(folder) or folder.is_dir()):
+    target, again = place_of(folder, access), "start dlemu verify --repair again"
+    if not target.is_there():
         raise DatasetError(f"{folder} is no folder; name the data folder, which has train/ in it")
-    target, again = target_of(folder, access), "start dlemu verify --repair again"
-    with writing(folder, world, again) if repair else nullcontext():
+    with writing(target, world, again) if repair else nullcontext():
         world.barrier()  # rank 0 has the lock: no datagen changes the manifest from here on
         manifest = _manifest(folder, access)
         faults = _find(target, manifest, full, world, on_progress)
         return _repair(target, manifest, faults, world, on_progress) if repair else faults
 
 
-def _manifest(folder: Path, access: Access | None) -> Manifest:
+def _manifest(folder: Path, access: Any) -> Manifest:
     manifest = read_manifest(folder, access)
     if manifest is None:
         raise DatasetError(
@@ -85,12 +92,15 @@ def _manifest(folder: Path, access: Access | None) -> Manifest:
 
 
 def _find(
-    target: Folder, manifest: Manifest, full: bool, world: World, on_progress: OnProgress | None
+    target: Place, manifest: Manifest, full: bool, world: World, on_progress: OnProgress | None
 ) -> list[Fault]:
     """Return all faults, by path."""
     sized, faults = world.on_first(lambda: _compare_sizes(target, manifest))
     if full:
-        places, content = target.of_workers(manifest.layout, world), Content(manifest.layout.seed)
+        places, content = (
+            places_of_workers(target, manifest.layout, world),
+            Content(manifest.layout.seed),
+        )
         readers = [_Reader(each, manifest, content, sized) for each in places]
         work_through(
             np.flatnonzero(sized.any(axis=0)),
@@ -104,10 +114,10 @@ def _find(
     return sorted(faults)
 
 
-def _compare_sizes(target: Folder, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
+def _compare_sizes(target: Place, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
     """Return which files and indexes have the right size, (1 + indexes, files), and all faults."""
     layout, wanted = manifest.layout, _wanted_sizes(target.path, manifest)
-    listing = target.listing(layout)
+    listing = listing_of(target, layout)
     [found] = listing.found
     sized = found == wanted
     faults = [Fault(path, _STRAY) for path in listing.strays]
@@ -141,7 +151,7 @@ class _Reader(FileMaker):
     """Reads files and their indexes, and compares them with what was generated."""
 
     def __init__(
-        self, target: Folder, manifest: Manifest, content: Content, sized: NDArray[np.bool_]
+        self, target: Place, manifest: Manifest, content: Content, sized: NDArray[np.bool_]
     ) -> None:
         super().__init__(target, manifest.layout, content)
         self.faults: list[Fault] = []
@@ -193,7 +203,7 @@ class _Reader(FileMaker):
 
 
 def _repair(
-    target: Folder,
+    target: Place,
     manifest: Manifest,
     faults: list[Fault],
     world: World,
@@ -203,7 +213,10 @@ def _repair(
     bad = np.flatnonzero([not fault.extra for fault in faults])
     if not len(bad):
         return faults
-    places, content = target.of_workers(manifest.layout, world), Content(manifest.layout.seed)
+    places, content = (
+        places_of_workers(target, manifest.layout, world),
+        Content(manifest.layout.seed),
+    )
     repairers = [_Repairer(each, manifest, content, faults) for each in places]
     files = [fault.file for fault in faults if fault.file is not None and not _is_index(fault)]
     work_through(
@@ -228,7 +241,7 @@ class _Repairer(FileMaker):
     """Writes bad files again; its "files" are numbers of faults."""
 
     def __init__(
-        self, target: Folder, manifest: Manifest, content: Content, faults: list[Fault]
+        self, target: Place, manifest: Manifest, content: Content, faults: list[Fault]
     ) -> None:
         super().__init__(target, manifest.layout, content)
         self.done: dict[int, Fault] = {}

@@ -44,12 +44,14 @@ from dlemu.datagen.target import (
     WORK,
     FileMaker,
     FileProgress,
-    Folder,
     Listing,
     OnProgress,
     Stopped,
     Worker,
-    target_of,
+    forget,
+    journals,
+    listing_of,
+    places_of_workers,
     work_through,
 )
 from dlemu.dataset.layout import Layout, Samples, layout_of
@@ -57,8 +59,9 @@ from dlemu.errors import DatasetError, RunError
 from dlemu.host.devices import existing, files_below
 from dlemu.ranks.world import Alone, World
 from dlemu.storage import probe
-from dlemu.storage.owned import disk_bytes, held, room, why_full
-from dlemu.storage.s3 import in_bucket
+from dlemu.storage.folder import Folder
+from dlemu.storage.owned import disk_bytes, room, why_full
+from dlemu.storage.place import Place, place_of
 from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
 
 _DONE = f"{WORK}/done.journal"
@@ -98,11 +101,11 @@ class FolderState:
         """Bytes that the missing files take on the disk."""
         return int(round_up(self.sizes[:, self.todo.missing]).sum())
 
-    def check_space(self, folder: Path) -> None:
+    def check_space(self, target: Place) -> None:
         """Refuse a dataset that does not fit on the disk of a folder, which may be missing."""
-        if not self.todo.changes or in_bucket(folder):
+        if not self.todo.changes or target.room() is None:
             return
-        layout, missing = self.todo.layout, self.todo.missing
+        layout, missing, folder = self.todo.layout, self.todo.missing, target.path
         needs = round_up(self.sizes[:, missing]).sum(axis=0)
         # Subfolders may be links to other drives: each file is counted where it will lie.
         below = missing % max(1, layout.num_subfolders)
@@ -122,15 +125,15 @@ class FolderState:
             )
 
 
-def examine(target: Folder, wanted: Layout) -> FolderState:
+def examine(target: Place, wanted: Layout) -> FolderState:
     """Return what is there and what is missing; refuse to write where others' files are."""
     folder = target.path
     manifest = read_manifest(folder, target.access)
     plan = read_plan(target) if manifest is None else None
-    layout, older = choose_layout(folder, wanted, manifest, plan)
-    if layout.num_files >= _MANY and not in_bucket(folder):
-        _check_capacity(folder, layout)
-    listing = target.listing(layout, *([] if older is None else [older]))
+    layout, older = choose_layout(target, wanted, manifest, plan)
+    if layout.num_files >= _MANY:
+        _check_capacity(target, layout)
+    listing = listing_of(target, layout, *([] if older is None else [older]))
     refuse_strays(folder, listing, layout, known=manifest is not None or plan is not None)
     if older is not None:
         _refuse_taken_names(folder, listing, layout, extending=manifest is not None)
@@ -144,20 +147,20 @@ def examine(target: Folder, wanted: Layout) -> FolderState:
         crcs = np.pad(manifest.files["crc32c"], (0, layout.num_files - len(manifest.files)))
     missing = np.flatnonzero(~(whole & known))
     done, unknown = np.flatnonzero(whole & known), missing[:0]
-    if in_bucket(folder):  # what is there was put whole
+    if not target.has_paths:  # what is there was put whole
         missing, unknown = np.flatnonzero(~whole), np.flatnonzero(whole & ~known)
     todo = Todo(layout, missing, unknown, older, manifest is None or len(missing) > 0)
     return FolderState(todo, to_entries(done, crcs[done]), listing.partial, sizes)
 
 
-def prepare(target: Folder, wanted: Layout, workload: str = "") -> Todo:
+def prepare(target: Place, wanted: Layout, workload: str = "") -> Todo:
     """Make the folders, start the journal, and return what is left to do.
 
     `workload` is the origin of the workload that the dataset is written for.
     """
     found = examine(target, wanted)
     todo = found.todo
-    found.check_space(target.path)
+    found.check_space(target)
     # The empty folder of an evaluation set: without it DLIO does not train.
     target.make([Path("valid")])
     target.delete(*found.partial)
@@ -167,25 +170,26 @@ def prepare(target: Folder, wanted: Layout, workload: str = "") -> Todo:
         plan = WritePlan(dataset=todo.layout, extends=extends, workload=workload or None)
         target.put(_DONE, [found.done])  # in place of all other journals
         target.put(PLAN, [plan.to_json()])
-        target.delete(*(name for name in target.journals() if name != _DONE))
+        target.delete(*(name for name in journals(target) if name != _DONE))
         # From here on the dataset is unfinished: it has lost files, or files get other names.
         target.delete(MANIFEST)
     return todo
 
 
 def choose_layout(
-    folder: Path, wanted: Layout, manifest: Manifest | None, plan: WritePlan | None
+    target: Place, wanted: Layout, manifest: Manifest | None, plan: WritePlan | None
 ) -> tuple[Layout, Layout | None]:
     """Return the layout to write by, and the layout of the smaller dataset that it extends."""
+    folder = target.path
     other = "use another dataset.data_folder, or set"
     if manifest is not None:
         found = manifest.layout
         if differing(found, wanted) != ["num_files"]:
             refuse(found, wanted, folder, what="a dataset", remedy=other)
             return found, None
-        if in_bucket(folder) or wanted.num_files < found.num_files:
+        if not target.has_paths or wanted.num_files < found.num_files:
             rule = "datagen extends a dataset, and never makes it smaller"
-            rule = "a dataset in a bucket is not extended" if in_bucket(folder) else rule
+            rule = rule if target.has_paths else f"a dataset in {target.word} is not extended"
             refuse(found, wanted, folder, what="a dataset", remedy=f"{rule}; {other}")
         return wanted, found
     if plan is None:
@@ -250,13 +254,15 @@ def dataset_folders(layout: Layout) -> list[Path]:
     return sorted({up for path in paths for up in Path(path).parents})
 
 
-def _check_capacity(folder: Path, layout: Layout) -> None:
+def _check_capacity(target: Place, layout: Layout) -> None:
     """Refuse a dataset that is larger than the whole file system, before anything is looked at."""
-    have = sum(disk_bytes(each)[0] for each in files_below(existing(folder)))
+    if target.room() is None:
+        return
+    have = sum(disk_bytes(each)[0] for each in files_below(existing(target.path)))
     need = max(layout.num_files * PAGE_BYTES, round(layout.num_samples * layout.mean_bytes))
     if need > have:
         raise RunError(
-            f"{folder} lies on a file system of {format_bytes(have)}, "
+            f"{target.path} lies on a file system of {format_bytes(have)}, "
             f"{counted(layout.num_files, 'file')} need {format_bytes(need)}; use another "
             "dataset.data_folder, or lower dataset.num_files_train"
         )
@@ -287,14 +293,14 @@ def generate(
     """
     world = world or Alone()
     wanted, folder = layout_of(workload), workload.data_folder
-    target = target_of(folder, world.on_first(lambda: workload.access))
+    target = place_of(folder, world.on_first(lambda: workload.access))
     remedy = "start datagen again, it continues with the files that are missing"
-    with writing(folder, world, remedy):
+    with writing(target, world, remedy):
         todo = world.on_first(lambda: prepare(target, wanted, workload.made_from))
         if world.rank == 0:
             on_begin()
         if todo.older is not None:
-            places = target.of_workers(todo.layout, world)
+            places = places_of_workers(target, todo.layout, world)
             renamers = [_Renamer(each.path, todo.older, todo.layout) for each in places]
             work_through(np.arange(todo.older.num_files), renamers, num_bytes=0, world=world)
         if len(todo.missing) or len(todo.unknown):
@@ -302,7 +308,7 @@ def generate(
         if world.rank == 0:
             if todo.changes:
                 _finish(target, todo.layout, workload.made_from)
-            target.forget()
+            forget(target)
     world.barrier()
     manifest = read_manifest(folder, target.access)
     if manifest is None:
@@ -311,15 +317,16 @@ def generate(
 
 
 @contextmanager
-def writing(folder: Path, world: World, remedy: str) -> Iterator[None]:
+def writing(target: Place, world: World, remedy: str) -> Iterator[None]:
     """Keep other writers out of a folder, and say in one line why it cannot be written.
 
     `remedy` stands behind "free space and".
     """
+    folder = target.path
     try:
         with ExitStack() as stack:
-            if world.rank == 0 and not in_bucket(folder):
-                stack.enter_context(held(folder, key="dataset.data_folder", seconds=_LOCK_SECONDS))
+            if world.rank == 0:
+                stack.enter_context(target.held("dataset.data_folder", _LOCK_SECONDS))
             yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -361,12 +368,12 @@ class _Renamer(Worker):
             os.rename(self._folder / older, self._folder / newer)
 
 
-def _write(target: Folder, todo: Todo, world: World, on_progress: OnProgress | None) -> None:
+def _write(target: Place, todo: Todo, world: World, on_progress: OnProgress | None) -> None:
     """Write the missing files; all ranks call it, and return when all files are written."""
     layout, content = todo.layout, Content(todo.layout.seed)
     files, there = np.union1d(todo.missing, todo.unknown), {*todo.unknown.tolist()}
-    with target.journal(f"rank{world.rank}.journal") as enter:
-        places = target.of_workers(layout, world)
+    with target.appending(f"{WORK}/rank{world.rank}.journal") as enter:
+        places = places_of_workers(target, layout, world)
         work_through(
             files,
             [_Writer(each, layout, content, there, enter) for each in places],
@@ -388,7 +395,7 @@ class _Writer(FileMaker):
 
     def __init__(
         self,
-        target: Folder,
+        target: Place,
         layout: Layout,
         content: Content,
         there: set[int],
@@ -407,7 +414,7 @@ class _Writer(FileMaker):
         self._enter(to_entries(np.array([file]), np.array([crc], np.uint32)))
 
 
-def _finish(target: Folder, layout: Layout, workload: str) -> None:
+def _finish(target: Place, layout: Layout, workload: str) -> None:
     """Write the manifest, from the journals."""
     known, crcs = read_journals(target, layout.num_files)
     if not known.all():  # every rank has entered each of its files
@@ -421,12 +428,12 @@ def _vanished(path: Path) -> str:
 
 
 def write_rate(layout: Layout, folder: Path, *, seconds: float = _PROBE_SECONDS) -> float | None:
-    """Return bytes per second at which a rank writes such files; None: a bucket, or unknown.
+    """Return bytes per second at which a rank writes such files; None: no folder, or unknown.
 
     The files are written as `generate` does, for `seconds` or until all are there, into a temporary
     folder beside `folder`, or in the next folder above that is there; it is removed in the end.
     """
-    if in_bucket(folder):
+    if not place_of(folder).has_paths:
         return None
     there = existing((folder / layout.path(0)).parent)
     seen: list[FileProgress] = []
@@ -439,7 +446,9 @@ def write_rate(layout: Layout, folder: Path, *, seconds: float = _PROBE_SECONDS)
         with TemporaryDirectory(dir=there, prefix=".dlemu-probe.") as name:
             target, content = Folder(Path(name)), Content(0)
             target.make(dataset_folders(layout))
-            writers = [_Prober(e, layout, content) for e in target.of_workers(layout, Alone())]
+            writers = [
+                _Prober(e, layout, content) for e in places_of_workers(target, layout, Alone())
+            ]
             files = np.arange(layout.num_files)
             every = min(seconds, probe.longest_seconds)
             work_through(files, writers, num_bytes=0, world=Alone(), on_progress=stop, every=every)

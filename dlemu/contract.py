@@ -1,22 +1,27 @@
-"""What a file format, a loader and a cache policy must do, tried on small files and datasets.
+"""What a file format, a loader, a cache policy and a place must do, tried on small files.
 
     python -m dlemu.contract mypackage.mymodule
+    python -m dlemu.contract mypackage.mymodule://where/it/may/write
 
-Each line that it prints is a promise of `dlemu.formats.Format`, of `dlemu.loaders.Loader` or of
-`dlemu.loaders.cache.hits.Lru` that is not kept; the exit status is then 1. The house keeps them.
+Each line that it prints is a promise of `dlemu.formats.Format`, `dlemu.loaders.Loader`,
+`dlemu.loaders.cache.hits.Lru` or `dlemu.storage.place.Place` that is not kept; the exit status is
+then 1. The house keeps them.
 """
 
 import os
+import pickle
+import secrets
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +33,17 @@ from dlemu.datagen.assemble import Assembly, Content, piece_buffer
 from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan, make_plan
-from dlemu.errors import DatasetError, in_short
+from dlemu.errors import DatasetError, WorkloadError, in_short
 from dlemu.formats import FORMATS, FileSamples, Format, Places
 from dlemu.formats.format import Checksum
-from dlemu.loaders import Batch, Loader, open_loader
+from dlemu.loaders import OTHERS, Batch, Loader, find_loader, open_loader
 from dlemu.loaders.cache.hits import PlannedCache
-from dlemu.plugins import Registry
+from dlemu.plugins import Registry, is_url
 from dlemu.ranks.world import Alone
 from dlemu.storage.counted import CountedFile
+from dlemu.storage.extents import ExtentReader
+from dlemu.storage.files import aligned_buffer
+from dlemu.storage.place import Place, ReaderKeys, path_of, place_of
 from dlemu.terminal import Answer, say
 from dlemu.units import PAGE_BYTES
 
@@ -365,6 +373,53 @@ def _ends(reading: _LoaderTrial) -> bool:
     return False
 
 
+def _tells_descriptors(reading: _LoaderTrial) -> bool:
+    """Whether an accelerator opens at most what it says, beside what all have in common."""
+    least, most = find_loader(reading.dataset.workload).descriptors(reading.dataset.workload)
+    before = len(os.listdir("/proc/self/fd"))
+    with closing(reading.open()) as loader:
+        opened = max(len(os.listdir("/proc/self/fd")) for _ in loader.epoch(0, reading.plan(0)))
+    return 0 < least <= most and opened - before <= 2 * most + OTHERS
+
+
+def _checks(reading: _LoaderTrial) -> bool:
+    loader = find_loader(reading.dataset.workload)
+    loader.check(reading.dataset.workload)
+    return not any(loader.lacks())
+
+
+def _reads_by_requests(reading: _LoaderTrial) -> bool:
+    """The same files, in a place where the kernel does not open them."""
+    workload = reading.dataset.workload
+    url = f"dlemu.contract:Unnamed://{workload.data_folder}"
+    there = workload.with_keys({"dataset.data_folder": url})
+    elsewhere = replace(reading, dataset=Dataset.of(there))
+    return not find_loader(there).reads(there) or _has_the_bytes(elsewhere)
+
+
+class Unnamed(Place):
+    """The files of a folder, as a place without paths has them."""
+
+    kind = "unnamed"
+    survives_fork = True
+
+    @property
+    def _folder(self) -> Place:
+        return place_of(Path("/", *self.path.parts))
+
+    def open(self, name: str) -> IO[bytes]:
+        return self._folder.open(name)
+
+    def list(self, below: str) -> Iterator[tuple[str, Any]]:
+        return self._folder.list(below)
+
+    def put(self, name: str, pieces: Iterable[bytes]) -> None:
+        self._folder.put(name, pieces)
+
+    def delete(self, *names: str) -> None:
+        self._folder.delete(*names)
+
+
 def _refuses_cut_files(reading: _LoaderTrial) -> bool:
     """The last promise: nothing can be read afterwards."""
     for path in reading.dataset.folder.glob("train/*"):
@@ -378,6 +433,9 @@ _OF_LOADERS: dict[str, Callable[[_LoaderTrial], bool]] = {
     "`num_bytes` counts what is read, also where keep=0 drops it": _counts,
     "`epoch` may be closed early, and the next one begun": _goes_on,
     "`close` ends all threads and processes, and may be called again": _ends,
+    "`check` and `lacks` find nothing wrong on a host where it reads": _checks,
+    "`descriptors` are at least what an accelerator opens": _tells_descriptors,
+    "`reads` is true only where it reads by requests, too": _reads_by_requests,
     "a file that was cut is refused": _refuses_cut_files,
 }
 _DATASETS: tuple[dict[str, object], ...] = (
@@ -407,6 +465,156 @@ def policy_faults(name: str, _folder: Path) -> Iterator[str]:
         yield f"`admits` and `victim` plan an epoch: {type(error).__name__}: {in_short(error)}"
 
 
+@dataclass
+class _PlaceTrial:
+    """A folder of our own in a place."""
+
+    place: Place
+
+    def put(self, name: str, *pieces: bytes) -> None:
+        self.place.put(name, pieces)
+
+    def names(self, below: str = "") -> dict[str, int]:
+        """Return the files below a folder, with their bytes."""
+        found = self.place.list(below)
+        return {
+            name: each if isinstance(each, int) else each.stat().st_size for name, each in found
+        }
+
+    def reader(self, **keys: Any) -> ExtentReader:
+        return self.place.at(1).reader(ReaderKeys(**keys))
+
+
+def _is_put_and_opened(trial: _PlaceTrial) -> bool:
+    data = content(1, _PUT)
+    trial.put("train/a", data[:7], data[7:])
+    with trial.place.open("train/a") as file:
+        file.seek(5)
+        return file.read(9) == data[5:14] and file.seek(0, os.SEEK_END) == _PUT
+
+
+def _is_replaced(trial: _PlaceTrial) -> bool:
+    trial.put("train/a", b"old")
+    trial.put("train/a", b"new one")
+    return trial.place.whole("train/a") == b"new one"
+
+
+def _is_whole(trial: _PlaceTrial) -> bool:
+    """A writing that fails leaves what was there."""
+
+    def fail() -> Iterator[bytes]:
+        yield b"half"
+        raise ZeroDivisionError
+
+    trial.put("train/a", b"whole")
+    for name in ("train/a", "train/new"):
+        with suppress(ZeroDivisionError):
+            trial.place.put(name, fail())
+    return trial.place.whole("train/a") == b"whole" and trial.names("train") == {"train/a": 5}
+
+
+def _is_listed(trial: _PlaceTrial) -> bool:
+    for name in ("train/a", "train/sub/b", "trainer/c", "top"):
+        trial.put(name, name.encode())
+    below = trial.names("train")
+    return below == {"train/a": 7, "train/sub/b": 11} and trial.names("none") == {}
+
+
+def _is_deleted(trial: _PlaceTrial) -> bool:
+    trial.put("train/a", b"x")
+    trial.place.delete("train/a", "train/none")
+    return trial.names("train") == {} and trial.names() == {}
+
+
+def _is_missed(trial: _PlaceTrial) -> bool:
+    for act in (trial.place.open, trial.place.whole):
+        try:
+            act("train/none")
+        except FileNotFoundError:
+            continue
+        return False
+    return trial.place.has_paths or _refused(lambda: trial.place.get("train/none", 0, 4))
+
+
+def _is_read(trial: _PlaceTrial) -> bool:
+    """Whole and in ranges, in order and by extents."""
+    data, path = content(2, _PUT), str(trial.place.path / "train/a")
+    trial.put("train/a", data)
+    for whole, piece in ((True, 1 << 20), (False, 4096)):
+        with closing(
+            trial.reader(piece_bytes=piece, range_bytes=piece, in_flight=2, whole=whole)
+        ) as reader:
+            reader.know(path, _PUT)
+            file, parts = reader.open(path), [bytearray(_PUT - 1), bytearray(1)]
+            reader.read(file, 0, [*map(memoryview, parts)])
+            each = [bytearray(50), bytearray(4000)]
+            reader.read_each(file, [9000, 100], [50, 4000], [*map(memoryview, each)])
+            reader.close_file(file)
+            got = reader.counts.received_bytes
+        if b"".join(parts) != data or each != [data[9000:9050], data[100:4100]]:
+            return False
+        if trial.place.witness == "requests" and got < _PUT:
+            return False
+    return True
+
+
+def _is_written(trial: _PlaceTrial) -> bool:
+    """As datagen writes, with a page that is written last, and as it compares."""
+    data, into = content(3, _PUT), aligned_buffer(2 * PAGE_BYTES)
+    last = _PUT // PAGE_BYTES * PAGE_BYTES
+    trial.place.make([Path("train")])
+    with trial.place.writing("train/a", direct=False) as write:
+        write(memoryview(data)[4096:], 4096, _PUT - 4096)
+        write(memoryview(data)[:4096], 0, 4096)
+    with trial.place.reading("train/a") as read:
+        return read(into, last) == _PUT - last and bytes(into[: _PUT - last]) == data[last:]
+
+
+def _is_probed(trial: _PlaceTrial) -> bool:
+    trial.put("train/a", content(4, _PUT))
+    return bool(trial.place.probe(["train/a"], num_readers=2, seconds=0.05))
+
+
+def _is_sent(trial: _PlaceTrial) -> bool:
+    """To worker processes that are spawned."""
+    again: Place = pickle.loads(pickle.dumps(trial.place))
+    trial.put("train/a", b"sent")
+    return again.whole("train/a") == b"sent" and str(again.path) == str(trial.place.path)
+
+
+_PUT = 100_000
+_OF_PLACES: dict[str, Callable[[_PlaceTrial], bool]] = {
+    "`put` writes a file, and `open` reads it from any offset": _is_put_and_opened,
+    "`put` replaces a file": _is_replaced,
+    "`put` writes a file whole or not at all": _is_whole,
+    "`list` yields the files of a folder and below it, each with its bytes": _is_listed,
+    "`delete` removes files, which may be missing": _is_deleted,
+    "`open` raises FileNotFoundError where there is no file": _is_missed,
+    "`reader` reads the files' bytes, and counts its requests": _is_read,
+    "`writing` and `reading` write and read a file at any offset": _is_written,
+    "`probe` finds a rate": _is_probed,
+    "a place can be pickled": _is_sent,
+    "a place without paths has a `kind`": lambda trial: bool(
+        trial.place.has_paths or trial.place.kind
+    ),
+}
+
+
+def place_faults(place: Place) -> Iterator[str]:
+    """Yield what is wrong with a place, one line each; files in it are written and removed."""
+    broken = set[str]()
+    for promise in _OF_PLACES:
+        own = replace(place, path=place.path / f"dlemu-contract.{secrets.token_hex(4)}")
+        own.make([Path()])
+        trial = _PlaceTrial(own)
+        try:
+            yield from _broken({promise: _OF_PLACES[promise]}, trial, "in this place", broken)
+        finally:
+            with suppress(Exception):  # whatever a user's module raises
+                own.delete(*trial.names())
+                shutil.rmtree(own.path)  # where names need folders
+
+
 def main(names: Sequence[str]) -> int:
     """Print what is wrong with each part; return the exit status."""
     found = []
@@ -419,6 +627,9 @@ def main(names: Sequence[str]) -> int:
 
 def _faults(name: str, folder: Path) -> Iterator[str]:
     """Yield what is wrong with all parts of a name: a module may hold one of each kind."""
+    if is_url(name):
+        yield from _faults_at(name)
+        return
     reason, tried = "", False
     for registry, method, of_kind in _KINDS:
         try:
@@ -431,6 +642,17 @@ def _faults(name: str, folder: Path) -> Iterator[str]:
             yield from of_kind(name, folder)
     if not tried:
         yield reason
+
+
+def _faults_at(url: str) -> Iterator[str]:
+    """Yield what is wrong with the place of a URL."""
+    try:
+        path = path_of(url, "place")
+        place = place_of(path, place_of(path).reach())
+    except WorkloadError as error:
+        yield str(error)
+        return
+    yield from place_faults(place)
 
 
 def _format_faults(name: str, folder: Path) -> Iterator[str]:

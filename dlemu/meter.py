@@ -650,7 +650,7 @@ def own_workload_yaml(
         keys["reader.batch_size"] = batch
     if several:
         keys["train.step_spread"] = "shared"
-    if not by_dlemu and workload.reader.data_loader == "pytorch":
+    if not by_dlemu and workload.reader.loader.is_dataloader:
         with suppress(WorkloadError):  # a way of reading that no Dataset has
             workload.with_keys({"reader.cost": "dataloader"})
             keys["reader.cost"] = "dataloader"

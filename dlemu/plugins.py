@@ -43,6 +43,17 @@ def _find_modules_here() -> str:
     return here
 
 
+def is_url(text: str) -> bool:
+    """Return whether a text names files in a place that is no folder: PLACE://..."""
+    return "://" in text
+
+
+def named_place(text: str) -> str:
+    """Return the name of the place in a URL; "" of a folder."""
+    name, mark, _ = text.partition("://")
+    return name if mark else ""
+
+
 class Registry(Mapping[str, _Part]):
     """Parts of one kind by name. A part is imported when it is asked for."""
 
@@ -90,6 +101,11 @@ class Registry(Mapping[str, _Part]):
                 f"must be {', '.join(most)} or {last}, or the dotted path of a module, got {name!r}"
             )
         return place
+
+    @property
+    def house(self) -> frozenset[str]:
+        """Names of the house's own parts."""
+        return frozenset(self._house)
 
     def trusts(self, name: str) -> bool:
         """Return whether a name that a file holds may be imported: a user has named it as well."""

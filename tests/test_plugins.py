@@ -112,6 +112,8 @@ def test_the_contract_reads_by_a_loader(
         "        except DatasetError:\n"
         "            pass\n"
         "    def pids(self): return [os.getpid()]\n"
+        "    @classmethod\n    def lacks(cls): return ['a GPU']\n"
+        "    @classmethod\n    def descriptors(cls, workload): return 0, 0\n"
     )
     assert main(["own:LOADER"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -119,7 +121,7 @@ def test_the_contract_reads_by_a_loader(
     assert [line.partition(": not of ")[0] for line in lines] == [
         f"own:LOADER: {p}" for p in _OF_LOADERS
     ]
-    assert [line.partition("npz files")[2] for line in lines] == ["", "", ends, "", "", ""]
+    assert [line.partition("npz files")[2] for line in lines] == ["", "", ends, *[""] * 6]
     assert main(["own:NONE"]) == 1 and main(["threads:LOADER"]) == 1
 
 

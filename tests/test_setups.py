@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlemu.config.model import Workload, access_of, check_workload
+from dlemu.config.model import Workload, check_workload
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
@@ -29,6 +29,7 @@ from dlemu.report.words import note_lines
 from dlemu.storage import files
 from dlemu.storage.files import direct_unit
 from dlemu.storage.owned import why_full
+from dlemu.storage.s3 import access_of
 from dlemu.storage.s3.store import Store
 from dlemu.tools.paths.cells import smallest_direct
 from tests.lab.commands import QUICK, SMALL, Printed, generate, ran, small_job, summary_of

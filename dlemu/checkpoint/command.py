@@ -47,7 +47,7 @@ from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.owned import why_full
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
-from dlemu.storage.s3 import in_bucket
+from dlemu.storage.place import place_of
 from dlemu.terminal import Say, silent
 from dlemu.units import format_rate, format_seconds
 
@@ -88,7 +88,7 @@ class CheckpointJob:
         Returns, on rank 0, the fields of the summary that this adds.
         """
         world, key, target = self._world, self._checkpoint, self._folder
-        wear = WearWatch(*([] if in_bucket(target) else [target]))
+        wear = WearWatch(*([target] if place_of(target).has_paths else []))
         pids = world.all_gather((world.host_index, os.getpid()))
         with ExitStack() as stack:
             if world.local_rank == 0:
@@ -117,7 +117,7 @@ class CheckpointJob:
         key, share = self._checkpoint, pages.share if pages else None
         conditions = Conditions(
             file_system=self._file_system,
-            bypasses=self._opened.direct or in_bucket(self._folder),
+            bypasses=self._opened.direct or not place_of(self._folder).has_page_cache,
             fsync=key.fsync,
             cached_share=share,
         )
@@ -181,10 +181,10 @@ class CheckpointJob:
     def make_cold(self, steps: Sequence[int] | None = None) -> Pages | None:
         """Drop checkpoints from each host's page cache; return on rank 0 what stayed, of all hosts.
 
-        With output.drop_caches=false it only looks. None as well for a bucket, which has no cache
-        on these hosts.
+        With output.drop_caches=false it only looks. None as well where no host has a page
+        cache of them.
         """
-        if in_bucket(self._folder):
+        if not place_of(self._folder).has_page_cache:
             return None
         world, output = self._world, self._workload.output
         own = [
@@ -338,7 +338,7 @@ def run_checkpoints(
         with watch.phase(f"looking at {target}", lambda: str(target)):
             folder = stack.enter_context(opened(workload, plan, world, say))
         plan = plan if folder.shared else plan.on_own_hosts()
-        summary["system"] = hosts_of(target, access_to(workload), world, watch)
+        summary["system"] = hosts_of(place_of(target, access_to(workload)), world, watch)
         if world.rank == 0:
             summary |= planned(workload, plan)
             summary["checkpoint"] |= {

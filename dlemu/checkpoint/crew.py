@@ -12,7 +12,7 @@ from dlemu.datagen.target import Stopped
 from dlemu.host.devices import PROC, devices_under, read_text
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
-from dlemu.storage.s3 import in_bucket
+from dlemu.storage.place import place_of
 from dlemu.units import format_bytes, format_rate
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class Movement:
     """
 
     def __init__(self, tools: Sequence[CheckpointIO], folder: Path) -> None:
-        self._tools, self._in_bucket = tools, in_bucket(folder)
+        self._tools, self._on_drives_here = tools, place_of(folder).has_paths
         self._devices = devices_under(folder)
         self._last = (-1, -1)
         self.bytes_done = 0
@@ -169,7 +169,7 @@ class Movement:
         return self._last != before
 
     def _on_drives(self) -> int:
-        if self._in_bucket:
+        if not self._on_drives_here:
             return 0
         if not self._devices:
             words = read_text(PROC / "meminfo").split()

@@ -27,8 +27,7 @@ from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.host.processes import host_memory_bytes
 from dlemu.storage.extents import ExtentReader, File
 from dlemu.storage.files import aligned_buffer, create, replacing, sync_folder, write_at
-from dlemu.storage.s3 import object_path
-from dlemu.storage.s3.store import Store
+from dlemu.storage.place import Place
 from dlemu.units import PAGE_BYTES, format_bytes, round_up
 
 Files = Sequence[tuple[str, int, int]]
@@ -287,16 +286,10 @@ class Reader:
     Args:
         reader: the storage's; it is closed in the end.
         content: where the bytes came from, to compare each; None reads and drops them.
-        know: gets the path and the bytes of each file before it is opened.
     """
 
-    def __init__(
-        self,
-        reader: ExtentReader,
-        content: Content | None = None,
-        know: Callable[[str, int], object] = lambda path, num_bytes: None,
-    ) -> None:
-        self._reader, self._content, self._know = reader, content, know
+    def __init__(self, reader: ExtentReader, content: Content | None = None) -> None:
+        self._reader, self._content = reader, content
         self._stopped = False
 
     def __enter__(self) -> Self:
@@ -337,7 +330,7 @@ class Reader:
             Stopped: `stop` was called.
         """
         begin = time.perf_counter()
-        self._know(str(path), num_bytes)
+        self._reader.know(str(path), num_bytes)
         try:
             file = self._reader.open(str(path))
             opened = time.perf_counter()
@@ -381,12 +374,12 @@ class Reader:
         return 0.0 if content is None else reader.check_seconds - before
 
 
-class BucketWriter(Writer):
-    """Puts an accelerator's objects while their bytes are made, `at_once` parts at a time."""
+class PlaceWriter(Writer):
+    """Puts an accelerator's files while their bytes are made, `at_once` parts at a time."""
 
-    def __init__(self, store: Store, content: Content, *, piece_bytes: int, at_once: int) -> None:
+    def __init__(self, place: Place, content: Content, *, piece_bytes: int, at_once: int) -> None:
         super().__init__(content, piece_bytes=piece_bytes, fsync=False)
-        self._store, self._at_once = store, at_once
+        self._place, self._at_once = place, at_once
 
     def _write_file(self, path: Path, num_bytes: int) -> WriteTimes:
         waited, begin = 0.0, time.perf_counter()
@@ -404,8 +397,8 @@ class BucketWriter(Writer):
                 yield sent
                 self.bytes_done += len(sent)
 
-        key, size = object_path(str(path)).key, self._piece_bytes
-        self._store.put(key, pieces(), num_bytes, part_bytes=size, at_once=self._at_once)
+        name, size = self._place.name_of(path), self._piece_bytes
+        self._place.stream(name, pieces(), num_bytes, part_bytes=size, at_once=self._at_once)
         write = time.perf_counter() - begin - waited
         return WriteTimes(num_bytes=num_bytes, write=write, waited=waited)
 

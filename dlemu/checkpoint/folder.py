@@ -18,26 +18,24 @@ from typing import Any, Self
 from dlemu.checkpoint.crew import Crew
 from dlemu.checkpoint.files import (
     DCP_FILES,
-    BucketWriter,
     DcpWriter,
+    PlaceWriter,
     Reader,
     Writer,
     dcp_folder,
 )
 from dlemu.checkpoint.plan import ShardPlan
 from dlemu.config.checkpoint_sections import CheckpointSection
-from dlemu.config.model import Workload, access_of
+from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
-from dlemu.datagen.target import Bucket
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.files import sync_folder
 from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, room
+from dlemu.storage.place import Place, ReaderKeys, path_of, place_of
 from dlemu.storage.probe import probe_writing
-from dlemu.storage.s3 import Access, ObjectPath, in_bucket, object_path
-from dlemu.storage.s3.objects import ObjectReader
 from dlemu.terminal import Say
 from dlemu.units import counted, format_bytes
 
@@ -164,11 +162,10 @@ class CheckpointFolder(OwnedFolder):
 
 
 @dataclass(frozen=True)
-class CheckpointBucket(CheckpointFolder):
-    """Checkpoints in a bucket, which has no folders, no lock, and room for all."""
+class CheckpointPlace(CheckpointFolder):
+    """Checkpoints where names need no folders: without a lock, and with room for all."""
 
-    path: ObjectPath
-    access: Access = field(kw_only=True)
+    place: Place = field(kw_only=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -179,46 +176,41 @@ class CheckpointBucket(CheckpointFolder):
         """Do nothing: names need no folder."""
 
     def check_room(self, num_bytes: int, replaced: Iterable[str] = ()) -> None:
-        """Do nothing: a bucket has room."""
+        """Do nothing: no bound is known."""
 
     @property
     def piece_bytes(self) -> int:
         return max(self.section.piece_bytes, _LEAST_BYTES)
 
-    def writer(self, content: Content, *, direct: bool, accelerator: int) -> BucketWriter:
-        store, depth = self._bucket(accelerator).store, self.section.io_depth
-        return BucketWriter(store, content, piece_bytes=self.piece_bytes, at_once=depth)
+    def writer(self, content: Content, *, direct: bool, accelerator: int) -> PlaceWriter:
+        place, depth = self.place.at(accelerator), self.section.io_depth
+        return PlaceWriter(place, content, piece_bytes=self.piece_bytes, at_once=depth)
 
     def reader(self, content: Content | None, *, direct: bool, accelerator: int) -> Reader:
-        store, depth = self._bucket(accelerator).store, self.section.io_depth
-        size = self.piece_bytes
-        objects = ObjectReader(store, range_bytes=size, in_flight=depth, whole=True)
-        return Reader(objects, content, objects.know)
-
-    def _bucket(self, number: int = 0) -> Bucket:
-        return Bucket(self.path, self.access, number)
+        size, depth = self.piece_bytes, self.section.io_depth
+        keys = ReaderKeys(piece_bytes=size, range_bytes=size, in_flight=depth, whole=True)
+        return Reader(self.place.at(accelerator).reader(keys), content)
 
     def _read(self, name: str) -> bytes:
-        return self._bucket().whole(name)
+        return self.place.whole(name)
 
     def _write(self, name: str, data: bytes) -> None:
-        self._bucket().put(name, [data])
+        self.place.put(name, [data])
 
     def _delete(self, name: str) -> None:
         if not name.endswith("/"):
-            self._bucket().delete(name)
+            self.place.delete(name)
 
     def _below(self, start: str = "") -> Iterator[str]:
-        return (name for name, _ in self._bucket().sizes(start))
+        return (name for name, _ in self.place.list(start.rstrip("/")))
 
 
-def place_of(path: Path, access: Access | None, section: CheckpointSection) -> CheckpointFolder:
-    """Return where checkpoints lie; `access` is that of a bucket."""
-    fields = RECORD, lambda below: False, KEY
-    if access is None:
+def checkpoints_at(path: Path, access: Any, section: CheckpointSection) -> CheckpointFolder:
+    """Return where checkpoints lie; `access` is what the place's `reach` has returned."""
+    fields, place = (RECORD, lambda below: False, KEY), place_of(path, access)
+    if place.has_paths:
         return CheckpointFolder(path, *fields, section=section)
-    assert isinstance(path, ObjectPath)
-    return CheckpointBucket(path, *fields, section=section, access=access)
+    return CheckpointPlace(path, *fields, section=section, place=place)
 
 
 _ROOM = 1 << 20
@@ -270,7 +262,7 @@ def step_folder(folder: Path, step: int, epoch: int = 1) -> Path:
 
 
 def folder_of(workload: Workload) -> Path:
-    """Return the folder of checkpoints, which may be in a bucket.
+    """Return the folder of checkpoints, in its place.
 
     Raises:
         WorkloadError: checkpoint.checkpoint_folder is not set.
@@ -278,12 +270,12 @@ def folder_of(workload: Workload) -> Path:
     folder = workload.checkpoint.checkpoint_folder
     if not folder:
         raise WorkloadError(f"{KEY} is not set; add {KEY}=/path/on/the/storage")
-    return object_path(folder, KEY) if "://" in folder else Path(folder)
+    return path_of(folder, KEY)
 
 
-def access_to(workload: Workload) -> Access | None:
-    """Return how the bucket of checkpoints is reached; None: they go to a folder. On rank 0."""
-    return access_of(workload.storage) if in_bucket(folder_of(workload)) else None
+def access_to(workload: Workload) -> Any:
+    """Return how the place of checkpoints is reached; None of a folder. On rank 0."""
+    return place_of(folder_of(workload)).reach(workload.storage)
 
 
 @contextmanager
@@ -297,7 +289,7 @@ def opened(workload: Workload, plan: ShardPlan, world: World, say: Say) -> Itera
             or nothing that could be read.
     """
     path, key = folder_of(workload), workload.checkpoint
-    place = place_of(path, world.on_first(lambda: access_to(workload)), key)
+    place = checkpoints_at(path, world.on_first(lambda: access_to(workload)), key)
     with ExitStack() as stack:
 
         def take(record: CheckpointRecord | None) -> CheckpointRecord:
@@ -315,7 +307,8 @@ def opened(workload: Workload, plan: ShardPlan, world: World, say: Say) -> Itera
             take(record)
         if shared and world.num_hosts > 1:
             world.on_first(lambda: place.check_room(plan.num_bytes))
-        takes = world.all_gather(bool(key.odirect) and not in_bucket(path) and direct(path))
+        has_paths = place_of(path).has_paths
+        takes = world.all_gather(bool(key.odirect) and has_paths and direct(path))
         if key.odirect is True and not all(takes):
             if world.rank != takes.index(False):  # one rank says it
                 world.barrier()
@@ -328,7 +321,7 @@ def opened(workload: Workload, plan: ShardPlan, world: World, say: Say) -> Itera
 
 def examine(workload: Workload, plan: ShardPlan) -> None:
     """Raise what `opened` would raise, as far as it can be known without making the folder."""
-    place = place_of(folder_of(workload), access_to(workload), workload.checkpoint)
+    place = checkpoints_at(folder_of(workload), access_to(workload), workload.checkpoint)
     _, entries = place.look()
     place.check_room(plan.num_bytes, entries)
 

@@ -11,7 +11,6 @@ from dlemu.checkpoint.folder import examine as examine_folder
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.plan import ShardPlan, planned
 from dlemu.cli.output import CommandResult
-from dlemu.datagen.target import target_of
 from dlemu.datagen.write import examine, write_rate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.dataset.rule import (
@@ -31,6 +30,7 @@ from dlemu.report.words.places import Fact, facts_of
 from dlemu.run.forecast import check_run, forecast_run
 from dlemu.sizing.answers import find_jobs
 from dlemu.sizing.measured import first_number, plan_of, seconds_of_search, settle
+from dlemu.storage.place import place_of
 from dlemu.terminal import say, silent
 from dlemu.tools.paths.sweep import run_paths
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
@@ -55,7 +55,7 @@ def _datagen(workload: Any, world: World) -> Iterator[list[Fact]]:
     size = required_size(workload, world)
     workload = resolve_auto(workload, world)
     folder = workload.data_folder
-    found = world.on_first(lambda: examine(target_of(folder, workload.access), layout_of(workload)))
+    found = world.on_first(lambda: examine(workload.reach(), layout_of(workload)))
     if world.rank != 0:
         return
     missing, layout = len(found.todo.missing), found.todo.layout
@@ -67,7 +67,7 @@ def _datagen(workload: Any, world: World) -> Iterator[list[Fact]]:
     ]
     if found.todo.changes:
         try:
-            found.check_space(folder)
+            found.check_space(workload.place)
         except DlemuError:
             yield facts
             raise
@@ -196,7 +196,7 @@ def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
     fields, drive, rate = planned(workload, plan), workload.drive, None
     folder = workload.checkpoint.checkpoint_folder
     if folder:
-        fields["system"] = [host_of(folder_of(workload), access_to(workload), world.host)]
+        fields["system"] = [host_of(place_of(folder_of(workload), access_to(workload)), world.host)]
         try:
             examine_folder(workload, plan)
         except DlemuError:

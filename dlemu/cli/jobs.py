@@ -15,11 +15,11 @@ from dlemu.cli.output import CommandResult, show
 from dlemu.cli.progress import show_files, show_progress, shows
 from dlemu.cli.words import Words
 from dlemu.config.compose import named
-from dlemu.config.model import Drive, Workload, access_of
+from dlemu.config.model import Drive, Workload
 from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
-from dlemu.storage.s3 import Access, in_bucket, object_path
+from dlemu.storage.place import path_of, place_of
 from dlemu.terminal import complain, detail, say
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def _generate(workload: Workload, world: World) -> CommandResult | None:
             progress(state)
 
     with (
-        nullcontext()  # the drives of its server are not this host's
-        if in_bucket(folder)
-        else watched(world, folder, drive=workload.drive, written=lambda: done[0]),
+        watched(world, folder, drive=workload.drive, written=lambda: done[0])
+        if workload.place.has_paths
+        else nullcontext(),  # the drives of its servers are not this host's
         show_files("datagen", on=shows(workload, world)) as progress,
     ):
         manifest = generate(
@@ -125,16 +125,12 @@ def verify(workload: Workload | None, world: World, words: Words) -> CommandResu
     return CommandResult(found, apart=False) if world.rank == 0 else None
 
 
-def _folder_to_verify(
-    workload: Workload | None, world: World, words: Words
-) -> tuple[Path, Access | None]:
-    """Return the data folder, and how its bucket is reached if it lies in one."""
+def _folder_to_verify(workload: Workload | None, world: World, words: Words) -> tuple[Path, Any]:
+    """Return the data folder, and how its place is reached."""
     if workload is not None:
         return workload.data_folder, world.on_first(lambda: workload.access)
-    named = words.others[0]
-    if "://" not in named:
-        return Path(named), None
-    return object_path(named), world.on_first(access_of)
+    folder = path_of(words.others[0])
+    return folder, world.on_first(lambda: place_of(folder).reach())
 
 
 def run(workload: Workload, world: World, words: Words) -> CommandResult | None:

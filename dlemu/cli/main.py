@@ -30,7 +30,7 @@ from dlemu.config.compose import (
 )
 from dlemu.config.source import WordSource, taken_from_here
 from dlemu.errors import DlemuError, LostRankError, WorkloadError, did_you_mean, system_line
-from dlemu.plugins import named_by, own_version
+from dlemu.plugins import is_url, named_by, own_version
 from dlemu.ranks.ending import INTERRUPTED, Interrupts
 from dlemu.ranks.mpi import make_world
 from dlemu.ranks.world import Alone, PeerError, World
@@ -344,7 +344,7 @@ class _Job:
         word = words.others[0]
         if self.name == "checkpoint" and word in named("model"):
             raise WorkloadError(f"{word!r} is no folder and no key=value; write model={word}")
-        if "://" in word and self.name != "checkpoint":
+        if is_url(word) and self.name != "checkpoint":
             raise WorkloadError(
                 f"{word} alone does not say which workload to take; write workload=NAME "
                 f"dataset.data_folder={word}"
@@ -364,11 +364,11 @@ class _Job:
             other = words.values.get(key, word)
             if Path(other).absolute() != Path(word).absolute():
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
-        if "://" not in word:
+        if not is_url(word):
             return Path(word)
-        from dlemu.storage.s3 import object_path
+        from dlemu.storage.place import path_of
 
-        return object_path(word, *keys)
+        return path_of(word, keys[0])
 
 
 def _table(words: Words) -> list[Words]:

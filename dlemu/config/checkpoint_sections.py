@@ -19,6 +19,7 @@ from dlemu.config.types import (
     Size,
     Use,
 )
+from dlemu.plugins import is_url
 
 DataType = Literal["int8", "uint8", "fp16", "bf16", "fp32", "fp64"]
 Elements = Annotated[int, Field(ge=1, le=10**9)]
@@ -182,7 +183,7 @@ class CheckpointSection(Section):
     @model_validator(mode="after")
     def _fit_objects(self) -> Self:
         for name, value in (("odirect", True), ("fsync", False), ("writer", "dcp")):
-            if "://" in (self.checkpoint_folder or "") and getattr(self, name) == value:
+            if is_url(self.checkpoint_folder or "") and getattr(self, name) == value:
                 raise ValueError(
                     f"checkpoint.{name}={str(value).lower()} has no meaning for objects, which are "
                     "stored when their requests are answered; leave it out, or name a folder"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dlemu.config.compose import leaves, model_keys, named, value_of
+from dlemu.config.types import facts_of_loader
 from dlemu.errors import WorkloadError
 
 # DLIO's keys that have no effect here (sources: `LoadConfig` of both DLIO repositories, the files
@@ -141,7 +142,8 @@ def _rename_storage(raw: dict[str, Any]) -> None:
         reader.setdefault("odirect", True)
     elif kind == "s3dlio" or (kind == "s3" and library == "s3dlio"):
         storage["storage_type"] = "s3"
-        if reader.get("data_loader", "pytorch") == "pytorch":  # DLIO spawns its workers, too
+        loader = facts_of_loader(str(reader.get("data_loader", "pytorch")))
+        if loader.is_dataloader:  # DLIO spawns its workers, too
             reader.setdefault("multiprocessing_context", "spawn")
 
 

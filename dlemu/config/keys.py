@@ -23,7 +23,7 @@ from dlemu.config.published import published_row
 from dlemu.config.refusal import NO_KEYS, allowed, group_of, in_words, written
 from dlemu.config.sections import ColumnSection
 from dlemu.config.types import Distribution, KeyContext, Use
-from dlemu.storage.s3 import in_bucket
+from dlemu.plugins import is_url
 
 
 def context_of(workload: Workload, command: str = "run", hosts: int = 1) -> KeyContext:
@@ -33,13 +33,12 @@ def context_of(workload: Workload, command: str = "run", hosts: int = 1) -> KeyC
     """
     dataset, reader, train = workload.dataset, workload.reader, workload.train
     checkpoint, output = workload.checkpoint, workload.output
-    folder, loader = dataset.data_folder or "", reader.data_loader
+    folder, loader = dataset.data_folder or "", reader.loader
     counts_memory = dataset.num_files_train == "auto" or workload.division == "closed"
     if command == "size":
         counts_memory = not workload.size.quick
     saves = workload.workflow.checkpoint
-    in_a_bucket = bool(folder) and in_bucket(workload.data_folder)
-    by_dali = loader in ("dali", "native_dali")
+    place = workload.place
     is_shuffled = (reader.file_shuffle, reader.sample_shuffle) != ("off", "off")
     times = train.computation_time, reader.preprocess_time
     return KeyContext(
@@ -47,7 +46,7 @@ def context_of(workload: Workload, command: str = "run", hosts: int = 1) -> KeyC
         counts_hosts=counts_memory and (hosts == 1 or workload.host_memory is not None),
         any_number=workload.num_accelerators is None,
         saves=saves,
-        saves_to_bucket=saves and "://" in (checkpoint.checkpoint_folder or ""),
+        saves_to_servers=saves and is_url(checkpoint.checkpoint_folder or ""),
         saves_by_epochs=checkpoint.steps_between_checkpoints is None,
         saves_asynchronously=checkpoint.asynchronous,
         has_many=dataset.num_samples_per_file > 1,
@@ -56,14 +55,15 @@ def context_of(workload: Workload, command: str = "run", hosts: int = 1) -> KeyC
         has_rows=dataset.format == "parquet",
         has_columns=bool(dataset.parquet.columns),
         is_hdf5=dataset.format == "hdf5",
-        in_bucket=in_a_bucket,
-        below_root="://" not in folder and not Path(folder).is_absolute(),
+        has_paths=place.has_paths,
+        has_page_cache=place.has_page_cache,
+        below_root=not is_url(folder) and not Path(folder).is_absolute(),
         parses=reader.decode == "raw" and not workload.plain_workers,
         streamed=workload.streamed,
         by_tf_data=workload.by_tf_data,
-        by_pytorch=loader == "pytorch",
-        by_dali=by_dali,
-        on_gpu=by_dali and workload.dali.device == "gpu",
+        by_pytorch=loader.is_dataloader,
+        by_dali=loader.by_dali,
+        on_gpu=loader.by_dali and workload.dali.device == "gpu",
         has_workers=reader.read_threads > 0,
         hands_over=workload.hands_over,
         prepares=reader.preprocess_time.mean > 0,
@@ -74,7 +74,7 @@ def context_of(workload: Workload, command: str = "run", hosts: int = 1) -> KeyC
         step_varies=times[0].stdev > 0 or times[0].type == "exponential",
         has_epochs=train.epochs > 1,
         leaves_out_steps=workload.metric.edition != "v1.0",
-        drops_caches=(output.drop_caches or output.drop_all_caches) and not in_a_bucket,
+        drops_caches=(output.drop_caches or output.drop_all_caches) and place.has_page_cache,
         drops_all_caches=output.drop_all_caches,
         caches=workload.cache.folder is not None,
     )

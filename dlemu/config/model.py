@@ -13,7 +13,6 @@ from functools import cache
 from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -21,7 +20,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     PrivateAttr,
-    SecretStr,
     ValidationError,
     model_validator,
 )
@@ -71,12 +69,9 @@ from dlemu.config.types import (
 )
 from dlemu.config.types import FormatName as FormatName
 from dlemu.errors import WorkloadError
-from dlemu.storage.files import read_regular
-from dlemu.storage.s3 import SCHEME, Access, in_bucket, object_path
+from dlemu.plugins import is_url
+from dlemu.storage.place import Place, path_of, place_of
 from dlemu.units import parse_bytes, unmistakable, with_unit
-
-_AWS = "https://s3.{region}.amazonaws.com"
-_REGION = "us-east-1"
 
 _memory = BeforeValidator(lambda value: with_unit(value, least=2**20, units=("MiB", "GiB")))
 _memory_again = PlainSerializer(lambda value: unmistakable(value, 2**20))
@@ -154,7 +149,10 @@ class Workload(Section):
     metric: Annotated[MetricSection, Use(by=f"{RUNS} report")] = MetricSection()
     storage: Annotated[
         StorageSection,
-        Use(by="datagen run size verify", when=lambda job: job.in_bucket or job.saves_to_bucket),
+        Use(
+            by="datagen run size verify",
+            when=lambda job: not job.has_paths or job.saves_to_servers,
+        ),
     ] = StorageSection()
     output: Annotated[OutputSection, Use(by=RUNS, closed=True)] = OutputSection()
     dali: Annotated[DaliSection, Use(by=RUNS, when=lambda job: job.by_dali)] = DaliSection()
@@ -239,11 +237,20 @@ class Workload(Section):
             raise WorkloadError(
                 "dataset.data_folder is not set; add dataset.data_folder=/path/on/the/storage"
             )
-        if "://" in folder:
-            return object_path(folder)
+        if is_url(folder):
+            return path_of(folder)
         if storage.storage_type == "s3":  # DLIO: the bucket, and the names in it
-            return object_path(f"{SCHEME}{storage.storage_root.removeprefix(SCHEME)}/{folder}")
+            return path_of(f"s3://{storage.storage_root.removeprefix('s3://')}/{folder}")
         return Path(storage.storage_root, folder)
+
+    @property
+    def place(self) -> Place:
+        """Where the data folder lies, as far as that is known without asking; else a folder.
+
+        Raises:
+            WorkloadError: its URL names no place.
+        """
+        return place_of(self.data_folder if self.dataset.data_folder else Path())
 
     @property
     def workers_of_rank(self) -> int:
@@ -254,15 +261,19 @@ class Workload(Section):
         return max(1, self.reader.read_threads * self.accelerators_per_rank)
 
     @property
-    def access(self) -> Access | None:
-        """How the data folder's bucket is reached, by keys and environment; None: it is a folder.
+    def access(self) -> Any:
+        """How the data folder's place is reached, by keys and environment; None of a folder.
 
         Call it on rank 0 only: launchers do not forward the environment to other hosts.
 
         Raises:
             WorkloadError: a value is missing or refused.
         """
-        return access_of(self.storage) if in_bucket(self.data_folder) else None
+        return self.place.reach(self.storage)
+
+    def reach(self) -> Place:
+        """Return the place of the data folder as it is reached. Call and raises as `access`."""
+        return place_of(self.data_folder, self.access)
 
     @property
     def num_files(self) -> int:
@@ -280,7 +291,7 @@ class Workload(Section):
     @property
     def plain_workers(self) -> bool:
         """Whether workers do what those of a plain DataLoader do."""
-        return self.reader.cost == "dataloader" and self.reader.data_loader == "pytorch"
+        return self.reader.cost == "dataloader" and self.reader.loader.is_dataloader
 
     @property
     def drops_each_epoch(self) -> bool:
@@ -304,7 +315,7 @@ class Workload(Section):
     @property
     def by_tf_data(self) -> bool:
         """Whether the order of reading is that of tf.data."""
-        return self.reader.data_loader == "tensorflow"
+        return self.reader.loader.by_tf_data
 
     @property
     def bytes_per_step(self) -> float:
@@ -415,7 +426,7 @@ def _check_dali(workload: Workload) -> None:
     """Refuse keys of DALI where another loader reads."""
     gds, device = workload.reader.gds, workload.dali.device
     missing = []
-    if workload.reader.data_loader not in ("dali", "native_dali"):
+    if not workload.reader.loader.by_dali:
         missing.append("reader.data_loader=dali")
     if device == "cpu":
         missing.append("dali.device=gpu")
@@ -435,14 +446,14 @@ def _check_cost(workload: Workload) -> None:
     """Refuse what no Dataset of a plain DataLoader does, where its workers are asked for."""
     if not workload.plain_workers:
         return
-    reader, folder = workload.reader, workload.dataset.data_folder
+    reader = workload.reader
     refused = {
         "reader.odirect=true": reader.odirect is True,
         "reader.hand_over=none": not reader.hands_over,
         "reader.check_crc=true": reader.check_crc,
         "cache.folder": workload.cache.folder is not None,
         "dataset.format=parquet": workload.dataset.file_format.in_columns,
-        "a bucket": bool(folder) and in_bucket(workload.data_folder),
+        workload.place.word: not workload.place.has_paths,
     }
     for key, is_set in refused.items():
         if is_set:
@@ -468,9 +479,14 @@ def _check_access(workload: Workload) -> None:
         raise WorkloadError(
             f"reader.access=stream: samples of {kind} files are read alone; leave it out"
         )
-    if not files.by_dali and loader in ("dali", "native_dali"):
+    if not files.by_dali and reader.loader.by_dali:
         raise WorkloadError(
             f"reader.data_loader={loader} does not read {kind} files; use pytorch or threads"
+        )
+    if reader.loader.by_dali and not workload.place.has_paths:
+        raise WorkloadError(
+            f"reader.data_loader={loader} opens files by name, and {dataset.data_folder} is "
+            f"{workload.place.word}; use reader.data_loader=threads"
         )
     if files.in_columns and workload.by_tf_data:
         raise WorkloadError(
@@ -479,23 +495,22 @@ def _check_access(workload: Workload) -> None:
 
 
 def _check_places(workload: Workload) -> None:
-    """Refuse URLs of buckets that cannot be, and those where only a folder can be."""
+    """Refuse URLs of places that cannot be, and those where only a folder can be."""
     if workload.dataset.data_folder:
-        in_bucket(workload.data_folder)
+        place_of(workload.data_folder)  # refuses what names none
     for key, place in (
         ("output.folder", workload.output.folder),
         ("output.log", workload.output.log),
         ("cache.folder", workload.cache.folder),
         ("cache.origin", workload.cache.origin),
     ):
-        if place is not None and "://" in place:
+        if place is not None and is_url(place):
             raise WorkloadError(
                 f"{key}={place} must be a folder; only dataset.data_folder and "
                 "checkpoint.checkpoint_folder may be in a bucket"
             )
     saved = workload.checkpoint.checkpoint_folder or ""
-    if "://" in saved:
-        object_path(saved, "checkpoint.checkpoint_folder")
+    path_of(saved, "checkpoint.checkpoint_folder")
     if workload.source is not WordSource.FOUND:  # a result is shown, whatever it was
         _check_apart(workload)
 
@@ -562,75 +577,3 @@ def load_model(
         WorkloadError: no such model, or a key or value that is refused.
     """
     return check_workload(compose(name, overrides or {}, "model", source), source=source)
-
-
-def access_of(storage: StorageSection | None = None) -> Access:
-    """Return what the keys say; what they leave open, AWS's variables in the environment say.
-
-    Raises:
-        WorkloadError: an endpoint is no URL, or one half of the credentials is missing.
-    """
-    storage = storage or StorageSection()
-    env, endpoints = os.environ.get, storage.endpoint_url
-    region = storage.region or env("AWS_REGION") or env("AWS_DEFAULT_REGION") or _REGION
-    if not endpoints:
-        named = env("AWS_ENDPOINT_URL_S3") or env("AWS_ENDPOINT_URL") or ""
-        endpoints = tuple(named.split(",")) if named else (_AWS.format(region=region),)
-    for endpoint in endpoints:
-        _check_url(
-            "storage.endpoint_url",
-            endpoint,
-            "http://10.0.0.7:9000",
-            "set storage.access_key_id and storage.secret_access_key",
-        )
-    key_id, secret = map(_revealed, (storage.access_key_id, storage.secret_access_key))
-    token = ""
-    if not (key_id or secret):
-        key_id, secret = env("AWS_ACCESS_KEY_ID", ""), env("AWS_SECRET_ACCESS_KEY", "")
-        token = env("AWS_SESSION_TOKEN", "")
-    if bool(key_id) != bool(secret):
-        missing = "storage.secret_access_key" if key_id else "storage.access_key_id"
-        raise WorkloadError(
-            f"{missing} is not set, its other half is; set both keys, or AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY in the environment of rank 0"
-        )
-    if storage.proxy:
-        _check_url("storage.proxy", storage.proxy, "http://10.0.0.1:3128", "name a proxy without")
-    limits = storage.get_seconds, storage.retries
-    checks = _certificates(storage), storage.verify_tls
-    return Access(endpoints, region, key_id, secret, token, *limits, storage.proxy or "", *checks)
-
-
-def _certificates(storage: StorageSection) -> bytes:
-    """Return the certificates of private authorities that the key or the environment names."""
-    named = {f"storage.ca_file={storage.ca_file}": storage.ca_file} if storage.ca_file else {}
-    for name in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
-        named |= {f"{name}={os.environ[name]}": os.environ[name]} if os.environ.get(name) else {}
-    for given, path in named.items():
-        try:
-            content = read_regular(Path(path), error=WorkloadError)
-        except OSError as error:
-            raise WorkloadError(
-                f"{given} cannot be read ({error.strerror}); name a file of certificates in PEM"
-            ) from None
-        if b"-----BEGIN CERTIFICATE-----" not in content:
-            raise WorkloadError(f"{given} holds no certificate in PEM; name another file")
-        return content
-    return b""
-
-
-def _revealed(secret: SecretStr | None) -> str:
-    return "" if secret is None else secret.get_secret_value()
-
-
-def _check_url(key: str, url: str, example: str, remedy: str) -> None:
-    """Refuse what is no plain URL of a server; a password in it would be shown."""
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        fits = False
-    if "@" in url:
-        raise WorkloadError(f"{key} must not have a user or a password; {remedy}")
-    if not fits:
-        raise WorkloadError(f"{key} must be URLs such as {example}, got {url[:80]!a}")

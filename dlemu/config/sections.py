@@ -29,6 +29,7 @@ from dlemu.config.types import (
     Duration,
     FileName,
     FormatName,
+    LoaderFacts,
     LoaderName,
     Natural,
     Positive,
@@ -40,6 +41,7 @@ from dlemu.config.types import (
     Shuffle,
     Size,
     Use,
+    facts_of_loader,
     known_by,
     off_for_false,
 )
@@ -344,8 +346,8 @@ class DatasetSection(Section):
         return tuple(column for column in self.columns if column.read) or self.columns
 
 
-_BY_CALLS = Use(when=lambda job: job.parses and not job.in_bucket)
-_IN_BUCKET = Use(when=lambda job: job.in_bucket)
+_BY_CALLS = Use(when=lambda job: job.parses and job.has_paths)
+_BY_REQUESTS = Use(when=lambda job: not job.has_paths)
 AtOnce = Annotated[int, Field(ge=1, le=1024)]
 """A number of things that are under way at once."""
 
@@ -380,11 +382,11 @@ class ReaderSection(Section):
     """Samples in the shuffle buffer of a stream, where files hold many (MLPerf's CosmoFlow: 2)."""
     transfer_size: Annotated[
         ReadBytes,
-        Use(when=lambda job: job.parses and job.has_many and not job.in_bucket, closed=True),
+        Use(when=lambda job: job.parses and job.has_many and job.has_paths, closed=True),
     ] = 262_144
     """Bytes of one read of a file of several samples (DLIO: 262144)."""
     piece_bytes: Annotated[
-        ReadBytes, Use(when=lambda job: job.parses and not job.has_many and not job.in_bucket)
+        ReadBytes, Use(when=lambda job: job.parses and not job.has_many and job.has_paths)
     ] = 1_048_576
     """Bytes of one read of a file of one sample."""
     access: Annotated[Literal["stream", "random"] | None, Use(when=lambda job: job.has_many)] = None
@@ -397,9 +399,9 @@ class ReaderSection(Section):
     (PyArrow: 8192)."""
     io_depth: Annotated[AtOnce, _BY_CALLS] = 1
     """Reads that a worker keeps outstanding."""
-    gets_in_flight: Annotated[AtOnce, _IN_BUCKET] = 8
+    gets_in_flight: Annotated[AtOnce, _BY_REQUESTS] = 8
     """Requests that a worker keeps outstanding where the data folder is a bucket."""
-    range_bytes: Annotated[ReadBytes | None, _IN_BUCKET] = None
+    range_bytes: Annotated[ReadBytes | None, _BY_REQUESTS] = None
     """Bytes of one request where the data folder is a bucket; a smaller object is read by one
     request. null: objects up to 16 MiB whole, larger ones by ranges of 8 MiB."""
     odirect: Annotated[bool | Literal["auto"], Use(by=_PREDICTED.by, when=_BY_CALLS.when)] = False
@@ -451,9 +453,14 @@ class ReaderSection(Section):
         return self
 
     @property
+    def loader(self) -> LoaderFacts:
+        """What is known of the loader before it is imported."""
+        return facts_of_loader(self.data_loader)
+
+    @property
     def hands_over(self) -> bool:
         """Whether a run puts each batch into one array."""
-        return (self.hand_over or ("batch" if self.data_loader == "pytorch" else "none")) == "batch"
+        return (self.hand_over or ("batch" if self.loader.is_dataloader else "none")) == "batch"
 
     @property
     def num_streams(self) -> int:
@@ -473,7 +480,7 @@ class ReaderSection(Section):
         prefetch_size batches, and behind them two samples of each stream, which matter only where
         batches are that small (dlemu help rules: "How far each loader reads ahead").
         """
-        if self.data_loader == "tensorflow":
+        if self.loader.by_tf_data:
             return self.prefetch_size + 2 * self.num_streams // self.batch_size
         return self.read_threads * self.prefetch_factor
 
@@ -616,7 +623,7 @@ class OutputSection(Section):
         bool,
         Use(
             by=f"{RUNS} checkpoint",
-            when=lambda job: not (job.drops_all_caches or job.in_bucket),
+            when=lambda job: job.has_page_cache and not job.drops_all_caches,
         ),
     ] = True
     """Before a run, drop the dataset's pages from the page cache if some are there. With O_DIRECT,
@@ -626,7 +633,7 @@ class OutputSection(Section):
     ] = None
     """Do so before each further epoch as well. None: in edition v3.0 alone, as its DLIO does."""
     drop_all_caches: Annotated[
-        bool, Use(by=f"{RUNS} checkpoint", when=lambda job: not job.in_bucket)
+        bool, Use(by=f"{RUNS} checkpoint", when=lambda job: job.has_page_cache)
     ] = False
     """Drop the host's whole page cache instead (root only)."""
 

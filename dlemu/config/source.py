@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.errors import WorkloadError
-from dlemu.plugins import Registry
+from dlemu.plugins import Registry, is_url, named_place
 
 PATH_KEYS = frozenset(
     {
@@ -40,6 +40,8 @@ _PLACES = PATH_KEYS | {
     *("storage.ca_file", "storage.endpoint_uris", "storage.storage_options.endpoint_url"),
 }
 """Keys that say where is written or read, DLIO's spellings among them."""
+_URLS = frozenset({"dataset.data_folder", "checkpoint.checkpoint_folder", "size.targets"})
+"""Keys whose values may be URLs, of which the first part names a place that is imported."""
 SIZES = "dataset.record_length_bytes_distribution"
 """A key that may name a file of sizes."""
 _FUNCTIONS = frozenset({"steptime.model", "steptime.preprocess"})
@@ -105,7 +107,20 @@ def acts(key: str, value: object) -> bool:
         return str(value).endswith((".yaml", ".yml"))
     if (registry := _registries().get(key)) is not None:
         return isinstance(value, str) and not registry.trusts(value)
+    if key in _URLS:
+        return any(not _places().trusts(name) for name in _named_places(value))
     return key == SIZES and value not in (None, "normal", "lognormal")
+
+
+def _named_places(value: object) -> Iterator[str]:
+    """Yield the names of the places in the URLs of a key."""
+    return (named_place(text) for text in _texts(value) if is_url(text))
+
+
+def _places() -> Registry[Any]:
+    from dlemu.storage.place import PLACES  # slow, and few commands need it
+
+    return PLACES
 
 
 def _registries() -> dict[str, Registry[Any]]:
@@ -126,6 +141,10 @@ def taken_from_here(workload: Any) -> Iterator[str]:
         name = attrgetter(key)(workload)
         if place := registry.taken_from_here(name):
             yield f"{key}={name}: taken from the working directory, {place}"
+    for key in sorted(_URLS):
+        for name in _named_places(attrgetter(key)(workload)):
+            if place := _places().taken_from_here(name):
+                yield f"{key}={name}://...: taken from the working directory, {place}"
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -46,8 +46,8 @@ class KeyContext:
     """The number of accelerators is left to the ranks."""
     saves: bool
     """Checkpoints are written during the run."""
-    saves_to_bucket: bool
-    """They are objects."""
+    saves_to_servers: bool
+    """They are no files of a folder."""
     saves_by_epochs: bool
     """They are due after epochs, not after a number of steps."""
     saves_asynchronously: bool
@@ -64,8 +64,10 @@ class KeyContext:
     """The columns are named."""
     is_hdf5: bool
     """Files are HDF5."""
-    in_bucket: bool
-    """The dataset lies in a bucket."""
+    has_paths: bool
+    """The dataset lies in a folder, whose files the kernel opens."""
+    has_page_cache: bool
+    """The host's page cache may hold the dataset."""
     below_root: bool
     """The data folder is relative to storage.storage_root."""
     parses: bool
@@ -296,6 +298,40 @@ LOADERS: Registry[type] = Registry(
 """Loaders by `reader.data_loader`: imported where they read, not where a key is checked."""
 
 LoaderName = Annotated[str, known_by(LOADERS.place), Names(lambda: LOADERS)]
+
+
+@dataclass(frozen=True)
+class LoaderFacts:
+    """What keys and verdicts must know of a loader while it is not imported.
+
+    What can be asked of the class stands there: `check`, `reads`, `descriptors` of `Loader`.
+    """
+
+    is_dataloader: bool = False
+    """PyTorch's DataLoader: it hands batches over; its workers may cost what a plain one's do."""
+    by_tf_data: bool = False
+    """Files are read in tf.data's order, and as far ahead."""
+    by_dali: bool = False
+    """NVIDIA DALI reads; `dali.*` and reader.gds are its keys."""
+    package: str = ""
+    """What it needs, by the name that `dlemu doctor` gives it."""
+    installed_by: str = ""
+    """What pip installs for it."""
+
+
+_DALI = LoaderFacts(by_dali=True, package="DALI", installed_by="dlemu[dali-cuda13]")
+LOADER_FACTS = {
+    "pytorch": LoaderFacts(is_dataloader=True, package="PyTorch", installed_by="dlemu[torch]"),
+    "tensorflow": LoaderFacts(by_tf_data=True),
+    "dali": _DALI,
+    "native_dali": _DALI,
+}
+"""Of loaders of the house; others have those of threads."""
+
+
+def facts_of_loader(name: str) -> LoaderFacts:
+    """Return the facts of a loader."""
+    return LOADER_FACTS.get(name, LoaderFacts())
 
 
 def _seconds(value: float) -> float:

@@ -8,10 +8,10 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from dlemu.config.types import MOST_AXES, FileName
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.formats import FileSamples, format_of
 from dlemu.formats.parquet import Amount, Parquet
-from dlemu.storage.s3 import Access
+from dlemu.storage.place import Place, place_of
 from dlemu.units import PAGE_BYTES, ceil_div, round_up
 
 Samples = NDArray[np.int64]
@@ -429,8 +429,8 @@ class Dataset:
     layout, and every length is checked against it; else they come from each file's header."""
     notes: tuple[str, ...] = ()
     """Lines about the dataset, for a run's report."""
-    access: Access | None = None
-    """How the bucket is reached, where the data folder is one; rank 0's, for all ranks."""
+    access: Any = None
+    """How its place is reached: what `Place.reach` has returned on rank 0, for all ranks."""
     cache_state: str = ""
     """File that the readers of this host share if they read through a cache: see
     `loaders.cache.reader`."""
@@ -439,6 +439,11 @@ class Dataset:
     def folder(self) -> Path:
         """The data folder."""
         return self.workload.data_folder
+
+    @cached_property
+    def place(self) -> Place:
+        """Where the data folder lies, and how it is reached."""
+        return place_of(self.folder, self.access)
 
     @classmethod
     def of(cls, workload: Workload) -> "Dataset":

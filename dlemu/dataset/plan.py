@@ -247,7 +247,7 @@ def make_plan(
     """
     unit = _unit(workload, layout)
     options = _options(workload, layout, num_accelerators=num_accelerators, epoch=epoch, own=own)
-    if workload.reader.data_loader == "tensorflow":
+    if workload.by_tf_data:
         plan = plan_interleaved(layout.num_samples, options)
     elif workload.streamed:
         plan = dataclasses.replace(plan_streams(layout.num_samples // unit, options), unit=unit)

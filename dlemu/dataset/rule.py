@@ -18,7 +18,6 @@ from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.ranks.world import Alone, World
-from dlemu.storage.s3 import in_bucket
 from dlemu.units import PAGE_BYTES, ceil_div, counted, format_bytes
 
 STEPS_PER_EPOCH = 500
@@ -51,7 +50,7 @@ def num_processes(workload: Workload, world: World) -> int:
         return 1
     if asked != "auto":
         return min(asked, total)
-    if workload.reader.data_loader == "dali" or workload.train.compute == "gpu":
+    if workload.reader.loader.by_dali or workload.train.compute == "gpu":
         return 1  # a process more is a CUDA context more, on each GPU
     seconds = workload.train.computation_time.mean
     samples, each = workload.reader.batch_size, workload.dataset.num_samples_per_file
@@ -287,7 +286,7 @@ class SizeCheck:
             num_more_files=files - have,
             wanted_accelerators=wanted,
             command=_extending(self.workload, files),
-            writes_another=in_bucket(self.workload.data_folder),
+            writes_another=not self.workload.place.has_paths,
         )
 
     def num_steps(self, accelerators: int) -> int:
@@ -337,14 +336,16 @@ class SizeCheck:
 
 def _to_extend(workload: Workload, num_files: int) -> str:
     """Return what makes a dataset larger, for an error."""
-    way = "in a bucket, write another one" if in_bucket(workload.data_folder) else "extend it"
+    place = workload.place
+    way = "extend it" if place.has_paths else f"in {place.word}, write another one"
     return f"{way}: {_extending(workload, num_files)}"
 
 
 def _extending(workload: Workload, num_files: int) -> str:
-    """Return the command that makes a dataset larger, in a bucket another one beside it."""
-    if in_bucket(folder := workload.data_folder):
-        workload = workload.with_keys({"dataset.data_folder": f"{folder}_{num_files}"})
+    """Return the command that makes a dataset larger, or another one beside it."""
+    if not workload.place.has_paths:
+        other = f"{workload.data_folder}_{num_files}"
+        workload = workload.with_keys({"dataset.data_folder": other})
     return datagen_command(workload, num_files)
 
 

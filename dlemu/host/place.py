@@ -79,7 +79,7 @@ class HostFields(TypedDict, total=False):
     memory_bytes: int
     """Of the host, or its cgroup's limit."""
     file_system: str
-    """Type of the file system: "ext4", "nfs4"; "s3" of a bucket."""
+    """Type of the file system: "ext4", "nfs4"; "s3" of a bucket; a place's kind."""
     mount: str
     """Folder on which it is mounted."""
     source: str
@@ -103,12 +103,14 @@ def find_host(
     *,
     name: str = "",
     servers: Sequence[str] | None = None,
+    kind: str = "s3",
     proc: Path = PROC,
     sys: Path = SYS,
 ) -> HostFields:
     """Return what this host is, and where a folder lies: also of one that is not there yet.
 
-    `name` is the host's, if it has one for the job; `servers` are those of a bucket.
+    `name` is the host's, if it has one for the job; `servers` are those of a bucket, or of another
+    place without paths, of that `kind`.
     """
     there = existing(folder)
     mount = None if servers is not None else mount_under(there, proc=proc)
@@ -136,7 +138,7 @@ def find_host(
     if variables := set_variables(os.environ):
         found["environment"] = variables
     if servers is not None:
-        found |= {"file_system": "s3", "mount": f"{folder}", "source": ", ".join(servers)}
+        found |= {"file_system": kind, "mount": f"{folder}", "source": ", ".join(servers)}
     return found
 
 

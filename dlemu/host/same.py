@@ -28,12 +28,13 @@ def identity_of(
 ) -> dict[str, str]:
     """Return what figures of a storage depend on beside the keys, each in words, by its name.
 
-    `versions` are those of the software, `servers` are those of a bucket. Without a folder they are
-    of no storage.
+    `versions` are those of the software, `servers` are those of a bucket or the like. Without a
+    folder they are of no storage.
     """
     storage = {}
     if servers is not None:
-        storage = {"bucket": f"{folder} at {', '.join(servers)}"}
+        at = f" at {', '.join(servers)}" if servers else ""
+        storage = {"bucket": f"{folder}{at}"}
     elif folder is not None:
         storage = name_storage(folder)
     host = f"{', '.join(hosts)} with {counted(os.cpu_count() or 1, 'CPU')}"

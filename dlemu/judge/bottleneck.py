@@ -264,7 +264,7 @@ def _loader(evidence: Evidence) -> Limit | None:
     advice = [note("raise_read_threads", read_threads=reader.read_threads)]
     if longest == "decode" and reader.decode == "library" and not evidence.workload.dataset.by_h5py:
         advice.append(note("set_key", key="reader.decode", value="raw"))
-    if longest == "elsewhere" and reader.data_loader == "pytorch":
+    if longest == "elsewhere" and reader.loader.is_dataloader:
         advice.append(note("set_key", key="reader.data_loader", value="threads"))
     found = note(
         "late_batches",
@@ -532,7 +532,7 @@ def _advice_for_cpus(evidence: Evidence, host: HostReport) -> tuple[Finding, ...
     if _part(evidence, evidence.losses.parts.waited) < _ENOUGH:
         ways += _spread(evidence)[1:]
     else:
-        if reader.data_loader == "pytorch":
+        if reader.loader.is_dataloader:
             ways.append(note("key", key="reader.data_loader", value="threads"))
         if reader.decode == "library" and not evidence.workload.dataset.by_h5py:
             ways.append(note("key", key="reader.decode", value="raw"))

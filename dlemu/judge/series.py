@@ -112,14 +112,16 @@ def series_of(
             raise damaged(path, in_short(error)) from None
 
 
-def steady_rate(folder: Path, *, in_bucket: bool) -> Steadiness | None:
+def steady_rate(folder: Path, *, received: bool) -> Steadiness | None:
     """Return how steadily storage gave to all hosts of a run; None: nobody counts, or too short.
+
+    `received`: by the network alone, not from drives of these hosts.
 
     Raises:
         RunError: a file is damaged.
     """
     hosts = [host for host in series_of(folder) if host.intervals]
-    column = next((name for name in _GIVEN[2 * in_bucket :] if _has(hosts, name)), None)
+    column = next((name for name in _GIVEN[2 * received :] if _has(hosts, name)), None)
     if column is None or not hosts[0].counted:
         return None
     pieces: list[Piece] = []

@@ -8,7 +8,6 @@ dataset, storage, host (`report.words.places`).
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
@@ -18,9 +17,10 @@ from dlemu.errors import DlemuError
 from dlemu.host.place import HostFields, find_host
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.host.wear import WearFields
+from dlemu.plugins import is_url
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import PeerError, World
-from dlemu.storage.s3 import Access
+from dlemu.storage.place import Place
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT", "MEASURED"]
 
@@ -53,7 +53,7 @@ def introduced(
     return {
         "workload": workload.name,
         "num_hosts": num_hosts,
-        "system": [host_of(folder, workload.access, host)],
+        "system": [host_of(workload.reach(), host)],
         "dataset": DatasetFields(
             folder=str(folder), format=dataset.format, num_files=files, num_bytes=size
         ),
@@ -65,17 +65,21 @@ def place_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return next(iter(summary.get("system") or ()), {})
 
 
-def host_of(folder: Path, access: Access | None, name: str) -> HostFields:
-    """Return what this host is, and where a folder, or a bucket with its `access`, lies."""
-    return find_host(folder, name=name, servers=None if access is None else access.servers)
+def is_at_servers(summary: Mapping[str, Any]) -> bool:
+    """Return whether the data lay in no file system of the hosts, but in a bucket or the like."""
+    return is_url(place_of(summary).get("mount") or "")
 
 
-def hosts_of(
-    folder: Path, access: Access | None, world: World, watch: Watchdog
-) -> list[HostFields]:
+def host_of(place: Place, name: str) -> HostFields:
+    """Return what this host is, and where a place lies."""
+    servers = None if place.has_paths else place.servers
+    return find_host(place.path, name=name, servers=servers, kind=place.kind)
+
+
+def hosts_of(place: Place, world: World, watch: Watchdog) -> list[HostFields]:
     """Return what `host_of` does of each host on rank 0, none on others; all ranks call it."""
     with watch.phase("looking at the host"):
-        own = host_of(folder, access, world.host) if world.local_rank == 0 else None
+        own = host_of(place, world.host) if world.local_rank == 0 else None
     return [host for host in world.gather(own) or () if host is not None]
 
 

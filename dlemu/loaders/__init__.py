@@ -13,9 +13,8 @@ batches of all formats. CONTRIBUTING.md says how to add one.
 import resource
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from inspect import isabstract
 
@@ -29,13 +28,10 @@ from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
 from dlemu.loaders.cache.host import uses_cache
 from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
-from dlemu.storage.s3 import in_bucket
 from dlemu.units import counted
 
 OTHERS = 128
 """Descriptors for everything else in the process."""
-MOST_MESSAGES = 256
-"""Messages that a pipe of Linux (64 KiB) always holds, at 256 bytes each."""
 FILES_KEPT = 8
 """Files of many samples that a stream keeps open if it reads several of them in turn."""
 _OF_A_CACHE = 6
@@ -141,6 +137,30 @@ class Loader(ABC):
         """
         return np.zeros(NUM_BINS)
 
+    @classmethod  # noqa: B027
+    def check(cls, workload: Workload) -> None:
+        """Refuse a workload for which this host lacks something. Raises WorkloadError."""
+
+    @classmethod
+    def reads(cls, workload: Workload) -> bool:
+        """Return whether it reads the dataset from where it lies: by default from folders alone.
+
+        A place without paths has no names that the kernel opens: it is read by `SampleReader`.
+        """
+        return workload.place.has_paths
+
+    @classmethod
+    def descriptors(cls, workload: Workload) -> tuple[int, int]:
+        """Return the descriptors that one accelerator needs in a rank, and those it can use."""
+        least, kept = descriptors_of_a_stream(workload)
+        num_streams = workload.reader.num_streams
+        return num_streams * least, num_streams * kept
+
+    @classmethod
+    def lacks(cls) -> Sequence[str]:
+        """Return what this host lacks to read by it, a line each: for `dlemu doctor`."""
+        return ()
+
     def memory(self) -> list[NDArray[np.uint8]]:
         """Return the arrays in which all batches are handed over, which a user may pin.
 
@@ -155,9 +175,9 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
     Raises:
         WorkloadError: a package or a GPU is missing, or too few files may be open.
     """
-    if workload.dataset.data_folder and in_bucket(workload.data_folder):
-        _check_objects(workload)
-    _find_loader(workload)
+    loader = find_loader(workload)
+    if not workload.place.has_paths:
+        _check_place(workload, loader)
     files, name = workload.dataset.file_format, workload.dataset.format
     if files.needs and find_spec(files.needs) is None:
         raise WorkloadError(f"dataset.format={name} needs {files.needs}: pip install {files.needs}")
@@ -167,29 +187,27 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
             "reader.decode=library needs pyarrow for parquet: pip install 'dlemu[parquet]', or "
             "leave it out"
         )
-    if workload.dali.device == "gpu":
-        import_module("dlemu.loaders.dali.loader").find_gpus(workload)
+    loader.check(workload)
     make_room(workload, num_accelerators)
 
 
-def _check_objects(workload: Workload) -> None:
-    """Refuse what does not read from a bucket."""
-    reader, folder = workload.reader, workload.data_folder
-    forks = reader.multiprocessing_context == "fork" and reader.read_threads > 0
-    places = {LOADERS.place(name) for name in ("threads", "pytorch")[: 1 if forks else 2]}
-    if LOADERS.place(reader.data_loader) not in places:
+def _check_place(workload: Workload, loader: type[Loader]) -> None:
+    """Refuse what reads from a folder alone."""
+    reader, folder, place = workload.reader, workload.data_folder, workload.place
+    if not loader.reads(workload):
         raise WorkloadError(
             f"reader.data_loader={reader.data_loader} does not read {folder}: use "
             "reader.data_loader=threads, tensorflow for tf.data's order, or pytorch with "
-            "reader.multiprocessing_context=spawn (obstore, which reads from buckets, does not "
-            "survive the fork of a worker)"
+            "reader.multiprocessing_context=spawn ("
+            f"{place.needs[0] or 'what reads there'} does not survive the fork of a worker)"
         )
     if reader.decode == "library":
         raise WorkloadError(
-            f"reader.decode=library opens files by name, and {folder} is a bucket; leave it out"
+            f"reader.decode=library opens files by name, and {folder} is {place.word}; leave it out"
         )
-    if find_spec("obstore") is None:
-        raise WorkloadError(f"{folder} needs obstore: pip install 'dlemu[s3]'")
+    module, package = place.needs
+    if module and find_spec(module) is None:
+        raise WorkloadError(f"{folder} needs {module}: pip install '{package}'")
 
 
 def open_loader(dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
@@ -203,10 +221,15 @@ def open_loader(dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
         DatasetError: the first file cannot be read.
         WorkloadError: a package or memory is missing, or two keys exclude each other.
     """
-    return _find_loader(dataset.workload)(dataset, accelerators=accelerators, keep=keep)
+    return find_loader(dataset.workload)(dataset, accelerators=accelerators, keep=keep)
 
 
-def _find_loader(workload: Workload) -> Callable[..., Loader]:
+def find_loader(workload: Workload) -> type[Loader]:
+    """Return the class of the loader that `reader.data_loader` names.
+
+    Raises:
+        WorkloadError: there is none, or a package is missing.
+    """
     name = workload.reader.data_loader
     try:
         found: type[Loader] = LOADERS[name]
@@ -219,11 +242,11 @@ def _find_loader(workload: Workload) -> Callable[..., Loader]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dlemu"):
             raise
-        extra = "torch" if name == "pytorch" else "dali-cuda13"
+        installed_by = workload.reader.loader.installed_by or error.name
         package = "NVIDIA DALI" if (error.name or "").startswith("nvidia") else error.name
         raise WorkloadError(
-            f"reader.data_loader={name} needs {package}: "
-            f"pip install 'dlemu[{extra}]', or use reader.data_loader=threads"
+            f"reader.data_loader={name} needs {package}: pip install '{installed_by}', "
+            "or use reader.data_loader=threads"
         ) from None
     except ValueError as error:  # a user's own
         raise WorkloadError(f"reader.data_loader{error}") from None
@@ -232,7 +255,8 @@ def _find_loader(workload: Workload) -> Callable[..., Loader]:
 def make_room(workload: Workload, num_accelerators: int) -> int:
     """Raise this process's limit of open files to what its accelerators can use; return it."""
     soft, hard = _limits()
-    least, wanted = (OTHERS + num_accelerators * each for each in _of_an_accelerator(workload))
+    each = find_loader(workload).descriptors(workload)
+    least, wanted = (OTHERS + num_accelerators * number for number in each)
     if least > hard:
         most = most_accelerators(workload)
         fewer = f"emulate at most {most} in a rank, " if most else ""
@@ -250,12 +274,14 @@ def make_room(workload: Workload, num_accelerators: int) -> int:
 
 def most_accelerators(workload: Workload) -> int:
     """Return how many accelerators a rank can emulate at the hard limit."""
-    return max(0, _limits()[1] - OTHERS) // _of_an_accelerator(workload)[0]
+    least, _ = find_loader(workload).descriptors(workload)
+    return max(0, _limits()[1] - OTHERS) // least
 
 
 def descriptors_needed(workload: Workload, num_accelerators: int) -> int:
     """Return the limit of open files that a rank with so many accelerators needs."""
-    return OTHERS + num_accelerators * _of_an_accelerator(workload)[0]
+    least, _ = find_loader(workload).descriptors(workload)
+    return OTHERS + num_accelerators * least
 
 
 def _limits() -> tuple[int, int]:
@@ -266,27 +292,9 @@ def _limits() -> tuple[int, int]:
     return soft, hard
 
 
-def _of_an_accelerator(workload: Workload) -> tuple[int, int]:
-    """Return the descriptors that one accelerator needs in a rank, and those that it can use."""
-    reader = workload.reader
-    least, kept = _of_a_stream(workload)
-    if reader.data_loader != "pytorch":
-        return reader.num_streams * least, reader.num_streams * kept
-    if reader.read_threads == 0:
-        return kept, kept
-    # One queue to each worker and one back. Our queue is one descriptor, multiprocessing's is two.
-    by_pipe = workload.batches_in_flight <= MOST_MESSAGES and not workload.plain_workers
-    queues = (1 + reader.read_threads) * (1 if by_pipe else 2)
-    if reader.multiprocessing_context == "fork":
-        return queues, queues
-    # Two shared memories take two descriptors each; multiprocessing keeps two for each worker.
-    spawned = queues + 4 + 2 * reader.read_threads
-    return spawned, spawned
-
-
-def _of_a_stream(workload: Workload) -> tuple[int, int]:
+def descriptors_of_a_stream(workload: Workload) -> tuple[int, int]:
     """Return the descriptors that a worker needs for what it reads, and those that it can use."""
-    if workload.dataset.data_folder and in_bucket(workload.data_folder):
+    if not workload.place.has_paths:
         connections = workload.reader.gets_in_flight
         return connections, connections
     one_by_one = workload.dataset.num_samples_per_file == 1 or workload.streamed

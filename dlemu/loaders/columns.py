@@ -19,7 +19,6 @@ from dlemu.loaders.source import Memory, Note, Rows, Source, Task, TaskReader
 from dlemu.loaders.steps import READING
 from dlemu.storage.counted import CountedFile
 from dlemu.storage.extents import ExtentReader, File
-from dlemu.storage.s3.objects import ObjectReader
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +91,7 @@ class ColumnReader(TaskReader):
             return self._opened
         self.close()
         path = self._source.path(number)
-        if isinstance(self._storage, ObjectReader):
+        if self._storage.needs_sizes:
             self._storage.know(path, self._source.file_bytes(number))
         file = self._storage.open(path)
         try:

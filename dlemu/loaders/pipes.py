@@ -32,11 +32,11 @@ from multiprocessing.context import BaseContext, ForkProcess
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, TypeVar
 
-from dlemu.loaders import MOST_MESSAGES
-
 Method = Literal["fork", "forkserver", "spawn"]
 T = TypeVar("T")
 
+MOST_MESSAGES = 256
+"""Messages that a pipe of Linux (64 KiB) always holds, at 256 bytes each."""
 _LENGTH_BYTES = 4
 _AT_ONCE = 1 << 16
 

@@ -30,11 +30,13 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
+from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import DlemuError, RunError
-from dlemu.loaders import Batch, make_room
+from dlemu.loaders import Batch, descriptors_of_a_stream, make_room
 from dlemu.loaders.pipes import (
+    MOST_MESSAGES,
     Requests,
     SharedMemory,
     Starter,
@@ -86,6 +88,28 @@ class PyTorchLoader(WorkersLoader):
         self._slots = [each.slots for each in shared if each.slots is not None]
         self._pinned = [each.pinned for each in self._workers if each.pinned is not None]
         self._takers: Takers | None = None
+
+    @classmethod
+    def reads(cls, workload: Workload) -> bool:
+        """Return it: from a place without paths only if its workers can use what they inherit."""
+        reader, place = workload.reader, workload.place
+        forks = reader.multiprocessing_context == "fork" and reader.read_threads > 0
+        return place.has_paths or place.survives_fork or not forks
+
+    @classmethod
+    def descriptors(cls, workload: Workload) -> tuple[int, int]:
+        reader = workload.reader
+        if reader.read_threads == 0:
+            _, kept = descriptors_of_a_stream(workload)
+            return kept, kept
+        # One queue to each worker and one back. Ours is one descriptor, multiprocessing's is two.
+        by_pipe = workload.batches_in_flight <= MOST_MESSAGES and not workload.plain_workers
+        queues = (1 + reader.read_threads) * (1 if by_pipe else 2)
+        if reader.multiprocessing_context == "fork":
+            return queues, queues
+        # Two shared memories take two descriptors each; multiprocessing keeps two for each worker.
+        spawned = queues + 4 + 2 * reader.read_threads
+        return spawned, spawned
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
         # Fork all workers before a taker starts: a fork copies locks that other threads hold.
@@ -307,6 +331,7 @@ class _BatchDataset(TorchDataset[_Made]):
         self._source = source
         self._accelerator = accelerator
         self._shared, self._row_bytes = shared, row_bytes
+        self._sends_requests = source.dataset.place.witness == "requests"
         forks = source.workload.reader.multiprocessing_context == "fork"
         self._parent = os.getpid() if forks else None
         self._worker = 0
@@ -344,7 +369,7 @@ class _BatchDataset(TorchDataset[_Made]):
             return task.step, *cost, (batch, lengths)
         assert isinstance(self._reader, SampleReader)
         # A sum is a copy, which does not change while it is sent.
-        gets = None if self._source.dataset.access is None else self._reader.gets + GetCounts()
+        gets = self._reader.gets + GetCounts() if self._sends_requests else None
         return task.step, *made, gets
 
     def _open(self) -> SampleReader | PlainReader:

@@ -32,8 +32,7 @@ from dlemu.host.processes import free_memory_bytes, usable_cpus
 from dlemu.loaders.cache.reader import CacheReader
 from dlemu.storage.counted import ReadCounts
 from dlemu.storage.extents import Part, settle_direct
-from dlemu.storage.s3 import in_bucket
-from dlemu.storage.s3.objects import WHOLE_BYTES
+from dlemu.storage.objects import WHOLE_BYTES
 from dlemu.units import ceil_div, counted, format_bytes, round_up
 
 Memory = NDArray[np.uint8]
@@ -123,7 +122,7 @@ class Source:
             )
         computes = reader.preprocess == "cpu" and reader.preprocess_time.mean > 0
         block = block_seconds(dataset.workload.workers_of_rank) if computes else 0.0
-        if in_bucket(dataset.folder):
+        if not dataset.place.has_paths:
             return cls(dataset, False, keep, block)
         odirect = False if reader.decode == "library" else reader.odirect
         direct = settle_direct(dataset.folder / layout.path(0), odirect)
@@ -412,7 +411,7 @@ def readers_memory(dataset: Dataset, num_accelerators: int) -> int:
     row_bytes = row_bytes_of(source, num_accelerators)
     one = dataset.layout.samples_per_file == 1
     piece = reader.io_depth * round_up(int(reader.piece_bytes if one else reader.transfer_size))
-    if in_bucket(dataset.folder):
+    if not dataset.place.has_paths:
         whole = dataset.layout.samples_per_file * dataset.layout.mean_bytes
         piece = reader.gets_in_flight * round(min(reader.range_bytes or WHOLE_BYTES, whole))
     batches = Slots.num_bytes(source, row_bytes) if row_bytes else 0

@@ -87,8 +87,8 @@ class WorkersLoader(Loader):
         return [line for lines in busy for line in lines]
 
     def waiting_for(self) -> str:
-        access = self._source.dataset.access
-        servers = f" from {', '.join(access.endpoints[:4])}" if access is not None else ""
+        names = self._source.dataset.place.servers[:4]
+        servers = f" from {', '.join(names)}" if names else ""
         halted = [pid for pid in self.pids() if is_stopped(pid)]
         stopped = f"; stopped, kill -CONT lets them go on: {halted}" if halted else ""
         return f"{describe(self.busy())}{servers}{stopped}"

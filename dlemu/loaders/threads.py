@@ -21,6 +21,7 @@ from time import perf_counter
 
 import numpy as np
 
+from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import RunError
@@ -170,6 +171,10 @@ class ThreadsLoader(WorkersLoader):
         self._crew = _Crew(num_streams if waits else min(num_streams, cpus), self._go_on)
         self._running: StepCollector | None = None
         self._idle = threading.Condition()
+
+    @classmethod
+    def reads(cls, workload: Workload) -> bool:
+        return True
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
         with self.read(epoch, plan) as running:

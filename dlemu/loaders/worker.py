@@ -37,11 +37,9 @@ from dlemu.loaders.source import (
 )
 from dlemu.loaders.steps import IDLE, PREPROCESSING, READING
 from dlemu.storage.counted import CountedFile, GetCounts, ReadCounts
-from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, extent_reader
+from dlemu.storage.extents import HEAD_BYTES, ExtentReader, File, Part, ReadFile
 from dlemu.storage.files import open_regular
-from dlemu.storage.s3 import ObjectPath
-from dlemu.storage.s3.objects import ObjectFile, ObjectReader
-from dlemu.storage.s3.store import store_of
+from dlemu.storage.place import ReaderKeys
 
 _MOST_CHECKED = 1024
 _MOST_OVERSLEPT = 5e-4
@@ -66,7 +64,7 @@ class _InPlaceReader(TaskReader):
         self._head = memoryview(bytearray(HEAD_BYTES))
         self._checks = source.workload.reader.check_crc
         self._storage = storage
-        self._objects = storage if isinstance(storage, ObjectReader) else None
+        self._needs_sizes = storage.needs_sizes
         self._sound = b"", -1
         """First bytes and size of the file that was checked last."""
         self._read_before = 0
@@ -76,8 +74,8 @@ class _InPlaceReader(TaskReader):
 
     def _keep_open(self, number: int) -> File:
         path = self._source.path(number)
-        if self._objects is not None:
-            self._objects.know(path, self._source.file_bytes(number))
+        if self._needs_sizes:
+            self._storage.know(path, self._source.file_bytes(number))
         return self._storage.keep_open(path)
 
     def _visit(self, number: int, visit: int) -> File:
@@ -127,8 +125,8 @@ class _WholeFileReader(_InPlaceReader):
     def read(self, task: Task) -> Iterator[int]:
         places = repeat(None) if task.places is None else task.places.T.tolist()
         visits = repeat(-1) if task.visits is None else task.visits.tolist()
-        if self._objects is not None:
-            self._objects.begin(self._objects_of(task))
+        if self._needs_sizes:
+            self._storage.begin(self._files_of(task))
         for sample, place, visit in zip(task.fetch.tolist(), places, visits, strict=False):
             self._note(READING, sample)
             file = self._visit(sample, visit)
@@ -138,13 +136,13 @@ class _WholeFileReader(_InPlaceReader):
                 self._end_visit(file, visit, 1)
             yield 1
 
-    def _objects_of(self, task: Task) -> Iterator[ObjectFile]:
+    def _files_of(self, task: Task) -> Iterator[ReadFile]:
         """Yield what is known of a batch's objects, which dlemu wrote."""
         assert task.places is not None
         offsets, lengths, sizes = task.places
         wanted = sizes if self._checks else offsets + lengths
         known = zip(task.fetch.tolist(), sizes.tolist(), wanted.tolist(), strict=True)
-        return (ObjectFile(self._source.path(file), size, most) for file, size, most in known)
+        return (ReadFile(self._source.path(file), size, most) for file, size, most in known)
 
     def _read_file(self, file: File, number: int, place: Sequence[int] | None) -> None:
         if place is None:
@@ -193,7 +191,7 @@ class _RunReader(_InPlaceReader):
             return
         new_run = (np.diff(self._layout.file_of(samples)) != 0) | (np.diff(samples) != 1)
         # A sample is preprocessed before the next one is read. Objects come by requests of many.
-        alone = self._source.workload.reader.preprocess_time.mean > 0 and self._objects is None
+        alone = self._source.workload.reader.preprocess_time.mean > 0 and not self._needs_sizes
         ends = np.flatnonzero(new_run | alone) + 1
         at = 0
         for run in np.split(samples, ends):
@@ -366,27 +364,21 @@ def _check_size(file: File, num_bytes: int) -> None:
 
 
 def _open_storage(source: Source, *, number: int, max_open: int) -> ExtentReader:
-    """Return what worker `number` of the job reads with: files, or objects of a bucket."""
-    workload, reader, folder = source.workload, source.workload.reader, source.dataset.folder
+    """Return what worker `number` of the job reads with. By worker, not by rank: one rank emulates
+    many accelerators, and servers are dealt out in turn."""
+    workload, reader = source.workload, source.workload.reader
     columns = format_of(source.layout).in_columns
     one = source.layout.samples_per_file == 1 and not columns
-    access = source.dataset.access
-    if access is not None:
-        assert isinstance(folder, ObjectPath)
-        return ObjectReader(
-            # By worker, not by rank: one rank emulates many accelerators.
-            store_of(access, number, folder.bucket),
-            range_bytes=reader.range_bytes,
-            in_flight=reader.gets_in_flight,
-            whole=one or (not columns and (workload.streamed or workload.by_tf_data)),
-            max_open=max_open,
-        )
-    return extent_reader(
+    keys = ReaderKeys(
         direct=source.direct,
         piece_bytes=reader.piece_bytes if one else reader.transfer_size,
         io_depth=reader.io_depth,
+        range_bytes=reader.range_bytes,
+        in_flight=reader.gets_in_flight,
+        whole=one or (not columns and (workload.streamed or workload.by_tf_data)),
         max_open=1 if one or columns else max_open,
     )
+    return source.dataset.place.at(number).reader(keys)
 
 
 class Preparing:
@@ -458,8 +450,8 @@ class SampleReader:
                 self._reader = _RecordReader(source, self._rows, note, cache, storage)
             else:
                 self._reader = _RunReader(source, self._rows, note, cache, storage)
-        self.gets = storage.counts if isinstance(storage, ObjectReader) else GetCounts()
-        """Requests so far, where the data folder is a bucket."""
+        self.gets = GetCounts() if storage is None else storage.counts
+        """Requests so far, where the place counts them."""
         self._note = note
         self._preparing = Preparing(source, note, accelerator=accelerator, worker=worker)
 

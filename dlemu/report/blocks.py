@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
-from dlemu.judge.summary import place_of
+from dlemu.judge.summary import is_at_servers, place_of
 from dlemu.report.words.places import dataset_text, drives_text, host_text, storage_text
 from dlemu.units import counted, each_once, round_up
 
@@ -326,7 +326,7 @@ def _loader(summary: Document) -> str:
     parts = [summary.get("data_loader")]
     if parts[0] and (reader := summary.get("reader")):
         parts.append(f"{counted(reader['read_threads'], 'worker')} for each accelerator")
-        if place_of(summary).get("file_system") == "s3":
+        if is_at_servers(summary):
             parts.append(f"{reader['gets_in_flight']} GETs in flight each")
         else:
             ways = {

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, pstdev
 
 from dlemu.checkpoint.outcome import IN_MEMORY, Entry, from_memory, waited_share, young_interval
-from dlemu.judge.summary import limit_name, place_of
+from dlemu.judge.summary import is_at_servers, limit_name, place_of
 from dlemu.report.blocks import (
     Block,
     Document,
@@ -222,7 +222,7 @@ def _details(document: Document) -> Iterator[str]:
             f"{100 * waited_share(saves):.1f}% of the time"
         )
     if key["loads"]:
-        if place_of(document).get("file_system") != "s3":
+        if not is_at_servers(document):
             yield _cache(key)
         if key["verified"]:
             yield "verified: every byte read is the byte written"

@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from dlemu.config.types import facts_of_loader
 from dlemu.host.wear import WearFields, has_writes
 from dlemu.judge.summary import place_of
 from dlemu.report.blocks import (
@@ -47,7 +48,7 @@ _PATHS = {
 def host_lines(document: Document) -> Iterator[str]:
     """Yield the path of the bytes, the storage, the network, the hosts' start, requests, wear."""
     measured = document.get("measured") or {}
-    if document.get("data_loader") == "dali" and "path_bytes" in measured:
+    if facts_of_loader(document.get("data_loader") or "").by_dali and "path_bytes" in measured:
         yield _path(measured["path"], measured["path_bytes"])
     if "status" not in document and measured:
         yield _storage(measured)

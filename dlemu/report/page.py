@@ -7,7 +7,7 @@ from typing import Any
 
 from dlemu.judge.records import CONFIG
 from dlemu.judge.series import HostSeries, Interval, series_of
-from dlemu.judge.summary import limit_name, place_of
+from dlemu.judge.summary import is_at_servers, limit_name
 from dlemu.report import checkpoint, sizing
 from dlemu.report.blocks import (
     Axis,
@@ -49,7 +49,7 @@ _BUSY: tuple[tuple[str, Look, str], ...] = (
 
 
 def plots_over_time(
-    folder: Path, *, in_bucket: bool, levels: Sequence[Mapping[str, Any]] = ()
+    folder: Path, *, received: bool, levels: Sequence[Mapping[str, Any]] = ()
 ) -> Iterator[Plot]:
     """Yield the plots of what the hosts of a run did over time; `levels` of a rate that changed.
 
@@ -62,11 +62,11 @@ def plots_over_time(
         if host.intervals
     ]
     for host in hosts:
-        yield from host_plots(host, in_bucket, levels if len(hosts) == 1 else ())
+        yield from host_plots(host, received, levels if len(hosts) == 1 else ())
 
 
 def host_plots(
-    host: HostSeries, in_bucket: bool, levels: Sequence[Mapping[str, Any]] = ()
+    host: HostSeries, received: bool, levels: Sequence[Mapping[str, Any]] = ()
 ) -> Iterator[Plot]:
     """Yield what a host read and how busy its CPUs were."""
     parts, start = host.intervals, host.intervals[0].begin
@@ -74,7 +74,7 @@ def host_plots(
     epochs = [(max(0.0, begin - start), min(end - start, x.high)) for begin, end in host.epochs]
     bands = [Bands("epochs: only these count", "first", epochs)]
     where = "" if host.rank == 0 else f", host of rank {host.rank}"
-    for column, source in (_RECEIVED if in_bucket else _READ).items():
+    for column, source in (_RECEIVED if received else _READ).items():
         rates = [part.rates[column] for part in parts]
         if (most := max((rate for rate in rates if rate is not None), default=None)) is not None:
             unit, size = rate_unit(1e6 * most)
@@ -190,9 +190,11 @@ def section(
 def _of_each_run(stored: Stored) -> Iterator[Block]:
     """Yield what the hosts of a run did; of several each run, folded; and their workload."""
     for name, document in stored.runs.items() if "tool" not in stored.document else ():
-        bucket = place_of(document).get("file_system") == "s3"
+        received = is_at_servers(document)
         steady = (document.get("measured") or {}).get("steady") or {"levels": ()}
-        over_time = plots_over_time(stored.folder / name, in_bucket=bucket, levels=steady["levels"])
+        over_time = plots_over_time(
+            stored.folder / name, received=received, levels=steady["levels"]
+        )
         if stored.kind == "runs":
             inner = [*present(document), *over_time]
             yield Fold(f"{name}: its epochs, and what the hosts did", inner)

@@ -9,6 +9,7 @@ from typing import Any
 from dlemu.judge.findings import weighing
 from dlemu.judge.metrics import passes
 from dlemu.judge.records import write_text
+from dlemu.plugins import is_url
 from dlemu.report import words
 from dlemu.report.blocks import (
     Axis,
@@ -108,8 +109,8 @@ def present_answer(answer: Answer) -> list[Block]:
             "accelerators waited for a checkpoint"
         )
     if (share := answer["read_ahead_share"]) is not None:
-        in_bucket = "://" in answer["data_folder"]
-        how = "the server may have it in memory" if in_bucket else "it was read with O_DIRECT"
+        of_servers = is_url(answer["data_folder"])
+        how = "the server may have it in memory" if of_servers else "it was read with O_DIRECT"
         after.append(
             f"{QUICK}; {how}; up to {share:.1%} of the data is read in the excluded step, so AU "
             f"may be up to {100 * share:.1f} points too high"

@@ -15,7 +15,6 @@ from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.report.words import sentence
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
-from dlemu.storage.s3 import in_bucket
 from dlemu.units import ceil_div
 
 _SAMPLED = 4096
@@ -45,7 +44,7 @@ class ColdStart:
             RunError: output.drop_all_caches is set, and this process is not allowed to.
         """
         workload, world, output = self.workload, self.world, self.workload.output
-        if in_bucket(workload.data_folder):  # no page cache keeps objects; a server's memory may
+        if not workload.place.has_page_cache:  # the memory of a server may hold it
             return
         mine = range(world.local_rank, self.layout.num_files, world.num_local_ranks)
         if output.drop_all_caches:

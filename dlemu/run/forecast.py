@@ -16,9 +16,6 @@ from dlemu.ranks.world import World
 from dlemu.run.job import check_job
 from dlemu.run.protocol import check_closed
 from dlemu.run.replay import check_blocks
-from dlemu.storage.probe import probe_rate
-from dlemu.storage.s3 import ObjectPath
-from dlemu.storage.s3.objects import probe_objects
 
 _PROBE_SECONDS = 1.0
 _MOST_READERS = 64
@@ -127,10 +124,7 @@ def probe_dataset(
 
     `once`: no part of a file is read twice; objects may be.
     """
-    layout, folder, access = dataset.layout, dataset.folder, dataset.access
+    layout = dataset.layout
     files = range(0, layout.num_files, max(1, layout.num_files // _PROBE_FILES))
-    paths = [folder / layout.path(file) for file in files]
-    if access is not None:
-        objects = [path for path in paths if isinstance(path, ObjectPath)]
-        return probe_objects(access, objects, num_readers=num_readers, seconds=seconds)
-    return probe_rate(paths, num_readers=num_readers, seconds=seconds, once=once)
+    names = list(map(layout.path, files))
+    return dataset.place.probe(names, num_readers=num_readers, seconds=seconds, once=once)

@@ -205,17 +205,17 @@ class _Run:
         folder, found = workload.data_folder, dataset.layout
         notes = [*started["notes"], *dataset.notes]
         loader = workload.reader.data_loader
-        if loader == "tensorflow":
+        if workload.by_tf_data:
             notes.append(note("read_in_tf_data_order", data_loader=loader).fields)
         size = found.num_samples * found.mean_bytes
         read = DatasetFields(
             folder=str(folder), format=found.format, num_files=found.num_files, num_bytes=size
         )
-        if world.rank == 0 and dataset.access is None:
+        if world.rank == 0 and dataset.place.has_paths:
             few = range(0, found.num_files, ceil_div(found.num_files, _LOOKED_AT))
             with self.watchdog.phase("looking at some files"):
                 read["num_links"] = count_linked(f"{folder}/{found.path(file)}" for file in few)
-        system = hosts_of(folder, dataset.access, world, self.watchdog)
+        system = hosts_of(dataset.place, world, self.watchdog)
         sizes = dict(world.all_gather((world.host_index, (memory_bytes(), os.cpu_count() or 1))))
         own = Summary(
             workers=world.on_first(self._workers),
@@ -223,7 +223,7 @@ class _Run:
             decode=workload.reader.decode,
             loop=workload.train.loop,
             hand_over="batch" if workload.hands_over else "none",
-            worker_cost=workload.reader.cost if loader == "pytorch" else "",
+            worker_cost=workload.reader.cost if workload.reader.loader.is_dataloader else "",
             num_accelerators=self.num_accelerators,
             measured={},
             limit=None,
@@ -450,7 +450,7 @@ class _Run:
     def _steady_rate(self, folder: Path) -> Steadiness | None:
         """Return how steadily the storage gave, if the hosts' files tell."""
         with suppress(RunError):
-            return steady_rate(folder, in_bucket=self.dataset.access is not None)
+            return steady_rate(folder, received=self.dataset.place.witness == "requests")
         return None
 
 

@@ -31,12 +31,13 @@ from dlemu.judge.findings import Finding, note
 from dlemu.judge.records import Steps, host_file, named
 from dlemu.judge.sums import au_of_each, credited_seconds, left_out, step_seconds
 from dlemu.loaders import Loader
+from dlemu.plugins import is_url
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
+from dlemu.storage.folder import local_place
 from dlemu.storage.pagecache import cached_share
 from dlemu.storage.probe import probe_readers
-from dlemu.storage.s3 import in_bucket
 
 _PROBE_SECONDS = 2.4
 _FEWEST_READERS, _MOST_READERS = 16, 256
@@ -63,7 +64,7 @@ def watched_places(workload: Workload) -> WatchedPlaces | None:
                 f"{key} {place} is watched behind a cache that is mounted, and cache.folder is a "
                 "cache of dlemu's own; leave one of them out"
             )
-        if not (place.is_dir() or place.is_block_device()):
+        if not local_place(place).is_there():
             raise WorkloadError(
                 f"{key} {place} is no folder and no block device; name where the mounted cache "
                 "reads from (cache.origin), and where it keeps its copies (cache.devices)"
@@ -105,11 +106,11 @@ class RunMonitor:
         )
         self._paths, self._gets = PathBytes(), GetCounts()
         self._reads = [np.zeros(NUM_BINS)]  # so far, at the end of each epoch
-        self._in_bucket = in_bucket(self._workload.data_folder)
+        self._place = dataset.place
         cache, saves = self._workload.cache, self._workload.workflow.checkpoint
         saved = self._workload.checkpoint.checkpoint_folder if saves else None
         used = (str(self._workload.data_folder), cache.folder, *cache.devices, saved)
-        self._wear = WearWatch(*(Path(each) for each in used if each and "://" not in each))
+        self._wear = WearWatch(*(Path(each) for each in used if each and not is_url(each)))
         near = map(Path, filter(None, (cache.folder, cache.origin, *cache.devices)))
         self._also = [path for path in near if path.is_dir()]
         self._places: WatchedPlaces | None = None
@@ -126,8 +127,7 @@ class RunMonitor:
             watchdog.at(str(folder))
             mount = mount_under(folder)
             self._seen.file_system = "" if mount is None else mount.kind
-            if self._in_bucket:
-                self._seen.file_system = "s3"
+            self._seen.file_system = self._place.kind or self._seen.file_system
             if world.local_rank != 0:
                 return self
             observer = HostObserver([folder, *self._also], lambda: self._pids, self._path)
@@ -205,6 +205,10 @@ class RunMonitor:
             yield
 
     @property
+    def _sends_requests(self) -> bool:
+        return self._place.witness == "requests"
+
+    @property
     def num_workers(self) -> int:
         """Readers of this rank."""
         return self._num_accelerators * max(1, self._workload.reader.read_threads)
@@ -213,15 +217,14 @@ class RunMonitor:
         """Read as fast as storage gives it, for comparison, if accelerators waited at all."""
         if self._observer is None:
             return
-        if self._loader.direct and not self._in_bucket:  # where O_DIRECT is really taken, no page
+        # Where O_DIRECT is really taken, no page comes.
+        if self._loader.direct and self._place.has_page_cache:
             with suppress(OSError, DatasetError):
                 self._seen.resident_after = cached_share(self._some_files())
         if lost_share <= 0.02:
             return
-        if (
-            self._has_cache or self._places or self._in_bucket
-        ):  # files of the origin say nothing about what readers got
-            return
+        if self._has_cache or self._places or not self._place.has_paths:
+            return  # files of the origin say nothing about what readers got
         outstanding = min(self._seen.num_workers * self._workload.reader.io_depth, _MOST_READERS)
         self._seen.probe = probe_readers(
             self._some_files(),
@@ -248,7 +251,7 @@ class RunMonitor:
         hosts = self._world.gather(seen if self._observer is not None else None)
         paths = self._world.reduce(self._paths, PathBytes.__add__)
         reads = self._world.reduce(np.diff(self._reads, axis=0), np.add)
-        gets = self._world.reduce(self._gets, GetCounts.__add__) if self._in_bucket else None
+        gets = self._world.reduce(self._gets, GetCounts.__add__) if self._sends_requests else None
         if hosts is None or paths is None or reads is None:
             return None
         return [host for host in hosts if host is not None], paths, reads, gets
@@ -262,7 +265,7 @@ class RunMonitor:
         if (
             self._workload.reader.odirect == "auto"
             and not self._loader.direct
-            and not self._in_bucket
+            and self._place.has_paths
         ):
             yield note("no_odirect", folder=str(self._workload.data_folder))
         yield from self._loader.notes

@@ -24,7 +24,6 @@ from dlemu.errors import DlemuError
 from dlemu.host.processes import free_memory_bytes, usable_cpus
 from dlemu.ranks.world import Alone
 from dlemu.storage.files import write_atomically
-from dlemu.storage.s3 import in_bucket
 from dlemu.units import ceil_div
 
 folder: str | None = None
@@ -89,12 +88,12 @@ def _is_plain(workload: Workload) -> bool:
     """Return whether a DataLoader is asked for, and what it would do is known."""
     dataset, reader = workload.dataset, workload.reader
     return (
-        reader.data_loader == "pytorch"
+        reader.loader.is_dataloader
         and reader.read_threads > 0
         and not dataset.file_format.in_columns
         # What decoding them takes is known of the job's own pictures alone.
         and (dataset.format not in _PICTURES or reader.preprocess_time.mean > 0)
-        and not (dataset.data_folder and in_bucket(workload.data_folder))
+        and workload.place.has_paths
         and find_spec("torch") is not None
     )
 

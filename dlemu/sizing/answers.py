@@ -412,10 +412,10 @@ def hosts_in(world: World) -> list[str]:
 
 def identity_of_job(job: Workload, hosts: Sequence[str]) -> dict[str, str]:
     """Return which storage, dataset and hosts the runs of a job are of."""
-    access, manifest = job.access, None
+    place, manifest = job.reach(), None
     with suppress(DlemuError, OSError):  # the search will say it
-        manifest = read_manifest(job.data_folder, access, with_files=False)
-    servers = None if access is None else access.servers
+        manifest = read_manifest(job.data_folder, place.access, with_files=False)
+    servers = None if place.has_paths else place.servers
     own = identity_of(job.data_folder, hosts=hosts, versions=versions(), servers=servers)
     return own if manifest is None else own | dataset_identity(vars(manifest.layout))
 

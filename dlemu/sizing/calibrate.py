@@ -44,7 +44,6 @@ from dlemu.run.live import Live
 from dlemu.sizing.answers import identity_of_job
 from dlemu.sizing.formula import Calibration, step_overhead
 from dlemu.storage.owned import OwnedFolder, held
-from dlemu.storage.s3 import in_bucket
 from dlemu.terminal import Say, complain, say, silent
 from dlemu.units import ceil_div, counted, format_bytes
 
@@ -139,10 +138,10 @@ def _find_target(workload: Workload) -> Layout | None:
     """Return the layout of the target's dataset; None: there is no target."""
     if workload.dataset.data_folder is None:
         return None
-    if in_bucket(workload.data_folder):
+    if not workload.place.has_paths:
         raise WorkloadError(
-            f"dlemu calibrate reads files, and {workload.data_folder} is a bucket; leave "
-            "dataset.data_folder out to calibrate the host alone"
+            f"dlemu calibrate reads files, and {workload.data_folder} is {workload.place.word}; "
+            "leave dataset.data_folder out to calibrate the host alone"
         )
     manifest = read_manifest(workload.data_folder)
     if manifest is None:

@@ -405,7 +405,7 @@ def _readable(workload: Workload, say: Say) -> Workload:
     try:
         check_job(workload, Alone())
     except WorkloadError as error:
-        if workload.reader.data_loader != "pytorch":
+        if not workload.reader.loader.is_dataloader:
             raise
         say(f"{workload.name}: {error}; here threads read, which take less CPU time")
         return workload.with_keys({"reader.data_loader": "threads"})

@@ -303,7 +303,7 @@ class Search:
 def settle(workload: Workload, world: World) -> tuple[Workload, Layout, Finding | None]:
     """Return the workload for its files, their layout, and why size.max_accelerators is lower."""
     access = workload.access
-    manifest = read_manifest(workload.data_folder, access, with_files=access is None)
+    manifest = read_manifest(workload.data_folder, access, with_files=workload.place.has_paths)
     if manifest is None:
         raise DatasetError(
             f"{workload.data_folder} holds no whole dataset of dlemu's; write one, here for "

@@ -36,6 +36,24 @@ def quantile_of(bins: Mapping[int, float], share: float) -> float | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Got:
+    """Bytes of a file, and what they cost."""
+
+    memory: memoryview
+    object_bytes: int
+    """Of the whole file."""
+    seconds: float
+    """Of the request that was answered."""
+    retries: int = 0
+    slow_downs: int = 0
+    """Answers that ask for fewer requests."""
+
+
+Get = Callable[..., Got]
+"""`get(path, start, stop, given_up=event)` returns bytes of a file by its whole path."""
+
+
 @dataclass(slots=True)
 class GetCounts:
     """Requests for bytes (GET), of a reader or of many. Not thread-safe."""

@@ -19,7 +19,7 @@ from typing import Literal
 
 from dlemu.errors import VERIFY, DatasetError, WorkloadError
 from dlemu.host.devices import lies_in_memory, mount_under
-from dlemu.storage.counted import ReadCounts
+from dlemu.storage.counted import GetCounts, ReadCounts
 from dlemu.storage.files import (
     aligned_buffer,
     cannot_open,
@@ -55,6 +55,16 @@ class File:
     """Its size when it was opened."""
     found: object = None
     """What the caller read of its headers, which holds as long as the file stays open."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file of known size that will be read, and how much of it."""
+
+    path: str
+    num_bytes: int
+    wanted: int
+    """Bytes from its start that are read."""
 
 
 @dataclass(slots=True)
@@ -122,10 +132,14 @@ class ExtentReader(ReadCounts):
     direct = False
     unit = PAGE_BYTES
     """Bytes of which O_DIRECT reads multiples."""
+    needs_sizes = False
+    """Whether the size of a file must be told before it is opened, by `know` or `begin`."""
     _is_settled = False
 
     def __init__(self, *, piece_bytes: int, io_depth: int, max_open: int) -> None:
         super().__init__()
+        self.counts = GetCounts()
+        """Requests so far, of a reader that sends some."""
         self._piece_bytes = piece_bytes
         self._buffers = [aligned_buffer(round_up(piece_bytes)) for _ in range(io_depth)]
         self._head = aligned_buffer(round_up(piece_bytes) if self.direct else HEAD_BYTES)
@@ -134,6 +148,12 @@ class ExtentReader(ReadCounts):
         self._leftover: Leftover | None = None
         self._open: OrderedDict[str, File] = OrderedDict()
         self._max_open = max_open
+
+    def know(self, path: str, num_bytes: int) -> None:
+        """Note the size of the file that is opened next."""
+
+    def begin(self, files: Iterable[ReadFile]) -> None:
+        """Send requests for files that are read next, each from its start."""
 
     def open(self, path: str) -> File:
         """Open a file for reading; `close_file` closes it."""

@@ -18,8 +18,15 @@ from pydantic import Field
 from dlemu.clock import WallClock, timer_error
 from dlemu.config.model import NamedDrive
 from dlemu.config.sections import Share
-from dlemu.config.types import Arguments, Section, Use
-from dlemu.errors import RunError, WorkloadError
+from dlemu.config.types import (
+    LOADERS,
+    Arguments,
+    LoaderName,
+    Section,
+    Use,
+    facts_of_loader,
+)
+from dlemu.errors import RunError, WorkloadError, in_short
 from dlemu.host.devices import BlockDevice, devices_under, listed, mount_under, read_text
 from dlemu.host.place import describe_drive
 from dlemu.host.processes import host_memory_bytes, usable_cpus
@@ -32,7 +39,7 @@ from dlemu.units import format_bytes, format_seconds
 class Wanted(Section, strict=False):
     """The loader, format and reads that the host is checked for."""
 
-    data_loader: Literal["pytorch", "threads", "dali"] = "pytorch"
+    data_loader: LoaderName = "pytorch"
     """Loader that is to run here."""
     gds: Literal["off", "prefer", "require"] = "off"
     """Whether GPUDirect Storage is asked for."""
@@ -63,8 +70,6 @@ class DoctorArguments(Arguments):
     drive: Annotated[NamedDrive | None, Use(by="")] = None
 
 
-_LOADER_NEEDS = {"pytorch": ["PyTorch"], "dali": ["DALI"], "threads": []}
-
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 LATE = 1e-4
@@ -88,6 +93,7 @@ def examined(folder: Path, reader: Wanted, device: str = "cpu") -> dict[str, Any
         raise WorkloadError(f"{folder} is not a folder; create or mount it")
     on_gpu = device == "gpu"
     checks = list(examine(folder, for_gpu=on_gpu or reader.gds != "off"))
+    checks += _loader(reader.data_loader)
     problems = what_stops(checks, reader.data_loader, reader.gds, device)
     more = "" if reader.gds == "off" else f" with reader.gds={reader.gds}"
     more += " with dali.device=gpu" if on_gpu else ""
@@ -103,7 +109,9 @@ def what_stops(
     checks: Sequence[Check], loader: str, gds_wanted: str, device: str = "cpu"
 ) -> list[str]:
     """Return what keeps a loader from running; reader.gds=prefer may read through the host."""
-    needed = {"NumPy", "h5py", *_LOADER_NEEDS[loader]} | ({"GPU"} if device == "gpu" else set())
+    needed = {"NumPy", "h5py", _LOADER, facts_of_loader(loader).package} | (
+        {"GPU"} if device == "gpu" else set()
+    )
     if gds_wanted == "require":
         needed |= {"GPU", "cuFile"}
     problems = [f"{c.name}: {c.found}" for c in checks if c.name in needed and c.state == "missing"]
@@ -225,6 +233,24 @@ def _dali() -> Check:
     extra = f"dali-cuda{min(13, max(12, _cuda_major() or 13))}"
     remedy = f"only for reader.data_loader=dali: pip install 'dlemu[{extra}]'"
     return Check("DALI", "missing", "not installed", remedy)
+
+
+_LOADER = "loader"
+
+
+def _loader(name: str) -> Iterator[Check]:
+    """Yield whether a loader of one's own can be imported, and what it says that it lacks."""
+    if name in LOADERS.house:
+        return
+    try:
+        lacks = list(LOADERS[name].lacks())  # type: ignore[attr-defined]
+    except ValueError as error:  # the import of a user's module
+        lacks = [str(error).removeprefix(f"={name} ")]
+    except Exception as error:  # what its `lacks` raises
+        lacks = [f"{type(error).__name__}: {in_short(error)}"]
+    yield from (Check(_LOADER, "missing", f"{name}: {line}") for line in lacks)
+    if not lacks:
+        yield Check(_LOADER, "ok", name)
 
 
 def _cuda_major() -> int | None:

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from dlemu.checkpoint import folder
-from dlemu.checkpoint.files import BucketWriter
+from dlemu.checkpoint.files import PlaceWriter
 from dlemu.checkpoint.folder import RECORD
 from dlemu.cli.main import run
-from dlemu.config.model import access_of
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.assemble import Content
 from dlemu.datagen.target import Stopped
 from dlemu.errors import RunError
-from dlemu.storage.s3 import object_path
+from dlemu.storage.place import path_of, place_of
+from dlemu.storage.s3 import access_of
 from dlemu.storage.s3.store import Store
 from tests.lab import warm
 from tests.lab.object_server import Moto, moto_server
@@ -53,8 +53,9 @@ def store(**keys: Any) -> Store:
     return Store(access, access.endpoints[0], "training")
 
 
-def writing(**keys: Any) -> BucketWriter:
-    return BucketWriter(store(**keys), Content(7), piece_bytes=PART, at_once=1)
+def writing(**keys: Any) -> PlaceWriter:
+    place = place_of(path_of("s3://training"), access_of(StorageSection(**keys)))
+    return PlaceWriter(place, Content(7), piece_bytes=PART, at_once=1)
 
 
 def names(*steps: int) -> set[str]:
@@ -114,12 +115,12 @@ def test_an_object_of_which_only_a_part_was_made_is_not_there(
 
     monkeypatch.setattr(Content, "fill", stop_soon)
     with writing() as writer, pytest.raises(Stopped):
-        writer.write(object_path("s3://training/a"), 100 * PART, sample=0)
+        writer.write(path_of("s3://training/a"), 100 * PART, sample=0)
     assert there() == set() and moto.seen.methods["DELETE"] == 1
 
 
 def test_a_part_is_sent_again_and_a_server_that_takes_none_is_named(moto: Moto) -> None:
-    size, path = 3 * PART, object_path("s3://training/a")
+    size, path = 3 * PART, path_of("s3://training/a")
     with writing(retries=2) as writer:
         moto.faults.refuse = 2
         writer.write(path, size, sample=0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dlemu.checkpoint.folder import place_of
+from dlemu.checkpoint.folder import checkpoints_at
 from dlemu.cli.main import run
 from dlemu.config.checkpoint_sections import CheckpointSection
 from tests.lab import bench, warm
@@ -191,7 +191,7 @@ def test_killed_at_any_step_it_leaves_what_the_record_names() -> None:
         if (status := killed_at(step, words)) == 0:
             break
         assert status == -signal.SIGKILL
-        place = place_of(Path("ck"), None, CheckpointSection())
+        place = checkpoints_at(Path("ck"), None, CheckpointSection())
         place.of(place.record()).entries()  # raises where something else is there
     assert step > 20
     assert files_of() == {"global_epoch1_step2": FILES[:1]}

@@ -12,9 +12,9 @@ from dlemu.checkpoint.folder import (
     RECORD,
     CheckpointFolder,
     CheckpointRecord,
+    checkpoints_at,
     examine,
     opened,
-    place_of,
     step_folder,
 )
 from dlemu.checkpoint.plan import ShardPlan
@@ -28,7 +28,7 @@ RECORDED = CheckpointRecord("m", 5, 0.5, "dlemu", (("a.pt", 3), ("dcp_0/.metadat
 
 
 def place(folder: Path) -> CheckpointFolder:
-    return place_of(folder, None, CheckpointSection()).of(RECORDED)
+    return checkpoints_at(folder, None, CheckpointSection()).of(RECORDED)
 
 
 @pytest.fixture

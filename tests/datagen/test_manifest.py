@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from dlemu.config.model import load_workload
-from dlemu.datagen import target
 from dlemu.datagen.manifest import FILE_TYPE, read_manifest
 from dlemu.datagen.survey import survey
 from dlemu.datagen.verify import Fault, verify
@@ -25,6 +24,7 @@ from dlemu.errors import DatasetError
 from dlemu.formats import FORMATS
 from dlemu.loaders.source import Source, sample_bytes
 from dlemu.ranks.world import Alone
+from dlemu.storage import folder as storage_folder
 from dlemu.storage.files import read_regular
 from tests.lab.dataset import flip, generated, tree, workload_of, write_tfrecord
 from tests.lab.many_hosts import ManyHosts
@@ -195,7 +195,7 @@ def test_verify_looks_at_indexes_and_checksums(
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return read_regular(path)
 
-    monkeypatch.setattr(target, "read_regular", read)
+    monkeypatch.setattr(storage_folder, "read_regular", read)
     assert verify(tmp_path, full=True, world=Alone()) == [
         Fault(unreadable, "cannot be read: Input/output error"),
         Fault(missing, "is missing"),

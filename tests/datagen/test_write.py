@@ -29,14 +29,15 @@ from dlemu.datagen import target, write
 from dlemu.datagen.assemble import Content
 from dlemu.datagen.manifest import WritePlan, read_manifest, to_entries
 from dlemu.datagen.survey import survey
-from dlemu.datagen.target import FILES_IN_FLIGHT, FileMaker, FileProgress, Folder
+from dlemu.datagen.target import FILES_IN_FLIGHT, FileMaker, FileProgress
 from dlemu.datagen.verify import verify
 from dlemu.datagen.write import FolderState, Todo, generate
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.ranks.world import Alone
 from dlemu.storage import owned, probe
-from dlemu.storage.s3 import ObjectPath
+from dlemu.storage.folder import Folder
+from dlemu.storage.place import path_of
 from tests.lab.dataset import generated, tree, workload_of
 from tests.lab.drives import mounted
 from tests.lab.mpirun import mpirun
@@ -328,10 +329,10 @@ def test_what_cannot_fit_is_counted_in_whole_pages(
     found = FolderState(Todo(layout, np.array([0, 1])), b"", (), sizes)
     need = 3 * 12 + (4096 + 8192) + 2 * 4096
     monkeypatch.setattr(owned, "disk_bytes", lambda folder: (1 << 40, need))
-    found.check_space(tmp_path)
+    found.check_space(Folder(tmp_path))
     monkeypatch.setattr(owned, "disk_bytes", lambda folder: (1 << 40, need - 1))
     with pytest.raises(RunError, match="free, too little for 2 tfrecord files, "):
-        found.check_space(tmp_path)
+        found.check_space(Folder(tmp_path))
 
 
 @pytest.mark.root
@@ -507,4 +508,4 @@ def test_the_rate_of_writing_is_measured_beside_the_folder_and_leaves_nothing(
     layout = layout_of(workload_of(tmp_path, format="npz", num_files_train=3))
     rate = write.write_rate(layout, tmp_path / "new" / "data", seconds=LONG)
     assert rate is not None and rate > 0 and not [*tmp_path.iterdir()]
-    assert write.write_rate(layout, ObjectPath("s3://bucket/data")) is None
+    assert write.write_rate(layout, path_of("s3://bucket/data")) is None

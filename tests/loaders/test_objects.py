@@ -11,8 +11,11 @@ import pytest
 from dlemu.errors import DatasetError, RunError
 from dlemu.loaders import Batch
 from dlemu.storage.counted import GetCounts
+from dlemu.storage.extents import ReadFile
+from dlemu.storage.objects import ObjectReader
+from dlemu.storage.place import path_of
 from dlemu.storage.s3 import Access
-from dlemu.storage.s3.objects import ObjectFile, ObjectReader
+from dlemu.storage.s3.bucket import Bucket
 from dlemu.storage.s3.store import Store, store_of
 from dlemu.units import ceil_div
 from tests.lab.object_server import RangeServer
@@ -145,12 +148,14 @@ def store(server: RangeServer) -> Store:
     return store_of(Access((server.url,), "us-east-1", retries=1), 0, "bucket")
 
 
-def test_an_object_of_another_size_is_named(folder: Path, store: Store) -> None:
+def test_an_object_of_another_size_is_named(folder: Path, server: RangeServer) -> None:
+    access = Access((server.url,), "us-east-1", retries=1)
+    get = Bucket(path_of("s3://bucket"), access).getter()
     (folder / "short").write_bytes(bytes(100))
     for in_flight in (1, 2):
-        reader = ObjectReader(store, range_bytes=None, in_flight=in_flight, whole=True)
+        reader = ObjectReader(get, range_bytes=None, in_flight=in_flight, whole=True)
         for told in (90, 110):
-            reader.begin([ObjectFile("s3://bucket/short", told, told)])
+            reader.begin([ReadFile("s3://bucket/short", told, told)])
             with pytest.raises(DatasetError, match=f"s3://bucket/short: it holds 100 .* {told} "):
                 reader.read(reader.open("s3://bucket/short"), 0, [told])
         reader.close()

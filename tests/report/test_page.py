@@ -92,12 +92,12 @@ def interval(second: int) -> Interval:
 
 
 @pytest.mark.parametrize(
-    ("in_bucket", "name", "most"),
+    ("received", "name", "most"),
     [(False, "by read calls", 4), (True, "over the host's network interfaces", 6)],
 )
 def test_what_came_from_a_bucket_is_not_sought_in_read_calls(
-    in_bucket: bool, name: str, most: float
+    received: bool, name: str, most: float
 ) -> None:
-    plot, _ = host_plots(HostSeries(0, "a", [], [interval(0)]), in_bucket)
+    plot, _ = host_plots(HostSeries(0, "a", [], [interval(0)]), received)
     (series,) = plot.series
     assert series.name.startswith(name) and series.pieces == [[(0.0, most), (1.0, most)]]

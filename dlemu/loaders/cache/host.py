@@ -39,7 +39,6 @@ from dlemu.loaders.cache.reader import (
 from dlemu.ranks.world import World
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
-from dlemu.storage.s3 import in_bucket
 from dlemu.units import counted, format_bytes, format_rate, format_seconds, round_up
 
 _MOST_COPYING = 64
@@ -114,9 +113,10 @@ def check_cache(workload: Workload) -> None:
         return
     policy_of(cache.policy)
     key = "origin.*" if cache.folder is None else "cache.folder"
-    if workload.dataset.data_folder and in_bucket(workload.data_folder):
+    if not workload.place.has_paths:
         raise WorkloadError(
-            f"{key} reads files, and {workload.data_folder} is a bucket; leave one of them out"
+            f"{key} reads files, and {workload.data_folder} is {workload.place.word}; leave one of "
+            "them out"
         )
     dataset, by_record = workload.dataset, workload.reader.access == "random"
     files = dataset.file_format
@@ -126,7 +126,7 @@ def check_cache(workload: Workload) -> None:
             f"{key} has no effect with dataset.format={dataset.format} read {how}: files go "
             "through it whole; remove it, or watch a mounted cache with cache.origin"
         )
-    if workload.reader.data_loader in ("dali", "native_dali"):
+    if workload.reader.loader.by_dali:
         raise WorkloadError(
             f"{key} has no effect with reader.data_loader=dali, which opens the files itself; set "
             "reader.data_loader=pytorch or threads"

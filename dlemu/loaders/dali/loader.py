@@ -72,6 +72,10 @@ class DaliLoader(Loader):
             self.close()
             raise
 
+    @classmethod
+    def check(cls, workload: Workload) -> None:
+        find_gpus(workload)
+
     def path_bytes(self) -> PathBytes:
         host = PathBytes(host=sum(stream.host_bytes for stream in self._streams))
         return host if self._driver is None else host + self._driver.path_bytes()

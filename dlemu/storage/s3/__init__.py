@@ -1,62 +1,23 @@
 """Objects in a bucket of an S3 server: requests with bounded retries, and their totals.
 
-Where data lies in a bucket (s3://bucket/prefix), and how its servers are reached, stands here. Only
-`store` knows the library, obstore, which is imported on demand. It is not fork-safe, so workers are
-threads, and each process makes its own stores. `objects` reads files by such requests.
+How the servers of a bucket (s3://bucket/prefix) are reached stands here. `bucket` is the place, and
+only `store` knows the library, obstore, which is imported on demand. It is not fork-safe, so
+workers are threads, and each process makes its own stores. `storage.objects` reads by requests.
 """
 
-from dataclasses import dataclass, field
-from pathlib import Path, PosixPath
-from typing import Self
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from dlemu.errors import WorkloadError
+from dlemu.storage.files import read_regular
 
 SCHEME = "s3://"
-
-
-class ObjectPath(PosixPath):
-    """The name of an object, or the start of the names of many: s3://bucket/prefix.
-
-    It is a Path, so that what joins and shows paths needs to know nothing of buckets. No file
-    system has it: `exists` and `is_dir` are always false.
-    """
-
-    def __str__(self) -> str:
-        return f"{SCHEME}{super().__str__()}"
-
-    def absolute(self) -> Self:
-        return self
-
-    def resolve(self, strict: bool = False) -> Self:
-        return self
-
-    @property
-    def bucket(self) -> str:
-        """Name of the bucket."""
-        return self.parts[0]
-
-    @property
-    def key(self) -> str:
-        """Name of the object in its bucket."""
-        return "/".join(self.parts[1:])
-
-
-def object_path(url: str, key: str = "dataset.data_folder") -> ObjectPath:
-    """Return the place that s3://bucket/prefix names; `key` is that of the URL.
-
-    Raises:
-        WorkloadError: it is no such URL.
-    """
-    scheme, is_url, rest = url.partition("://")
-    path = ObjectPath(rest.strip("/"))
-    if scheme != "s3" or not is_url:
-        raise WorkloadError(
-            f"{key}={url}: buckets are read by s3:// only, got {scheme}://; a server with another "
-            "protocol may have a gateway for S3"
-        )
-    if not path.parts or ".." in path.parts:
-        raise WorkloadError(f"{key}={url} must be s3://BUCKET/PREFIX")
-    return path
+_AWS = "https://s3.{region}.amazonaws.com"
+_REGION = "us-east-1"
 
 
 @dataclass(frozen=True)
@@ -88,6 +49,76 @@ class Access:
         return tuple(f"{endpoint}{way}" for endpoint in self.endpoints)
 
 
-def in_bucket(folder: Path) -> bool:
-    """Return whether a data folder lies in a bucket."""
-    return isinstance(folder, ObjectPath)
+def access_of(storage: Any = None) -> Access:
+    """Return what the keys `storage.*` say, or none; what they leave open, AWS's variables say.
+
+    Raises:
+        WorkloadError: an endpoint is no URL, or one half of the credentials is missing.
+    """
+    env, keys = os.environ.get, partial(getattr, storage)
+    endpoints, proxy = keys("endpoint_url", ()), keys("proxy", None)
+    region = keys("region", None) or env("AWS_REGION") or env("AWS_DEFAULT_REGION") or _REGION
+    if not endpoints:
+        named = env("AWS_ENDPOINT_URL_S3") or env("AWS_ENDPOINT_URL") or ""
+        endpoints = tuple(named.split(",")) if named else (_AWS.format(region=region),)
+    for endpoint in endpoints:
+        _check_url(
+            "storage.endpoint_url",
+            endpoint,
+            "http://10.0.0.7:9000",
+            "set storage.access_key_id and storage.secret_access_key",
+        )
+    key_id, secret = (
+        _revealed(keys(name, None)) for name in ("access_key_id", "secret_access_key")
+    )
+    token = ""
+    if not (key_id or secret):
+        key_id, secret = env("AWS_ACCESS_KEY_ID", ""), env("AWS_SECRET_ACCESS_KEY", "")
+        token = env("AWS_SESSION_TOKEN", "")
+    if bool(key_id) != bool(secret):
+        missing = "storage.secret_access_key" if key_id else "storage.access_key_id"
+        raise WorkloadError(
+            f"{missing} is not set, its other half is; set both keys, or AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY in the environment of rank 0"
+        )
+    if proxy:
+        _check_url("storage.proxy", proxy, "http://10.0.0.1:3128", "name a proxy without")
+    found = Access(endpoints, region, key_id, secret, token, proxy=proxy or "")
+    own = ("get_seconds", "retries", "verify_tls")
+    limits = {name: keys(name, getattr(found, name)) for name in own}
+    return replace(found, certificates=_certificates(keys("ca_file", None)), **limits)
+
+
+def _certificates(ca_file: str | None) -> bytes:
+    """Return the certificates of private authorities that the key or the environment names."""
+    named = {f"storage.ca_file={ca_file}": ca_file} if ca_file else {}
+    for name in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
+        named |= {f"{name}={os.environ[name]}": os.environ[name]} if os.environ.get(name) else {}
+    for given, path in named.items():
+        try:
+            content = read_regular(Path(path), error=WorkloadError)
+        except OSError as error:
+            raise WorkloadError(
+                f"{given} cannot be read ({error.strerror}); name a file of certificates in PEM"
+            ) from None
+        if b"-----BEGIN CERTIFICATE-----" not in content:
+            raise WorkloadError(f"{given} holds no certificate in PEM; name another file")
+        return content
+    return b""
+
+
+def _revealed(secret: Any) -> str:
+    return "" if secret is None else str(secret.get_secret_value())
+
+
+def _check_url(key: str, url: str, example: str, remedy: str) -> None:
+    """Refuse what is no plain URL of a server; a password in it would be shown."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if "@" in url:
+        raise WorkloadError(f"{key} must not have a user or a password; {remedy}")
+    if not fits:
+        raise WorkloadError(f"{key} must be URLs such as {example}, got {url[:80]!a}")

@@ -8,15 +8,14 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
-from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlemu.errors import VERIFY, DatasetError, RunError, WorkloadError
+from dlemu.storage.counted import Got
+from dlemu.storage.place import MissingError
 from dlemu.storage.s3 import SCHEME, Access
 from dlemu.units import ceil_div
 
@@ -42,23 +41,6 @@ _ANY = "storage.verify_tls=false takes any"
 _CA = f"storage.ca_file=FILE names one's own (AWS_CA_BUNDLE, SSL_CERT_FILE), {_ANY}"
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _SLOW_DOWN = {429, 503}
-
-
-@dataclass(frozen=True, slots=True)
-class Got:
-    """Bytes of an object, and what they cost."""
-
-    memory: memoryview
-    object_bytes: int
-    """Of the whole object."""
-    seconds: float
-    """Of the request that was answered."""
-    retries: int
-    slow_downs: int
-
-
-class MissingError(DatasetError):
-    """There is no object of that name."""
 
 
 class Store:
@@ -296,39 +278,3 @@ def store_of(access: Access, number: int, bucket: str) -> Store:
 @lru_cache(maxsize=256)
 def _store_at(access: Access, endpoint: str, bucket: str) -> Store:
     return Store(access, endpoint, bucket)
-
-
-class Helpers:
-    """Threads that send requests for one reader; they end with the process."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._num, self._idle = most, 0, 0
-        self._lock = threading.Lock()
-        self._work: SimpleQueue[tuple[Future[Got], Callable[[], Got]] | None] = SimpleQueue()
-
-    def submit(self, ask: Callable[[], Got]) -> Future[Got]:
-        """Have a thread call `ask`."""
-        future: Future[Got] = Future()
-        self._work.put((future, ask))
-        with self._lock:
-            if self._idle:
-                self._idle -= 1
-            elif self._num < self._most:
-                self._num += 1
-                threading.Thread(target=self._run, daemon=True, name="dlemu GET").start()
-        return future
-
-    def close(self) -> None:
-        """Let the threads end when they have their answers."""
-        for _ in range(self._num):
-            self._work.put(None)
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            future, ask = work
-            try:
-                future.set_result(ask())
-            except BaseException as error:
-                future.set_exception(error)
-            with self._lock:
-                self._idle += 1

@@ -29,6 +29,7 @@ from dlemu.judge.drive_rates import DriveRates
 from dlemu.judge.steady import fields_of
 from dlemu.ranks.world import World
 from dlemu.storage.files import NO_DIRECT, UNITS, aligned_buffer, create, open_sized
+from dlemu.storage.folder import local_place
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import availability
 from dlemu.storage.owned import disk_bytes, room, scratch
@@ -332,7 +333,7 @@ def least_block(path: DataPath, target: Path) -> int | str:
     Raises:
         RunError: the target cannot be written.
     """
-    if path in ("host_buffered", "cufile") and target.is_block_device():
+    if path in ("host_buffered", "cufile") and not local_place(target).takes_files:
         return "a block device is read with O_DIRECT; name a folder on it"
     if path == "host_buffered":
         return SECTOR
@@ -354,7 +355,7 @@ def smallest_direct(target: Path) -> int | None:
     None: the file system does not open files with it. Raises as above.
     """
     with ExitStack() as stack:
-        if target.is_block_device():
+        if not local_place(target).takes_files:
             file, _ = open_sized(target, direct=True, device=True)
         else:
             path = target / "dlemu_paths.probe"
@@ -387,8 +388,9 @@ def works_of(
     """
     target, names = place.target, [f"{first}.{index}" for index in range(num)]
     files, starts = tuple(str(target / name) for name in names), (0,) * num
+    takes_files = local_place(target).takes_files
     with ExitStack() as stack:
-        if target.is_block_device():
+        if not takes_files:
             file, whole = open_sized(target, direct=True, device=True)
             os.close(file)
             size = min(asked or whole, whole // num) // unit * unit
@@ -418,7 +420,7 @@ def works_of(
                 cpus=place.cpus,
             )
 
-        yield work, 0 if target.is_block_device() else num * size
+        yield work, num * size if takes_files else 0
 
 
 def write_random_files(files: Sequence[tuple[str, int]]) -> None:

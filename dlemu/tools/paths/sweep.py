@@ -28,6 +28,7 @@ from dlemu.judge.folders import recorded, versions
 from dlemu.judge.records import JsonLines
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.world import Alone, World
+from dlemu.storage.folder import local_place
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import lists_gpu
 from dlemu.storage.owned import held
@@ -247,11 +248,11 @@ def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> l
     share = sweep.targets[world.local_rank :: world.num_local_ranks]
     writes = next((pattern for pattern in sweep.patterns if pattern.endswith("write")), None)
     for target, _ in share:
-        if not (target.is_dir() or target.is_block_device()):
+        if not (place := local_place(target)).is_there():
             raise RunError(
                 f"target {target} is no folder and no block device", remedy="create or mount it"
             )
-        if writes and target.is_block_device():
+        if writes and not place.takes_files:
             raise RunError(
                 f"patterns={writes} would overwrite the block device {target}, which is only read",
                 remedy="leave it out, or name a folder",

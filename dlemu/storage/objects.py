@@ -7,41 +7,39 @@ answer tells the size of its object, so there is no listing (LIST) and no questi
             just the extents are read that are asked for.
 2. flight   `begin` sends the requests for the next files before they are read, at most `in_flight`
             at a time.
-3. bytes    obstore receives into memory of its own. From there they are copied once, to where the
-            bytes of files are read to; bytes that are dropped are not copied.
+3. bytes    What answers receives into memory of its own. From there they are copied once, to where
+            the bytes of files are read to; bytes that are dropped are not copied.
 """
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from time import perf_counter
 
 import numpy as np
 
 from dlemu.errors import VERIFY, DatasetError, DlemuError
-from dlemu.storage.counted import GetCounts
-from dlemu.storage.extents import HEAD_BYTES, Check, ExtentReader, File, Leftover, Part, PartQueue
+from dlemu.storage.counted import Get, Got
+from dlemu.storage.extents import (
+    HEAD_BYTES,
+    Check,
+    ExtentReader,
+    File,
+    Leftover,
+    Part,
+    PartQueue,
+    ReadFile,
+)
 from dlemu.storage.probe import rate_of
-from dlemu.storage.s3 import SCHEME, Access, ObjectPath
-from dlemu.storage.s3.store import Got, Helpers, Store, store_of
 from dlemu.units import round_up
 
 WHOLE_BYTES = 16 << 20
 """Objects up to this size are read by one request, unless a range is set."""
 RANGE_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectFile:
-    """An object of known size, and how much of it is read."""
-
-    path: str
-    num_bytes: int
-    wanted: int
-    """Bytes from its start that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +60,21 @@ class _RangeRequest:
 class ObjectReader(ExtentReader):
     """Reads objects for one worker. Not thread-safe.
 
+    `needs_sizes` is true: `know` or `begin` must tell the size of what is opened.
+
     Args:
-        store: the bucket.
+        get: what gets bytes of a file by its path.
         range_bytes: bytes of a request; None: WHOLE_BYTES and RANGE_BYTES.
         in_flight: requests that are outstanding at most.
         whole: whether files are read from end to end; else by extents.
         max_open: files that are kept open.
     """
 
+    needs_sizes = True
+
     def __init__(
         self,
-        store: Store,
+        get: Get,
         *,
         range_bytes: int | None,
         in_flight: int,
@@ -80,8 +82,7 @@ class ObjectReader(ExtentReader):
         max_open: int = 8,
     ) -> None:
         super().__init__(piece_bytes=HEAD_BYTES, io_depth=1, max_open=max_open)
-        self.counts = GetCounts()
-        self._store, self._most, self._whole = store, in_flight, whole
+        self._ask, self._most, self._whole = get, in_flight, whole
         self._most_whole = range_bytes or WHOLE_BYTES
         self._range = range_bytes or RANGE_BYTES
         self._helpers = Helpers(in_flight) if in_flight > 1 else None
@@ -93,11 +94,9 @@ class ObjectReader(ExtentReader):
         self._begun: dict[_RangeRequest, Future[Got]] = {}
 
     def know(self, path: str, num_bytes: int) -> None:
-        """Note the size of the object that is opened next."""
         self._sizes, self._announced = {path: num_bytes}, set()
 
-    def begin(self, files: Iterable[ObjectFile]) -> None:
-        """Send requests for files that are read next, each from its start."""
+    def begin(self, files: Iterable[ReadFile]) -> None:
         files = list(files)
         self._sizes = {file.path: file.num_bytes for file in files}
         self._announced = {*self._sizes}
@@ -220,9 +219,8 @@ class ObjectReader(ExtentReader):
 
     def _get(self, piece: _RangeRequest) -> Got:
         whole = piece.is_whole and self._whole
-        key = piece.path.removeprefix(SCHEME).partition("/")[2]
         stop = None if whole else piece.stop
-        return self._store.get(key, piece.start, stop, given_up=self._given_up)
+        return self._ask(piece.path, piece.start, stop, given_up=self._given_up)
 
     def _take(self, piece: _RangeRequest) -> memoryview:
         """Return the bytes of a piece, and count what they cost."""
@@ -251,20 +249,21 @@ class ObjectReader(ExtentReader):
 
 
 def probe_objects(
-    access: Access, objects: Sequence[ObjectPath], *, num_readers: int, seconds: float
+    get_of: Callable[[int], Get], paths: Sequence[str], *, num_readers: int, seconds: float
 ) -> float | None:
-    """Return bytes per second that threads get from the starts of random objects.
+    """Return bytes per second that threads get from the starts of random files.
 
-    Each has one request outstanding, at the endpoint of its turn. None if nothing could be read.
+    Each has one request outstanding; `get_of` returns what the one of this number asks. None if
+    nothing could be read.
     """
     turns = iter(range(num_readers))
 
     def read(generator: np.random.Generator) -> Iterator[int]:
-        store = store_of(access, next(turns), objects[0].bucket)
+        get = get_of(next(turns))
         while True:
-            chosen = objects[int(generator.integers(len(objects)))]
+            chosen = paths[int(generator.integers(len(paths)))]
             try:
-                yield len(store.get(chosen.key, 0, RANGE_BYTES).memory)
+                yield len(get(chosen, 0, RANGE_BYTES).memory)
             except DlemuError:
                 return
 
@@ -273,3 +272,39 @@ def probe_objects(
 
 def _length(part: Part) -> int:
     return part if isinstance(part, int) else len(part)
+
+
+class Helpers:
+    """Threads that send requests for one reader; they end with the process."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._num, self._idle = most, 0, 0
+        self._lock = threading.Lock()
+        self._work: SimpleQueue[tuple[Future[Got], Callable[[], Got]] | None] = SimpleQueue()
+
+    def submit(self, ask: Callable[[], Got]) -> Future[Got]:
+        """Have a thread call `ask`."""
+        future: Future[Got] = Future()
+        self._work.put((future, ask))
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            elif self._num < self._most:
+                self._num += 1
+                threading.Thread(target=self._run, daemon=True, name="dlemu GET").start()
+        return future
+
+    def close(self) -> None:
+        """Let the threads end when they have their answers."""
+        for _ in range(self._num):
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            future, ask = work
+            try:
+                future.set_result(ask())
+            except BaseException as error:
+                future.set_exception(error)
+            with self._lock:
+                self._idle += 1
