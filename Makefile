@@ -115,9 +115,10 @@ fresh: $(VENV)/bin/python ## the README on empty Debians, as root: SUITES='bookw
 release: $(VENV)/test.done ## may VERSION be released? Then it prints the tag
 	$(BIN)/python -m release.cut $(VERSION)
 
+# In the format of OCI, which the others take by themselves, an image has no check of its health.
 ENGINE ?= docker
 image: ## the image; ENGINE=podman
-	$(ENGINE) build -t dlemu .
+	$(ENGINE) build $(if $(filter docker,$(notdir $(ENGINE))),,--format docker) -t dlemu .
 
 clean: ## remove what was built
 	rm -rf build outputs

@@ -89,13 +89,14 @@ def canonical(name: str) -> str:
 def resolve(words: list[str], python: Path, environment: dict[str, str], *options: str) -> Resolved:
     """Ask pip what it would install by `words`; no wheel is fetched, only their metadata.
 
-    pip itself is the one that runs this program, whatever `python` has.
+    pip itself is the one that runs this program, whatever `python` has. It is not quiet: then it
+    would not tell who asks for what.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [
             *(sys.executable, "-m", "pip", "--python", str(python), "install", "--dry-run"),
-            *("--quiet", "--report", str(report), "--use-feature=fast-deps", *options, *words),
+            *("--report", str(report), "--use-feature=fast-deps", *options, *words),
         ]
         try:
             done = subprocess.run(

@@ -160,7 +160,14 @@ def test_the_image_s_own_command_lines(capsys: pytest.CaptureFixture[str]) -> No
     program, *words = _told_by_image(name, "HEALTHCHECK CMD")
     assert program == "dlemu" and run(words) == 0
     assert re.search(r"^FROM dlemu$", (EXAMPLES / "Dockerfile.sshd").read_text(), re.MULTILINE)
-    assert " -t dlemu ." in (ROOT / "Makefile").read_text()
+    for engine, form in (
+        ("docker", ""),
+        ("podman", " --format docker"),
+        ("buildah", " --format docker"),
+    ):
+        words = ["make", "-s", "-n", "image", f"ENGINE={engine}"]
+        told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert " ".join(told.split()) == f"{engine} build{form} -t dlemu ."
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "examples/Dockerfile.sshd"])
