@@ -12,11 +12,13 @@
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 COPY . .
-# What no run needs goes: PyTorch's headers, tests of packages, pip itself.
+# What no run needs goes: PyTorch's headers and tests, tests of other packages, pip itself.
 RUN python -m venv /opt/dlemu \
     && /opt/dlemu/bin/pip install --no-cache-dir -c constraints.txt \
          --extra-index-url https://download.pytorch.org/whl/cpu '.[torch,mpi,plot]' \
     && rm -rf /opt/dlemu/lib/python3*/site-packages/torch/include \
+         /opt/dlemu/lib/python3*/site-packages/torch/test \
+    && find /opt/dlemu/lib/python3*/site-packages/torch/bin -type f ! -name torch_shm_manager -delete \
     && find /opt/dlemu -type d -name tests -prune -exec rm -rf '{}' + \
     && /opt/dlemu/bin/pip uninstall --yes --quiet pip
 

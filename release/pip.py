@@ -102,7 +102,8 @@ def resolve(words: list[str], python: Path, environment: dict[str, str], *option
             done = subprocess.run(
                 command,
                 cwd=ROOT,
-                env=environment,
+                # A pip that is ended leaves what it has fetched.
+                env=environment | {"TMPDIR": folder},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
