@@ -17,6 +17,7 @@ from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.judge.records import SIZING, SUMMARY, damaged
 from dlemu.report.blocks import Lines, ResultSection
 from dlemu.report.compare import compare_folders, losses
+from dlemu.report.listing import listed, paired, results_below
 from dlemu.report.page import across, page_of, section
 from dlemu.report.present import files_of, present
 from dlemu.report.stored import Stored, find_results, read_result
@@ -40,7 +41,12 @@ def main(words: Words) -> Iterator[CommandResult]:
         raise WorkloadError(f"--trace shows one result, got {len(folders)} folders; name one")
     keys = {key: value_of_word(key, text) for key, text in words.values.items()}
     sections: list[ResultSection] = []
-    for folder in folders or [_newest()]:
+    for folder in _expanded(folders, on_page=html is not None) if folders else [_newest()]:
+        if below := results_below(folder):
+            if trace is not None:
+                raise WorkloadError(f"--trace shows one result; name one, such as {below[0]}")
+            yield CommandResult(listed(folder, keys), apart=bool(sections))
+            continue
         try:
             with _sound(folder):
                 each = read_result(folder, keys)
@@ -64,6 +70,12 @@ def main(words: Words) -> Iterator[CommandResult]:
                 f"--html {html} cannot be written ({error.strerror}); name another file"
             ) from None
         say(f"page: {shown_line(str(html))}", to_stderr=True)
+
+
+def _expanded(folders: Sequence[Path], *, on_page: bool) -> Iterator[Path]:
+    """Yield the folders; for a page those of the results below, as a page shows each whole."""
+    for folder in folders:
+        yield from (on_page and results_below(folder)) or [folder]
 
 
 def _newest() -> Path:
@@ -142,7 +154,8 @@ def compare(words: Words) -> CommandResult:
     if len(words.others) < 2:
         raise WorkloadError("dlemu compare needs two folders of results: dlemu compare A B")
     max_loss = None if percent is None else percent / 100
-    documents = compare_folders(list(map(Path, words.others)), max_loss)
+    pairs = paired(list(map(Path, words.others)))
+    documents = [each for pair in pairs for each in compare_folders(pair, max_loss)]
     lost = [line for document in documents for line in losses(document)]
     found = {"kind": "comparisons", "comparisons": documents, "losses": lost, "max_loss": max_loss}
     return CommandResult(found, apart=False)

@@ -23,6 +23,7 @@ _PRESENT = {
     "plan": "tools:present_plan",
     "prediction": "predict:present_prediction",
     "predictions": "predict:present_predictions",
+    "results": "listing:present_listing",
     "run": "run:present_run",
     "runs": "run:present_runs",
     "several needs": "predict:present_several_needs",

@@ -136,11 +136,11 @@ def find_results(parent: Path) -> list[Path]:
         if not {SIZING, SUMMARY}.isdisjoint(files):
             inner.clear()  # its own runs are no results beside it
             found.append(path)
-    return sorted(found, key=lambda path: (_written(path), path))
+    return sorted(found, key=lambda path: (written_at(path), path))
 
 
-def _written(folder: Path) -> float:
-    """Return when a result was written last."""
+def written_at(folder: Path) -> float:
+    """Return when a result was written last, in seconds since 1970."""
     times = [0.0]
     for path in (folder / SUMMARY, folder / SIZING):
         with suppress(OSError):

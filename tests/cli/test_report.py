@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from dlemu.judge.findings import fields_of, reason
 from dlemu.judge.records import read_config
 from dlemu.sizing.answers import document_of
 from tests.lab.commands import QUICK, Printed, generate
-from tests.lab.stored import SYSTEM, VERSIONS, sized, store_checkpoint, store_run
+from tests.lab.stored import STORED, SYSTEM, VERSIONS, sized, store_checkpoint, store_run
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,52 @@ def change(folder: Path, **fields: object) -> int:
     """Change fields of a summary."""
     path = folder / "summary.json"
     return path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def stored_below(parent: Path, *names: str, kind: str = "run") -> None:
+    for name in names:
+        (parent / name).parent.mkdir(parents=True, exist_ok=True)
+        STORED[kind](parent / name)
+
+
+def test_a_folder_of_folders_is_listed_newest_first(tmp_path: Path, printed: Printed) -> None:
+    stored_below(tmp_path / "outputs", "a/1", "a/2", "deep/er/3")
+    stored_below(tmp_path / "outputs", "size", kind="size")
+    (tmp_path / "outputs" / "bad").mkdir()
+    (tmp_path / "outputs" / "bad" / "summary.json").write_text("{")
+    for age, name in enumerate(("deep/er/3", "bad", "a/2", "size", "a/1")):
+        for file in ("summary.json", "sizing.json"):
+            with suppress(FileNotFoundError):
+                os.utime(tmp_path / "outputs" / name / file, (10**9 - age, 10**9 - age))
+    told = json.loads(printed("report", tmp_path / "outputs", "--json"))
+    rows = told["results"]
+    below = [str(Path(row["folder"]).relative_to(tmp_path / "outputs")) for row in rows]
+    assert below == ["deep/er/3", "bad", "a/2", "size", "a/1"]
+    assert [row["kind"] for row in rows] == ["run", "", "run", "sizing", "run"]
+    assert rows[1]["verdict"].startswith("no result: ")
+    shown = printed("report", tmp_path / "outputs")
+    for line in re.findall(r"dlemu report .*", shown):
+        assert Path(line.split()[-1]).is_dir()
+    (line,) = re.findall(r"the newest and the one before: dlemu (.*)", shown)
+    printed(*shlex.split(line))
+    page = tmp_path / "page.html"
+    (tmp_path / "outputs" / "bad" / "summary.json").unlink()
+    printed("report", tmp_path / "outputs", "--html", page, status=2)
+    assert "dlemu: 4 results" in page.read_text()
+    assert printed("report", tmp_path, "--trace", page, status=1).count("--trace") == 1
+
+
+def test_compare_pairs_results_by_name(tmp_path: Path, printed: Printed) -> None:
+    stored_below(tmp_path / "before", "x/20260101-000000", "y", "only")
+    stored_below(tmp_path / "after", "x/20260202-000000", "y", "other")
+    told = json.loads(printed("compare", tmp_path / "before", tmp_path / "after", "--json"))
+    assert told["kind"] == "comparison", "the same path comes first"
+    for name in ("before", "after"):
+        (tmp_path / name / "y").rename(tmp_path / f"{name}.y")
+    assert "20260202" in printed("compare", tmp_path / "before", tmp_path / "after")
+    shutil.rmtree(tmp_path / "after" / "x")
+    said = printed("compare", tmp_path / "before", tmp_path / "after", status=1)
+    assert "no result of the same name lies below all of them" in said and "has other" in said
 
 
 def test_a_stored_verdict_is_shown_and_not_judged_again(stored: Path, printed: Printed) -> None:

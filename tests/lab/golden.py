@@ -40,6 +40,7 @@ from dlemu.datagen import write as datagen_write
 from dlemu.host import devices, place, processes, wear
 from dlemu.host.devices import BlockDevice
 from dlemu.judge import folders, summary
+from dlemu.report import stored
 from dlemu.run import forecast
 from dlemu.storage import probe as storage_probe
 from dlemu.tools import doctor
@@ -228,6 +229,7 @@ def fixed() -> Iterator[None]:
         forecast.probe_dataset: lambda *_, **__: 6e9,
         storage_probe.probe_writing: lambda *_, **__: 2e9,
         datagen_write.write_rate: lambda *_: 2e9,
+        stored.written_at: lambda folder: 1_767_323_045.0,
         wear.lifetime: lambda device: MADE["lifetime"],
         devices.devices_under: lambda *_, **__: [],
         devices.lies_in_memory: lambda *_, **__: False,
