@@ -54,6 +54,22 @@ def job_over(keys: dict[str, Any], folder: Path, **reader: object) -> Workload:
     )
 
 
+LLAMA = """
+model:
+  name: llama_8b_zero3
+  type: transformer
+  num_layers: 32
+  parallelism: {tensor: 1, pipeline: 1, zero_stage: 3}
+  transformer:
+    vocab_size: 128256
+    hidden_size: 4096
+    ffn_hidden_size: 14336
+    num_attention_heads: 32
+    num_kv_heads: 8
+framework: pytorch
+workflow: {generate_data: False, train: False, checkpoint: True}
+checkpoint: {checkpoint_folder: checkpoints/llama_8b_zero3, fsync: True}
+"""
 SAMPLES: dict[str, Any] = {
     "imagenet": ("has no jpeg files (of others: none)", 18),
     "cats_and_dogs": ("has two files of number 0 ...; remove one", 16),
@@ -412,6 +428,42 @@ def test_secure_of_dlio_is_mapped() -> None:
     assert workload.storage.verify_tls is False and not workload.ignored
     options["secure"] = True
     assert check_workload(tree).storage.verify_tls
+
+
+def test_a_file_without_a_dataset_names_the_command_for_it(
+    tmp_path: Path, printed: Printed
+) -> None:
+    """Before: "dataset.format is not set", for DLIO's 14 files of llama."""
+    path = tmp_path / "llama_8b_zero3.yaml"
+    path.write_text(LLAMA)
+    for command in ("run", "datagen", "datasize", "size"):
+        said = printed(command, f"workload={path}", f"dataset.data_folder={tmp_path}", status=1)
+        assert f"{path} describes a model whose checkpoints are written, and no dataset" in said
+        assert f"take dlemu checkpoint workload={path}, or" in said
+    words = [f"workload={path}", f"checkpoint.checkpoint_folder={tmp_path / 'ck'}"]
+    fits = ["checkpoint.scale=0.0001", "--dry-run"]
+    assert "would be accepted" in printed("checkpoint", *words, *fits)
+    closed = printed("checkpoint", *words, *fits, "division=closed", status=1)
+    assert "dlemu checkpoint does not check those for checkpoints: leave it out" in closed
+
+
+OTHER_FILES = {
+    "defaults:\n  - workload: default\n  - override hydra/job_logging: custom\n": (
+        "it is a file of a Hydra application, not a workload"
+    ),
+    "handlers: {console: {level: INFO}}\n": "is no workload: it has no group of keys dataset",
+    "- workload=unet3d_h100\n": "holds no keys; a workload has dataset, reader and train",
+    "": "holds no keys",
+}
+"""Public files that are no workloads, in short, and why."""
+
+
+@pytest.mark.parametrize("text", OTHER_FILES)
+def test_a_file_that_is_no_workload_says_why(tmp_path: Path, printed: Printed, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    said = printed("run", f"workload={path}", status=1)
+    assert said.count("\n") == 1 and OTHER_FILES[text] in said
 
 
 def test_a_run_whose_servers_were_not_checked_says_but(tmp_path: Path) -> None:

@@ -533,6 +533,12 @@ def _plain(tree: object) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
+_HYDRAS_OWN = re.compile(
+    r"\bhydra\.|No match in the defaults list|Could not find 'workload/workload/"
+)
+"""What Hydra says of the main file of another application."""
+
+
 @contextmanager
 def _in_one_line(path: Path) -> Iterator[None]:
     from hydra.errors import HydraException
@@ -542,4 +548,10 @@ def _in_one_line(path: Path) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         # The lines below the first are Hydra's own advice, which names files that users never saw.
-        raise WorkloadError(f"{path.name}: {str(error).splitlines()[0]}") from None
+        why = str(error).splitlines()[0]
+        if _HYDRAS_OWN.search(why):
+            why = (
+                "it is a file of a Hydra application, not a workload; name the file of a workload, "
+                "as configs/workload/NAME.yaml"
+            )
+        raise WorkloadError(f"{path.name}: {why}") from None

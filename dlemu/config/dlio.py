@@ -176,3 +176,12 @@ def _plain(value: Any) -> Any:
         return value
     shown = {key: key if str(key).isprintable() else repr(key) for key in value}
     return {str(shown[key]): _plain(inner) for key, inner in value.items()}
+
+
+def is_of_checkpoints(tree: Mapping[str, Any]) -> bool:
+    """Return whether a tree describes a model and no dataset, as DLIO's files of llama do."""
+    model, dataset = tree.get("model"), tree.get("dataset")
+    has_model = isinstance(model, dict) and bool(model.keys() & {"num_layers", "model_size_bytes"})
+    reader = tree.get("reader")
+    trains = isinstance(reader, dict) and "batch_size" in reader
+    return has_model and not trains and not (isinstance(dataset, dict) and "format" in dataset)

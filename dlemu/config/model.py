@@ -33,7 +33,7 @@ from dlemu.config.compose import (
     no_workload,
     set_key,
 )
-from dlemu.config.dlio import IGNORED, translated
+from dlemu.config.dlio import IGNORED, is_of_checkpoints, translated
 from dlemu.config.refusal import describe, group_of, known_keys
 from dlemu.config.sections import (
     CacheSection,
@@ -382,6 +382,10 @@ def _keys_of(command: str) -> set[str]:
     return {key for key in known_keys(Workload) if command in read_by(key)}
 
 
+_OF_DATASETS = ("run", "size", "calibrate", "datasize", "datagen")
+"""Commands that need a dataset."""
+
+
 def check_workload(
     tree: Mapping[str, Any], command: str = "", source: WordSource = WordSource.USER
 ) -> Workload:
@@ -390,6 +394,12 @@ def check_workload(
     Where a key is unknown, those that `command` reads are named rather than others. `source` is who
     said the name of its file, for those who compose that again.
     """
+    if command in _OF_DATASETS and is_of_checkpoints(tree):
+        name = tree.get("made_from") or tree.get("name") or "FILE"
+        raise WorkloadError(
+            f"{name} describes a model whose checkpoints are written, and no dataset; take dlemu "
+            f"checkpoint workload={name}, or set dataset.format and dataset.num_files_train"
+        )
     raw = translated(tree)
     try:
         workload = Workload.model_validate(raw)
@@ -400,7 +410,15 @@ def check_workload(
         name = str(raw["name"])
         if text == "dataset.format is not set" and name in named("model"):
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
+        elif text == "dataset is not set":
+            made = raw.get("made_from") or name
+            text = f"{made} is no workload: it has no group of keys dataset, with format= and more"
         raise WorkloadError(text) from None
+    if command == "checkpoint" and workload.division == "closed":
+        raise WorkloadError(
+            "division=closed holds dlemu run to the rules; dlemu checkpoint does not check those "
+            "for checkpoints: leave it out"
+        )
     workload._source = source
     return _checked(workload)
 
