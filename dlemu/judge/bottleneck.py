@@ -34,6 +34,9 @@ _MIN_STEAL_SHARE = 0.01
 """The evidence names other guests that took at least this share of the CPUs."""
 _MORE = 1.15
 """Storage that is this many times as fast with more readers was not the limit."""
+_NO_MORE = 1.05
+"""Storage that gives nobody more than this many times as much was at its limit, also on a host
+whose CPUs were all in use: with more of them it would have given no more."""
 _VARIES = 1.3
 """The same readers may be this many times as fast after a run: drives vary, and are shared."""
 _CHANGED = 2.0
@@ -188,9 +191,11 @@ def _host_cpu(evidence: Evidence) -> Limit | None:
 def _explained_by_cpus(evidence: Evidence, host: HostReport) -> float:
     """Return the share of the loss that a host's lack of CPUs accounts for."""
     used = host.whole
-    if (used.process_cpu_share or 0.0) > _CPU_FULL:
-        return 1.0  # all of its CPUs were in use: nothing could have been done sooner
     parts, lacked = evidence.losses.parts, used.lacked_seconds
+    if (used.process_cpu_share or 0.0) > _CPU_FULL and not (
+        _part(evidence, parts.read) >= _ENOUGH and _gave_all(evidence, more=_NO_MORE)
+    ):
+        return 1.0  # all of its CPUs were in use: nothing could have been done sooner
     explained = 0.0
     busy = (used.host_cpu_share or 0.0) + (used.host_steal_share or 0.0)
     if busy > _CPU_FULL:  # others used the CPUs: all waits but those without CPU count
@@ -461,10 +466,10 @@ def _rates(evidence: Evidence) -> tuple[float, Probe | None]:
     return given, total([host.probe for host in evidence.hosts])  # None if one is missing
 
 
-def _gave_all(evidence: Evidence) -> bool:
+def _gave_all(evidence: Evidence, *, more: float = _MORE) -> bool:
     """Return whether the storage gave in the run what it gives to more readers after it."""
     given, probe = _rates(evidence)
-    return probe is not None and probe.many <= _MORE * given / _share_with_reads(evidence)
+    return probe is not None and probe.many <= more * given / _share_with_reads(evidence)
 
 
 def _share_with_reads(evidence: Evidence) -> float:

@@ -213,6 +213,11 @@ EXPECTED: dict[str, tuple[str, str, str]] = {
         "lost host_cpus device_busy explains",
         "more_cores key not_the_storage",
     ),
+    "CPUs full, but the storage gives nobody more": (
+        "storage",
+        "storage_gave lost device_busy cpus explains",
+        "more_drives fewer_accelerators",
+    ),
     "CPUs full, threads already": (
         "host cpu",
         "lost host_cpus device_busy explains",

@@ -226,9 +226,10 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "a slow rank of two accelerators": in_steps(0.5, 0.5, 0.01, 0.01, read=[2.0, 2.0, 0.1, 0.1])
     | {"names": ["rank 0"] * 2 + ["rank 1"] * 2},
-    "CPUs full, direct already": on(cpu_share=0.97, direct=True)
+    "CPUs full, direct already": on(cpu_share=0.97, direct=True, probe=probe(20, few=12))
     | {"reader": READER | {"odirect": True}},
-    "CPUs full, threads already": on(cpu_share=0.97)
+    "CPUs full, but the storage gives nobody more": on(cpu_share=0.97, probe=probe(6.12)),
+    "CPUs full, threads already": on(cpu_share=0.97, probe=probe(20, few=12))
     | {"reader": {"data_loader": "threads", "decode": "library"}},
     "few reads, the library decodes": in_steps(0.5, read=0.1, decode=3.0)
     | {"reader": READER | {"decode": "library"}},

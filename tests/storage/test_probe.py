@@ -36,12 +36,23 @@ def full_length(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_and_many_take_turns_and_a_slow_moment_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rates = Mock(side_effect=[100.0, 200.0, 1.0, 2.0, 110.0, 190.0])
+    rates = Mock(side_effect=[100.0, 104.0, 1.0, 2.0, 110.0, 109.0])
     monkeypatch.setattr(probe, "probe_rate", rates)
     found = probe_readers([Path("a")], few=4, many=16, seconds=3.0)
-    assert found == Probe(num_few=4, few=100.0, num_many=16, many=190.0)
+    assert found == Probe(num_few=4, few=100.0, num_many=16, many=104.0)
     asked = [(each.kwargs["num_readers"], each.kwargs["seconds"]) for each in rates.call_args_list]
     assert asked == [(4, 0.5), (16, 0.5)] * 3
+
+
+@pytest.mark.parametrize(("lasting", "many"), [(400.0, 400.0), (530.0, 518.0), (None, 518.0)])
+def test_what_more_readers_get_must_last(
+    lasting: float | None, many: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A throttle of 400 lets a burst pass at the start of each turn."""
+    rates = Mock(side_effect=[400.0, 510.0, 400.0, 520.0, 400.0, 518.0, lasting])
+    monkeypatch.setattr(probe, "probe_rate", rates)
+    assert probe_readers([Path("a")], few=4, many=32, seconds=3.0) == Probe(4, 400.0, 32, many)
+    assert rates.call_args.kwargs["seconds"] == 3.0, "as long as all turns"
 
 
 def test_as_many_readers_as_there_may_be_are_asked_once_a_round(
