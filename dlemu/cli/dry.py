@@ -29,7 +29,8 @@ from dlemu.report.words import sentence
 from dlemu.report.words.places import Fact, facts_of
 from dlemu.run.forecast import check_run, forecast_run
 from dlemu.sizing.answers import find_jobs
-from dlemu.sizing.measured import first_number, plan_of, seconds_of_search, settle
+from dlemu.sizing.measured import first_number, plan_of, seconds_of_run, settle
+from dlemu.sizing.search import about_runs
 from dlemu.storage.place import place_of
 from dlemu.terminal import say, silent
 from dlemu.tools.paths.sweep import run_paths
@@ -123,7 +124,10 @@ def _size(workload: Any, world: World) -> Iterator[list[Fact]]:
                     for name, line in _checkpoints(settled, first, steps)
                 ),
             ]
-            yield _facts(one, facts, _about(seconds_of_search(settled, steps)), world)
+            takes_all = about_runs(settled.size.confirm) * seconds_of_run(
+                settled, steps, first, expected
+            )
+            yield _facts(one, facts, _about(takes_all), world)
         check_run(alone, one, world)
         enough.check(first, expected=expected)
 

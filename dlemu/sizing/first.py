@@ -48,7 +48,13 @@ from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.job import check_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import First, Sized, SizingRecord, Target, names_of
-from dlemu.sizing.measured import PROBE_READERS, START_SECONDS, Search, probed_rate
+from dlemu.sizing.measured import (
+    PROBE_READERS,
+    START_SECONDS,
+    Search,
+    probed_rate,
+    seconds_of_run,
+)
 from dlemu.sizing.search import (
     Goal,
     Point,
@@ -228,11 +234,19 @@ def _planned(own: Path, workload: Workload, num_files: int) -> Files:
 
 
 def full_measurement(
-    folder: Path, files: Files, number: int, most: int, *, write_rate: float, own: Path
+    folder: Path,
+    files: Files,
+    number: int,
+    most: int,
+    *,
+    feeds: float,
+    write_rate: float,
+    own: Path,
 ) -> tuple[str, tuple[str, ...]]:
     """Return what the full measurement below `folder` needs, and its commands: none without room.
 
-    It is of `number` accelerators, and `most` at most. `own` holds files that will be removed.
+    It is of `number` accelerators, and `most` at most; the storage `feeds` so many, as a real
+    number. `own` holds files that will be removed.
     Where the dataset of the rule has no room, it is a quick search.
     """
     free = shutil.disk_usage(folder).free + sum(
@@ -258,10 +272,10 @@ def full_measurement(
         several = ((n, max(0, n - have) * _file_bytes(job)) for n in (5 * num_files, 2 * num_files))
         fits = (each for each in several if each[1] <= free / 2)
         num_files, num_bytes = next(fits, (num_files, num_bytes))
-    num_files, train = max(have, num_files), job.train
+    num_files = max(have, num_files)
     samples = num_files * job.dataset.num_samples_per_file
-    steps = train.epochs * samples / (job.reader.batch_size * max(1, number))
-    each = START_SECONDS + steps * train.computation_time.mean / job.metric.au
+    steps = samples / (job.reader.batch_size * max(1, number))
+    each = seconds_of_run(job, steps, max(1, number), feeds)
     measuring = f"measures for about {format_seconds(about_runs(job.size.confirm) * each)}{kind}"
     size = command("size", job, _SIZE_KEYS, more)
     if not num_bytes:
@@ -344,7 +358,13 @@ def try_storage(
             found = one.find()
             number = found.num_accelerators
             needs, commands = full_measurement(
-                trial.folder, files, number, found.high or number, write_rate=rate, own=own
+                trial.folder,
+                files,
+                number,
+                found.high or number,
+                feeds=found.real_accelerators or max(1, number),
+                write_rate=rate,
+                own=own,
             )
             reads, asked = files.workload.reader.data_loader, job.reader.data_loader
             instead = remark("other_loader", reads=reads, asked=asked)

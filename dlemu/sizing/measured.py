@@ -64,6 +64,7 @@ PROBE_READERS = 64
 STEADY_SECONDS = 600.0
 """Longest time for which size.steady measures on."""
 START_SECONDS = 3.0
+_LEAST_FED = 1e-3
 """About how long a run takes beside its steps."""
 
 OnAnswer = Callable[[list[Sized], bool], None]
@@ -458,14 +459,18 @@ def plan_of(enough: SizeCheck, first: int, expected: float) -> list[Finding]:
     plan = note(
         "search_plan",
         num_runs=runs,
-        seconds_a_run=seconds_of_search(workload, steps) / runs,
+        seconds_a_run=seconds_of_run(workload, steps, first, expected),
         num_steps=steps,
         num_epochs=workload.train.epochs,
     )
     return [*found, plan]
 
 
-def seconds_of_search(workload: Workload, steps: int) -> float:
-    """Return about how long a search takes whose epochs have so many steps."""
-    seconds = workload.train.epochs * steps * workload.train.computation_time.mean
-    return about_runs(workload.size.confirm) * (START_SECONDS + seconds / workload.metric.au)
+def seconds_of_run(workload: Workload, steps: float, number: int, feeds: float) -> float:
+    """Return about how long a run of `number` accelerators takes, whose epochs have so many steps.
+
+    `feeds` is how many the storage feeds at the required AU: more of them wait for it.
+    """
+    train, slower = workload.train, max(1.0, number / max(feeds, _LEAST_FED))
+    seconds = train.epochs * steps * train.computation_time.mean / workload.metric.au
+    return START_SECONDS + slower * seconds

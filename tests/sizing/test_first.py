@@ -268,7 +268,7 @@ def test_the_full_measurement_is_what_has_room(
     own = tmp_path / "dlemu-try"
     planned = _planned(own, job, 20)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
-    found, commands = full_measurement(tmp_path, planned, 4, 6, write_rate=1e9, own=own)
+    found, commands = full_measurement(tmp_path, planned, 4, 6, feeds=4.2, write_rate=1e9, own=own)
     assert found.startswith(told) and len(commands) == (2 if files else 0)
     assert all(f"dataset.num_files_train={files}" in line for line in commands[:1])
     assert all(("size.quick=true" in line) == ("(quick" in told) for line in commands[1:])

@@ -423,3 +423,15 @@ def test_what_changes_a_run_is_a_setting_of_its_search(key: str, value: object) 
     assert [name for name in after if before.get(name) != after[name]] == [key]
     more = {"dataset.num_files_train": 9, "metric.au": 0.5, "size.confirm": 1}
     assert settings_of(load_workload("unet3d_h100", keys | more), Alone()) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "feeds", "slower"), [(3, 3.5, 1.0), (4, 3.5, 4 / 3.5), (1, 0.1, 10.0)]
+)
+def test_a_run_takes_longer_where_the_storage_feeds_fewer(
+    number: int, feeds: float, slower: float
+) -> None:
+    """100 steps of 0.5 s, twice, at the AU that is asked for at least: what is left is waiting."""
+    keys = {"train.epochs": 2, "train.computation_time": 0.5, "metric.au": 0.9}
+    seconds = measured.seconds_of_run(load_workload("resnet50_h100", keys), 100, number, feeds)
+    assert seconds - measured.START_SECONDS == pytest.approx(slower * 100 / 0.9)
