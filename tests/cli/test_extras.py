@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import dlemu
 from tests.lab.waiting import LONG
 from tests.mutants import ROOT
 
@@ -168,7 +169,8 @@ def test_each_extra_is_in_the_table() -> None:
 
 def test_an_import_needs_nothing_but_the_standard_library() -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import dlemu, dlemu.__main__; dir(dlemu);"
+        f"import sys; sys.path.insert(0, {str(Path(dlemu.__file__).parents[1])!r}); "
+        "import dlemu, dlemu.__main__; dir(dlemu);"
         "print(*(name for name in sys.modules if not name.startswith(('dlemu', '__main__')) "
         "and name.partition('.')[0] not in sys.stdlib_module_names))"
     )
