@@ -6,7 +6,7 @@ The oldest Python decides, for its versions serve the newer ones; what only a ne
 added. --keep leaves the pins of some packages as they are.
 
 Not pinned is what PyTorch's build for Linux asks for: CUDA's libraries and Triton follow from the
-version of torch, and builds for CPUs have none of them.
+version of torch, and builds for CPUs have none of them. Nor is what DALI asks for of NVIDIA's.
 """
 
 import argparse
@@ -61,7 +61,9 @@ def main(words: list[str] | None = None) -> int:
 
 
 def following(items: list[dict[str, Any]]) -> set[str]:
-    """Return the names of what torch asks for on one platform only, and of what these ask for.
+    """Return the names of what torch asks for on one platform, and of NVIDIA's that DALI asks for.
+
+    With them goes what they ask for in turn.
 
     Args:
         items: the metadata of each package, as pip reports it.
@@ -69,6 +71,8 @@ def following(items: list[dict[str, Any]]) -> set[str]:
     asks = {canonical(item["name"]): item.get("requires_dist", ()) for item in items}
     found: set[str] = set()
     waiting = [each for each in asks.get("torch", ()) if "platform_system" in each]
+    dali = (requires for name, requires in asks.items() if name.startswith("nvidia-dali-"))
+    waiting += [each for requires in dali for each in requires if each.startswith("nvidia-")]
     while waiting:
         name, extras = _asked(waiting.pop())
         if name in asks and name not in found:

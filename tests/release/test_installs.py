@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from release import pip, resolve
-from release.cut import different, unready
+from release.cut import ABOUT_THE_SOURCE, different, unready
 from release.fetch import announcement
 from release.fresh import steps
 from release.pins import following
@@ -99,7 +99,7 @@ def test_every_install_that_a_page_names_is_resolved() -> None:
             assert extras >= set(named.split(",")), f"{page.name}: {named}"
 
 
-def test_what_follows_from_torch_alone() -> None:
+def test_what_follows_from_torch_and_dali() -> None:
     items: list[dict[str, Any]] = [
         {
             "name": "torch",
@@ -117,8 +117,10 @@ def test_what_follows_from_torch_alone() -> None:
             ],
         },
         *({"name": name} for name in ("nvidia_cufile", "nvidia_npp", "Jinja2", "PyYAML")),
+        {"name": "nvidia-dali-cuda130", "requires_dist": ["nvidia-nvtiff-cu13==0.8.*", "gast"]},
+        *({"name": name} for name in ("nvidia-nvtiff-cu13", "gast")),
     ]
-    assert following(items) == {"cuda-toolkit", "nvidia-cufile"}
+    assert following(items) == {"cuda-toolkit", "nvidia-cufile", "nvidia-nvtiff-cu13"}
 
 
 def test_nothing_that_follows_from_torch_is_pinned() -> None:
@@ -185,6 +187,13 @@ def test_what_a_release_must_have(changes: str, wrong: str | None, tmp_path: Pat
     told = list(unready("0.2.0", tmp_path))
     assert told == [] if wrong is None else wrong in told[0]
     assert any("setup.cfg has version 0.2.0" in each for each in unready("0.3.0", tmp_path))
+
+
+def test_the_tests_that_a_release_leaves_out_are_there() -> None:
+    for each in ABOUT_THE_SOURCE:
+        path, _, name = each.partition("::")
+        assert (ROOT / "tests" / path).exists()
+        assert not name or f"def {name}(" in (ROOT / "tests" / path).read_text()
 
 
 def test_files_that_wheel_and_sdist_install_are_compared(tmp_path: Path) -> None:
