@@ -48,6 +48,8 @@ _LEAST_SECONDS = 0.5
 """Between the observations of a second lie those at the borders of epochs, too close for rates."""
 _GIVEN = ("drive_read_MB_per_s", "network_read_MB_per_s", "network_received_MB_per_s")
 """Counters of what storage gave, the best first: what read calls got may come from memory."""
+_OWN = "read_calls_MB_per_s"
+"""With O_DIRECT all of it came from storage, and what other programs read there does not count."""
 _FIRST = "epoch 0 start"
 """Label of the observation at which all hosts begin."""
 _WRAP = 1 << 32
@@ -112,16 +114,17 @@ def series_of(
             raise damaged(path, in_short(error)) from None
 
 
-def steady_rate(folder: Path, *, received: bool) -> Steadiness | None:
+def steady_rate(folder: Path, *, received: bool, direct: bool = False) -> Steadiness | None:
     """Return how steadily storage gave to all hosts of a run; None: nobody counts, or too short.
 
-    `received`: by the network alone, not from drives of these hosts.
+    `received`: by the network alone, not from drives of these hosts. `direct`: with O_DIRECT.
 
     Raises:
         RunError: a file is damaged.
     """
     hosts = [host for host in series_of(folder) if host.intervals]
-    column = next((name for name in _GIVEN[2 * received :] if _has(hosts, name)), None)
+    columns = _GIVEN[2 * received :] if received or not direct else (_OWN, *_GIVEN)
+    column = next((name for name in columns if _has(hosts, name)), None)
     if column is None or not hosts[0].counted:
         return None
     pieces: list[Piece] = []

@@ -431,7 +431,8 @@ class _Run:
         hosts, paths, reads, gets = gathered.reports
         needed = needed_ratio(self.dataset)
         seen = combine(workload, hosts, sums, paths, gets, reads=reads.tolist(), needed=needed)
-        seen = replace(seen, steady=self._steady_rate(record.folder))
+        direct = all(host.direct for host in hosts)
+        seen = replace(seen, steady=self._steady_rate(record.folder, direct=direct))
         complete = complete_summary(summary, seen, metrics)
         if gathered.cached:
             cached = cache_fields(workload, emulates(workload), gathered.cached, metrics)
@@ -447,10 +448,11 @@ class _Run:
         record.write()
         return Outcome(record.folder, metrics, summary)
 
-    def _steady_rate(self, folder: Path) -> Steadiness | None:
+    def _steady_rate(self, folder: Path, *, direct: bool) -> Steadiness | None:
         """Return how steadily the storage gave, if the hosts' files tell."""
         with suppress(RunError):
-            return steady_rate(folder, received=self.dataset.place.witness == "requests")
+            received = self.dataset.place.witness == "requests"
+            return steady_rate(folder, received=received, direct=direct)
         return None
 
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from dlemu.host.intervals import Observation
 from dlemu.judge.records import STEP, write_steps
-from dlemu.judge.series import COLUMNS, write_series
-from tests.lab.stored import GIB, observation, write_host
+from dlemu.judge.series import COLUMNS, steady_rate, write_series
+from tests.lab.stored import GIB, observation, store_run, write_host
 
 
 def test_every_column_is_what_the_counters_say(tmp_path: Path) -> None:
@@ -71,3 +72,22 @@ def test_a_host_whose_time_of_day_is_wrong_has_the_runs_seconds(tmp_path: Path) 
     write_series(tmp_path, tmp_path / "s.csv")
     rows = csv.DictReader((tmp_path / "s.csv").read_text().splitlines())
     assert [row["seconds"] for row in rows] == ["0.000", "-1.000", "0.000"]
+
+
+def test_what_other_programs_read_from_the_drive_changes_no_rate_of_direct_reads(
+    tmp_path: Path,
+) -> None:
+    """Half-way another program begins to read as much again; with O_DIRECT the calls tell."""
+    folder = tmp_path / "run"
+    store_run(folder, wait=0.5)
+    begin, last = 100, 160
+    seen = [
+        observation(float(each), 5 * each + 5 * max(0, each - 115), 0)
+        for each in range(begin, last)
+    ]
+    seen[0] = replace(seen[0], label="epoch 0 start")
+    write_host(folder, 0, seen, 0.0)
+    drive, own = (steady_rate(folder, received=False, direct=direct) for direct in (False, True))
+    assert drive is not None and drive.trend == "rose"
+    assert own is not None and own.trend == "steady"
+    assert own.levels[0].bytes_per_second == pytest.approx(5e6, rel=0.02)
