@@ -50,6 +50,7 @@ _GIVEN = ("drive_read_MB_per_s", "network_read_MB_per_s", "network_received_MB_p
 """Counters of what storage gave, the best first: what read calls got may come from memory."""
 _OWN = "read_calls_MB_per_s"
 """With O_DIRECT all of it came from storage, and what other programs read there does not count."""
+_ALL_READ = 0.98
 _FIRST = "epoch 0 start"
 """Label of the observation at which all hosts begin."""
 _WRAP = 1 << 32
@@ -132,8 +133,15 @@ def steady_rate(folder: Path, *, received: bool, direct: bool = False) -> Steadi
         times = np.linspace(begin, end, max(2, round(end - begin) + 1))
         rates = 1e6 * np.sum([_means(host, column, times) for host in hosts], axis=0)
         au = np.mean([_means(host, "au_percent", times) for host in hosts], axis=0)
-        pieces += map(Piece, np.diff(times).tolist(), rates.tolist(), au.tolist())
+        found = list(map(Piece, np.diff(times).tolist(), rates.tolist(), au.tolist()))
+        pieces += found[: _num_until_read(found)]
     return steadiness(pieces)
+
+
+def _num_until_read(pieces: Sequence[Piece]) -> int:
+    """Return the pieces of an epoch until all is read: then accelerators take what is there."""
+    moved = np.cumsum([piece.seconds * piece.bytes_per_second for piece in pieces])
+    return int(np.searchsorted(moved, _ALL_READ * moved[-1])) + 1
 
 
 def _has(hosts: Sequence[HostSeries], column: str) -> bool:

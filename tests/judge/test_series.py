@@ -10,7 +10,8 @@ import pytest
 
 from dlemu.host.intervals import Observation
 from dlemu.judge.records import STEP, write_steps
-from dlemu.judge.series import COLUMNS, steady_rate, write_series
+from dlemu.judge.series import COLUMNS, _num_until_read, steady_rate, write_series
+from dlemu.judge.steady import Piece
 from tests.lab.stored import GIB, observation, store_run, write_host
 
 
@@ -91,3 +92,12 @@ def test_what_other_programs_read_from_the_drive_changes_no_rate_of_direct_reads
     assert drive is not None and drive.trend == "rose"
     assert own is not None and own.trend == "steady"
     assert own.levels[0].bytes_per_second == pytest.approx(5e6, rel=0.02)
+
+
+def test_an_epoch_counts_until_all_is_read() -> None:
+    """At its end accelerators work on what is there; a drive that stalls is no end."""
+    busy, rest = [Piece(1.0, 4e8)] * 20, [Piece(1.0, 1e5)] * 6
+    assert _num_until_read([*busy, *rest]) == 20
+    assert _num_until_read([*busy, *rest, *busy]) == 46
+    assert _num_until_read([*busy, *[Piece(1.0, 4e7)] * 20]) > 35, "it is slow, and read on"
+    assert _num_until_read([Piece(1.0, 0.0)] * 3) >= 1
