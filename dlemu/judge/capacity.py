@@ -142,6 +142,10 @@ def infer(
         high = max(high - 1e-6, surely)
     elif apart := _apart(near, threshold):
         disagree = apart
+    if math.isinf(high):
+        return Capacity(
+            real_accelerators=None, interval=None, low=passed, high=None, disagree=disagree
+        )
     # What passed by more than its noise passes, what failed so fails.
     whole = max(math.floor(low + 1e-9), _clear(runs, passed, threshold))
     most = math.floor(high + 1e-9)

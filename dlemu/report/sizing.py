@@ -48,7 +48,8 @@ Run = Mapping[str, Any]
 _OF_EVERY_TRY = ("unlike_row", "dataset_under_rule")
 """What is found of every first answer: the line below its table says so once."""
 _OF_ONE_RUN = ("near_threshold", "not_steady")
-"""What is found of one run, where more runs decide and the answer says it."""
+"""What is found of one run, where more runs decide and the answer says it. That a rate went up and
+down within runs has no `phases`: then the run's own words stand."""
 COMPUTED = "(computed): no run had so many; the number follows from the rate of other runs"
 REAL = "N*: the number of accelerators, with its fraction, at which AU meets the threshold"
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
@@ -225,7 +226,8 @@ def sentence(answer: Answer) -> str:
         what = f"cannot feed one {accelerator} of {network}"
         if fewest > 1 and answer["at_least"]:  # nobody knows
             what = f"feeds no number of {accelerator}s of {network} that was tried"
-        au = [run["au_percentage"] for run in answer["points"] if run["num_accelerators"] == fewest]
+        failed = [run for run in answer["points"] if _verdict(run, answer["threshold"]) == "FAIL"]
+        au = [run["au_percentage"] for run in failed if run["num_accelerators"] == fewest]
         reached = f"AU {fmean(au):.2f}%, required {required}" if au else ""
         reached += f", with {fewest}" if fewest > 1 else ""
         parts = [f"{what}{_computed(answer)}" + (f": {reached}" if reached else "")]
@@ -233,7 +235,8 @@ def sentence(answer: Answer) -> str:
     if answer["phases"]:
         parts.append(f"not steady: {words.fed(answer['phases'])}")
     quick = ["a quick search"] if answer["quick"] and not first else []
-    known = (*_OF_ONE_RUN, *(_OF_EVERY_TRY if first else ()))
+    known = {*_OF_ONE_RUN, *(_OF_EVERY_TRY if first else ())}
+    known -= {"not_steady"} if not answer["phases"] else set()
     found = weighing(answer, "weakens", "remark")
     remarks = [words.sentence(each) for each in found if each["kind"] not in known]
     return "; ".join([*parts, *quick, *remarks])

@@ -491,6 +491,10 @@ def _last_change(
     """
     fewest = 1 if is_last else 2
     phases = [_phases(point, threshold) for point in points]
+    for place, point in enumerate(points):
+        if len(point.levels) > 2:  # it went up and down: its best may come again, and is no change
+            mean = _phases(replace(point, levels=()), threshold)[0]
+            phases[place] = [replace(mean, at_least=True)]
     for since, first in enumerate(points):
         earlier = [phase for each in phases[:since] for phase in each]
         earlier += phases[since][:1] if first.fell else []

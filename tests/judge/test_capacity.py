@@ -71,3 +71,10 @@ def test_the_levels_of_a_rate_feed_by_their_bytes() -> None:
     assert first.feeds == pytest.approx(2 * 60 / 90 * 1.6)
     assert last.seconds == 40 and last.feeds == pytest.approx(2 * 60 / 90 * 0.6)
     assert math.floor(last.feeds) == 0
+
+
+def test_free_runs_above_all_that_were_held_back_have_no_upper_end() -> None:
+    """Nine got 1.1 times what the storage gave to two, and nobody failed: it may feed more."""
+    found = infer([run(2, 60.0), run(9, 99.0, held=False)], threshold=90.0, passed=9, failed=None)
+    assert (found.low, found.high, found.real_accelerators) == (9, None, None)
+    assert found.disagree is not None

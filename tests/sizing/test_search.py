@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -377,16 +378,30 @@ def test_first_reads_decide_where_second_reads_are_faster() -> None:
     assert found.low <= 5 and found.high == 8 and found.is_computed and not found.confirmations
 
 
+def test_a_rate_that_goes_up_and_down_is_no_change_for_the_worse() -> None:
+    """400 and 150 MB/s by turns: one accelerator sees less of the faster half than two do."""
+    turns = tuple(Level(10.0 * n, 10.0, 1e8 if n % 2 else 3.7e7, 70.0) for n in range(5))
+    seen = [(2, 71.2), (1, 90.4), (1, 90.2), (2, 68.7), (1, 89.5)]
+    found = answer([replace(point(n, au), levels=turns) for n, au in seen], Goal(90.0, 40))
+    assert found.phases == () and (found.num_accelerators, found.high) == (0, 1)
+
+
 # --- no sentence of an answer contradicts another -------------------------------------------------
 
 _RUNS = st.builds(
-    lambda number, au, limit, ahead: replace(
-        point(number, au, limit), whole_au_percentage=au * (1 - ahead)
+    lambda number, au, limit, ahead, shares: replace(
+        point(number, au, limit),
+        whole_au_percentage=au * (1 - ahead),
+        levels=tuple(
+            Level(20.0 * place, 20.0, 1e8 * share, min(100.0, au * share), share)
+            for place, share in enumerate(shares if limit == "storage" else ())
+        ),
     ),
     st.integers(1, 30),
     st.floats(1, 99.5),
     st.sampled_from(["storage", "loader", "host cpu", "unclear", "none"]),
     st.floats(0, 0.08),
+    st.sampled_from([(), (), (1.3, 0.7), (0.7, 1.3), (1.4, 0.6, 1.4, 0.6)]),
 )
 
 
@@ -427,6 +442,8 @@ def test_an_answer_does_not_contradict_itself(points: list[Point], is_short: boo
     assert ("may feed more" in said) is found.at_least
     if number == 0 and not found.at_least:
         assert said.startswith("cannot feed one")
+        reached = re.search(r": AU ([\d.]+)%, required 90%", said)
+        assert reached is None or not passes(float(reached[1]), 90.0)
     assert (", by arithmetic" in said) is found.is_computed
     assert (found.storage_seconds is None) is (found.at_least or found.limit != "storage")
     if "limit: the drive" in said:
