@@ -190,6 +190,7 @@ def limit_of(
 
 def _suspects(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> Iterator[_Suspect]:
     """Yield what may have decided, the first to be named first; at last the storage."""
+    known: list[float] = []
     if conditions.file_system in ("tmpfs", "ramfs"):
         yield IN_MEMORY, note("folder_in_memory", file_system=conditions.file_system)
     if kind == "save":
@@ -199,12 +200,15 @@ def _suspects(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> I
         if (share := waited_share(entries)) > _MOSTLY:
             yield "generation", note("waited_for_bytes", share=share), note("make_bytes_sooner")
     elif not conditions.bypasses:
-        share = max(conditions.cached_share or 0.0, from_memory(entries) or 0.0)
-        if share > _CACHED:
-            yield IN_MEMORY, note("read_from_memory", share=share), note("read_past_memory")
+        shares = (conditions.cached_share, from_memory(entries))
+        known = [share for share in shares if share is not None]
+        if known and max(known) > _CACHED:
+            yield IN_MEMORY, note("read_from_memory", share=max(known)), note("read_past_memory")
     yield from _busy_cpus([each for each in entries if _needs_cpu(each)], conditions, by_own=True)
     yield from _one_rank(entries)
     yield from _busy_cpus(entries, conditions, by_own=False)
+    if kind == "load" and not (conditions.bypasses or known):  # 0 is not what nobody knows
+        yield "unclear", note("from_memory_unknown"), note("read_past_memory")
     yield "storage", _storage(kind, entries)
 
 

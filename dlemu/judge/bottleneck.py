@@ -369,8 +369,11 @@ def _reads(evidence: Evidence) -> Limit | None:
         queued = _waits_without_cpu(evidence, host, used.lacked_seconds or 0.0, stopped)
         if _part(evidence, queued) >= _ENOUGH:
             return _unclear(evidence, note("readers_queued", host=host.host))
-    cached = evidence.measured["page_cache_share"] or 0.0
-    if cached > _CACHED:
+    cached = evidence.measured["page_cache_share"]
+    before = evidence.measured.get("resident_share_before", 0.0)
+    if cached is before is None and "objects" not in evidence.measured:
+        return _unclear(evidence, note("from_memory_unknown"))
+    if cached is not None and cached > _CACHED:
         return _unclear(evidence, note("mostly_from_memory", share=cached))
     uncounted = evidence.measured.get("uncounted_share", 0.0)
     if uncounted > _CACHED:

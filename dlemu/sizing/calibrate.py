@@ -291,7 +291,13 @@ class _Calibrator:
         share, drive, drive_limit = 0.0, None, None
         steady: Mapping[str, Any] = {"trend": "steady"}
         if read is not None:
-            share = read.summary["measured"]["page_cache_share"] or 0.0
+            found = read.summary["measured"]["page_cache_share"]
+            share = found or 0.0
+            if found is None and "objects" not in read.summary["measured"]:
+                self._say(
+                    "note: how many bytes of 3/3 came from memory is not known here; the rate of "
+                    f"the drive counts as if none did: {_UNCACHED}"
+                )
             if share > _MIN_CACHED:
                 self._say(f"note: {share:.0%} of the bytes of 3/3 came from memory; {_UNCACHED}")
             if share > _MOST_CACHED:

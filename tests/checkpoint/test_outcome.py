@@ -96,6 +96,8 @@ CASES: list[tuple[str, str, list[Entry], Conditions]] = [
     ("page cache", "save", [saved(5.0, waited=1.0)], Conditions("tmpfs", False, True, None)),
     ("page cache", "load", [loaded(1.0)], Conditions("ext4", False, True, 0.02)),
     ("storage", "load", [loaded(1.0)], Conditions("ext4", False, True, 0.01)),
+    ("unclear", "load", [loaded(1.0, stored=None)], Conditions("fuse", False, True, None)),
+    ("storage", "load", [loaded(1.0, stored=None)], Conditions("fuse", True, True, None)),
     ("storage", "load", [loaded(1.0, stored=None)], ON_DRIVE),
     ("storage", "load", [loaded(1.0, stored=0)], Conditions("ext4", True, True, 0.5)),
 ]
