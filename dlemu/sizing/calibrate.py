@@ -30,13 +30,14 @@ from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory, listed, read_text
 from dlemu.host.same import identity_of
 from dlemu.judge.bottleneck import limit_in_memory
+from dlemu.judge.findings import note
 from dlemu.judge.folders import recorded, versions
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, read_steps, write_json
 from dlemu.judge.summary import introduced, time_of_day
 from dlemu.ranks.cost import barrier_cost
 from dlemu.ranks.world import World
-from dlemu.report.words import calibrated_rate, evidence_of
+from dlemu.report.words import calibrated_rate, evidence_of, sentence
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
@@ -294,10 +295,7 @@ class _Calibrator:
             found = read.summary["measured"]["page_cache_share"]
             share = found or 0.0
             if found is None and "objects" not in read.summary["measured"]:
-                self._say(
-                    "note: how many bytes of 3/3 came from memory is not known here; the rate of "
-                    f"the drive counts as if none did: {_UNCACHED}"
-                )
+                self._say(f"note: {sentence(note('from_memory_unknown'))}; {_UNCACHED}")
             if share > _MIN_CACHED:
                 self._say(f"note: {share:.0%} of the bytes of 3/3 came from memory; {_UNCACHED}")
             if share > _MOST_CACHED:
