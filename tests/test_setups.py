@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlemu.config.model import Workload, check_workload
+from dlemu import loaders
+from dlemu.config.model import Workload, check_workload, load_workload
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset.plan import make_plan
@@ -493,3 +494,31 @@ def test_variables_that_change_what_is_measured_are_kept(
     environment = json.loads(stored)["system"][0]["environment"]
     assert environment["OMP_NUM_THREADS"] == "1"
     assert "a-secret" not in stored and "another" not in stored and "word@" not in stored
+
+
+# --- a cgroup's memory, and samples that are left out ---------------------------------------------
+
+
+def test_workers_that_a_cgroup_would_kill_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: 8 x 4 spawned workers in 400 MB were killed without a word."""
+    free, limit = 400_000_000, "memory.max of cgroup /sys/fs/cgroup/x"
+    monkeypatch.setattr(loaders, "free_memory_bytes", lambda: free)
+    monkeypatch.setattr(loaders, "host_memory_bytes", lambda: (free, limit))
+    for context in ("spawn", "forkserver"):
+        keys = {"reader.multiprocessing_context": context, "reader.read_threads": 4}
+        workload = load_workload("unet3d_h100", keys)
+        with pytest.raises(WorkloadError) as error:
+            loaders.check_workers_memory(workload, 8)
+        assert f"32 workers of reader.multiprocessing_context={context} take about" in str(
+            error.value
+        )
+        assert f"are free ({limit}): lower reader.read_threads" in str(error.value)
+        loaders.check_workers_memory(workload.with_keys({"reader.read_threads": 2}), 1)
+    loaders.check_workers_memory(load_workload("unet3d_h100", {"reader.read_threads": 4}), 8)
+
+
+def test_samples_that_an_epoch_leaves_out_are_said(tmp_path: Path) -> None:
+    """Before: 16 of 100 were left out without a word (mlcommons/DLIO_local_changes #25)."""
+    ran(small_job(tmp_path, dataset__num_files_train=50, reader__batch_size=14))
+    said = "an epoch leaves out 8 of 50 samples, which do not fill another step of 14"
+    assert f"note: {said}" in note_lines(summary_of(tmp_path / "run"))

@@ -160,6 +160,7 @@ Kind = Literal[
     "no_series",
     "nothing_to_drop",
     "read_in_tf_data_order",
+    "samples_left_out",
     # of any kind
     "of_run",
     "as_written",

@@ -26,9 +26,10 @@ from dlemu.config.types import LOADERS
 from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
+from dlemu.host.processes import free_memory_bytes, host_memory_bytes
 from dlemu.loaders.cache.host import uses_cache
 from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
-from dlemu.units import counted
+from dlemu.units import counted, format_bytes
 
 OTHERS = 128
 """Descriptors for everything else in the process."""
@@ -270,6 +271,33 @@ def make_room(workload: Workload, num_accelerators: int) -> int:
         soft, limits = min(wanted, hard), resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
     return soft
+
+
+_WORKER_BYTES = 150_000_000
+"""Memory of its own that a spawned worker takes: it imports torch anew (158 MiB, of which some can
+be given up). A forked one shares that of its parent."""
+
+
+def check_workers_memory(workload: Workload, num_accelerators: int) -> None:
+    """Refuse more spawned workers than the host's memory, or the cgroup's limit, has room for.
+
+    `num_accelerators`: of this host. The kernel would kill them without a word.
+
+    Raises:
+        WorkloadError: the line has both sizes.
+    """
+    reader = workload.reader
+    if reader.data_loader != "pytorch" or reader.multiprocessing_context == "fork":
+        return
+    number, free = num_accelerators * reader.read_threads, free_memory_bytes()
+    if number * _WORKER_BYTES > free:
+        raise WorkloadError(
+            f"{counted(number, 'worker')} of reader.multiprocessing_context="
+            f"{reader.multiprocessing_context} take about {format_bytes(number * _WORKER_BYTES)} "
+            f"of memory on this host, as each imports torch; {format_bytes(free)} are free "
+            f"({host_memory_bytes()[1]}): lower reader.read_threads, emulate fewer accelerators "
+            "on a host, or take fork"
+        )
 
 
 def most_accelerators(workload: Workload) -> int:

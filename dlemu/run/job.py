@@ -34,7 +34,7 @@ from dlemu.host.processes import memory_bytes
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.cache import cache_fields
 from dlemu.judge.evidence import Evidence, combine
-from dlemu.judge.findings import note
+from dlemu.judge.findings import Finding, note
 from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, make
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
@@ -50,7 +50,7 @@ from dlemu.judge.summary import (
     time_of_day,
 )
 from dlemu.judge.sums import Rule, Sums, sum_all
-from dlemu.loaders import Batch, Loader, check_loader, open_loader
+from dlemu.loaders import Batch, Loader, check_loader, check_workers_memory, open_loader
 from dlemu.loaders.cache.host import (
     HostCache,
     HostCounts,
@@ -79,6 +79,8 @@ from dlemu.storage.files import count_linked
 from dlemu.terminal import Say, say, silent
 from dlemu.units import ceil_div
 
+_MANY_LEFT_OUT = 0.05
+"""An epoch that leaves out at least this share of the samples says so."""
 _LOOKED_AT = 64
 """Files that are looked at for links."""
 OnRun = Callable[[Path, Summary], None]
@@ -101,6 +103,7 @@ def check_job(workload: Workload, world: World) -> None:
         check_checkpoints(workload, total)
     if own:
         check_loader(workload, len(own))
+        check_workers_memory(workload, ceil_div(total, world.num_hosts))
         if workload.train.compute == "gpu":
             find_compute_gpus(workload, own)
 
@@ -207,6 +210,8 @@ class _Run:
         loader = workload.reader.data_loader
         if workload.by_tf_data:
             notes.append(note("read_in_tf_data_order", data_loader=loader).fields)
+        if (left := self._left_out()) is not None:
+            notes.append(left.fields)
         size = found.num_samples * found.mean_bytes
         read = DatasetFields(
             folder=str(folder), format=found.format, num_files=found.num_files, num_bytes=size
@@ -242,6 +247,17 @@ class _Run:
             epochs=0,
         )
         return cast(Summary, {**started, **own})
+
+    def _left_out(self) -> Finding | None:
+        """Return a note if many samples do not fill the last step of an epoch."""
+        workload, samples = self.workload, self.dataset.layout.num_samples
+        if workload.train.total_training_steps != -1:
+            return None
+        step = workload.reader.batch_size * self.num_accelerators
+        left = samples - step * _count_steps(self.dataset, self.num_accelerators)
+        if left < _MANY_LEFT_OUT * samples:
+            return None
+        return note("samples_left_out", left=left, num_samples=samples, step=step)
 
     def _workers(self) -> dict[str, Any]:
         """Return what a plain DataLoader's workers make on this host."""

@@ -295,7 +295,7 @@ class _Calibrator:
             found = read.summary["measured"]["page_cache_share"]
             share = found or 0.0
             if found is None and "objects" not in read.summary["measured"]:
-                self._say(f"note: {sentence(note('from_memory_unknown'))}; {_UNCACHED}")
+                self._say(sentence(note("from_memory_unknown")))
             if share > _MIN_CACHED:
                 self._say(f"note: {share:.0%} of the bytes of 3/3 came from memory; {_UNCACHED}")
             if share > _MOST_CACHED:

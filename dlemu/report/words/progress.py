@@ -50,4 +50,8 @@ PROGRESS: Mapping[str, Callable[[Any], str]] = {
     "read_in_tf_data_order": lambda f: (
         f"reader.data_loader {f.data_loader}: read by dlemu's threads in tf.data's order"
     ),
+    "samples_left_out": lambda f: (
+        f"an epoch leaves out {f.left:,} of {f.num_samples:,} samples, which do not fill another "
+        f"step of {f.step:,}"
+    ),
 }
