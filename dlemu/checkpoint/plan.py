@@ -316,24 +316,27 @@ def predict_checkpoint(workload: Workload) -> dict[str, Any]:
     """Return the document of a prediction from the rates of drives, without any storage.
 
     `save` and `load` have the `seconds` of one checkpoint, their range from `low` to `high`, and
-    `bytes_per_second`. They follow from `drive` and `drives`; `save` is None where the write rate
-    is not known.
+    `bytes_per_second`. They follow from `drive` and `drives`, or from the rate of `server` where
+    that is less; `save` is None where no write rate is known.
 
     Raises:
         WorkloadError: no drive is given, or the accelerators do not fit the model.
     """
-    drive, plan = workload.drive, ShardPlan.of(workload, Alone())
-    if drive is None or drive.read_bandwidth is None:
+    drive, server = workload.drive, workload.server
+    plan = ShardPlan.of(workload, Alone())
+    if not (server.read_bandwidth or (drive and drive.read_bandwidth)):
         raise WorkloadError(
             f"{'drive' if drive is None else 'drive.read_bandwidth'} is not set; name a datasheet "
             "(drive=d7_ps1010) or give its rates "
-            "(drive.read_bandwidth=7GB drive.write_bandwidth=3GB)"
+            "(drive.read_bandwidth=7GB drive.write_bandwidth=3GB), or those of its servers "
+            "(server.read_bandwidth=60GB server.write_bandwidth=30GB)"
         )
 
-    def duration(each: int | None) -> dict[str, float] | None:
-        if not each:
+    def duration(each: int | None, of_servers: int | None) -> dict[str, float] | None:
+        known = [rate for rate in (each and workload.drives * each, of_servers) if rate]
+        if not known:
             return None
-        rate = workload.drives * each
+        rate = min(known)
         seconds = plan.num_bytes / rate
         return {
             "seconds": seconds,
@@ -345,9 +348,9 @@ def predict_checkpoint(workload: Workload) -> dict[str, Any]:
     return {
         "kind": "checkpoint prediction",
         **planned(workload, plan),
-        "drive": drive.name,
+        "drive": drive.name if drive else "servers",
         "drives": workload.drives,
         "relative_error": RATE_ERROR,
-        "save": duration(drive.write_bandwidth),
-        "load": duration(drive.read_bandwidth),
+        "save": duration(drive and drive.write_bandwidth, server.write_bandwidth),
+        "load": duration(drive and drive.read_bandwidth, server.read_bandwidth),
     }

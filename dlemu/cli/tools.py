@@ -8,7 +8,9 @@ from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.errors import WorkloadError
+from dlemu.plugins import is_url
 from dlemu.ranks.world import Alone
+from dlemu.storage.place import path_of
 from dlemu.terminal import say
 
 if TYPE_CHECKING:
@@ -43,6 +45,13 @@ def trial_of(words: Words) -> "Trial":
 
     if words.folder is None:
         raise WorkloadError("one folder is needed, on the storage: dlemu try FOLDER")
+    if is_url(url := words.others[0]):
+        job = f"workload=cosmoflow_h100 dataset.data_folder={url.rstrip('/')}/cosmoflow_h100"
+        raise WorkloadError(
+            f"dlemu try reads drives, and {url} is none; for a bucket take dlemu datagen {job} "
+            f"dataset.num_files_train=340 && dlemu size {job} dataset.num_files_train=340 "
+            "size.quick=true"
+        )
     jobs: dict[str, Any] = {}
     own: list[str] = []
     for key, text in words.values.items():
@@ -71,7 +80,7 @@ def doctor(words: Words) -> CommandResult:
             raise WorkloadError(
                 f"{key} has no effect with{'' if of_wear else 'out'} --wear; {remedy}"
             )
-    here = words.folder
+    here = path_of(words.others[0], "FOLDER") if len(words.others) == 1 else words.folder
     found = (
         worn(here, asked) if of_wear else examined(here or Path(), asked.reader, asked.dali.device)
     )

@@ -690,6 +690,8 @@ class ServerSection(Section):
 
     read_bandwidth: Bandwidth | None = None
     """Bytes per second that all of them give together; null: no limit but the drives."""
+    write_bandwidth: Annotated[Bandwidth | None, Use(by="predict")] = None
+    """Bytes per second that all of them take together, of checkpoints; null: as above."""
 
 
 class DaliSection(Section):

@@ -96,16 +96,21 @@ def row_of(document: Document) -> dict[str, str]:
 def present_predicted_checkpoint(document: Document) -> list[Block]:
     """Return size, durations with their ranges, and costs, from `checkpoint.plan`."""
     save, drives = document["save"], f"{document['drives']} x {document['drive']}"
+    drives = "the servers" if document["drive"] == "servers" else drives
     seconds = document["save" if save else "load"]["seconds"]
     verb = "takes" if save else "is read in"
-    rows = [] if save else [["save", "unknown", "", "set drive.write_bandwidth"]]
+    rows = (
+        []
+        if save
+        else [["save", "unknown", "", "set drive.write_bandwidth or server.write_bandwidth"]]
+    )
     for kind, _ in _KINDS:
         if found := document[kind]:
             mean, low, high = map(format_seconds, (found["seconds"], found["low"], found["high"]))
             rows.append([kind, mean, f"{low} to {high}", format_rate(found["bytes_per_second"])])
     return [
         Verdict(f"a checkpoint of {_part(document)} {verb} {format_seconds(seconds)} on {drives}"),
-        Lines([f"{format_bytes(document['checkpoint']['num_bytes'])}, from the datasheet alone"]),
+        Lines([f"{format_bytes(document['checkpoint']['num_bytes'])}, from these rates alone"]),
         Table(("", "predicted", "range", "rate"), rows, texts=("range", "rate")),
         *(_costs(seconds, document["checkpoint"]["mtbf_seconds"]) if save else ()),
         Lines(

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,13 +26,17 @@ from dlemu.config.types import (
     Use,
     facts_of_loader,
 )
-from dlemu.errors import RunError, WorkloadError, in_short
+from dlemu.errors import DlemuError, RunError, WorkloadError, in_short
 from dlemu.host.devices import BlockDevice, devices_under, listed, mount_under, read_text
 from dlemu.host.place import describe_drive
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.host.wear import lifetime, sustained
+from dlemu.plugins import is_url
 from dlemu.ranks.cost import barrier_cost
 from dlemu.storage.gpu import cuda, cufile
+from dlemu.storage.place import place_of
+from dlemu.tools.doctor_places import Check as Check
+from dlemu.tools.doctor_places import bucket, slurm
 from dlemu.units import format_bytes, format_seconds
 
 
@@ -76,21 +80,8 @@ LATE = 1e-4
 """Seconds: 3 % of the shortest step in use, 3.5 ms. Later sleeps would falsify such a step."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at."""
-
-    name: str
-    state: Literal["ok", "missing", "note"]
-    """"note": it works, but slower or otherwise than expected."""
-    found: str
-    remedy: str = ""
-
-
 def examined(folder: Path, reader: Wanted, device: str = "cpu") -> dict[str, Any]:
     """Return the document of what a host and a folder can do for a reader, by DALI on a device."""
-    if not folder.is_dir():
-        raise WorkloadError(f"{folder} is not a folder; create or mount it")
     on_gpu = device == "gpu"
     checks = list(examine(folder, for_gpu=on_gpu or reader.gds != "off"))
     checks += _loader(reader.data_loader)
@@ -109,9 +100,16 @@ def what_stops(
     checks: Sequence[Check], loader: str, gds_wanted: str, device: str = "cpu"
 ) -> list[str]:
     """Return what keeps a loader from running; reader.gds=prefer may read through the host."""
-    needed = {"NumPy", "h5py", _LOADER, facts_of_loader(loader).package} | (
-        {"GPU"} if device == "gpu" else set()
-    )
+    needed = {
+        "NumPy",
+        "h5py",
+        "folder",
+        "obstore",
+        "bucket",
+        "objects",
+        _LOADER,
+        facts_of_loader(loader).package,
+    } | ({"GPU"} if device == "gpu" else set())
     if gds_wanted == "require":
         needed |= {"GPU", "cuFile"}
     problems = [f"{c.name}: {c.found}" for c in checks if c.name in needed and c.state == "missing"]
@@ -126,12 +124,26 @@ def examine(folder: Path, *, for_gpu: bool = False) -> Iterator[Check]:
     Where no GPU is and none is asked for, one line says so, and cuFile is not looked at.
     """
     wanted = for_gpu or cufile.lists_gpu()
-    yield from _host()
-    yield from _packages()
-    yield from _gpu() if wanted else [Check("GPU", "ok", "none; not needed")]
-    yield from _folder(folder)
-    if wanted:
-        yield from _cufile(folder)
+    yield from _found(_host())
+    yield from _found(_packages())
+    yield from _found(slurm())
+    yield from _found(_gpu()) if wanted else [Check("GPU", "ok", "none; not needed")]
+    if is_url(str(folder)):
+        yield from bucket(place_of(folder))
+    elif not folder.is_dir():
+        yield Check("folder", "missing", f"{folder} is not a folder", "create or mount it")
+    else:
+        yield from _found(_folder(folder))
+        if wanted:
+            yield from _found(_cufile(folder))
+
+
+def _found(checks: Iterator[Check]) -> Iterator[Check]:
+    """Yield checks; what this host refuses is a finding as well, and ends no other."""
+    try:
+        yield from checks
+    except (OSError, DlemuError) as error:
+        yield Check("not found out", "note", in_short(error))
 
 
 def _host() -> Iterator[Check]:
@@ -329,9 +341,9 @@ def _direct(folder: Path) -> Check:
 
     try:
         aligned = smallest_direct(folder)
-    except RunError as error:
+    except (RunError, OSError) as error:
         remedy = "generating needs a folder that can be written"
-        return Check("O_DIRECT", "note", f"not tried: {error.problem}", remedy)
+        return Check("O_DIRECT", "note", f"not tried: {in_short(error)}", remedy)
     if aligned is not None:
         return Check("O_DIRECT", "ok", f"works, aligned to {aligned} bytes")
     remedy = "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS"
