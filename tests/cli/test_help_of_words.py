@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Iterator
+from typing import get_args
 
 from dlemu.cli.main import _answer
 from dlemu.cli.terms import term_of, terms
@@ -44,7 +45,7 @@ def words_of(text: str) -> Iterator[str]:
 
 WORDS = sorted(
     {word for path in FOLDER.glob("*.txt") for word in words_of(path.read_text())}
-    | {*LimitName.__args__}
+    | {*get_args(LimitName)}
 )
 
 
