@@ -351,6 +351,6 @@ def predict_checkpoint(workload: Workload) -> dict[str, Any]:
         "drive": drive.name if drive else "servers",
         "drives": workload.drives,
         "relative_error": RATE_ERROR,
-        "save": duration(drive and drive.write_bandwidth, server.write_bandwidth),
-        "load": duration(drive and drive.read_bandwidth, server.read_bandwidth),
+        "save": duration(drive.write_bandwidth if drive else None, server.write_bandwidth),
+        "load": duration(drive.read_bandwidth if drive else None, server.read_bandwidth),
     }

@@ -226,7 +226,8 @@ COMMANDS: dict[str, Command] = {
     "doctor": Command(
         aim="prepare",
         line="what this host and a folder can do, and the remedies; --wear: the drives' wear",
-        words="[FOLDER or s3://BUCKET] [reader.KEY=value ...]\n--wear [FOLDER or /dev/DRIVE] [key=value ...]",
+        words="[FOLDER or s3://BUCKET] [reader.KEY=value ...]\n"
+        "--wear [FOLDER or /dev/DRIVE] [key=value ...]",
         examples=(
             "dlemu doctor . reader.data_loader=threads",
             "dlemu doctor --wear .",

@@ -58,6 +58,7 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; position: st
 td { white-space: nowrap; } .text { text-align: left; } td.text { white-space: normal; }
 details { margin: .8rem 0; } summary { cursor: pointer; }
 pre { background: var(--panel); padding: .8rem; overflow-x: auto; font-size: 13px; }
+.command { white-space: pre-wrap; overflow-wrap: anywhere; user-select: all; }
 figure { margin: 1.2rem 0 1.8rem; } figcaption { font-weight: 600; }
 .legend { list-style: none; margin: .2rem 0 .5rem; padding: 0; display: flex; flex-wrap: wrap;
   gap: 0 1.2rem; font-size: 13px; }
@@ -121,7 +122,8 @@ def _html(block: Block) -> str:
         case Lines(lines):
             return "".join(f"<p>{escaped(line)}</p>" for line in lines)
         case CommandLine(what, line):
-            return f"<p>{escaped(what)}:</p><pre>{escaped(line)}</pre>"
+            title = f"<p>{escaped(what)}:</p>" if what else ""
+            return f'{title}<pre class="command">{escaped(line)}</pre>'
         case Facts(pairs):
             shown_pairs = [(escaped(name), escaped(value)) for name, value in pairs if value]
             rows = "\n".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in shown_pairs)

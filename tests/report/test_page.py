@@ -11,8 +11,8 @@ import pytest
 
 from dlemu.cli.main import run
 from dlemu.judge.series import COLUMNS, HostSeries, Interval
-from dlemu.report.blocks import Axis, Bands, Plot, Series, Table
-from dlemu.report.html import render_html
+from dlemu.report.blocks import Axis, Bands, CommandLine, Plot, ResultSection, Series, Table
+from dlemu.report.html import render_html, render_page
 from dlemu.report.page import host_plots, stairs
 from tests.lab.stored import STORED, observation, write_host
 
@@ -101,3 +101,12 @@ def test_what_came_from_a_bucket_is_not_sought_in_read_calls(
     plot, _ = host_plots(HostSeries(0, "a", [], [interval(0)]), received)
     (series,) = plot.series
     assert series.name.startswith(name) and series.pieces == [[(0.0, most), (1.0, most)]]
+
+
+def test_a_command_wraps_and_has_no_title_that_says_nothing() -> None:
+    alone, titled = (render_html([CommandLine(what, "dlemu run")]) for what in ("", "next"))
+    assert alone == '<pre class="command">dlemu run</pre>'
+    assert titled == f"<p>next:</p>{alone}"
+    style = render_page("title", [ResultSection("a", "b", [], [])]).partition(".command {")[2]
+    rules = style.partition("}")[0]
+    assert all(rule in rules for rule in ("pre-wrap", "anywhere", "user-select: all"))
