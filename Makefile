@@ -31,7 +31,7 @@ BENCH  := start search published
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test truth lint fmt types check coverage bench docs fuzz mutants golden
-.PHONY: peers installs pins matrix fresh release image clean
+.PHONY: lab peers installs pins matrix fresh release image clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -41,6 +41,14 @@ demo: $(VENV)/$(if $(filter no,$(TORCH)),bare,demo).done ## a dataset of half a 
 	rm -rf $(DEMO)/run
 	$(MPIRUN) -n 2 $(BIN)/dlemu run $(COLD) output.folder=$(DEMO)/run \
 	  || [ $$? = 2 ] || grep -q '"NO VERDICT"' $(DEMO)/run/summary.json # answers, too
+
+# Needs root, and iproute2. Training reads from folders that the hosts share.
+lab: $(VENV)/demo.done ## a practice cluster: two hosts of network namespaces, and a run over them
+	$(BIN)/dlemu datagen $(SMALL)
+	rm -rf $(DEMO)/lab
+	PATH="$(abspath $(BIN)):$$PATH" sh examples/practice_cluster.sh 2 $(RATE) -- \
+	  mpirun -n 2 --host node1:1,node2:1 --bind-to none dlemu run $(COLD) output.folder=$(DEMO)/lab \
+	  || [ $$? = 2 ] || grep -q '"NO VERDICT"' $(DEMO)/lab/summary.json # answers, too
 
 quick: $(VENV)/test.done ## the tests that start no process: a minute
 	$(PYTEST) -n 2 --dist loadfile -m quick

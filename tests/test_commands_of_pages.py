@@ -66,7 +66,8 @@ _MOST_FILES, _MOST_OBJECTS = 340, 40
 _STEPS, _MEMORY = 10, 1 << 18
 """Of an epoch by the rule, instead of 500; bytes of the host that the rule goes by."""
 _LAUNCHER = re.compile(
-    r"mpirun( --allow-run-as-root)? -n \d+( --host [\w:,]+)? --bind-to none|dlemu watch"
+    r"(sudo sh examples/practice_cluster.sh \d+( \d+mbit)? -- )?mpirun( --allow-run-as-root)? "
+    r"-n \d+( --host [\w:,]+)? --bind-to none|dlemu watch"
 )
 _BUCKET = "http://127.0.0.1:5000"
 _RUNNERS = ("torchrun", "mpirun", "accelerate", "python")

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 
 from dlemu.cli.main import run
 from dlemu.config.model import load_workload
-from tests.lab.commands import execute
+from tests.lab.commands import QUICK, execute, generate, summary_of
 from tests.lab.mpirun import mpirun
 from tests.lab.waiting import LONG
 from tests.sizing.conftest import no_pictures as no_pictures
@@ -198,3 +199,27 @@ def test_the_job_of_slurm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [each.split()[0] for each in commands] == ["datagen", "run"]
     for each in commands:
         accepted(each.split(), capsys)
+
+
+@pytest.mark.parametrize("rate", ["", "200mbit"])
+def test_a_practice_cluster(rate: str, tmp_path: Path) -> None:
+    """Two hosts by other names, as mpirun of hosts starts them; nothing of them stays."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may make network namespaces")
+    if missing := [name for name in ("ip", "tc", "nsenter", "unshare") if not shutil.which(name)]:
+        pytest.skip(f"needs {', '.join(missing)}: apt-get install iproute2 util-linux")
+    launcher, *_ = mpirun(2, "true")
+    job = [*QUICK, generate(tmp_path), f"output.folder={tmp_path / 'run'}", "train.epochs=1"]
+    ranks = [launcher, "-n", "2", "--host", "node1:1,node2:1", "--bind-to", "none"]
+    words = ["sh", str(EXAMPLES / "practice_cluster.sh"), "2", *filter(None, [rate]), "--"]
+    tried = subprocess.run([*words[:2], "1", "--", "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"no network namespaces here: {tried.stderr.strip()}")
+    done = execute([*words, *ranks, sys.executable, "-m", "dlemu", "run", *job], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    hosts = [host["host"] for host in summary_of(tmp_path / "run")["measured"]["hosts"]]
+    assert sorted(hosts) == ["node1", "node2"]
+    spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert "practice" not in spaces.stdout
+    wrong = subprocess.run([*words[:2], "x", "--", "true"], capture_output=True, text=True)
+    assert (wrong.returncode, wrong.stderr) == (2, "HOSTS must be a number above 0, got x\n")

@@ -23,7 +23,7 @@ Kind = Literal["run", "composed", "named", "other"]
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 _OTHERS = "make|python|moto_server|curl|cd|pip"
-_BLOCK = re.compile(rf"^ {{4}}(?:\$ )?((?:dlemu|mpirun|{_OTHERS}) .*)$")
+_BLOCK = re.compile(rf"^ {{4}}(?:\$ )?((?:dlemu|mpirun|sudo|{_OTHERS}) .*)$")
 _SETS = re.compile(r'^ {4}(?:export )?((?:[A-Z_]+=(?:"[^"]*"|\S+) ?)+)$')
 _LOOP = re.compile(r"^ {4}for (\w+) in (.*); do (.*); done$")
 _INLINE = re.compile(r"`((?:dlemu|mpirun|python -m|make) [^`]+)`")
@@ -67,7 +67,7 @@ class Command:
         is_name = words[0][0] != "-" and all(word in _MODIFIES for word in words[1:])
         if is_name or any(_TO_FILL_IN.search(word) for word in words):
             return "named"
-        needs_more = self.all_words[0] == "mpirun" or any(map(_GPU.search, words))
+        needs_more = self.all_words[0] in ("mpirun", "sudo") or any(map(_GPU.search, words))
         return "composed" if needs_more or {*_LAUNCHERS} & {*words} else "run"
 
 
