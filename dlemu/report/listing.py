@@ -43,7 +43,7 @@ def _row(folder: Path, keys: Mapping[str, object]) -> dict[str, Any]:
         why = f"no result: {str(error).removeprefix(f'{folder}: ')}"
         return row | {"kind": "", "name": "", "verdict": why}
     except DAMAGE as error:
-        return row | {"kind": "", "name": "", "verdict": f"damaged ({in_short(error)})"}
+        return row | {"kind": "", "name": "", "verdict": f"cannot be read: {in_short(error)}"}
     kind = "try" if stored.document.get("tried") else stored.kind
     return row | {"kind": kind, "name": found.title, "verdict": _verdict(found.rows)}
 
