@@ -105,10 +105,11 @@ def phases_of(
     the same reason `au_percentage` is that with the first steps.
     """
     whole = real_accelerators(num_accelerators, au_percentage, threshold)
-    ends = [*(level.begin for level in levels[1:]), levels[-1].begin + levels[-1].seconds]
+    later = [level.begin for level in levels[1:]]
+    begins, ends = [0.0, *later], [*later, levels[-1].begin + levels[-1].seconds]
     return [
-        Phase(end - each.begin, whole * each.share, each.bytes_per_second, each.is_free)
-        for each, end in zip(levels, ends, strict=True)
+        Phase(end - begin, whole * each.share, each.bytes_per_second, each.is_free)
+        for each, begin, end in zip(levels, begins, ends, strict=True)
     ]
 
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -19,11 +19,12 @@ Moved = tuple[float, float]
 class DriveRates:
     """Looks about once a second at how many bytes the drives under folders have read and written.
 
-    Other programs' bytes count as well; a server or a bucket has no drive here.
+    Other programs' bytes count as well; a server or a bucket has no drive here. Who counts the
+    bytes gives `count`, which returns those until now: then these alone count.
     """
 
-    def __init__(self, *folders: Path) -> None:
-        self._devices = devices_under(*folders)
+    def __init__(self, *folders: Path, count: Callable[[], float] | None = None) -> None:
+        self._devices, self._count = devices_under(*folders), count
         self.moved: list[Moved] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
@@ -47,6 +48,9 @@ class DriveRates:
             self._look()
 
     def _look(self) -> None:
+        if self._count is not None:
+            self.moved.append((time.perf_counter(), self._count()))
+            return
         found = [device.counters() for device in self._devices]
         known = [each for each in found if each is not None]
         if known:
@@ -59,6 +63,8 @@ def pieces_of(moved: Sequence[Moved]) -> list[Piece]:
     pieces: list[Piece] = []
     since = moved[0] if moved else (0.0, 0.0)
     for at, num_bytes in moved[1:]:
+        if num_bytes < since[1]:  # those who counted have ended
+            break
         if (seconds := at - since[0]) >= _SHORTEST:
             pieces.append(Piece(seconds, (num_bytes - since[1]) / seconds))
             since = at, num_bytes

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -223,9 +224,11 @@ def measure(
                     f"{pages.resident} of {pages.pages} pages stay in the page cache, so no "
                     "read would be cold; another process maps or locks these files: end it"
                 )
-            with DriveRates(folder) as rates:
+            calls: list[int] = []
+            noting = partial(_note, calls, at)
+            with DriveRates(folder, count=partial(sum, calls)) as rates:
                 num_bytes, seconds, cpu_seconds = read_once(
-                    files, way=way, num_readers=readers, at=at
+                    files, way=way, num_readers=readers, at=noting
                 )
             rate = num_bytes / seconds
             cells.append(
@@ -252,6 +255,12 @@ def measure(
         "drive_bytes_per_second": drive,
         "drive_source": source,
     }
+
+
+def _note(calls: list[int], at: Callable[[int], object], num_bytes: int) -> None:
+    """Keep the bytes of a call: any thread may append."""
+    calls.append(num_bytes)
+    at(num_bytes)
 
 
 def _drop(files: Sequence[Path]) -> Pages:

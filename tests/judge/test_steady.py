@@ -157,5 +157,11 @@ def test_drives_are_looked_at_while_something_moves_bytes(
     with DriveRates(tmp_path) as still:
         still._look()
     assert pieces_of(still.moved) == [], "no byte was counted"
+    counts = iter((0.0, 4e8, 8e8))
+    with DriveRates(tmp_path, count=lambda: next(counts)) as counted:
+        drive.read += 10**12  # another program
+        counted._look()
+    assert [piece.bytes_per_second for piece in pieces_of(counted.moved)] == [4e8, 4e8]
+    assert pieces_of([(0.0, 0.0), (1.0, 5e8), (2.0, 0.0)]) == [Piece(1.0, 5e8)], "its process ended"
     close = [(0.0, 0.0), (0.1, 5e8), (1.0, 1e9), (1.2, 1e9)]
     assert pieces_of(close) == [Piece(1.0, 1e9)], "looks too close to tell a rate are left out"

@@ -183,7 +183,7 @@ def test_of_a_drive_that_slows_down_the_later_rate_counts(
 ) -> None:
     """It gave four times as much at first; the mean of the whole is true at no time."""
     first, last = parts
-    steady = steadiness([Piece(1.0, 4e8)] * first + [Piece(1.0, 1e8)] * last)
+    steady = steadiness([Piece(1.0, 4e8, 0.0)] * first + [Piece(1.0, 1e8, 0.0)] * last)
     assert steady is not None and steady.trend == "fell"
     said: list[str] = []
     even = concluded(job, tmp_path / "even").drive_read_bytes_per_second

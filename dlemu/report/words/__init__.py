@@ -200,7 +200,11 @@ def calibrated_rate(measured: Fields) -> list[str]:
     """Return which rate a calibration takes of a cold read whose rate changed; [] if it did not."""
     fell = (measured.get("steady") or {}).get("trend") == "fell"
     taken = "the later rate is taken" if fell else "the mean is taken"
-    return [f"note: 3/3 was {line}; {taken}" for line in changed_rate(measured)]
+    steady = measured.get("steady") or {"trend": "steady", "levels": ()}
+    # Nothing is computed there, so AU says nothing.
+    levels = [{**level, "au_percentage": None} for level in steady["levels"]]
+    changed = changed_rate({"steady": {**steady, "levels": levels}})
+    return [f"note: 3/3 was {line}; {taken}" for line in changed]
 
 
 def _runs_disagree(f: Any) -> str:

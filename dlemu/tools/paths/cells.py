@@ -6,6 +6,7 @@ a part of the device.
 """
 
 import math
+import multiprocessing
 import os
 import threading
 import time
@@ -22,7 +23,7 @@ import numpy as np
 
 from dlemu.config.model import Drive
 from dlemu.errors import RunError
-from dlemu.host.devices import listed, total
+from dlemu.host.devices import listed, read_text, total
 from dlemu.host.place import Attachment
 from dlemu.host.processes import read_cpu_times
 from dlemu.judge.drive_rates import DriveRates
@@ -144,7 +145,8 @@ def measure(works: Sequence[CellJob], places: Sequence[RankTarget], world: World
     """
     before: list[HostCounters] = []
     by_name = {place.name: place for place in places}
-    rates = [DriveRates(by_name[work.target].target) for work in works]
+    moved = _moved_by_workers if len(works) == 1 else None
+    rates = [DriveRates(by_name[work.target].target, count=moved) for work in works]
     with ExitStack() as watching:
 
         def ready() -> None:
@@ -163,6 +165,16 @@ def measure(works: Sequence[CellJob], places: Sequence[RankTarget], world: World
     found = [each for rank in world.gather(own) or () for each in rank]
     cells = [_cell(each.work.asked, [each]) for each in found]
     return [*cells, _cell(sum_of(cells[0]), found)] if len(cells) > 1 else cells
+
+
+def _moved_by_workers() -> float:
+    """Return the bytes that the workers have had read and written: of all that this process has."""
+    total = 0
+    for worker in multiprocessing.active_children():
+        for line in read_text(Path(f"/proc/{worker.pid}/io")).splitlines():
+            name, _, number = line.partition(": ")
+            total += int(number) if name in ("read_bytes", "write_bytes") else 0
+    return float(total)
 
 
 def sum_of(asked: CellSpec) -> CellSpec:
