@@ -39,6 +39,41 @@ from tests.lab.drives import bound, large_sectors, mounted, own_drive
 from tests.lab.private_ca import certificates, tls_server
 from tests.lab.real_datasets import LAYOUTS, make
 
+ELSEWHERE = {
+    "an overlay of a container whose layers are hidden": (
+        "0.0% of their pages stayed ... PASS, all of it from memory",
+        "storage/test_pagecache.py::test_pages_behind_an_overlay_are_seen_and_dropped",
+    ),
+    "a proxy in the environment": (
+        "PASS 99.9 became FAIL 61.8, limit: storage",
+        "loaders/test_objects.py::test_no_proxy_of_the_environment_is_used",
+    ),
+    "a main process that is killed": (
+        "spawned workers of 242 MB stayed for ever",
+        "loaders/test_faults.py::test_no_worker_outlives_a_main_process_that_is_killed",
+    ),
+    "a text for the list of defaults": (
+        "89 lines of traceback",
+        "config/test_compose.py::test_defaults_that_are_no_list_of_names_are_refused_in_one_line",
+    ),
+    "steps under 20 ms": (
+        "an AU with the cost of the tool in it, and no word",
+        "run/test_replay.py::test_the_ceiling_is_the_au_of_steps_that_read_nothing",
+    ),
+    "loads of a checkpoint of which nobody knows what came from memory": (
+        "limit of the loads: storage",
+        "checkpoint/test_outcome.py::test_the_limit",
+    ),
+}
+"""Rows that stand beside what they are of: the set-up, what was said of it, and its test."""
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_each_other_row_is_there(name: str) -> None:
+    module, _, test = ELSEWHERE[name][1].partition("::")
+    assert f"\ndef {test}(" in (Path(__file__).parent / module).read_text()
+
+
 # --- real datasets --------------------------------------------------------------------------------
 
 

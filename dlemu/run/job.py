@@ -210,7 +210,7 @@ class _Run:
         loader = workload.reader.data_loader
         if workload.by_tf_data:
             notes.append(note("read_in_tf_data_order", data_loader=loader).fields)
-        if (left := self._left_out()) is not None:
+        if world.rank == 0 and (left := self._left_out()) is not None:
             notes.append(left.fields)
         size = found.num_samples * found.mean_bytes
         read = DatasetFields(
