@@ -546,9 +546,9 @@ def _is_read(trial: _PlaceTrial) -> bool:
         ) as reader:
             reader.know(path, _PUT)
             file, parts = reader.open(path), [bytearray(_PUT - 1), bytearray(1)]
-            reader.read(file, 0, [*map(memoryview, parts)])
+            reader.read(file, 0, [memoryview(part) for part in parts])
             each = [bytearray(50), bytearray(4000)]
-            reader.read_each(file, [9000, 100], [50, 4000], [*map(memoryview, each)])
+            reader.read_each(file, [9000, 100], [50, 4000], [memoryview(part) for part in each])
             reader.close_file(file)
             got = reader.counts.received_bytes
         if b"".join(parts) != data or each != [data[9000:9050], data[100:4100]]:

@@ -159,6 +159,14 @@ def test_the_architecture_names_only_what_exists() -> None:
     assert [name for name in sorted(names) if not _exists(name)] == []
 
 
+def test_the_walks_of_the_architecture_go_through_what_exists() -> None:
+    """Every module, function and field of both drawings."""
+    walks = (DOCS / "architecture.md").read_text().partition("## Two walks")[2].partition("## ")[0]
+    names = set(re.findall(r"\b[a-z]+/[a-z_]+\b|\b[a-z]+_[a-z_]+\b", walks))
+    assert len(names) > 20
+    assert [name for name in sorted(names) if not _exists(name)] == []
+
+
 def _exists(name: str) -> bool:
     if name.startswith("--"):
         return name in OPTIONS

@@ -38,10 +38,10 @@ from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.judge.drive_rates import Moved
 from dlemu.judge.evidence import stored_bytes
 from dlemu.judge.folders import begun, first_fields
+from dlemu.judge.header import hosts_of
 from dlemu.judge.records import host_file
 from dlemu.judge.steady import Piece, steadiness
 from dlemu.judge.steady import fields_of as steady_fields
-from dlemu.judge.summary import hosts_of
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World

@@ -10,10 +10,10 @@ import numpy as np
 
 from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
+from dlemu.judge.dlio_names import dlio_clock
 from dlemu.judge.drive_rates import Moved, pieces_of
 from dlemu.judge.findings import Finding, fields_of, note
 from dlemu.judge.steady import Piece, Steadiness
-from dlemu.judge.summary import dlio_clock
 
 Kind = Literal["save", "load"]
 _WAITED = 0.01

@@ -21,8 +21,9 @@ from dlemu.dataset.rule import (
     resolve_auto,
 )
 from dlemu.errors import DlemuError
-from dlemu.judge.summary import host_of, introduced
+from dlemu.judge.header import host_of, introduced
 from dlemu.loaders.cache.host import check_cache, forecast_cache, uses_cache
+from dlemu.plugins import is_url
 from dlemu.ranks.world import Alone, World
 from dlemu.report.checkpoint import facts_of_plan
 from dlemu.report.words import sentence
@@ -209,7 +210,7 @@ def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
     if drive is not None and drive.write_bandwidth:
         rate = workload.drives * drive.write_bandwidth
         source = f"at {format_rate(rate)}, {workload.drives} x {drive.name}"
-    elif folder and "://" not in folder:
+    elif folder and not is_url(folder):
         rate = probe(Path(folder))
         source = f"{format_rate(rate)} were written in a probe of one second"
     else:

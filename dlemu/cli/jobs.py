@@ -56,7 +56,7 @@ def _generate(workload: Workload, world: World) -> CommandResult | None:
     """Write the dataset."""
     from dlemu.datagen.write import generate
     from dlemu.dataset.rule import resolve_auto
-    from dlemu.judge.summary import introduced
+    from dlemu.judge.header import introduced
     from dlemu.report.words.places import facts_of, lines_of
 
     workload = resolve_auto(workload, world)

@@ -501,11 +501,6 @@ def _check_access(workload: Workload) -> None:
         raise WorkloadError(
             f"reader.data_loader={loader} does not read {kind} files; use pytorch or threads"
         )
-    if reader.loader.by_dali and not workload.place.has_paths:
-        raise WorkloadError(
-            f"reader.data_loader={loader} opens files by name, and {dataset.data_folder} is "
-            f"{workload.place.word}; use reader.data_loader=threads"
-        )
     if files.in_columns and workload.by_tf_data:
         raise WorkloadError(
             f"reader.data_loader=tensorflow does not read {kind} files; use pytorch or threads"

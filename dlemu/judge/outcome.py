@@ -19,6 +19,7 @@ from dlemu.config.model import Workload
 from dlemu.config.published import differing, published_row
 from dlemu.dataset.rule import DatasetSize, TotalMemory
 from dlemu.judge.capacity import Phase, phases_of, real_accelerators
+from dlemu.judge.dlio_names import dlio_names
 from dlemu.judge.findings import Finding, Kind, fields_of, note, reason, remark, weakens, weighing
 from dlemu.judge.metrics import EpochMetrics, Metrics, passes, t95
 from dlemu.judge.records import UNFINISHED, plain
@@ -33,7 +34,6 @@ from dlemu.judge.summary import (
     Spread,
     Summary,
     Verdict,
-    dlio_names,
     limit_name,
     place_of,
 )

@@ -8,19 +8,13 @@ dataset, storage, host (`report.words.places`).
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict
 
-import numpy as np
-
-from dlemu.config.model import Workload
 from dlemu.errors import DlemuError
-from dlemu.host.place import HostFields, find_host
-from dlemu.host.processes import host_memory_bytes, usable_cpus
+from dlemu.host.place import HostFields
 from dlemu.host.wear import WearFields
 from dlemu.plugins import is_url
-from dlemu.ranks.watchdog import Watchdog
-from dlemu.ranks.world import PeerError, World
-from dlemu.storage.place import Place
+from dlemu.ranks.world import PeerError
 
 Verdict = Literal["PASS", "FAIL", "NO VERDICT", "MEASURED"]
 
@@ -37,29 +31,6 @@ class DatasetFields(TypedDict, total=False):
     """Files with several names, hard links for example, of a few that were looked at."""
 
 
-def introduced(
-    workload: Workload, *, host: str, num_hosts: int = 1, num_files: int | None = None
-) -> Mapping[str, Any]:
-    """Return `workload`, `num_hosts`, `system` and `dataset` of a command that makes no summary.
-
-    The data folder may be missing. `num_files` is needed where the workload's number is "auto".
-    """
-    if not workload.dataset.data_folder:
-        of_host = {"host": host, "cpus": usable_cpus(), "memory_bytes": host_memory_bytes()[0]}
-        return {"workload": workload.name, "num_hosts": num_hosts, "system": [of_host]}
-    folder, dataset = workload.data_folder, workload.dataset
-    files = workload.num_files if num_files is None else num_files
-    size = files * dataset.num_samples_per_file * dataset.stored_bytes
-    return {
-        "workload": workload.name,
-        "num_hosts": num_hosts,
-        "system": [host_of(workload.reach(), host)],
-        "dataset": DatasetFields(
-            folder=str(folder), format=dataset.format, num_files=files, num_bytes=size
-        ),
-    }
-
-
 def place_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields of rank 0's host and its storage; none where they are not known."""
     return next(iter(summary.get("system") or ()), {})
@@ -68,19 +39,6 @@ def place_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 def is_at_servers(summary: Mapping[str, Any]) -> bool:
     """Return whether the data lay in no file system of the hosts, but in a bucket or the like."""
     return is_url(place_of(summary).get("mount") or "")
-
-
-def host_of(place: Place, name: str) -> HostFields:
-    """Return what this host is, and where a place lies."""
-    servers = None if place.has_paths else place.servers
-    return find_host(place.path, name=name, servers=servers, kind=place.kind)
-
-
-def hosts_of(place: Place, world: World, watch: Watchdog) -> list[HostFields]:
-    """Return what `host_of` does of each host on rank 0, none on others; all ranks call it."""
-    with watch.phase("looking at the host"):
-        own = host_of(place, world.host) if world.local_rank == 0 else None
-    return [host for host in world.gather(own) or () if host is not None]
 
 
 class CheckpointMetric(TypedDict, total=False):
@@ -143,26 +101,6 @@ class CheckpointFields(CheckpointCost, total=False):
     device_read_bytes: int | None
     """Of these drives in the epochs, by any process; None where no drive is seen."""
     device_written_bytes: int | None
-
-
-def dlio_names(fields: CheckpointFields | None) -> CheckpointMetric:
-    """Return the fields of `metric`; none where there were no checkpoints."""
-    if not fields or not fields["duration_seconds"]:
-        return CheckpointMetric()
-    size, seconds = fields["num_bytes"] / 2**30, fields["duration_seconds"]
-    metric = {**dlio_clock("save_checkpoint", seconds, size), "checkpoint_size_GB": size}
-    return cast(CheckpointMetric, metric)
-
-
-def dlio_clock(name: str, seconds: Sequence[float], size: float) -> dict[str, float]:
-    """Return the durations and rates of checkpoints of `size` GiB by DLIO's names."""
-    durations = np.maximum(seconds, 1e-9)
-    return {
-        f"{name}_duration_mean_seconds": float(np.mean(durations)),
-        f"{name}_duration_stdev_seconds": float(np.std(durations)),
-        f"{name}_io_mean_GB_per_second": float(np.mean(size / durations)),
-        f"{name}_io_stdev_GB_per_second": float(np.std(size / durations)),
-    }
 
 
 _BEGUN = time.time() - time.monotonic()

@@ -13,7 +13,7 @@ batches of all formats. CONTRIBUTING.md says how to add one.
 import resource
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import isabstract
@@ -176,9 +176,9 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
     Raises:
         WorkloadError: a package or a GPU is missing, or too few files may be open.
     """
-    loader = find_loader(workload)
     if not workload.place.has_paths:
-        _check_place(workload, loader)
+        _check_place(workload)
+    loader = find_loader(workload)
     files, name = workload.dataset.file_format, workload.dataset.format
     if files.needs and find_spec(files.needs) is None:
         raise WorkloadError(f"dataset.format={name} needs {files.needs}: pip install {files.needs}")
@@ -192,10 +192,10 @@ def check_loader(workload: Workload, num_accelerators: int) -> None:
     make_room(workload, num_accelerators)
 
 
-def _check_place(workload: Workload, loader: type[Loader]) -> None:
-    """Refuse what reads from a folder alone."""
+def _check_place(workload: Workload) -> None:
+    """Refuse what reads from a folder alone; of DALI that is known before it is installed."""
     reader, folder, place = workload.reader, workload.data_folder, workload.place
-    if not loader.reads(workload):
+    if reader.loader.by_dali or not find_loader(workload).reads(workload):
         raise WorkloadError(
             f"reader.data_loader={reader.data_loader} does not read {folder}: use "
             "reader.data_loader=threads, tensorflow for tf.data's order, or pytorch with "
@@ -222,7 +222,8 @@ def open_loader(dataset: Dataset, *, accelerators: range, keep: int) -> Loader:
         DatasetError: the first file cannot be read.
         WorkloadError: a package or memory is missing, or two keys exclude each other.
     """
-    return find_loader(dataset.workload)(dataset, accelerators=accelerators, keep=keep)
+    opened: Callable[..., Loader] = find_loader(dataset.workload)
+    return opened(dataset, accelerators=accelerators, keep=keep)
 
 
 def find_loader(workload: Workload) -> type[Loader]:

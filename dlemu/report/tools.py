@@ -18,6 +18,7 @@ from dlemu.report.blocks import (
     Verdict,
     table_of,
 )
+from dlemu.report.words import sentence
 from dlemu.units import (
     counted,
     each_once,
@@ -381,7 +382,7 @@ def present_workloads(rows: Sequence[Document]) -> list[Block]:
         Column("read by one accelerator", "bytes_per_second", format_rate),
         Column("reads/s", "reads_per_second", reads, spare=6),
         Column("threshold", "threshold", ".0%", spare=5),
-        Column("limited by storage?", "limited_by_storage", text=True),
+        Column("limited by storage?", lambda row: sentence(row["limited_by_storage"]), text=True),
     )
     real = [
         f"{row['workload']} {each['real_accelerators']:.3g}"

@@ -36,6 +36,7 @@ from dlemu.judge.cache import cache_fields
 from dlemu.judge.evidence import Evidence, combine
 from dlemu.judge.findings import Finding, note
 from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, make
+from dlemu.judge.header import hosts_of
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import Outcome, with_metrics
 from dlemu.judge.records import Steps, append_steps, map_steps, write_json, write_steps
@@ -46,7 +47,6 @@ from dlemu.judge.summary import (
     DatasetFields,
     Measured,
     Summary,
-    hosts_of,
     time_of_day,
 )
 from dlemu.judge.sums import Rule, Sums, sum_all

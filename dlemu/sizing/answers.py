@@ -39,7 +39,9 @@ from dlemu.judge.findings import Finding, fields_of, note, with_findings
 from dlemu.judge.folders import Record, hold, versions
 from dlemu.judge.records import SIZING, check_writable, conditions_of, damaged, read_sizing
 from dlemu.judge.summary import time_of_day
+from dlemu.plugins import is_url
 from dlemu.ranks.world import World
+from dlemu.report.words import told
 from dlemu.sizing.search import Point, Sizing
 from dlemu.storage.files import read_regular
 from dlemu.terminal import Say
@@ -121,7 +123,7 @@ def find_targets(workload: Workload, say: Say) -> list[Target]:
     targets: list[Target] = []
     seen: dict[str, set[str]] = {}
     for number, (name, folder) in enumerate(zip(names, folders, strict=True)):
-        if "://" not in folder and not Path(folder).is_dir():
+        if not is_url(folder) and not Path(folder).is_dir():
             there = {"dataset.data_folder": folder, "storage.storage_root": "./"}
             made = datagen_command(
                 workload.with_keys(there), "auto", num_accelerators=FIRST_DATASET
@@ -131,11 +133,11 @@ def find_targets(workload: Workload, say: Say) -> list[Target]:
                 f"{FIRST_DATASET} accelerators: {made}"
             )
         devices = set()
-        if "://" not in folder:
+        if not is_url(folder):
             devices = {device.name for device in devices_under(Path(folder))}
         for other, others in seen.items():
             if shared := ", ".join(sorted(devices & others)):
-                say(f"warning: {name} and {other} share {shared}: one drive, twice")
+                say(told("one_drive_twice", name=name, other=other, drives=shared))
         seen[name] = devices
         drives = size.drives[number] if size.drives else max(1, len(devices))
         targets.append(Target(name, folder, drives))
@@ -156,7 +158,7 @@ def _workload_for(workload: Workload, name: str, target: Target) -> Workload:
         )
     place = target.folder
     # A target may hold the dataset of each workload in a folder of that name.
-    if "://" not in place and Path(place, workload.name).is_dir():
+    if not is_url(place) and Path(place, workload.name).is_dir():
         place = str(Path(place, workload.name))
     return workload.with_keys({"dataset.data_folder": place, "storage.storage_root": "./"})
 
@@ -453,10 +455,7 @@ def hold_search(
                 stack.enter_context(hold(folder, "size"))
             except WorkloadError:  # another dlemu searches there
                 continue
-            say(
-                f"going on with the same search in {folder}, which has not ended "
-                f"({age_in_words(age)}); for a new one name another output.folder"
-            )
+            say(told("same_search_goes_on", folder=str(folder), age=age_in_words(age)))
             break
         else:
             folder = stack.enter_context(hold(None, "size"))

@@ -30,14 +30,14 @@ from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory, listed, read_text
 from dlemu.host.same import identity_of
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.findings import note
 from dlemu.judge.folders import recorded, versions
+from dlemu.judge.header import introduced
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import Steps, read_steps, write_json
-from dlemu.judge.summary import introduced, time_of_day
+from dlemu.judge.summary import time_of_day
 from dlemu.ranks.cost import barrier_cost
 from dlemu.ranks.world import World
-from dlemu.report.words import calibrated_rate, evidence_of, sentence
+from dlemu.report.words import calibrated_rate, evidence_of, told
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
@@ -46,7 +46,7 @@ from dlemu.sizing.answers import identity_of_job
 from dlemu.sizing.formula import Calibration, step_overhead
 from dlemu.storage.owned import OwnedFolder, held
 from dlemu.terminal import Say, complain, say, silent
-from dlemu.units import ceil_div, counted, format_bytes
+from dlemu.units import ceil_div, format_bytes
 
 _IN_MEMORY = Path("/dev/shm")
 _SCRATCH, _MARK = "dlemu-calibrate.", "dlemu-calibrate.json"
@@ -57,9 +57,6 @@ _MEMORY_BYTES = 8 << 30
 _MEMORY_SHARE = 0.25
 _MIN_CACHED, _MOST_CACHED = 0.05, 0.5
 """Shares of the target's bytes that memory served. Above the second, no rate of a drive is told."""
-_UNCACHED = (
-    "reader.odirect=true reads past the page cache, output.drop_caches=true empties it first"
-)
 _LEAST_STEPS = 20
 _LEAST_BATCHES = 4
 _MOST_EPOCHS = 50
@@ -95,8 +92,8 @@ def calibrate_host(
         memory, target, scratch = world.on_first(prepare)
         if world.rank == 0:
             num_files = target.num_files if target else None
-            told = introduced(workload, host=world.host, num_files=num_files)
-            say(lines_of(facts_of(told)))
+            head = introduced(workload, host=world.host, num_files=num_files)
+            say(lines_of(facts_of(head)))
         calibration = _Calibrator(workload, world, say, scratch, live or Live()).calibrate(
             memory, target
         )
@@ -109,7 +106,8 @@ def calibrate_host(
             more: dict[str, object] = {"predict.calibration": path}
             if calibration.drive_read_bytes_per_second is None:
                 more["drive"] = "d7_ps1010"  # an example
-            say(f"result: {path}\n{command('predict', workload, _keys_of_both(), more)}")
+            predicts = command("predict", workload, _keys_of_both(), more)
+            say(told("calibrated", path=str(path), command=predicts))
 
 
 def _keys_of_both() -> list[str]:
@@ -218,12 +216,12 @@ class _Calibrator:
     def calibrate(self, memory: Workload, target: Layout | None) -> Calibration | None:
         """Return the figures on rank 0, None on the others."""
         many = _readers(self._workload, self._world)
-        size = format_bytes(_num_samples(memory) * memory.dataset.mean_bytes)
-        self._begin(f"1/3 one accelerator, {memory.num_files:,} files in memory ({size})")
+        size = _num_samples(memory) * memory.dataset.mean_bytes
+        self._begin(told("calibrates_one", num_files=memory.num_files, num_bytes=size))
         with self._live.doing("writing the files"):
             generate(memory, world=self._world)
         one = self._one(memory)
-        self._begin(f"2/3 {counted(many, 'accelerator')} without computing, from memory")
+        self._begin(told("calibrates_many", num_accelerators=many))
         full = self._full(memory, many)
         read = self._target(target)
         return self._conclude(one, full, read) if one and full else None
@@ -247,7 +245,7 @@ class _Calibrator:
 
     def _target(self, layout: Layout | None) -> Outcome | None:
         if layout is None:
-            self._say("3/3 left out: dataset.data_folder is not set")
+            self._say(told("calibrates_no_target"))
             return None
         workload = self._workload
         with self._live.doing("probing the drive"):
@@ -261,10 +259,8 @@ class _Calibrator:
         # About as many as the storage may feed: fewer would not fill its queues.
         number = max(1, min(round(rate / workload.demand), batches // _LEAST_STEPS))
         num_steps = round(_SECONDS * rate / (workload.bytes_per_step * number))
-        self._begin(
-            f"3/3 {counted(number, 'accelerator')} without computing, from "
-            f"{workload.data_folder}, cold"
-        )
+        folder = str(workload.data_folder)
+        self._begin(told("calibrates_target", num_accelerators=number, folder=folder))
         keys = {
             "dataset.num_files_train": layout.num_files,
             "num_accelerators": number,
@@ -295,9 +291,9 @@ class _Calibrator:
             found = read.summary["measured"]["page_cache_share"]
             share = found or 0.0
             if found is None and "objects" not in read.summary["measured"]:
-                self._say(sentence(note("from_memory_unknown")))
+                self._say(told("from_memory_unknown"))
             if share > _MIN_CACHED:
-                self._say(f"note: {share:.0%} of the bytes of 3/3 came from memory; {_UNCACHED}")
+                self._say(told("target_from_memory", share=share))
             if share > _MOST_CACHED:
                 share, read = 0.0, None
         if read is not None:
@@ -309,10 +305,8 @@ class _Calibrator:
             for line in calibrated_rate(read.summary["measured"]):
                 self._say(line)
             if drive_limit != "storage":
-                self._say(
-                    f"note: the limit of 3/3 was {drive_limit}, so the storage may give more: "
-                    f"{evidence_of(read.summary['limit'])}"
-                )
+                evidence = evidence_of(read.summary["limit"])
+                self._say(told("target_not_the_limit", limit=drive_limit, evidence=evidence))
         jitter = _jitter(read_steps(one.folder))
         return Calibration(
             host=self._world.host,

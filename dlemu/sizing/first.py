@@ -44,6 +44,7 @@ from dlemu.judge.findings import note, remark
 from dlemu.judge.folders import hold
 from dlemu.loaders import most_accelerators
 from dlemu.ranks.world import Alone
+from dlemu.report.words import told
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.job import check_job
 from dlemu.run.live import Live
@@ -71,8 +72,6 @@ from dlemu.units import (
     ceil_div,
     format_bytes,
     format_left,
-    format_rate,
-    format_seconds,
 )
 
 WORKLOADS = ("unet3d_h100", "resnet50_h100", "cosmoflow_h100")
@@ -261,12 +260,9 @@ def full_measurement(
         if num_bytes <= free:
             break
     else:
-        needs = format_bytes(num_bytes)
-        return f"needs {needs} even for a quick search; {format_bytes(free)} are free", ()
+        return told("full_needs_room", needed_bytes=num_bytes, free_bytes=free), ()
     more: dict[str, object] = {"dataset.data_folder": job.data_folder}
-    kind = ""
     if quick:
-        kind = " (quick: the dataset of the benchmark's rule has no room here)"
         more["size.quick"] = True
     if quick and num_bytes:  # else those that are there are enough
         several = ((n, max(0, n - have) * _file_bytes(job)) for n in (5 * num_files, 2 * num_files))
@@ -276,12 +272,15 @@ def full_measurement(
     samples = num_files * job.dataset.num_samples_per_file
     steps = samples / (job.reader.batch_size * max(1, number))
     each = seconds_of_run(job, steps, max(1, number), feeds)
-    measuring = f"measures for about {format_seconds(about_runs(job.size.confirm) * each)}{kind}"
+    takes = told(
+        "full_takes",
+        seconds=about_runs(job.size.confirm) * each,
+        is_quick=quick,
+        written_bytes=num_bytes,
+        write_seconds=num_bytes / write_rate if num_bytes else 0.0,
+    )
     size = command("size", job, _SIZE_KEYS, more)
-    if not num_bytes:
-        return measuring, (size,)
-    writing = f"writes {format_bytes(num_bytes)} in about {format_seconds(num_bytes / write_rate)}"
-    return f"{writing}, then {measuring}", (datagen_command(job, num_files), size)
+    return takes, (datagen_command(job, num_files), size) if num_bytes else (size,)
 
 
 def _job(folder: Path, files: Files, own: Path) -> tuple[Workload, int]:
@@ -341,10 +340,14 @@ def try_storage(
         SizingRecord(results, tried=trial.folder).failing() as record,
     ):
         own = scratch.path
-        say(
-            f"a first answer for {trial.folder}, in about {format_seconds(trial.seconds)}, with at "
-            f"most {format_bytes(trial.max_bytes)} of files in {own}"
+        begins = told(
+            "try_begins",
+            folder=str(trial.folder),
+            seconds=trial.seconds,
+            most_bytes=trial.max_bytes,
+            scratch=str(own),
         )
+        say(begins)
         say(lines_of(facts_of({"system": [find_host(trial.folder)]})))
         datasets, rate = _datasets(trial, scratch, say)
         (target,) = names_of([str(trial.folder)])
@@ -427,7 +430,7 @@ def _readable(workload: Workload, say: Say) -> Workload:
     except WorkloadError as error:
         if not workload.reader.loader.is_dataloader:
             raise
-        say(f"{workload.name}: {error}; here threads read, which take less CPU time")
+        say(told("threads_read_instead", workload=workload.name, why=str(error)))
         return workload.with_keys({"reader.data_loader": "threads"})
     return workload
 
@@ -465,9 +468,14 @@ class _Try(Search):
     def describe(self) -> str:
         """Return what is read, and whether it is written first."""
         layout, folder = self._files.layout, self._workload.data_folder
-        what = f"{layout.num_files:,} files, {format_bytes(self._files.num_bytes)}"
-        done = f"writing {what}" if self._files.written else f"{folder}: {what}, there already"
-        return f"{self._workload.name}: {done}{self._left()}"
+        reads = told(
+            "try_reads",
+            workload=self._workload.name,
+            num_files=layout.num_files,
+            num_bytes=self._files.num_bytes,
+            folder="" if self._files.written else str(folder),
+        )
+        return f"{reads}{self._left()}"
 
     def find(self) -> Sizing:
         """Return the answer for the workload."""
@@ -478,10 +486,13 @@ class _Try(Search):
         threshold = 100 * self._workload.metric.au
         taken = self._workload.metric.au * self._workload.demand
         self._expected = rate / taken
-        self._say(
-            f"     {PROBE_READERS} readers at once get {format_rate(rate)}, as much as "
-            f"{self._expected:.1f} accelerators take"
+        probed = told(
+            "probed_of_try",
+            num_readers=PROBE_READERS,
+            bytes_per_second=rate,
+            num_accelerators=self._expected,
         )
+        self._say(probed)
         if self._expected < _SURELY_NONE:
             return Sizing(
                 num_accelerators=0,
@@ -509,7 +520,7 @@ class _Try(Search):
         try:
             found = search(self._measure, goal, on_event=self._keep)
         except _TimeIsUp:
-            self._say("     no time is left for it")
+            self._say(told("no_time_is_left"))
             found = answer(self._points, goal)
         moved = max(p.num_accelerators * p.au_percentage for p in self._points) / threshold
         if moved > _FASTER * self._expected and not self._points[0].levels:

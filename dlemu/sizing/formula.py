@@ -36,8 +36,9 @@ from dlemu.config.published import is_measured, real_h100s
 from dlemu.dataset.layout import amount_of, layout_of
 from dlemu.errors import WorkloadError
 from dlemu.judge.capacity import expect
+from dlemu.judge.findings import Finding, note
 from dlemu.judge.metrics import passes
-from dlemu.units import ceil_div, format_rate
+from dlemu.units import ceil_div
 
 ERROR = 0.36
 """Relative error of a rate, by datasheet or calibration: 90 % of the published cells are no further
@@ -485,7 +486,7 @@ def row_of(workload: Workload) -> dict[str, object]:
         "useful_bytes_per_second": workload.demand,
         "reads_per_second": reads.num_calls / step,
         "threshold": workload.metric.au,
-        "limited_by_storage": limited(workload),
+        "limited_by_storage": limited(workload).fields,
         "real_h100s": real_h100s(workload, 1 / drives_for_one(workload, _fastest()), "storage"),
     }
 
@@ -500,17 +501,17 @@ def drives_for_one(workload: Workload, drive: Drive) -> float:
     return reads.num_bytes / workload.train.computation_time.mean / reads.rate_of(drive)
 
 
-def limited(workload: Workload) -> str:
+def limited(workload: Workload) -> Finding:
     """Return whether storage matters, with the number that says so."""
     slow, fast = (Drive.model_validate(datasheet(name)) for name in (_SLOWEST, _FASTEST))
     slow_ones, fast_ones = (drives_for_one(workload, drive) for drive in (slow, fast))
     if slow_ones < _NOT_FELT:
         rate = slow_ones * Reads.of(workload).rate_of(slow)
-        return f"no: {format_rate(rate)}; any drive is fast enough"
+        return note("any_drive_is_enough", bytes_per_second=rate)
     if slow_ones * _ACCELERATORS < 1:
-        return f"no: one {slow.name} feeds {1 / slow_ones:.0f}"
+        return note("slow_drive_feeds", drive=slow.name, num_accelerators=1 / slow_ones)
     if workload.name in _BOUNDS:
-        return f"unknown: at most {fast_ones:.2g} {fast.name} for one"
+        return note("at_most_so_many_drives", drive=fast.name, num_drives=fast_ones)
     if fast_ones < 1:
-        return f"yes: one {fast.name} feeds {1 / fast_ones:.3g}"
-    return f"yes: one needs {fast_ones:.2g} {fast.name}"
+        return note("fast_drive_feeds", drive=fast.name, num_accelerators=1 / fast_ones)
+    return note("one_needs_drives", drive=fast.name, num_drives=fast_ones)

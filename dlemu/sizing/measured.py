@@ -28,15 +28,15 @@ from dlemu.host.devices import lies_in_memory
 from dlemu.host.same import age_in_words
 from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.findings import Finding, note, reason
+from dlemu.judge.header import introduced
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome, cached_too_much, judge_run, levels_of
 from dlemu.judge.records import conditions_of
-from dlemu.judge.summary import introduced
 from dlemu.loaders import descriptors_needed, most_accelerators
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import uses_cache
 from dlemu.ranks.world import World
-from dlemu.report.words import sentence
+from dlemu.report.words import sentence, told
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
@@ -57,7 +57,7 @@ from dlemu.sizing.predict import known_rates, part_read, rate_at, supply_of
 from dlemu.sizing.search import Event, Goal, Point, Sizing, about_runs, search
 from dlemu.storage.probe import probe_rate
 from dlemu.terminal import Say, silent
-from dlemu.units import ceil_div, counted, format_rate, format_seconds
+from dlemu.units import ceil_div
 
 _PROBE_SECONDS = 3.0
 PROBE_READERS = 64
@@ -114,18 +114,19 @@ def describe_event(event: Event) -> str:
     """Return a line about the run just made, and one about what comes next."""
     lines = []
     if (point := event.point) is not None:
-        share, whole = point.page_cache_share or 0.0, point.au_with_stalls_percentage
-        cached = f", {share:.0%} from memory" if share >= 0.05 else ""
-        stalls = "" if whole is None else f" ({whole:.2f}% with stalls)"
-        reached = f"{point.au_percentage:.2f}%{stalls}"
-        number, noun = counted(point.num_accelerators, "accelerator").split()
-        lines.append(
-            f"{number:>4} {noun}: AU {reached:>7}, "
-            f"{point.samples_per_second:.2f} samples/s, "
-            f"{format_rate(point.read_bytes_per_second)}{cached}, limit: {point.limit}, "
-            f"{format_seconds(point.seconds)}"
+        run = told(
+            "run_of_a_search",
+            num_accelerators=point.num_accelerators,
+            au_percentage=point.au_percentage,
+            au_with_stalls_percentage=point.au_with_stalls_percentage,
+            samples_per_second=point.samples_per_second,
+            bytes_per_second=point.read_bytes_per_second,
+            cached_share=point.page_cache_share,
+            limit=point.limit,
+            seconds=point.seconds,
         )
-    lines.append(f"     {'done' if event.next is None else f'next {event.next}'}: {event.reason}")
+        lines.append(run)
+    lines.append(told("comes_next", num_accelerators=event.next, why=event.reason.fields))
     return "\n".join(lines)
 
 
@@ -220,7 +221,22 @@ class Search:
     def answer(self, found: Sizing, **more: Any) -> Sized:
         """Return the answer with what it is for; `more` are its other fields."""
         return Sized(
-            **vars(found),
+            num_accelerators=found.num_accelerators,
+            real_accelerators=found.real_accelerators,
+            at_least=found.at_least,
+            fewest_failed=found.fewest_failed,
+            threshold=found.threshold,
+            points=found.points,
+            confirmations=found.confirmations,
+            interval=found.interval,
+            low=found.low,
+            high=found.high,
+            is_computed=found.is_computed,
+            limit=found.limit,
+            evidence=found.evidence,
+            disagree=found.disagree,
+            first_reads=found.first_reads,
+            phases=found.phases,
             target=self._target,
             workload=self._workload,
             folder=self._folder,
@@ -256,9 +272,12 @@ class Search:
         points, asked = self._points, 100 * self._workload.metric.au
         about = about_runs(self._workload.size.confirm, len(points))
         passing = [p.num_accelerators for p in points if passes(p.au_percentage, asked)]
-        best = f", best so far {max(passing):,} PASS" if passing else ""
-        return (
-            f"run {len(points) + 1} of about {about}, trying {counted(number, 'accelerator')}{best}"
+        return told(
+            "trying",
+            number=len(points) + 1,
+            num_runs=about,
+            num_accelerators=number,
+            most_passed=max(passing, default=None),
         )
 
     def _carry_out(
@@ -282,23 +301,27 @@ class Search:
 
     def _introduce(self) -> None:
         workload = self._workload
-        self._say(
-            f"\n{self._name}: one accelerator reads {format_rate(workload.demand)} at AU 100%; "
-            f"AU {100 * workload.metric.au:g}% is required"
-        )
+        au, demand = workload.metric.au, workload.demand
+        head = told("search_begins", name=self._name, bytes_per_second=demand, needed_au=au)
+        self._say(f"\n{head}")
         if self._bound:
-            most = workload.size.max_accelerators
-            self._say(f"size.max_accelerators={most} here: {sentence(self._bound)}")
+            most, why = workload.size.max_accelerators, self._bound.fields
+            self._say(told("most_accelerators_here", num_accelerators=most, why=why))
         if self._points:
-            runs, age = counted(len(self._points), "run"), age_in_words(self._record.age)
-            self._say(f"going on after {runs} in {self._folder}, the last one {age}")
+            going_on = told(
+                "going_on_after",
+                num_runs=len(self._points),
+                folder=str(self._folder),
+                age=age_in_words(self._record.age),
+            )
+            self._say(going_on)
         elif self._enough.most_accelerators:
             for each in plan_of(self._enough, self._first, self._expected):
                 self._say(sentence(each))
         if workload.workflow.checkpoint:
             steps = self._enough.num_steps(self._first)
             planned = planned_in_run(workload, self._first, steps)
-            self._say(f"     written in the first run: {planned}")
+            self._say(told("written_in_first_run", planned=planned))
 
 
 def settle(workload: Workload, world: World) -> tuple[Workload, Layout, Finding | None]:
@@ -384,7 +407,7 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
         job = PredictionInput.of(workload, drive)
         job = replace(job, num_hosts=max(world.num_hosts, workload.num_hosts))
         expected = predict(job, calibration).real_accelerators
-        say(f"the prediction for {drive.name} is {expected:.1f} accelerators")
+        say(told("predicted_for", drive=drive.name, num_accelerators=expected))
     else:
         access = world.on_first(lambda: workload.access)
         own = cached = 0.0
@@ -394,15 +417,20 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
             cached = _cache_rate(dataset)
         rates = world.all_gather((own, cached))
         rate, cached = (math.fsum(each) for each in zip(*rates, strict=True))
-        what = f"get {format_rate(rate)}"
-        if workload.cache.folder is not None:
+        origin, has_cache = rate, workload.cache.folder is not None
+        if has_cache:
             rate = _with_cache(workload, rate, cached)
-            what += f" from the origin, and {format_rate(rate)} with the cache"
         expected = rate / workload.demand / workload.metric.au
-        say(
-            f"{target.name}: {PROBE_READERS} readers at once {what}, as much as "
-            f"{expected:.1f} accelerators take at AU {100 * workload.metric.au:g}%"
+        probed = told(
+            "probed",
+            target=target.name,
+            num_readers=PROBE_READERS,
+            bytes_per_second=origin,
+            with_cache_bytes_per_second=rate if has_cache else None,
+            num_accelerators=expected,
+            needed_au=workload.metric.au,
         )
+        say(probed)
     return max(1, min(math.floor(expected) + 1, most)), expected
 
 

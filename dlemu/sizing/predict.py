@@ -48,6 +48,43 @@ class Predicted(Prediction):
     pass_bytes: float | None = None
     """Bytes that the accelerators read in one pass; None: predict.minutes is not asked for."""
 
+    @classmethod
+    def of(
+        cls,
+        found: Prediction,
+        *,
+        workload: Workload,
+        drive: Drive,
+        published: "Published | None" = None,
+        calibration: str = "",
+        needs: dict[str, Any] | None = None,
+        pass_bytes: float | None = None,
+    ) -> "Predicted":
+        """Return a prediction with what it is for."""
+        return cls(
+            num_accelerators=found.num_accelerators,
+            low=found.low,
+            high=found.high,
+            real_accelerators=found.real_accelerators,
+            at_least=found.at_least,
+            au_percentage=found.au_percentage,
+            au_low=found.au_low,
+            au_high=found.au_high,
+            read_bytes_per_second=found.read_bytes_per_second,
+            read_low=found.read_low,
+            read_high=found.read_high,
+            limit=found.limit,
+            feeds=found.feeds,
+            calibrated=found.calibrated,
+            extrapolated=found.extrapolated,
+            workload=workload,
+            drive=drive,
+            published=published,
+            calibration=calibration,
+            needs=needs,
+            pass_bytes=pass_bytes,
+        )
+
     @property
     def minutes(self) -> float | None:
         """Minutes of one pass; None: predict.minutes is not asked for."""
@@ -123,8 +160,8 @@ def predict(workload: Workload) -> Predicted:
     job = PredictionInput.of(workload, drive)
     if asked is not None and not workload.predict.minutes:
         needs = needs_of(workload)
-    predicted = Predicted(
-        **vars(formula.predict(job, calibration)),
+    predicted = Predicted.of(
+        formula.predict(job, calibration),
         workload=workload,
         drive=drive,
         needs=needs,
@@ -511,9 +548,17 @@ def _predicted(workload: Workload, drive: Drive, slowest: Shares) -> Predicted:
     demand = running * job.demand
     got = au_at(slowest, demand) * demand
     there = replace(job, accelerators=running, drive_read_bytes_per_second=got / drives)
-    reached = vars(formula.predict(there, calibration))
-    at_it = {key: reached[key] for key in reached if key.startswith(("au_", "read_"))}
-    return Predicted(**(vars(found) | at_it), workload=workload, drive=stands_for)
+    reached = formula.predict(there, calibration)
+    found = replace(
+        found,
+        au_percentage=reached.au_percentage,
+        au_low=reached.au_low,
+        au_high=reached.au_high,
+        read_bytes_per_second=reached.read_bytes_per_second,
+        read_low=reached.read_low,
+        read_high=reached.read_high,
+    )
+    return Predicted.of(found, workload=workload, drive=stands_for)
 
 
 def profile(policy: str, capacity: float, *, shuffled: bool = True, part: float = 1.0) -> Shares:

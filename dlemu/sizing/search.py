@@ -18,10 +18,9 @@ from itertools import pairwise
 from statistics import fmean
 
 from dlemu.judge.capacity import Capacity, Observed, Phase, infer, phases_of, real_accelerators
-from dlemu.judge.findings import Finding
+from dlemu.judge.findings import Finding, note
 from dlemu.judge.metrics import passes
 from dlemu.judge.steady import CEILING, Level, trend_of
-from dlemu.units import counted
 
 # Run-to-run sd of AU in the published MLPerf Storage v1.0 cells: median 0.18 points, 90th
 # percentile 0.84. The prior weighs as much as two runs' worth of evidence.
@@ -39,8 +38,6 @@ _DISTURBED_SHARE = 0.95
 _OVERLOAD = 1.5
 # Short runs differ by this share of their rate, one sd (benchmarks/truth.py).
 _SHORT_NOISE = 0.015
-_NOT_STEADY = "unsteady"
-_ONCE_MORE = "other runs did better: once more"
 # A storage has changed if it gives this share less, or more, than before.
 _CHANGED = 0.15
 
@@ -98,7 +95,8 @@ class Event:
     """The run just made; None before the first."""
     next: int | None
     """Accelerators of the next run; None: the search has ended."""
-    reason: str
+    reason: Finding
+    """Why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,34 +256,34 @@ class _History:
         self.most_passed = max((n for n in passed if n < self.fewest_failed), default=0)
         """The most accelerators below `fewest_failed` whose last run passed."""
 
-    def next_run(self) -> tuple[int | None, str]:
+    def next_run(self) -> tuple[int | None, Finding]:
         """Return the number of accelerators to try next, and why; None: enough is known."""
         if not self.points:
-            return self.goal.start, "start"
+            return self.goal.start, note("search_start")
         if (loads := self._loads()) is not None:
-            return loads, _NOT_STEADY
+            return loads, note("not_steady_yet")
         last = self.points[-1].num_accelerators
         if self.points[-1] is not self.counted[-1]:
-            return last, _ONCE_MORE
+            return last, note("others_did_better")
         if self.fewest_failed == 1:
-            return None, "one accelerator alone is under the threshold"
+            return None, note("one_is_too_slow")
         passed = len(self._confirmations())
         if last < self.fewest_failed and passed == 0:
-            return last, "within the noise of the threshold: once more"
+            return last, note("near_the_threshold")
         if last < self.fewest_failed <= last + self._resolution(last):
             if self._contradicted():
-                return self.fewest_failed, _ONCE_MORE
+                return self.fewest_failed, note("others_did_better")
             if passed < self.confirm:
-                return last, f"confirming run {passed + 1} of {self.confirm}"
-            return None, f"{counted(passed, 'consecutive run')} passed"
+                return last, note("confirming", number=passed + 1, num_runs=self.confirm)
+            return None, note("confirmed", num_runs=passed)
         feeds = self._feeds(self._near(self.counted))
         if feeds is None and self.fewest_failed - self.most_passed > 1:
-            return self._grown(), f"{self.most_passed} are not held back: more"
+            return self._grown(), note("not_held_back", num_accelerators=self.most_passed)
         fits = min(max(math.floor(feeds or 0), self.most_passed), self.fewest_failed - 1)
         resolution = self._resolution(fits)
         if fits > 0 and fits + resolution >= self.fewest_failed:
-            return fits, f"confirming run 1 of {self.confirm}"
-        return fits + resolution, f"the estimate is {feeds:.2f} accelerators: expected to fail"
+            return fits, note("confirming", number=1, num_runs=self.confirm)
+        return fits + resolution, note("expected_to_fail", estimate=feeds)
 
     def _loads(self) -> int | None:
         """Return the number that loads the storage until it is steady; None: it is, or may be not.

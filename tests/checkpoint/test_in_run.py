@@ -31,9 +31,9 @@ from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload, check_workload
 from dlemu.errors import WorkloadError
+from dlemu.judge.dlio_names import dlio_names
 from dlemu.judge.metrics import checkpoint_cost
 from dlemu.judge.records import read_steps
-from dlemu.judge.summary import dlio_names
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 from dlemu.report.in_run import checkpoint_lines

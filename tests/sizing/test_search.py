@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.judge.findings import remark
+from dlemu.judge.findings import note, remark
 from dlemu.judge.metrics import passes
 from dlemu.judge.steady import Level
 from dlemu.report.sizing import _gives, sentence
@@ -57,12 +57,12 @@ def test_a_search_tells_each_step_and_what_comes_next() -> None:
     sizing = search(Storage(8.4).measure, goal, on_event=events.append)
 
     assert [(e.point.num_accelerators if e.point else None, e.next, e.reason) for e in events] == [
-        (None, 6, "start"),
-        (6, 10, "6 are not held back: more"),
-        (10, 9, "the estimate is 8.40 accelerators: expected to fail"),
-        (9, 8, "confirming run 1 of 2"),
-        (8, 8, "confirming run 2 of 2"),
-        (8, None, "2 consecutive runs passed"),
+        (None, 6, note("search_start")),
+        (6, 10, note("not_held_back", num_accelerators=6)),
+        (10, 9, note("expected_to_fail", estimate=pytest.approx(8.4))),
+        (9, 8, note("confirming", number=1, num_runs=2)),
+        (8, 8, note("confirming", number=2, num_runs=2)),
+        (8, None, note("confirmed", num_runs=2)),
     ]
     assert [event.point for event in events[1:]] == list(sizing.points)
     assert sizing.num_accelerators == 8

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlemu.config.published import word
-from dlemu.judge.findings import Finding, Weight, note, weighing
+from dlemu.judge.findings import Finding, Kind, Weight, note, weighing
 from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.report.words.notes import NOTES
@@ -39,6 +39,11 @@ def sentence(finding: Finding | Fields) -> str:
     # A finding of one of several runs, or of an earlier version, says it itself.
     is_inside = fields["kind"] in ("of_run", "as_written")
     return f"BUT {text}" if fields["weight"] == "weakens" and not is_inside else text
+
+
+def told(kind: Kind, **figures: Any) -> str:
+    """Return what a note of this kind says with these figures."""
+    return sentence(note(kind, **figures))
 
 
 def sentences(document: Fields, *weights: Weight) -> list[str]:
@@ -335,5 +340,13 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     # of any kind
     "as_written": lambda f: f"{f.text}",
     "of_run": _of_run,
+    # those that stand before another one
+    "comes_next": lambda f: (
+        f"     {'done' if f.num_accelerators is None else f'next {f.num_accelerators}'}: "
+        f"{sentence(f.why)}"
+    ),
+    "most_accelerators_here": lambda f: (
+        f"size.max_accelerators={f.num_accelerators} here: {sentence(f.why)}"
+    ),
 }
 """The sentence of each kind; `f` has its figures. BUT is set before one that weakens a verdict."""
