@@ -288,7 +288,7 @@ def check_workers_memory(workload: Workload, num_accelerators: int) -> None:
         WorkloadError: the line has both sizes.
     """
     reader = workload.reader
-    if reader.data_loader != "pytorch" or reader.multiprocessing_context == "fork":
+    if not reader.loader.is_dataloader or reader.multiprocessing_context == "fork":
         return
     number, free = num_accelerators * reader.read_threads, free_memory_bytes()
     if number * _WORKER_BYTES > free:
