@@ -505,7 +505,7 @@ def test_a_file_that_is_no_workload_says_why(tmp_path: Path, printed: Printed, t
 def test_a_run_whose_servers_were_not_checked_says_but(tmp_path: Path) -> None:
     job = small_job(tmp_path)
     outcome = ran(job)
-    summary = dict(summary_of(tmp_path / "run"))
+    summary: Any = dict(summary_of(tmp_path / "run"))
     summary["measured"] |= {"objects": {"gets": 1}}
     trusting = job.with_keys({"storage.verify_tls": False})
     kinds = [each.kind for each in remarks_of(trusting, outcome.metrics, summary)]

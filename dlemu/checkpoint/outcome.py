@@ -25,7 +25,7 @@ _CACHED = 0.01
 _SLOWER = 0.10
 """The slowest accelerator is the limit if it exceeds the mean by at least this share."""
 _CPU_BUSY = 0.9
-LimitName = Literal["page cache", "generation", "host cpu", "one rank", "storage"]
+LimitName = Literal["page cache", "generation", "host cpu", "one rank", "storage", "unclear"]
 IN_MEMORY: LimitName = "page cache"
 """The limit where memory, not storage, took or gave the bytes."""
 
