@@ -54,19 +54,31 @@ _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML was built with it: it takes a tenth of the time."""
 
 
-class _Loader(_SafeLoader):  # type: ignore[misc, valid-type]
+class _Bounded:
     """Reads 1e6 as a number, which YAML 1.1 takes for text, and bounds merged keys."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)
+        super().flatten_mapping(node)  # type: ignore[misc]
         if len(node.value) > _MOST_KEYS:
             raise ValueError(f"it has a group of more than {_MOST_KEYS:,} keys")
 
 
-_Loader.yaml_implicit_resolvers = dict(_SafeLoader.yaml_implicit_resolvers)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+class _Loader(_Bounded, _SafeLoader):  # type: ignore[misc, valid-type]
+    pass
+
+
+class _SlowLoader(_Bounded, yaml.SafeLoader):
+    """For names that are no UTF-8, which are written as halves of surrogates; libyaml has none."""
+
+
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+for _each in (_Loader, _SlowLoader):
+    _each.yaml_implicit_resolvers = dict(_SafeLoader.yaml_implicit_resolvers)
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"),
+        list("-+0123456789"),
+    )
 
 
 def compose(
@@ -312,15 +324,16 @@ def _parsed(text: str | bytes) -> Any:
         RecursionError: it is nested more deeply than any workload; libyaml would end the process.
         YAMLError: it is no YAML; others of _NOT_YAML for a value that does not fit its tag.
     """
-    level = 0
-    for event in yaml.parse(text, _Loader):
+    level, data = 0, text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    loader = _SlowLoader if _HALF.search(data) else _Loader
+    for event in yaml.parse(text, loader):
         if isinstance(event, yaml.CollectionStartEvent):
             level += 1
             if level > _MOST_LEVELS:
                 raise RecursionError
         elif isinstance(event, yaml.CollectionEndEvent):
             level -= 1
-    return yaml.load(text, _Loader)
+    return yaml.load(text, loader)
 
 
 def _check_extent(tree: object) -> None:
