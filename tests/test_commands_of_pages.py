@@ -29,7 +29,7 @@ from dlemu.cli.commands import COMMANDS
 from dlemu.cli.help import own_keys
 from dlemu.cli.main import run
 from dlemu.cli.words import parse, with_command_first
-from dlemu.config import compose
+from dlemu.config import compose, published
 from dlemu.config.compose import known_workloads, named
 from dlemu.config.keys import all_keys
 from dlemu.dataset import rule
@@ -227,6 +227,9 @@ def host(
         return found.out + found.err
 
     with ExitStack() as cleanup:
+        for kept in (published._published, all_keys):  # of these rows, and later of the others
+            kept.cache_clear()
+            cleanup.callback(kept.cache_clear)
         yield Host(tmp_path, said, cleanup, monkeypatch)
 
 
