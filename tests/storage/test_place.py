@@ -139,7 +139,8 @@ def test_from_nothing_to_a_verdict_in_a_place_of_ones_own(
 def test_checkpoints_go_to_a_place_of_ones_own(
     example: type[Place], tmp_path: Path, printed: Printed
 ) -> None:
-    words = ["model=llama3_8b", "checkpoint.scale=1e-6", "checkpoint.num_checkpoints_write=2"]
+    words = ["model=llama3_8b", "checkpoint.scale=1e-6", "checkpoint.time_between_checkpoints=0"]
+    words += ["checkpoint.num_checkpoints_write=2", "checkpoint.num_checkpoints_read=2"]
     words += [f"checkpoint.checkpoint_folder={OWN}{tmp_path}/ck"]
     printed("checkpoint", *words, f"output.folder={tmp_path / 'out'}", "--verify")
     assert {each.name for each in tmp_path.glob("ck/*")} >= {"global_epoch1_step1"}
