@@ -186,3 +186,11 @@ def test_runs_that_disagree_have_the_rate_of_those_that_passed() -> None:
     )
     [gives] = [n for n, column in enumerate(table.heads) if column == "storage gives"]
     assert table.rows[0][gives] == rate
+
+
+def test_a_first_answer_below_its_runs_says_that_they_read_files_again() -> None:
+    first = First(**MADE["first"], finding=None)
+    answers = [sized(first=first, first_reads=2.4e10), sized(first=first)]
+    text = render_text(present(document_of(answers, Path("/mnt/d1"))))
+    line = "unet3d_h100: files that were read for the first time came with 24 GB/s, read again"
+    assert text.count(line) == 1
