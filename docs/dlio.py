@@ -19,7 +19,7 @@ from dlemu.config.compose import leaves
 from dlemu.config.model import Workload, read_by
 from dlemu.config.refusal import NO_KEYS
 from dlemu.errors import WorkloadError
-from docs.house import page_with
+from docs.house import print_or_write
 
 PAGE = Path(__file__).with_name("from_dlio.md")
 MARKS = "<!-- python -m docs.dlio --write -->", "<!-- end -->"
@@ -181,12 +181,7 @@ def table() -> str:
 
 def main(words: list[str]) -> int:
     """Print the table, or write it."""
-    if words == ["--write"]:
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(page_with(page, table(), MARKS), encoding="utf-8")
-    else:
-        sys.stdout.write(table() + "\n")
-    return 0
+    return print_or_write(words, PAGE, table(), MARKS)
 
 
 if __name__ == "__main__":

@@ -4,21 +4,15 @@ import sys
 from pathlib import Path
 
 from dlemu.cli.terms import terms
-from dlemu.terminal import say
-from docs.house import page_with
+from docs.house import print_or_write
 
 PAGE = Path(__file__).with_name("glossary.md")
 MARKS = "<!-- python -m docs.glossary --write -->", "<!-- end -->"
 
 
-def main() -> None:
+def main(words: list[str]) -> int:
     """Print the table, or put it into the page."""
-    text = table()
-    if sys.argv[1:] != ["--write"]:
-        say(text)
-        return
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(page_with(page, text, MARKS), encoding="utf-8")
+    return print_or_write(words, PAGE, table(), MARKS)
 
 
 def table() -> str:
@@ -28,4 +22,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

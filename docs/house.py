@@ -71,16 +71,20 @@ def page_with(page: str, drawing: str, marks: tuple[str, str] = MARKS) -> str:
     return f"{before}{begin}\n\n{drawing}\n\n{end}{after}"
 
 
+def print_or_write(words: list[str], page: Path, made: str, marks: tuple[str, str] = MARKS) -> int:
+    """Print what was made, or put it into its page if the words are `--write`; return 0."""
+    if words == ["--write"]:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(page_with(text, made, marks), encoding="utf-8")
+    else:
+        sys.stdout.write(made + "\n")
+    return 0
+
+
 def main(words: list[str]) -> int:
     from tests.test_layers import MAY_IMPORT
 
-    drawing = draw(MAY_IMPORT)
-    if words == ["--write"]:
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(page_with(page, drawing), encoding="utf-8")
-    else:
-        sys.stdout.write(drawing + "\n")
-    return 0
+    return print_or_write(words, PAGE, draw(MAY_IMPORT))
 
 
 if __name__ == "__main__":

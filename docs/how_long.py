@@ -13,7 +13,7 @@ from pathlib import Path
 from dlemu import dataset_size, load_workload
 from dlemu.config.model import Workload
 from dlemu.units import ceil_div
-from docs.house import page_with
+from docs.house import print_or_write
 
 PAGE = Path(__file__).with_name("how_long.md")
 MARKS = "<!-- python -m docs.how_long --write -->", "<!-- end -->"
@@ -65,12 +65,7 @@ def _hours(seconds: float) -> str:
 
 def main(words: list[str]) -> int:
     """Print the tables, or write them."""
-    if words == ["--write"]:
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(page_with(page, tables(), MARKS), encoding="utf-8")
-    else:
-        sys.stdout.write(tables() + "\n")
-    return 0
+    return print_or_write(words, PAGE, tables(), MARKS)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,15 @@ from pathlib import Path
 from dlemu.report.text import render_markdown
 from dlemu.report.tools import present_workloads
 from dlemu.sizing.formula import workload_rows
-from dlemu.terminal import say
-from docs.house import page_with
+from docs.house import print_or_write
 
 PAGE = Path(__file__).with_name("workloads.md")
 MARKS = "<!-- python -m docs.workloads --write -->", "<!-- end -->"
 
 
-def main() -> None:
+def main(words: list[str]) -> int:
     """Print the table, or put it into the page."""
-    text = table()
-    if sys.argv[1:] != ["--write"]:
-        say(text)
-        return
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(page_with(page, text, MARKS), encoding="utf-8")
+    return print_or_write(words, PAGE, table(), MARKS)
 
 
 def table() -> str:
@@ -29,4 +23,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
