@@ -1,7 +1,9 @@
 """What the doctor finds, and whether it says that a loader can run."""
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -69,7 +71,10 @@ def test_this_host_is_examined_whole(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_that_will_not_do_is_noted(folder: str, name: str, remedy: str) -> None:
-    check = {check.name: check for check in examine(Path(folder))}[name]
+    with ExitStack() as own:
+        if folder == "/dev/shm":  # files of others there may be links to a drive
+            folder = own.enter_context(TemporaryDirectory(dir=folder))
+        check = {check.name: check for check in examine(Path(folder))}[name]
     assert check.state == "note" and remedy in check.remedy
 
 
