@@ -41,9 +41,8 @@ def moto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moto]:
         for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
             monkeypatch.setenv(f"AWS_{name}", value)
         monkeypatch.setenv("AWS_ENDPOINT_URL", moto.url)
-        for method, path in (("POST", "moto-api/reset"), ("PUT", "training")):
-            request = urllib.request.Request(f"{moto.url}/{path}", method=method)
-            urllib.request.urlopen(request).close()
+        request = urllib.request.Request(f"{moto.url}/training", method="PUT")
+        urllib.request.urlopen(request).close()
         moto.seen.clear()
         yield moto
 

@@ -166,6 +166,7 @@ class Moto:
 @contextmanager
 def moto_server() -> Iterator[Moto]:
     """Yield an S3 server whose buckets are in memory."""
+    from moto.moto_api._internal.models import moto_api_backend
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -198,6 +199,7 @@ def moto_server() -> Iterator[Moto]:
         yield moto
     finally:
         server.shutdown()
+        moto_api_backend.reset()  # buckets are this process's: the next server would have them
 
 
 def main(folder: str, port: str = "0", address: str = "127.0.0.1") -> None:
