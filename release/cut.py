@@ -4,9 +4,9 @@
 
 Checked are: nothing is uncommitted; setup.cfg has the version; CHANGELOG.md has its section with a
 date, at most 60 lines, and nothing is left under Unreleased; the pages build; wheel and sdist
-install in clean environments on each Python that is found, the same files by both; and the quick
-tests pass there with the installed package, from a folder without dlemu's source. --no-tests leaves
-these out, --python all other Pythons; then no tag is proposed.
+install in clean environments on each Python that is found, from PyPI alone, the same files by both;
+and the quick tests pass there with the installed package, from a folder without dlemu's source.
+--no-tests leaves these out, --python all other Pythons; then no tag is proposed.
 
 The exit status is 1 where one fails. Nothing is published.
 """
@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from release.pip import PINS, ROOT, build, interpreters
+from release.pip import PINS, ROOT, build, interpreters, user_environment
 
 MOST_LINES = 60
 SOURCE = ("dlemu", "datagen", "workloads")
@@ -52,7 +52,7 @@ def main(words: list[str] | None = None) -> int:
         return 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sdist, wheel = build(folder)
+        sdist, wheel = build(folder, user_environment())
         print(f"{sdist.name}: {sdist.stat().st_size:,} B, {wheel.name}: {wheel.stat().st_size:,} B")
         _run(["make", "docs"], ROOT)
         for version, python in interpreters().items():
@@ -106,9 +106,8 @@ def _installs(version: str, python: Path, folder: Path, *, tests: bool) -> bool:
     for what in (wheel, sdist):
         venv = folder / f"venv-{version}-{what.suffix[1:]}"
         _run([str(python), "-m", "venv", str(venv)], folder)
-        pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "-c", str(PINS)]
-        _run([*pip, "--upgrade", "pip"], folder)
-        _run([*pip, str(what)], folder)
+        _install(venv, "--upgrade", "pip")
+        _install(venv, str(what))
         told = _run([str(venv / "bin" / "dlemu"), "--version"], folder)
         print(f"Python {version}: {what.name}: {told.strip()}", flush=True)
         sites.append(next(venv.glob("lib/python*/site-packages")))
@@ -118,19 +117,17 @@ def _installs(version: str, python: Path, folder: Path, *, tests: bool) -> bool:
     if not tests:
         return True
     environment = sites[0].parents[2]
-    _run([*_pip(environment), f"{wheel}[test]"], folder)
+    _install(environment, f"{wheel}[test]")
     passed = _test(version, environment, sdist, folder)
     for each in folder.glob(f"venv-{version}-*"):
         shutil.rmtree(each)
     return passed
 
 
-def _pip(environment: Path) -> list[str]:
-    return [
-        str(environment / "bin" / "python"),
-        *["-m", "pip", "install", "--quiet", "-c"],
-        str(PINS),
-    ]
+def _install(venv: Path, *words: str) -> None:
+    """Install with the pins into an environment, as a user's pip does it."""
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "-c", str(PINS)]
+    _run([*pip, *words], venv, user_environment())
 
 
 def _test(version: str, environment: Path, sdist: Path, folder: Path) -> bool:
@@ -165,8 +162,9 @@ def different(one: Path, other: Path) -> list[str]:
     return sorted({*(a ^ b), *unlike, *unread})
 
 
-def _run(words: list[str], folder: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def _run(words: list[str], folder: Path, environment: dict[str, str] | None = None) -> str:
+    if environment is None:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-2000:]}")
