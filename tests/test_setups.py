@@ -479,8 +479,12 @@ def test_a_file_without_a_dataset_names_the_command_for_it(
     words = [f"workload={path}", f"checkpoint.checkpoint_folder={tmp_path / 'ck'}"]
     fits = ["checkpoint.scale=0.0001", "--dry-run"]
     assert "would be accepted" in printed("checkpoint", *words, *fits)
-    closed = printed("checkpoint", *words, *fits, "division=closed", status=1)
-    assert "dlemu checkpoint does not check those for checkpoints: leave it out" in closed
+    for edition, said in {
+        "v1.0": "division=closed: edition v1.0 has no checkpoints; add metric.edition=v3.0",
+        "v3.0": "takes the published models only (rule 4.3.3), not 'llama_8b_zero3'; write model=",
+    }.items():
+        closed = ["division=closed", f"metric.edition={edition}"]
+        assert said in printed("checkpoint", *words, *fits, *closed, status=1)
 
 
 OTHER_FILES = {

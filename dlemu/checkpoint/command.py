@@ -314,11 +314,13 @@ def run_checkpoints(
     say: Callable[[str], None],
     on_begin: Callable[[Mapping[str, Any]], None],
     progress: Progress,
+    warn: Callable[[Path], list[dict[str, Any]]] = lambda results: [],
 ) -> tuple[Path, Summary] | None:
     """Write, drop and read the checkpoints of a workload; all ranks call it.
 
-    `on_begin` is called on rank 0 with the summary as it is before anything is written. Returns the
-    folder of the results and the fields of summary.json on rank 0, None on the others.
+    `on_begin` is called on rank 0 with the summary as it is before anything is written; `warn` with
+    the folder of the results, for notes to the summary. Returns that folder and the fields of
+    summary.json on rank 0, None on the others.
 
     Raises:
         DlemuError: the keys do not fit, the folder is not ours or full, or a file is damaged.
@@ -350,6 +352,9 @@ def run_checkpoints(
             if key.odirect == "auto" and not folder.direct:
                 note = f"checkpoint.odirect=auto: {target} does not take O_DIRECT"
                 summary["notes"].append(note)
+            if workload.division == "closed":
+                summary |= {"division": "closed", "edition": workload.metric.edition}
+            summary["notes"] += warn(record.folder)
             record.write()
             on_begin(summary)
         job = CheckpointJob(workload, plan, folder, world, watch, say, progress)

@@ -28,6 +28,7 @@ from dlemu.ranks.world import Alone, World
 from dlemu.report.checkpoint import facts_of_plan
 from dlemu.report.words import sentence
 from dlemu.report.words.places import Fact, facts_of
+from dlemu.run.checkpoint_rules import check_closed
 from dlemu.run.forecast import check_run, forecast_run
 from dlemu.sizing.answers import find_jobs
 from dlemu.sizing.measured import first_number, plan_of, seconds_of_run, settle
@@ -195,6 +196,7 @@ def _cache(cache: Any) -> Iterator[Fact]:
 
 
 def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
+    check_closed(workload, world)
     plan = ShardPlan.of(workload, world)
     if world.rank != 0:
         return

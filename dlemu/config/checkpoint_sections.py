@@ -121,6 +121,7 @@ class ModelSection(Section):
 
 
 _ALONE, _IN_RUNS = Use(by="checkpoint"), Use(by="run size")
+_JUDGED = Use(by="checkpoint", closed=True)
 _AFTER_EPOCHS = Use(by="run size", when=lambda job: job.saves and job.saves_by_epochs)
 
 
@@ -160,11 +161,11 @@ class CheckpointSection(Section):
     """Compare every byte that is read."""
     writer: Annotated[Literal["dlemu", "dcp"], _ALONE] = "dlemu"
     """Who writes. `dcp`: torch.distributed.checkpoint writes tensors of the same bytes."""
-    max_seconds: Annotated[Annotated[float, DURATION, Field(gt=0, le=1_000_000)] | None, _ALONE] = (
-        None
-    )
+    max_seconds: Annotated[
+        Annotated[float, DURATION, Field(gt=0, le=1_000_000)] | None, _JUDGED
+    ] = None
     """Longest mean duration of a written checkpoint that passes; None: none fails."""
-    mtbf: Annotated[Annotated[float, DURATION, Field(gt=0, le=10**9)] | None, _ALONE] = None
+    mtbf: Annotated[Annotated[float, DURATION, Field(gt=0, le=10**9)] | None, _JUDGED] = None
     """Mean time between failures of the whole job (as 3h, 30min, 10800), for Young's interval."""
     checkpoint_after_epoch: Annotated[Positive, _AFTER_EPOCHS] = 1
     """In a run: the epoch after which the first checkpoint is written."""

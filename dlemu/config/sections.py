@@ -545,7 +545,10 @@ class MetricSection(Section):
         float, BeforeValidator(_share), Field(ge=1e-6, le=1), Use(by=f"{RUNS} predict report")
     ] = 0.9
     """Least accelerator utilisation that passes, 0 to 1, or as 90%."""
-    edition: Annotated[Literal["v1.0", "v2.0", "v3.0"], Use(closed=True)] = "v1.0"
+    edition: Annotated[
+        Literal["v1.0", "v2.0", "v3.0"],
+        Use(by=f"{RUNS} report checkpoint", closed=True),
+    ] = "v1.0"
     """Edition of MLPerf Storage whose formulas apply (dlemu help rules). v3.0 has v2.0's formulas,
     and rules of its own in `division=closed`."""
     exclude_start_steps: Annotated[Natural, Use(when=lambda job: job.leaves_out_steps)] = 1

@@ -59,6 +59,10 @@ def present_checkpoint(document: Document) -> list[Block]:
         f"{format_bytes(key['num_bytes'])}",
         *(f"limit of the {kind}s: {each['name']}. {evidence_of(each)}" for kind, each in limits),
     ]
+    if document.get("division") == "closed":
+        lines.append(
+            f"closed division of {document['edition']}: the rules that dlemu checks are kept"
+        )
     if part != document["model"]["name"]:
         lines.append(
             f"note: durations and costs are those of {part}; the whole checkpoint takes longer"

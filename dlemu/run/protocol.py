@@ -7,10 +7,11 @@ and says what it found. It writes no submission: only `mlpstorage` may.
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from dlemu.config.compose import leaves
 from dlemu.config.model import Workload, load_workload
@@ -224,9 +225,7 @@ def run_protocol(
         live.folder = record.folder
         if world.rank == 0:
             warnings = closed_warnings(workload, record.folder, world.num_hosts)
-            summary["notes"] = fields_of(warnings)
-            for each in warnings:
-                say(f"warning: {sentence(each)}")
+            summary["notes"] = told(warnings, say)
         record.write()
         names = [f"warmup.{number + 1}" for number in range(workload.warmup)]
         names += [f"run.{number + 1}" for number in range(workload.runs)]
@@ -253,6 +252,14 @@ def run_protocol(
             summary["end"] = time_of_day()
             record.write()
     return (record.folder, summary) if world.rank == 0 else None
+
+
+def told(warnings: Iterable[Finding], say: Say = say) -> list[dict[str, Any]]:
+    """Say warnings, a line each, and return them for a summary."""
+    found = [*warnings]
+    for each in found:
+        say(f"warning: {sentence(each)}")
+    return fields_of(found)
 
 
 def _checked(workload: Workload, world: World) -> Workload:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dlemu.config.published import word
+from dlemu.units import format_bytes
 
 
 def _by(f: Any) -> str:
@@ -43,10 +44,23 @@ RULES: Mapping[str, Callable[[Any], str]] = {
         "checkpoint, got false, add workflow.checkpoint=true "
         "checkpoint.checkpoint_folder=/path/on/the/storage"
     ),
+    "checkpoints_not_dropped": lambda f: (
+        f"output.drop_caches must be true{_by(f)} where a host writes at most "
+        f"{f.least_memory_multiple} x its memory of {format_bytes(f.memory_bytes)}, here "
+        f"{format_bytes(f.num_bytes)}, got false, leave it out"
+    ),
     "distributed_result": lambda f: (
         f"rule {f.rule}: {f.num_hosts} hosts are a distributed result; a single-host one takes one"
     ),
     "files_missing": _files_missing,
+    "half_of_a_result": lambda f: (
+        f"rule {f.rule}: checkpoints were {f.here} only; those of another command count with them "
+        f"if the reads begin within {f.most_seconds} s after the writes"
+    ),
+    "hosts_too_small": lambda f: (
+        f"each host must have at least {f.least} accelerators{_by(f)}, got "
+        f"{', '.join(map(str, f.num_accelerators))}, start the ranks on fewer hosts"
+    ),
     "hosts_unequal": lambda f: (
         f"accelerators of each host must be equal (rule {f.rule}), got "
         f"{', '.join(map(str, f.num_accelerators))}, start as many ranks on each host, or set "
@@ -56,12 +70,24 @@ RULES: Mapping[str, Callable[[Any], str]] = {
     "model_of_no_edition": lambda f: (
         f"rule {f.rule}: edition v3.0 has {', '.join(f.models)}, not {f.name}"
     ),
+    "no_subset": lambda f: (
+        f"checkpoint.mode=subset is not allowed for {f.name}{_by(f)}, leave it out and write all "
+        f"{f.num_accelerators} accelerators"
+    ),
     "no_warmup": lambda f: (
         f"warmup must be at least 1 in edition {f.edition}, got {f.warmup}, add warmup=1"
     ),
     "one_file_system": lambda f: (
         f"rule {f.rule}: {f.data_folder} and the results in {f.results} are on one file system; "
         "set output.folder to another"
+    ),
+    "other_accelerators": lambda f: (
+        f"num_accelerators must be {f.needed}{_by(f)}, got {f.num_accelerators}, leave it out"
+    ),
+    "other_checkpoints": lambda f: (
+        f"checkpoint.num_checkpoints_write and checkpoint.num_checkpoints_read must be "
+        f"{f.most_written} and {f.most_read}, or one of them 0{_by(f)}, got {f.num_written} and "
+        f"{f.num_read}, leave them out"
     ),
     "other_number_of_files": lambda f: (
         f"dataset.num_files_train must be {f.num_files_needed} (rule {f.rule}: what dlemu datasize "
