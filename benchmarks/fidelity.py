@@ -61,7 +61,7 @@ from dlemu.judge.records import dump_workload, read_steps
 from dlemu.storage.pagecache import drop
 from dlemu.tools.steptime.steps import time_preprocessing
 from tests.lab import bench, warm
-from tests.lab.cgroups import throttled_reads
+from tests.lab.cgroups import throttled
 from tests.lab.settings import QUICK
 
 _DECODE_SECONDS = 2.0
@@ -251,7 +251,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
                 loader = "threads" if arm == "T" else "pytorch"
                 workload = job.workload(arm, {**keys, "reader.data_loader": loader, **own})
                 drop(files_of(workload.data_folder))
-                held = throttled_reads(workload.data_folder, int(rate)) if rate else nullcontext()
+                held = throttled((workload.data_folder, int(rate))) if rate else nullcontext()
                 group = stack.enter_context(held)
                 if arm not in _REAL:
                     file = job.folder / f"{arm}.yaml"

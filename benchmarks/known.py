@@ -22,7 +22,7 @@ from benchmarks.harness import Measured, all_of, at_most, named, near
 from dlemu.report.words import evidence_of
 from dlemu.storage.pagecache import drop
 from tests.lab.bench import ROOT, Run, dataset, folder_in_memory, folder_on_disk, start
-from tests.lab.cgroups import cpu_quota, throttled_reads
+from tests.lab.cgroups import cpu_quota, throttled
 from tests.lab.simulated import Read, true_au
 from tests.lab.slow_files import INIT, IO, OPEN, READ, Server, attach, serving, slow_files
 
@@ -93,7 +93,7 @@ def throttled_disk(
     with folder_on_disk() as folder:
         workload = job(folder, loader, seconds, (num_files, 1_000_000), 1, reader__odirect=True)
         with (
-            throttled_reads(folder, _rate(folder, num_files * interval)) as group,
+            throttled((folder, _rate(folder, num_files * interval))) as group,
             start(workload, each, group=group, num_ranks=num_ranks) as run,
         ):
             return answer(run, "storage" if share < 1 else "none", 100 * min(1.0, share), _DISK)
@@ -105,7 +105,7 @@ def slow_rank(share: float, *, loader: str) -> Measured:
     with folder_on_disk() as folder:
         files = num_files, 1_000_000
         workload = job(folder, loader, interval * share, files, 1, reader__odirect=True)
-        with throttled_reads(folder, _rate(folder, num_files * interval)) as group:
+        with throttled((folder, _rate(folder, num_files * interval))) as group:
             enter = f'[ $OMPI_COMM_WORLD_RANK = 0 ] || echo $$ > {group.folder}/cgroup.procs; "$@"'
             with start(workload, num_ranks=2, before=("sh", "-c", enter, "sh")) as run:
                 return answer(run, "barrier", 100 * share, _DISK)
@@ -203,7 +203,7 @@ def throttled_disk_of_several(share: float, *, loader: str) -> Measured:
     with folder_on_disk() as folder:
         workload = job(folder, loader, seconds, **_SEVERAL)
         rate = _rate(folder, _STEPS * seconds / share)
-        with throttled_reads(folder, rate) as group, start(workload, group=group) as run:
+        with throttled((folder, rate)) as group, start(workload, group=group) as run:
             return answer(run, "storage", _truth(folder, seconds, rate=rate), _DISK)
 
 

@@ -26,7 +26,7 @@ from benchmarks.known import CASES
 from benchmarks.scale import PARTS, costs
 from dlemu.config.model import load_workload
 from dlemu.ranks.mpi import make_world
-from tests.lab.cgroups import throttled_reads
+from tests.lab.cgroups import throttled
 from tests.lab.commands import QUICK, summary_of, with_checkout
 from tests.lab.drives import own_drive
 from tests.lab.hosts import Hosts, hosts, ip
@@ -80,7 +80,7 @@ def cached(capacity: float) -> Measured:
             "num_accelerators": 2,
         }
         dlemu("datagen", keys)
-        with throttled_reads(slow, int(origin), (fast, int(cache))) as group:
+        with throttled((slow, int(origin)), (fast, int(cache))) as group:
             dlemu("run", keys, enter=group.enter)
         summary = summary_of(out / "run")
     found = [epoch["whole_epoch_au_percentage"] for epoch in summary["per_epoch"]]
@@ -124,7 +124,7 @@ def sized(command: str, name: str, true: int) -> Measured:
             shutil.rmtree(drive / "data")  # a try would read these files
             words = [str(drive)]
             given = {**_HELD, **scaled, "workloads": name, "seconds": 60, "max_bytes": "128MiB"}
-        with throttled_reads(drive, round((true + 0.6) * each)) as group:
+        with throttled((drive, round((true + 0.6) * each))) as group:
             dlemu(command, given | {"output.folder": out / "answer"}, *words, enter=group.enter)
         (found,) = json.loads((out / "answer" / "sizing.json").read_text())["answers"]
     if command == "try":

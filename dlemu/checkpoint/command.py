@@ -24,7 +24,7 @@ from dlemu.checkpoint.outcome import (
     dlio_metric,
     entry_of,
     limit_of,
-    pieces_of_hosts,
+    pieces_of_ranks,
     verdict_of,
 )
 from dlemu.checkpoint.plan import ShardPlan, planned
@@ -32,10 +32,9 @@ from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DlemuError, RunError
 from dlemu.host.devices import mount_under
-from dlemu.host.intervals import HostObserver, Observation, summarize_interval
+from dlemu.host.intervals import HostObserver, summarize_interval
 from dlemu.host.processes import host_memory_bytes
 from dlemu.host.wear import WearWatch, combine_hosts
-from dlemu.judge.drive_rates import Moved
 from dlemu.judge.evidence import stored_bytes
 from dlemu.judge.folders import begun, first_fields
 from dlemu.judge.header import hosts_of
@@ -248,19 +247,18 @@ class CheckpointJob:
             worked = crew.run(lambda n: crew.tools[n].work(folder, files[n], at=watch.at))
             watch.barrier()
             between = time.perf_counter() - begin
-            interval, stored, moved = None, None, list[Moved]()
+            interval, stored = None, None
             if observer is not None:
                 observer.mark(f"{doing} end")
-                seen = observer.between(f"{doing} start", f"{doing} end")
-                interval = summarize_interval(seen)
-                stored, moved = stored_bytes(interval, self._file_system), _moved_in(seen)
+                interval = summarize_interval(observer.between(f"{doing} start", f"{doing} end"))
+                stored = stored_bytes(interval, self._file_system)
         own = zip(self._plan.accelerators, worked, strict=True)
         each = [(accelerator, *found) for accelerator, found in own]
-        report = RankReport(self._world.rank, self._world.host, each, interval, stored, moved)
+        report = RankReport(self._world.rank, self._world.host, each, interval, stored, crew.moved)
         reports = self._world.gather(report)
         if reports is None:
             return []
-        self._pieces[kind] += pieces_of_hosts(reports)
+        self._pieces[kind] += pieces_of_ranks(reports)
         entry = entry_of(step, reports, between)
         rate = format_rate(entry["num_bytes"] / entry["seconds"])
         self._say(f"{kind} {turn} of {number}: {format_seconds(entry['seconds'])}, {rate}")
@@ -296,15 +294,6 @@ class CheckpointJob:
                 remedy = "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale"
             why = f"{self._folder} {problem}, what was written is removed"
             raise RunError(why, remedy=remedy) from error
-
-
-def _moved_in(seen: Sequence[Observation]) -> list[Moved]:
-    """Return what all drives of a host moved, by its observations."""
-    return [
-        (each.time, float(sum(d.read_bytes + d.written_bytes for d in each.devices.values())))
-        for each in seen
-        if each.devices
-    ]
 
 
 def run_checkpoints(

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from dlemu.datagen.target import Stopped
 from dlemu.host.devices import PROC, devices_under, read_text
+from dlemu.judge.own_rates import Moved
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.place import place_of
@@ -54,6 +55,8 @@ class Crew(Generic[T]):
         self._pool = ThreadPoolExecutor(max(1, len(tools)), thread_name_prefix="accelerator")
         self.bytes_done = 0
         """By all ranks that meet, since the crew was made."""
+        self.moved: list[Moved] = []
+        """What this rank's tools had moved at each look of the last `run`, from its start on."""
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +91,9 @@ class Crew(Generic[T]):
         Raises as `wait` does.
         """
         try:
+            before = float(sum(tool.bytes_done for tool in self.tools))
             shot, finished = self.begin(act), False
+            self.moved = [(shot.begun, before)]
             while not finished:
                 pause = _PAUSE_SHARE * (self.now() - shot.begun)
                 pause = min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
@@ -96,6 +101,7 @@ class Crew(Generic[T]):
                 ended = self.wait(shot, pause)
                 if self._world.num_ranks > 1 and ended:
                     time.sleep(max(0.0, due - self.now()))
+                self.moved.append((self.now(), float(self._movement.bytes_done)))
                 states = self._world.all_gather((self._movement.bytes_done, ended))
                 self.bytes_done = sum(num_bytes for num_bytes, _ in states)
                 finished = all(ended for _, ended in states)

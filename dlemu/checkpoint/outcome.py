@@ -11,8 +11,8 @@ import numpy as np
 from dlemu.checkpoint.files import ReadTimes, WriteTimes
 from dlemu.host.intervals import IntervalSummary
 from dlemu.judge.dlio_names import dlio_clock
-from dlemu.judge.drive_rates import Moved, pieces_of
 from dlemu.judge.findings import Finding, fields_of, note
+from dlemu.judge.own_rates import Moved, pieces_of
 from dlemu.judge.steady import Piece, Steadiness
 
 Kind = Literal["save", "load"]
@@ -46,7 +46,7 @@ class RankReport:
     stored: int | None
     """Bytes that storage delivered to that host meanwhile; None: not known, or another rank's."""
     moved: Sequence[Moved] = ()
-    """What its drives moved meanwhile, about every second; () of another rank."""
+    """What its accelerators had written or read, about every second from the start on."""
 
 
 class Entry(TypedDict):
@@ -109,17 +109,22 @@ def entry_of(step: int, reports: Sequence[RankReport], between: float) -> Entry:
     }
 
 
-def pieces_of_hosts(reports: Sequence[RankReport]) -> list[Piece]:
-    """Return the rates of all hosts' drives together while they wrote or read a checkpoint."""
-    hosts = [pieces_of(report.moved) for report in reports if report.moved]
-    if not hosts or not all(hosts):
+def pieces_of_ranks(reports: Sequence[RankReport]) -> list[Piece]:
+    """Return the rates of all ranks together while they wrote or read a checkpoint.
+
+    Only until the first accelerator ended: the others alone may get less of the same storage.
+    """
+    worked = [each for report in reports for each in report.worked if each[2].num_bytes]
+    busy = [report for report in reports if any(each in worked for each in report.worked)]
+    ranks = [pieces_of(report.moved) for report in busy]
+    if not ranks or not all(ranks):
         return []
-    # Each host has its own clock, from the common start on.
-    ends = [np.cumsum([piece.seconds for piece in pieces]) for pieces in hosts]
-    last = min(float(each[-1]) for each in ends)
+    # Each has its own clock, from the common start on.
+    ends = [np.cumsum([piece.seconds for piece in pieces]) for pieces in ranks]
+    last = min(*(float(each[-1]) for each in ends), *(seconds for _, seconds, _ in worked))
     grid = np.linspace(0.0, last, max(2, round(last) + 1))
     moved = np.zeros(len(grid))
-    for pieces, own in zip(hosts, ends, strict=True):
+    for pieces, own in zip(ranks, ends, strict=True):
         at = np.cumsum([piece.seconds * piece.bytes_per_second for piece in pieces])
         moved += np.interp(grid, np.append(0.0, own), np.append(0.0, at))
     rates = np.diff(moved) / np.diff(grid)
@@ -182,6 +187,8 @@ def limit_of(
         if kind == "save" and (share := waited_share(entries)) > _WAITED:
             told.append(note("waited_for_bytes", share=share))
             advice.append(note("make_bytes_sooner"))
+        if busy := _busy_cpus(entries, by_own=False):
+            told.append(busy)
         if steady is not None and steady.trend != "steady":
             levels = steady.fields["levels"]
             told.append(note("not_steady", trend=steady.trend, levels=levels))
@@ -204,9 +211,9 @@ def _suspects(kind: Kind, entries: Sequence[Entry], conditions: Conditions) -> I
         known = [share for share in shares if share is not None]
         if known and max(known) > _CACHED:
             yield IN_MEMORY, note("read_from_memory", share=max(known)), note("read_past_memory")
-    yield from _busy_cpus([each for each in entries if _needs_cpu(each)], conditions, by_own=True)
+    if busy := _busy_cpus([each for each in entries if _needs_cpu(each)], by_own=True):
+        yield "host cpu", busy, note("more_cpus", or_odirect=not conditions.bypasses)
     yield from _one_rank(entries)
-    yield from _busy_cpus(entries, conditions, by_own=False)
     if kind == "load" and not (conditions.bypasses or known):  # 0 is not what nobody knows
         yield "unclear", note("from_memory_unknown"), note("read_past_memory")
     yield "storage", _storage(kind, entries)
@@ -229,18 +236,17 @@ def waited_share(entries: Sequence[Entry]) -> float:
     return waited / max(1e-9, sum(entry["mean_seconds"] for entry in entries))
 
 
-def _busy_cpus(
-    entries: Sequence[Entry], conditions: Conditions, *, by_own: bool
-) -> Iterator[_Suspect]:
+def _busy_cpus(entries: Sequence[Entry], *, by_own: bool) -> Finding | None:
+    """Return that a host's CPUs were busy; `by_own`: with the threads that wrote or read."""
     shares: dict[str, list[float]] = {}
     for entry in entries:
         for host, counted in entry["counted"].items():
             if counted["host_cpu_share"] is not None:
                 shares.setdefault(host, []).append(counted["host_cpu_share"])
     busy = max(((fmean(each), host) for host, each in shares.items()), default=(0.0, ""))
-    if busy[0] >= _CPU_BUSY:
-        found = note("host_cpus_busy", host=busy[1], share=busy[0], by_own_threads=by_own)
-        yield "host cpu", found, note("more_cpus", or_odirect=not conditions.bypasses)
+    if busy[0] < _CPU_BUSY:
+        return None
+    return note("host_cpus_busy", host=busy[1], share=busy[0], by_own_threads=by_own)
 
 
 def _needs_cpu(entry: Entry) -> bool:

@@ -34,7 +34,7 @@ from dlemu.config.model import Drive, NamedDrive
 from dlemu.config.types import Arguments, Listed, Names, ResultsFolder, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
-from dlemu.judge.drive_rates import DriveRates
+from dlemu.judge.own_rates import OwnRates
 from dlemu.judge.steady import fields_of
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.files import PARTIAL, UNITS, aligned_buffer, open_sized
@@ -226,7 +226,7 @@ def measure(
                 )
             calls: list[int] = []
             noting = partial(_note, calls, at)
-            with DriveRates(folder, count=partial(sum, calls)) as rates:
+            with OwnRates(partial(sum, calls)) as rates:
                 num_bytes, seconds, cpu_seconds = read_once(
                     files, way=way, num_readers=readers, at=noting
                 )

@@ -14,7 +14,7 @@ from dlemu.checkpoint.outcome import (
     entry_of,
     from_memory,
     limit_of,
-    pieces_of_hosts,
+    pieces_of_ranks,
     verdict_of,
 )
 from dlemu.judge.findings import note
@@ -117,34 +117,58 @@ def test_waiting_for_bytes_is_said_beside_a_drive_that_took_most_of_the_time() -
     assert "waited" not in evidence_of(little) and not little["advice"]
 
 
+def test_cpus_that_are_busy_with_something_else_are_a_remark_beside_the_storage() -> None:
+    """The threads that wrote stood in calls: a neighbour's job on the CPUs explains nothing."""
+    limit = limit_of("save", [starved(saved(5.0, 5.0), 0.4)], ON_DRIVE)
+    assert (limit["name"], limit["advice"]) == ("storage", [])
+    assert "busy 100% of the time, most of it not by dlemu's own threads" in evidence_of(limit)
+    assert "most of it" not in evidence_of(limit_of("save", [saved(5.0, 5.0)], ON_DRIVE))
+
+
 def moving(*parts: tuple[int, float], begin: float = 0.0) -> list[tuple[float, float]]:
-    """Return seconds and bytes so far of drives: so many seconds at a rate, one after the other."""
+    """Return seconds and bytes so far: so many seconds at a rate, one after the other."""
     moved = [(begin, 7e9)]
     for seconds, rate in parts:
         moved += [(moved[-1][0] + n, moved[-1][1] + n * rate) for n in range(1, seconds + 1)]
     return moved
 
 
+def moved_by(
+    rank: int, moved: list[tuple[float, float]], *, seconds: float = 30.0, num_bytes: int = GIB
+) -> RankReport:
+    """Return what a rank tells of its one accelerator, which worked for so long."""
+    worked = [(rank, seconds, writing(seconds, num_bytes))]
+    return RankReport(rank, "a", worked, COUNTED, 0, moved)
+
+
 def test_drives_that_slow_down_are_told_where_they_were_the_limit() -> None:
-    """Two hosts, whose clocks differ: what their drives moved is added from the start on."""
+    """Two ranks, whose clocks differ: what they moved is added from the start on."""
     entry = saved(30.0, 30.0)
     reports = [
-        RankReport(0, "a", [], COUNTED, 0, moving((10, 4e8), (20, 1e8))),
-        RankReport(1, "a", [], None, None),
-        RankReport(2, "b", [], COUNTED, 0, moving((10, 4e8), (20, 1e8), begin=5e6)),
+        moved_by(0, moving((10, 4e8), (20, 1e8))),
+        moved_by(1, moving((30, 0.0)), num_bytes=0),  # it has none of the checkpoint's bytes
+        moved_by(2, moving((10, 4e8), (20, 1e8), begin=5e6)),
     ]
-    steady = steadiness(pieces_of_hosts(reports))
+    steady = steadiness(pieces_of_ranks(reports))
     assert steady is not None and steady.trend == "fell"
     text = evidence_of(limit_of("save", [entry], ON_DRIVE, steady))
     assert text.endswith("; not steady: 800 MB/s for the first 10 s, then 200 MB/s")
     starving = limit_of("save", [saved(30.0, 30.0, waited=17.0)], ON_DRIVE, steady)
     assert "not steady" not in evidence_of(starving)
-    even = RankReport(0, "a", [], COUNTED, 0, moving((30, 4e8)))
+    even = moved_by(0, moving((30, 4e8)))
     assert "not steady" not in evidence_of(
-        limit_of("save", [entry], ON_DRIVE, steadiness(pieces_of_hosts([even])))
+        limit_of("save", [entry], ON_DRIVE, steadiness(pieces_of_ranks([even])))
     )
-    unseen = RankReport(0, "a", [], COUNTED, 0, [(0.0, 5.0), (9.0, 5.0)])
-    assert pieces_of_hosts([even, unseen]) == pieces_of_hosts([]) == []
+    unseen = moved_by(0, [(0.0, 5.0), (9.0, 5.0)])
+    assert pieces_of_ranks([even, unseen]) == pieces_of_ranks([]) == []
+
+
+def test_the_rate_of_those_that_are_left_is_not_the_drives() -> None:
+    """An accelerator with twice the bytes goes on alone, at half the rate of both."""
+    both = [moved_by(0, moving((15, 1e8)), seconds=15.0), moved_by(1, moving((30, 1e8)))]
+    steady = steadiness(pieces_of_ranks(both))
+    assert steady is not None and steady.trend == "steady"
+    assert steady.rounds == pytest.approx([2e8] * 5)
 
 
 def test_o_direct_is_advised_where_it_is_not_there_yet() -> None:

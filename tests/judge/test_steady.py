@@ -8,10 +8,9 @@ from typing import Any, cast
 import pytest
 
 from dlemu.config.model import load_workload
-from dlemu.host.devices import DeviceCounters
-from dlemu.judge import drive_rates
-from dlemu.judge.drive_rates import DriveRates, pieces_of
+from dlemu.judge import own_rates
 from dlemu.judge.outcome import with_metrics
+from dlemu.judge.own_rates import OwnRates, pieces_of
 from dlemu.judge.steady import Level, Piece, Steadiness, steadiness, trend_of
 from dlemu.judge.summary import Measured, Summary
 from dlemu.report.words import fed, sentence
@@ -126,42 +125,22 @@ def test_a_run_says_what_it_fed_over_time_and_never_from_the_mean(tmp_path: Path
     assert not [each for each in steady["findings"] if each["kind"] == "not_steady"]
 
 
-class Drive:
-    """A drive whose counters a test moves on."""
-
-    def __init__(self) -> None:
-        self.read, self.written = 10**9, 5
-
-    def counters(self) -> DeviceCounters | None:
-        return DeviceCounters(1, self.read, 0, 0, 0, self.written)
-
-
-def test_drives_are_looked_at_while_something_moves_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a clock of the test's: ten seconds at one rate, reads and writes, then ten at a fifth."""
-    drive = Drive()
-    monkeypatch.setattr(drive_rates, "devices_under", lambda *folders: [drive])
-    monkeypatch.setattr(drive_rates, "_PERIOD", 1e6)  # the test looks itself
-    now = iter(range(100))
+def test_bytes_are_counted_while_something_moves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's: ten seconds at one rate, then ten at a fifth."""
+    monkeypatch.setattr(own_rates, "_PERIOD", 1e6)  # the test looks itself
+    now, moved = iter(range(100)), [1e9]
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))
-    with DriveRates(tmp_path) as rates:
+    with OwnRates(lambda: moved[0]) as rates:
         for second in range(20):
-            drive.read += 10**8 if second < 10 else 2 * 10**7
-            drive.written += 10**8 if second < 10 else 2 * 10**7
+            moved[0] += 2e8 if second < 10 else 4e7
             rates._look()
         found = rates.steadiness()
     assert found is not None and found.trend == "fell"
     assert levels(found)[0] == (10.0, 2e8)
     assert pieces_of(rates.moved[:1]) == pieces_of([]) == []
-    with DriveRates(tmp_path) as still:
+    with OwnRates(lambda: moved[0]) as still:
         still._look()
     assert pieces_of(still.moved) == [], "no byte was counted"
-    counts = iter((0.0, 4e8, 8e8))
-    with DriveRates(tmp_path, count=lambda: next(counts)) as counted:
-        drive.read += 10**12  # another program
-        counted._look()
-    assert [piece.bytes_per_second for piece in pieces_of(counted.moved)] == [4e8, 4e8]
     assert pieces_of([(0.0, 0.0), (1.0, 5e8), (2.0, 0.0)]) == [Piece(1.0, 5e8)], "its process ended"
     close = [(0.0, 0.0), (0.1, 5e8), (1.0, 1e9), (1.2, 1e9)]
     assert pieces_of(close) == [Piece(1.0, 1e9)], "looks too close to tell a rate are left out"

@@ -30,22 +30,35 @@ class Group:
         (self.folder / "cgroup.procs").write_text(f"{pid}\n")
 
 
-@contextlib.contextmanager
-def throttled_reads(
-    folder: Path, bytes_per_second: int, *others: tuple[Path, int]
-) -> Iterator[Group]:
-    """Hold reads from the disk under a folder to a rate; cached reads are not held.
+@dataclass(frozen=True)
+class Throttle(Group):
+    """A cgroup whose processes read disks at set rates; cached reads are not held."""
 
-    `others` are more folders, each with its rate.
-    """
-    rates = [(_disk_number(place), rate) for place, rate in ((folder, bytes_per_second), *others)]
-    with _group("blkio", "io") as (group, edition):
-        for number, rate in rates:
-            if edition == 1:
-                _limit(group, "blkio.throttle.read_bps_device", f"{number} {rate}")
+    edition: int
+    writes: bool
+
+    def hold(self, folder: Path, bytes_per_second: int) -> None:
+        """Hold reads of the disk under a folder to a rate, and writes to the same where asked."""
+        number = _disk_number(folder)
+        for what in ("read", "write") if self.writes else ("read",):
+            if self.edition == 1:
+                file = f"blkio.throttle.{what}_bps_device"
+                _limit(self, file, f"{number} {bytes_per_second}")
             else:
-                _limit(group, "io.max", f"{number} rbps={rate}")
-        yield group
+                _limit(self, "io.max", f"{number} {what[0]}bps={bytes_per_second}")
+
+
+@contextlib.contextmanager
+def throttled(*rates: tuple[Path, int], writes: bool = False) -> Iterator[Throttle]:
+    """Hold reads from the disk under each folder to the bytes per second beside it.
+
+    `writes`: hold them as well. Only direct ones are held everywhere.
+    """
+    with _group("blkio", "io") as (group, edition):
+        made = Throttle(group.folder, edition, writes)
+        for folder, rate in rates:
+            made.hold(folder, rate)
+        yield made
 
 
 @contextlib.contextmanager

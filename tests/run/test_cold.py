@@ -16,7 +16,7 @@ from dlemu.run import cold
 from dlemu.run.cold import ColdStart
 from dlemu.run.job import run_job
 from dlemu.storage.pagecache import Pages
-from tests.lab.cgroups import throttled_reads
+from tests.lab.cgroups import throttled
 from tests.lab.commands import small_job, summary_of
 from tests.lab.drives import own_drive
 from tests.lab.mounted_cache import rclone_cache
@@ -210,7 +210,7 @@ def test_a_fuse_cache_between_two_drives(tmp_path: Path) -> None:
         keys |= {"dataset__record_length_bytes_stdev": 0, "reader__batch_size": 1}
         job = small_job(origin, **keys, reader__read_threads=2, train__epochs=3)
         with (
-            throttled_reads(origin, SLOW, (cache, FAST)) as group,
+            throttled((origin, SLOW), (cache, FAST)) as group,
             rclone_cache(origin, cache, point, enter=group.enter),
         ):
             places = {"dataset.data_folder": str(point / "data"), "cache.origin": str(origin)}

@@ -173,6 +173,7 @@ class Latencies:
 
 
 _Pipe: TypeAlias = "Connection[Any, Any]"
+Pids: TypeAlias = Sequence[Sequence[int]]
 
 
 @dataclass
@@ -195,11 +196,12 @@ class CellResult:
 
 
 def perform(
-    works: Sequence[CellJob], ready: Callable[[], object] = lambda: None
+    works: Sequence[CellJob], ready: Callable[[Pids], object] = lambda pids: None
 ) -> list[CellResult]:
     """Run the workers of all works at once; return what those of each did.
 
-    `ready` is called when all of them have opened their files; they begin 0.02 s later.
+    `ready` is called when all of them have opened their files, with the process ids of the workers
+    of each work; they begin 0.02 s later.
     """
     context = multiprocessing.get_context("forkserver")
     # The forkserver has imported this module, so its forks start fast. They do not have this
@@ -218,7 +220,8 @@ def perform(
                 theirs.close()
                 groups[ours] = process, total
         list(_receive_all(groups))  # each says that it is ready
-        ready()
+        workers = groups.values()
+        ready([[own.pid or 0 for own, of in workers if of is total] for total in done])
         start = time.perf_counter() + 0.02  # time for the message to reach all of them
         for pipe in groups:
             with suppress(BrokenPipeError):  # that worker has ended; reading its pipe says so

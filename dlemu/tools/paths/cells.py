@@ -6,7 +6,6 @@ a part of the device.
 """
 
 import math
-import multiprocessing
 import os
 import threading
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import count, repeat
 from pathlib import Path
 from statistics import fmean
@@ -23,10 +23,10 @@ import numpy as np
 
 from dlemu.config.model import Drive
 from dlemu.errors import RunError
-from dlemu.host.devices import listed, read_text, total
+from dlemu.host.devices import PROC, listed, read_text, total
 from dlemu.host.place import Attachment
 from dlemu.host.processes import read_cpu_times
-from dlemu.judge.drive_rates import DriveRates
+from dlemu.judge.own_rates import OwnRates
 from dlemu.judge.steady import fields_of
 from dlemu.ranks.world import World
 from dlemu.storage.files import NO_DIRECT, UNITS, aligned_buffer, create, open_sized
@@ -35,7 +35,7 @@ from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import availability
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.tools.paths import uring
-from dlemu.tools.paths.blocks import CellJob, CellResult, CellSpec, DataPath, perform
+from dlemu.tools.paths.blocks import CellJob, CellResult, CellSpec, DataPath, Pids, perform
 from dlemu.units import PAGE_BYTES, counted, format_bytes
 
 SUM = "sum"
@@ -95,8 +95,8 @@ class Cell(CellSpec):
     """The lowest of the rates that are known to bound this one; None: none is known."""
     ceiling_bytes_per_second: float | None = None
     steady: Mapping[str, Any] | None = None
-    """How steadily its drives worked, the fields of `judge.steady.Steadiness`. None: nothing is
-    counted, the cell was shorter than five seconds, or is a sum."""
+    """How steadily its workers' bytes came, the fields of `judge.steady.Steadiness`. None: nothing
+    is counted, the cell was shorter than five seconds, or is a sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,18 +143,16 @@ def measure(works: Sequence[CellJob], places: Sequence[RankTarget], world: World
     Raises:
         RunError: a transfer failed, or a worker was killed.
     """
-    before: list[HostCounters] = []
+    before, rates = list[HostCounters](), list[OwnRates]()
     by_name = {place.name: place for place in places}
-    moved = _moved_by_workers if len(works) == 1 else None
-    rates = [DriveRates(by_name[work.target].target, count=moved) for work in works]
     with ExitStack() as watching:
 
-        def ready() -> None:
+        def ready(workers: Pids) -> None:
             world.barrier()
             before.append(HostCounters.now())
             world.barrier()  # the ranks begin together, once every host has its counts
-            for each in rates:
-                watching.enter_context(each)
+            for pids in workers:
+                rates.append(watching.enter_context(OwnRates(partial(moved_by, pids))))
 
         done = perform(works, ready)
         use = HostCounters.now().since(before[0])
@@ -167,11 +165,11 @@ def measure(works: Sequence[CellJob], places: Sequence[RankTarget], world: World
     return [*cells, _cell(sum_of(cells[0]), found)] if len(cells) > 1 else cells
 
 
-def _moved_by_workers() -> float:
-    """Return the bytes that the workers have had read and written: of all that this process has."""
+def moved_by(pids: Sequence[int]) -> float:
+    """Return the bytes that these processes have had read from storage and written to it."""
     total = 0
-    for worker in multiprocessing.active_children():
-        for line in read_text(Path(f"/proc/{worker.pid}/io")).splitlines():
+    for pid in pids:
+        for line in read_text(PROC / f"{pid}/io").splitlines():
             name, _, number = line.partition(": ")
             total += int(number) if name in ("read_bytes", "write_bytes") else 0
     return float(total)

@@ -30,7 +30,7 @@ from dlemu.storage.owned import held
 from dlemu.terminal import silent
 from dlemu.tools.paths import cells as cells_module
 from dlemu.tools.paths import sweep, uring
-from dlemu.tools.paths.blocks import PATTERNS, CellJob, DataPath, Latencies, Pattern, perform
+from dlemu.tools.paths.blocks import PATTERNS, CellJob, DataPath, Latencies, Pattern, Pids, perform
 from dlemu.tools.paths.cells import HostCounters, read_joules, write_random_file
 from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
 from dlemu.tools.paths.uring import Ring
@@ -121,7 +121,8 @@ def test_a_worker_that_fails_says_what_and_where(tmp_path: Path) -> None:
 def test_a_worker_that_is_killed_is_noticed(tmp_path: Path) -> None:
     job = work(tmp_path, io_size=4096, seconds=600)
 
-    def kill_one() -> None:
+    def kill_one(pids: Pids) -> None:
+        assert [len(each) for each in pids] == [2]
         one, _ = multiprocessing.active_children()
         one.kill()
 

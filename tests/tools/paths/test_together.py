@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest.mock import Mock
 
 import psutil
@@ -23,7 +23,7 @@ from dlemu.storage.gpu import cuda, cufile
 from dlemu.storage.gpu.cufile import Availability, CufileError
 from dlemu.terminal import silent
 from dlemu.tools.paths import blocks, cells, sweep
-from dlemu.tools.paths.blocks import CellJob, CellResult, Latencies
+from dlemu.tools.paths.blocks import CellJob, CellResult, Latencies, Pids
 from dlemu.tools.paths.sweep import run_paths
 from tests.lab.bench import Run, launched
 from tests.lab.many_hosts import ManyHosts
@@ -43,9 +43,9 @@ def folders(tmp_path: Path) -> tuple[Path, ...]:
 def fakes(events: list[str], rates: Sequence[int]) -> Callable[..., list[CellResult]]:
     """Return a `perform` of so many blocks in a second, for the first work, the second, ..."""
 
-    def perform(works: Sequence[CellJob], ready: Callable[[], None]) -> list[CellResult]:
+    def perform(works: Sequence[CellJob], ready: Callable[[Pids], None]) -> list[CellResult]:
         events.append("open")
-        ready()
+        ready([[] for _ in works])
         events.append("read")
         found = []
         for work, num in zip(works, rates[: len(works)], strict=True):
@@ -79,6 +79,35 @@ def test_the_sum_is_that_of_all_blocks_and_of_the_rates(
     assert "4 cells, 0 of them measured before; 3 x 100 ms = 300 ms" in events
     run_paths(plan(*folders, together="both", drive=datasheet), events.append)
     assert events[-1] == "4 cells, 4 of them measured before", "nor the sum"
+
+
+def test_each_target_is_steady_by_the_bytes_of_its_own_workers(
+    folders: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by its drive's counters: the two lie on one drive, and so does a neighbour's job."""
+    counted: list[float] = []
+
+    class Looks(cells.OwnRates):
+        def __enter__(self) -> Self:
+            counted.append(self._count())
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            assert len(counted) == 2
+
+    def perform(works: Sequence[CellJob], ready: Callable[[Pids], None]) -> list[CellResult]:
+        return fakes([], (1000, 3000))(works, lambda pids: ready([[11, 12], [21]]))
+
+    for pid, read, written in ((11, 1, 2), (12, 4, 8), (21, 16, 32)):
+        (tmp_path / str(pid)).mkdir()
+        text = f"rchar: 900\nread_bytes: {read}\nwrite_bytes: {written}\n"
+        (tmp_path / str(pid) / "io").write_text(f"{text}cancelled_write_bytes: 7\n")
+    monkeypatch.setattr(cells, "PROC", tmp_path)
+    monkeypatch.setattr(cells, "OwnRates", Looks)
+    monkeypatch.setattr(cells, "perform", perform)
+    run_paths(plan(*folders, together="on"), silent)
+    assert counted == [15, 48]
+    assert cells.moved_by([]) == cells.moved_by([99]) == 0, "one that has ended"
 
 
 def test_what_one_target_cannot_do_is_measured_on_the_other_alone(
@@ -292,9 +321,9 @@ class FakeCufile:
         return CufileError(0, 0)
 
 
-def in_process(works: Sequence[CellJob], ready: Callable[[], None]) -> list[CellResult]:
+def in_process(works: Sequence[CellJob], ready: Callable[[Pids], None]) -> list[CellResult]:
     """Do as `perform`, one work after the other, in this process."""
-    ready()
+    ready([[] for _ in works])
     found = []
     for work in works:
         pipe = Mock(**{"recv.return_value": 0.0})

@@ -1,12 +1,10 @@
-"""How steadily drives move bytes while something that is no run reads or writes them."""
+"""How steadily bytes are read or written by what is no run: by those alone who count them."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Self
 
-from dlemu.host.devices import devices_under
 from dlemu.judge.steady import Piece, Steadiness, steadiness
 
 _PERIOD = 1.0
@@ -16,15 +14,15 @@ Moved = tuple[float, float]
 """Seconds of a clock, and the bytes that were moved until then."""
 
 
-class DriveRates:
-    """Looks about once a second at how many bytes the drives under folders have read and written.
+class OwnRates:
+    """Looks about once a second at `count()`, the bytes that were read or written until now.
 
-    Other programs' bytes count as well; a server or a bucket has no drive here. Who counts the
-    bytes gives `count`, which returns those until now: then these alone count.
+    Counters of drives would not do: they count the bytes of other programs as well, and of several
+    targets on one drive those of all.
     """
 
-    def __init__(self, *folders: Path, count: Callable[[], float] | None = None) -> None:
-        self._devices, self._count = devices_under(*folders), count
+    def __init__(self, count: Callable[[], float]) -> None:
+        self._count = count
         self.moved: list[Moved] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
@@ -40,7 +38,7 @@ class DriveRates:
         self._look()
 
     def steadiness(self) -> Steadiness | None:
-        """Return how steady the rate was; None: nothing is counted, or it was too short."""
+        """Return how steady the rate was; None: no byte was counted, or it was too short."""
         return steadiness(pieces_of(self.moved))
 
     def _look_on(self) -> None:
@@ -48,14 +46,7 @@ class DriveRates:
             self._look()
 
     def _look(self) -> None:
-        if self._count is not None:
-            self.moved.append((time.perf_counter(), self._count()))
-            return
-        found = [device.counters() for device in self._devices]
-        known = [each for each in found if each is not None]
-        if known:
-            at = sum(each.read_bytes + each.written_bytes for each in known)
-            self.moved.append((time.perf_counter(), float(at)))
+        self.moved.append((time.perf_counter(), self._count()))
 
 
 def pieces_of(moved: Sequence[Moved]) -> list[Piece]:
