@@ -33,8 +33,8 @@ from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.extents import extent_reader
 from dlemu.storage.files import sync_folder
-from dlemu.storage.owned import OwnedFolder, direct, disk_bytes, room
-from dlemu.storage.place import Place, ReaderKeys, path_of, place_of
+from dlemu.storage.owned import OwnedFolder, OwnedPlace, direct, disk_bytes, room
+from dlemu.storage.place import ReaderKeys, path_of, place_of
 from dlemu.storage.probe import probe_writing
 from dlemu.terminal import Say
 from dlemu.units import counted, format_bytes
@@ -162,15 +162,8 @@ class CheckpointFolder(OwnedFolder):
 
 
 @dataclass(frozen=True)
-class CheckpointPlace(CheckpointFolder):
+class CheckpointPlace(OwnedPlace, CheckpointFolder):
     """Checkpoints where names need no folders: without a lock, and with room for all."""
-
-    place: Place = field(kw_only=True)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold nothing: no other command is kept away."""
-        yield
 
     def make(self, below: Path, *, sync: bool = True) -> None:
         """Do nothing: names need no folder."""
@@ -190,19 +183,6 @@ class CheckpointPlace(CheckpointFolder):
         size, depth = self.piece_bytes, self.section.io_depth
         keys = ReaderKeys(piece_bytes=size, range_bytes=size, in_flight=depth, whole=True)
         return Reader(self.place.at(accelerator).reader(keys), content)
-
-    def _read(self, name: str) -> bytes:
-        return self.place.whole(name)
-
-    def _write(self, name: str, data: bytes) -> None:
-        self.place.put(name, [data])
-
-    def _delete(self, name: str) -> None:
-        if not name.endswith("/"):
-            self.place.delete(name)
-
-    def _below(self, start: str = "") -> Iterator[str]:
-        return (name for name, _ in self.place.list(start.rstrip("/")))
 
 
 def checkpoints_at(path: Path, access: Any, section: CheckpointSection) -> CheckpointFolder:

@@ -144,8 +144,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "try": Command(
         aim="size",
-        line="a first answer for a folder in three minutes",
-        words="FOLDER [key=value ...]",
+        line="a first answer for a folder or a bucket in three minutes",
+        words="FOLDER or s3://BUCKET/FOLDER [key=value ...]",
         about="How many accelerators of each of three workloads the storage under a folder feeds, "
         "what limits them, and the command of a full measurement. The files that are read lie in "
         "FOLDER/dlemu-try and are removed in the end; a dataset of dlemu's that is in FOLDER, or "

@@ -32,7 +32,7 @@ _LEGEND = "AU by dlemu's formula, without the first step; as recorded: by the to
 def main(words: Words) -> Iterator[CommandResult]:
     """Yield the results of `dlemu report`; then print one table of several, and write the page."""
     html, trace = words.path("--html"), words.path("--trace")
-    folders = list(map(Path, words.others))
+    folders = words.folders
     if rest := next((key for key in words.values if not key.startswith("metric.")), ""):
         raise WorkloadError(
             f"dlemu report computes with other metric.* keys only, got {rest}: the rest was run"
@@ -154,7 +154,7 @@ def compare(words: Words) -> CommandResult:
     if len(words.others) < 2:
         raise WorkloadError("dlemu compare needs two folders of results: dlemu compare A B")
     max_loss = None if percent is None else percent / 100
-    pairs = paired(list(map(Path, words.others)))
+    pairs = paired(words.folders)
     documents = [each for pair in pairs for each in compare_folders(pair, max_loss)]
     lost = [line for document in documents for line in losses(document)]
     found = {"kind": "comparisons", "comparisons": documents, "losses": lost, "max_loss": max_loss}

@@ -8,7 +8,6 @@ from dlemu.cli.progress import Doing, show_progress
 from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.errors import WorkloadError
-from dlemu.plugins import is_url
 from dlemu.ranks.world import Alone
 from dlemu.storage.place import path_of
 from dlemu.terminal import say
@@ -43,15 +42,9 @@ def trial_of(words: Words) -> "Trial":
     """Return what the words of a command line ask for."""
     from dlemu.sizing.first import Trial, load_jobs
 
-    if words.folder is None:
-        raise WorkloadError("one folder is needed, on the storage: dlemu try FOLDER")
-    if is_url(url := words.others[0]):
-        job = f"workload=cosmoflow_h100 dataset.data_folder={url.rstrip('/')}/cosmoflow_h100"
-        raise WorkloadError(
-            f"dlemu try reads drives, and {url} is none; for a bucket take dlemu datagen {job} "
-            f"dataset.num_files_train=340 && dlemu size {job} dataset.num_files_train=340 "
-            "size.quick=true"
-        )
+    if len(words.others) != 1:
+        got = f", got {', '.join(words.others)}" if words.others else ""
+        raise WorkloadError(f"one folder is needed, on the storage: dlemu try FOLDER{got}")
     jobs: dict[str, Any] = {}
     own: list[str] = []
     for key, text in words.values.items():
@@ -61,7 +54,8 @@ def trial_of(words: Words) -> "Trial":
             jobs[key] = value_of_word(key, text)
         else:
             own.append(f"{key}={text}")
-    trial = Trial(folder=words.folder, **Words(own).tree("try"))
+    place = path_of(words.others[0], "folder")
+    trial = Trial(folder=place, **Words(own).tree("try"))
     return trial.model_copy(update={"jobs": load_jobs(trial.workloads, jobs)})
 
 

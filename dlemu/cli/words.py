@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlemu.config.compose import known_workloads, refuse_tilde, set_key, without_secrets
 from dlemu.errors import WorkloadError, did_you_mean
+from dlemu.plugins import is_url
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -142,11 +143,22 @@ class Words:
         """The folder that stands there as a word of its own; None without one.
 
         Raises:
-            WorkloadError: there are several.
+            WorkloadError: there are several, or it is a URL.
         """
         if len(self.others) > 1:
             raise WorkloadError(f"one folder is needed, got {', '.join(self.others)}")
-        return Path(self.others[0]) if self.others else None
+        return self.folders[0] if self.others else None
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of this host that stand there as words of their own.
+
+        Raises:
+            WorkloadError: one is a URL.
+        """
+        if url := next(filter(is_url, self.others), None):
+            raise WorkloadError(f"{url} is no folder of this host; name one, or a mount of it")
+        return list(map(Path, self.others))
 
 
 def is_key_value(word: str) -> bool:

@@ -25,7 +25,7 @@ from dlemu.config.refusal import Names as Names
 from dlemu.config.refusal import ParsedText, describe
 from dlemu.errors import WorkloadError
 from dlemu.formats import FORMATS
-from dlemu.plugins import Registry
+from dlemu.plugins import Registry, is_url
 from dlemu.units import parse_bytes, parse_seconds, unmistakable, with_unit
 
 T = TypeVar("T")
@@ -271,6 +271,14 @@ def _results(value: object) -> object:
     return value
 
 
+def _local(value: object) -> object:
+    """Refuse URLs, of which a Path would make names of files."""
+    if isinstance(value, str) and is_url(value):
+        raise ValueError(f"{value} is no folder of this host; name one, or a mount of it")
+    return value
+
+
+LocalPath = Annotated[Path, BeforeValidator(_local)]
 ResultsFolder = Annotated[Path, BeforeValidator(_results)]
 """Where a command without a workload keeps its results: output=PLACE, or output.folder=PLACE."""
 Listed = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]

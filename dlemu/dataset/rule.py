@@ -349,8 +349,11 @@ def _extending(workload: Workload, num_files: int) -> str:
     return datagen_command(workload, num_files)
 
 
-_REACHED_BY = ("storage_root", "endpoint_url", "region", "proxy", "ca_file", "verify_tls")
-"""Keys of `storage` without which a server is not reached."""
+REACHED_BY = tuple(
+    f"storage.{key}"
+    for key in ("storage_root", "endpoint_url", "region", "proxy", "ca_file", "verify_tls")
+)
+"""Keys without which a server is not reached."""
 
 
 def datagen_command(
@@ -366,7 +369,7 @@ def datagen_command(
         folder = workload.data_folder
     more: dict[str, object] = {"dataset.data_folder": folder}
     workload = workload.with_keys({"storage.storage_root": "./"})  # `folder` has it already
-    keys = [f"storage.{key}" for key in _REACHED_BY]
+    keys = [*REACHED_BY]
     keys += [f"dataset.{key}" for key in DatasetSection.model_fields]
     if num_files == "auto":
         keys += ["reader.batch_size", "host_memory"]

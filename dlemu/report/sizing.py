@@ -54,9 +54,13 @@ COMPUTED = "(computed): no run had so many; the number follows from the rate of 
 REAL = "N*: the number of accelerators, with its fraction, at which AU meets the threshold"
 AT_LEAST = "≥: the storage was not the limit, it may feed more"
 QUICK = "quick: the dataset is smaller than the rule requires"
-FIRST = (
-    "a first answer, not by the benchmark's rule: small files were read again and again with "
-    "O_DIRECT, so a cache in the drive, its controller or a server may have served them"
+FIRST = "a first answer, not by the benchmark's rule: "
+_FIRST_OF_FILES = (
+    f"{FIRST}small files were read again and again with O_DIRECT, so a cache in the drive, its "
+    "controller or a server may have served them"
+)
+_FIRST_OF_OBJECTS = (
+    f"{FIRST}small objects were read again and again, so a cache of the server may have served them"
 )
 _LOOKS: tuple[Look, ...] = ("first", "second", "third", "fourth")
 
@@ -160,7 +164,7 @@ def _present_try(answers: Sequence[Answer]) -> list[Block]:
                 f"{REAL}; one needs: bytes/s at the required AU",
                 *[COMPUTED] * any(answer["is_computed"] for answer in answers),
                 *_held(answers),
-                FIRST,
+                *_first(answers),
             ]
         ),
         *(Lines([f"{a['workload']}: {line}"]) for a in answers for line in _of_first_reads(a)),
@@ -210,9 +214,15 @@ def present_table(answers: Sequence[Answer]) -> list[Block]:
         for found in each["findings"]
         if found["kind"] not in _OF_ONE_RUN
     )
-    notes += [FIRST] * any(each["first"] for each in answers)
+    notes += _first([each for each in answers if each["first"]])
     plots = [_plot_of_all(answers)] if len(answers) > 1 else []
     return [table, Lines(notes), *plots]
+
+
+def _first(answers: Sequence[Answer]) -> list[str]:
+    """Return why an answer of `dlemu try` is only a first one; nothing without answers."""
+    by_place = (_FIRST_OF_OBJECTS if is_url(a["data_folder"]) else _FIRST_OF_FILES for a in answers)
+    return [*dict.fromkeys(by_place)]
 
 
 def sentence(answer: Answer) -> str:

@@ -1,4 +1,4 @@
-"""A first answer for the drive under a folder, in a few minutes: `dlemu try`.
+"""A first answer for the drive under a folder, or for a bucket, in a few minutes: `dlemu try`.
 
 For each workload:
 
@@ -17,11 +17,10 @@ files; the text says so.
 import errno
 import math
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,12 +35,12 @@ from dlemu.datagen.survey import folders_below
 from dlemu.datagen.verify import verify
 from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset, Layout, Repeated, layout_of
-from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
+from dlemu.dataset.rule import REACHED_BY, SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import devices_under, lies_in_memory
-from dlemu.host.place import find_host
 from dlemu.judge.findings import note, remark
 from dlemu.judge.folders import hold
+from dlemu.judge.header import host_of
 from dlemu.loaders import most_accelerators
 from dlemu.ranks.world import Alone
 from dlemu.report.words import told
@@ -65,8 +64,8 @@ from dlemu.sizing.search import (
     by_first_reads,
     search,
 )
-from dlemu.storage.owned import OwnedFolder, direct
-from dlemu.storage.probe import probe_writing
+from dlemu.storage.owned import OwnedFolder, OwnedPlace, direct
+from dlemu.storage.place import Place, place_of
 from dlemu.terminal import Say, complain, say
 from dlemu.units import (
     ceil_div,
@@ -96,6 +95,7 @@ _HEADROOM = 1.25
 _SIZE_KEYS = (
     *("reader.data_loader", "reader.read_threads", "reader.batch_size", "metric.au"),
     *("train.computation_time", "train.epochs", "dataset.record_length_bytes"),
+    *REACHED_BY,
 )
 _FREE_SHARE = 0.9
 _LEAST_FILES = 2
@@ -119,34 +119,45 @@ class Files:
 
 
 @contextmanager
-def scratch_folder(folder: Path, *, keep: bool) -> Iterator[OwnedFolder]:
+def scratch_folder(place: Place, *, keep: bool) -> Iterator[OwnedFolder]:
     """Yield a held folder for the files of a try; remove it in the end, whatever happens.
 
     Raises:
         DatasetError: the folder is none, lies in memory, cannot be written, or cannot be read with
             O_DIRECT.
         WorkloadError: another try uses it, or what has its name is somebody else's.
+        RunError: the place does not answer.
     """
+    own = _scratch_at(place)
+    with ExitStack() as stack:
+        try:
+            fields = {"removed": "when dlemu try ends; see dlemu try --help"}
+            stack.enter_context(own.passing(fields, complain, keep=keep))
+            is_cold = not place.has_page_cache or direct(own.path)
+        except OSError as error:
+            raise DatasetError(f"{place.path} cannot be written ({error.strerror})") from None
+        if not is_cold:
+            raise DatasetError(
+                f"{place.path} has no O_DIRECT, so memory would answer for the drive; write a "
+                "dataset of five times the memory instead: dlemu datasize, dlemu datagen, "
+                "dlemu size"
+            )
+        yield own
+
+
+def _scratch_at(place: Place) -> OwnedFolder:
+    """Return the folder of a try in a place. Raises DatasetError as `scratch_folder` does."""
+    folder, own = place.path, place.path / NAME
+    if not place.has_paths:
+        below = replace(place, path=own)
+        return OwnedPlace(own, _MARK, _is_ours, "folder", is_named=False, place=below)
     if not folder.is_dir():
         raise DatasetError(f"{folder} is no folder; name one on the storage to be tried")
     if lies_in_memory(folder):
         raise DatasetError(
             f"{folder} lies in memory, where no drive is read; name a folder on the storage"
         )
-    own = OwnedFolder(folder / NAME, _MARK, _is_ours, "folder", is_named=False)
-    with ExitStack() as stack:
-        try:
-            fields = {"removed": "when dlemu try ends; see dlemu try --help"}
-            stack.enter_context(own.passing(fields, complain, keep=keep))
-            is_direct = direct(own.path)
-        except OSError as error:
-            raise DatasetError(f"{folder} cannot be written ({error.strerror})") from None
-        if not is_direct:
-            raise DatasetError(
-                f"{folder} has no O_DIRECT, so memory would answer for the drive; write a dataset "
-                "of five times the memory instead: dlemu datasize, dlemu datagen, dlemu size"
-            )
-        yield own
+    return OwnedFolder(own, _MARK, _is_ours, "folder", is_named=False)
 
 
 def _is_ours(name: str) -> bool:
@@ -155,44 +166,56 @@ def _is_ours(name: str) -> bool:
     return name.endswith("/") or ".dlemu" in folders or _OURS.fullmatch(own) is not None
 
 
-def find_files(folder: Path, workload: Workload) -> Files | None:
-    """Return a dataset in a folder, or one level below it, that the workload can read."""
-    for place in (folder, folder / NAME / workload.name, *folders_below(folder, workload.name)):
+def find_files(place: Place, workload: Workload) -> Files | None:
+    """Return a dataset in a folder, or one level below it, that the workload can read.
+
+    Without paths it is looked for under the workload's name alone: a list may be long.
+    """
+    folder, kept = place.path, place.path / NAME / workload.name
+    below = folders_below(folder, workload.name) if place.has_paths else [folder / workload.name]
+    for path in (folder, kept, *below):
         with suppress(DlemuError, OSError):  # damaged, or somebody else's: then files are written
-            manifest = read_manifest(place)
+            manifest = read_manifest(path, place.access)
             if manifest is None or manifest.layout.num_files < _LEAST_FILES:
                 continue
-            if place == folder / NAME / workload.name and verify(place, full=False):
+            if path == kept and verify(path, full=False, access=place.access):
                 continue  # a try that was stopped while it wrote or removed files
             layout = manifest.layout
             keys: dict[str, object] = {
-                "dataset.data_folder": str(place.absolute()),
+                "dataset.data_folder": str(path.absolute()),
                 "dataset.num_files_train": layout.num_files,
                 "dataset.seed": layout.seed,
                 "dataset.file_prefix": layout.prefix,
                 "dataset.num_subfolders_train": layout.num_subfolders,
             }
             own = workload.with_keys(keys)
-            manifest.check(layout_of(own), place)
+            manifest.check(layout_of(own), path)
             return Files(own, layout, written=False)
     return None
 
 
+def _free(place: Place) -> float:
+    """Return the bytes that are free in a place; inf where there is no bound."""
+    room = place.room()
+    return math.inf if room is None else room[1]
+
+
 def plan_files(
-    own: Path, workloads: list[Workload], max_bytes: int, *, most_each: float
+    place: Place, workloads: list[Workload], max_bytes: int, *, most_each: float
 ) -> list[Files]:
     """Return the files to write for each workload, `max_bytes` together, `most_each` for one.
 
     Raises:
         RunError: there is no room for the fewest files that make sense.
     """
-    free = shutil.disk_usage(own).free
+    free = _free(place)
     room = min(max_bytes, _FREE_SHARE * free)
     least = sum(_LEAST_FILES * _file_bytes(workload) for workload in workloads)
     if least > room:
         remedy = "raise max_bytes" if room == max_bytes else "free space"
+        has = "room for all" if math.isinf(free) else f"{format_bytes(free)} free"
         raise RunError(
-            f"{own.parent} has {format_bytes(free)} free, and dlemu try may write "
+            f"{place.path} has {has}, and dlemu try may write "
             f"{format_bytes(room)} of it; {format_bytes(least)} are needed: {remedy}, or name "
             "fewer workloads"
         )
@@ -202,7 +225,7 @@ def plan_files(
         share = min(max(room / left, _LEAST_FILES * _file_bytes(workload)), room - rest, most_each)
         number = max(_LEAST_FILES, int(share / _file_bytes(workload)))
         room -= number * _file_bytes(workload)
-        planned.append(_planned(own, workload, number))
+        planned.append(_planned(place.path / NAME, workload, number))
     return planned
 
 
@@ -233,25 +256,25 @@ def _planned(own: Path, workload: Workload, num_files: int) -> Files:
 
 
 def full_measurement(
-    folder: Path,
+    place: Place,
     files: Files,
     number: int,
     most: int,
     *,
     feeds: float,
     write_rate: float,
-    own: Path,
 ) -> tuple[str, tuple[str, ...]]:
-    """Return what the full measurement below `folder` needs, and its commands: none without room.
+    """Return what the full measurement below a folder needs, and its commands: none without room.
 
     It is of `number` accelerators, and `most` at most; the storage `feeds` so many, as a real
-    number. `own` holds files that will be removed.
+    number. The files of this try will be removed.
     Where the dataset of the rule has no room, it is a quick search.
     """
-    free = shutil.disk_usage(folder).free + sum(
-        path.lstat().st_blocks * 512 for path in own.rglob("*") if path.is_file()
-    )
-    job, have = _job(folder, files, own)
+    free = _free(place)
+    if place.has_paths:
+        own = (path for path in (place.path / NAME).rglob("*") if path.is_file())
+        free += sum(path.lstat().st_blocks * 512 for path in own)
+    job, have = _job(place, files)
     for quick in (False, True):
         job = job.with_keys({"size.quick": quick, "train.epochs": 1 if quick else 5})
         check = SizeCheck(job, layout_of(job), measure_memory(job, Alone()))
@@ -283,16 +306,16 @@ def full_measurement(
     return takes, (datagen_command(job, num_files), size) if num_bytes else (size,)
 
 
-def _job(folder: Path, files: Files, own: Path) -> tuple[Workload, int]:
+def _job(place: Place, files: Files) -> tuple[Workload, int]:
     """Return the workload with the folder of its full dataset, and the files that are there."""
-    workload = files.workload
-    place = workload.data_folder
-    if not files.written and not place.is_relative_to(own.absolute()):
+    workload, folder = files.workload, place.path
+    if not files.written and not workload.data_folder.is_relative_to((folder / NAME).absolute()):
         return workload, files.layout.num_files
-    place = folder / workload.name
-    if place.exists():  # another dataset, or something else
-        place = folder / f"{workload.name}.full"
-    return workload.with_keys({"dataset.data_folder": str(place), "dataset.seed": 0}), 0
+    target = folder / workload.name
+    there = target.exists() if place.has_paths else any(place.list(workload.name))
+    if there:  # another dataset, or something else
+        target = folder / f"{workload.name}.full"
+    return workload.with_keys({"dataset.data_folder": str(target), "dataset.seed": 0}), 0
 
 
 class TryOutput(Section, strict=False):
@@ -318,6 +341,15 @@ class Trial(Arguments):
     jobs: Annotated[tuple[Workload, ...], Use(by="")] = ()
     # The workloads, with the other keys that were given.
 
+    def place(self) -> Place:
+        """Return the place of the folder, as the keys `storage.*` reach it.
+
+        Raises:
+            WorkloadError: a value is missing or refused, or it is only read.
+        """
+        place = place_of(self.folder)
+        return place_of(self.folder, place.reach(self.jobs[0].storage if self.jobs else None))
+
 
 def try_storage(
     trial: Trial,
@@ -334,8 +366,9 @@ def try_storage(
         RunError: there is no room, or a run failed.
     """
     end = time.perf_counter() + trial.seconds
+    target = trial.place()
     with (
-        scratch_folder(trial.folder, keep=trial.keep) as scratch,
+        scratch_folder(target, keep=trial.keep) as scratch,
         hold(trial.output.folder, "try") as results,
         SizingRecord(results, tried=trial.folder).failing() as record,
     ):
@@ -348,26 +381,26 @@ def try_storage(
             scratch=str(own),
         )
         say(begins)
-        say(lines_of(facts_of({"system": [find_host(trial.folder)]})))
-        datasets, rate = _datasets(trial, scratch, say)
-        (target,) = names_of([str(trial.folder)])
+        say(lines_of(facts_of({"system": [host_of(target, "")]})))
+        datasets, rate = _datasets(trial, target, scratch, say)
+        (name,) = names_of([str(trial.folder)])
         answers: list[Sized] = []
         for place, (job, files) in enumerate(zip(trial.jobs, datasets, strict=True)):
             share = (end - time.perf_counter()) / (len(datasets) - place)
-            storage = Target(target, str(files.workload.data_folder), len(devices_under(own)))
+            drives = len(devices_under(own)) if target.has_paths else 1
+            storage = Target(name, str(files.workload.data_folder), drives)
             until = time.perf_counter() + share
-            one = _Try(storage, files, record, until=until, end=end, say=say)
+            one = _Try(storage, files, record, until=until, end=end, say=say, access=target.access)
             say(f"{place + 1}/{len(datasets)} {one.describe()}")
             found = one.find()
             number = found.num_accelerators
             needs, commands = full_measurement(
-                trial.folder,
+                target,
                 files,
                 number,
                 found.high or number,
                 feeds=found.real_accelerators or max(1, number),
                 write_rate=rate,
-                own=own,
             )
             reads, asked = files.workload.reader.data_loader, job.reader.data_loader
             instead = remark("other_loader", reads=reads, asked=asked)
@@ -383,10 +416,10 @@ def try_storage(
         return answers
 
 
-def _write_rate(own: Path) -> float:
+def _write_rate(place: Place) -> float:
     """Return bytes per second that can be written; inf if nothing: `plan_files` then refuses."""
     try:
-        return probe_writing(own, seconds=1.0)
+        return place.write_rate(seconds=1.0)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -402,29 +435,38 @@ def load_jobs(names: Sequence[str], keys: dict[str, Any]) -> tuple[Workload, ...
     return jobs
 
 
-def _datasets(trial: Trial, scratch: OwnedFolder, say: Say) -> tuple[list[Files], float]:
+def _datasets(
+    trial: Trial, place: Place, scratch: OwnedFolder, say: Say
+) -> tuple[list[Files], float]:
     """Return the files that each workload reads, those that are there or such as are planned.
 
     Also the bytes per second that can be written. What another try has left, and this one does not
     read, is removed first.
     """
-    jobs = [_readable(workload, say) for workload in trial.jobs]
-    there = [find_files(trial.folder, job) for job in jobs]
+    jobs = [_readable(workload, place, say) for workload in trial.jobs]
+    there = [find_files(place, job) for job in jobs]
     read = {found.workload.data_folder for found in there if found is not None}
-    for left in (path for path in scratch.path.absolute().iterdir() if path.is_dir()):
-        if left not in read:
-            scratch.discard(left.name, say)
-    rate = _write_rate(scratch.path)
+    for name in scratch.folders():
+        if scratch.path.absolute() / name not in read:
+            scratch.discard(name, say)
+    rate = _write_rate(replace(place, path=scratch.path))
     missing = [job for job, found in zip(jobs, there, strict=True) if found is None]
     most_each = _WRITE_SHARE * trial.seconds * rate
-    planned = iter(plan_files(scratch.path, missing, trial.max_bytes, most_each=most_each))
+    planned = iter(plan_files(place, missing, trial.max_bytes, most_each=most_each))
     return [next(planned) if found is None else found for found in there], rate
 
 
-def _readable(workload: Workload, say: Say) -> Workload:
+def _readable(workload: Workload, place: Place, say: Say) -> Workload:
     """Return the workload as a try reads it: directly, by a loader that is installed."""
-    keys = {"reader.odirect": True, "train.epochs": 1, "workflow.checkpoint": False}
-    workload = workload.with_keys({**keys, "output.drop_caches": False})
+    workload = workload.with_keys(
+        {
+            "dataset.data_folder": str((place.path / NAME / workload.name).absolute()),
+            "reader.odirect": place.has_page_cache,
+            "train.epochs": 1,
+            "workflow.checkpoint": False,
+            "output.drop_caches": False,
+        }
+    )
     try:
         check_job(workload, Alone())
     except WorkloadError as error:
@@ -451,13 +493,14 @@ class _Try(Search):
         until: float,
         end: float,
         say: Say,
+        access: Any = None,
     ) -> None:
         # Steps of a run: for a share of the time, but many more than are read ahead.
         step = files.workload.train.computation_time.mean / files.workload.metric.au
         fitting = math.floor(_RUN_SHARE * (until - time.perf_counter()) / step)
         self._num_steps = max(_LEAST_AHEAD * files.workload.batches_in_flight, fitting)
         workload = files.workload.with_keys({"train.total_training_steps": self._num_steps})
-        self._files, self._until, self._end = files, until, end
+        self._files, self._until, self._end, self._access = files, until, end, access
 
         def tell(text: str) -> None:
             say(f"{text}{self._left()}")
@@ -481,7 +524,7 @@ class _Try(Search):
         """Return the answer for the workload."""
         if self._files.written:
             generate(self._files.workload, world=Alone())
-        dataset = Dataset(self._workload, self._files.layout)
+        dataset = Dataset(self._workload, self._files.layout, access=self._access)
         rate = probed_rate(dataset, once=True)
         threshold = 100 * self._workload.metric.au
         taken = self._workload.metric.au * self._workload.demand
@@ -493,7 +536,7 @@ class _Try(Search):
             num_accelerators=self._expected,
         )
         self._say(probed)
-        if self._expected < _SURELY_NONE:
+        if 0 < self._expected < _SURELY_NONE:
             return Sizing(
                 num_accelerators=0,
                 real_accelerators=self._expected,
@@ -523,7 +566,7 @@ class _Try(Search):
             self._say(told("no_time_is_left"))
             found = answer(self._points, goal)
         moved = max(p.num_accelerators * p.au_percentage for p in self._points) / threshold
-        if moved > _FASTER * self._expected and not self._points[0].levels:
+        if moved > _FASTER * self._expected > 0 and not self._points[0].levels:
             is_cached = probed_rate(dataset) > _FASTER * rate
             found = by_first_reads(found, self._expected, rate) if is_cached else found
         return found

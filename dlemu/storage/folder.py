@@ -119,6 +119,11 @@ class Folder(Place):
         paths = [self.path / name for name in names]
         return probe_rate(paths, num_readers=num_readers, seconds=seconds, once=once)
 
+    def write_rate(self, *, seconds: float) -> float:
+        from dlemu.storage.probe import probe_writing
+
+        return probe_writing(self.path, seconds=seconds)
+
     @contextmanager
     def reading(self, name: str) -> Iterator[Read]:
         number, _ = direct_if_possible(open_regular, self.path / name)

@@ -2,6 +2,7 @@
 
 held         a folder that one command uses until it ends
 OwnedFolder  such a folder with a mark, which says what dlemu has put there and may remove
+OwnedPlace   the same in a bucket, or another place without paths
 scratch      files that go at any end
 direct       whether files in a folder are written with O_DIRECT
 room         refuses what a drive has no room for
@@ -17,16 +18,19 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
 from dlemu.ranks.ending import last_act
 from dlemu.storage.files import NO_DIRECT, PARTIAL, create, read_regular, write_atomically
 from dlemu.units import format_bytes
+
+if TYPE_CHECKING:
+    from dlemu.storage.place import Place
 
 _POLL_SECONDS = 0.05
 
@@ -151,10 +155,13 @@ class OwnedFolder:
         """Make and hold it. Raises WorkloadError: it is in use, or cannot be made."""
         with ExitStack() as stack:
             try:
-                stack.enter_context(held(self.path, key=self.key))
+                stack.enter_context(self._hold(key=self.key))
             except OSError as error:
                 raise self._unusable(error) from None
             yield
+
+    def _hold(self, key: str = "") -> AbstractContextManager[None]:
+        return held(self.path, key=key)
 
     def fields(self) -> dict[str, Any] | None:
         """Return what the mark says; None: there is none.
@@ -225,6 +232,10 @@ class OwnedFolder:
                 with suppress(OSError):  # a folder with something foreign, or it is gone
                     self._delete(each)
 
+    def folders(self) -> list[str]:
+        """Return the names of all folders in it, also of foreign ones. Raises as `entries` does."""
+        return sorted({name.partition("/")[0] for name in self._below() if "/" in name})
+
     def discard(self, name: str, say: Callable[[str], object]) -> None:
         """Remove a folder in it that a command which was stopped has left, and say so."""
         say(f"{self.path / name} is left of a command that was stopped, and is removed")
@@ -250,7 +261,7 @@ class OwnedFolder:
             OSError: it cannot be made or written.
         """
         with ExitStack() as stack:
-            stack.enter_context(held(self.path))
+            stack.enter_context(self._hold())
             if self.path.is_symlink() or self.fields() is None:
                 self.entries()  # refuses what is there
             self.write(fields)
@@ -299,6 +310,39 @@ class OwnedFolder:
     def _unusable(self, error: OSError) -> WorkloadError:
         text = f"{self.key} {self.path} cannot be used ({error.strerror})"
         return WorkloadError(text, remedy="name another")
+
+
+@dataclass(frozen=True)
+class OwnedPlace(OwnedFolder):
+    """The same where names need no folders: nothing keeps another command away."""
+
+    place: "Place" = field(kw_only=True)
+
+    def _hold(self, key: str = "") -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _read(self, name: str) -> bytes:
+        return self.place.whole(name)
+
+    def _write(self, name: str, data: bytes) -> None:
+        self.place.put(name, [data])
+
+    def _delete(self, name: str) -> None:
+        if not name.endswith("/"):
+            self.place.delete(name)
+
+    def _below(self, start: str = "") -> Iterator[str]:
+        # What is removed meanwhile is not to be met in the middle of a list.
+        return iter([name for name, _ in self.place.list(start.rstrip("/"))])
+
+    def _clean_at_last(self, say: Callable[[str], None]) -> None:
+        self.clean()
+        if [*self._below()]:
+            say(self._left)
+
+    @property
+    def _left(self) -> str:
+        return f"files are left in {self.path}; the same command uses or removes them"
 
 
 @contextmanager

@@ -11,9 +11,10 @@ does it better.
 """
 
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import isabstract
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from dlemu.storage.extents import ExtentReader
 
 _SMALL_BYTES = 1 << 20
+_PROBE_BYTES = 8 << 20
+"""Of one file that `write_rate` writes."""
 
 Read = Callable[[memoryview, int], int]
 """`read(into, offset)` fills memory with a file's bytes; returns how many, 0 at the file's end.
@@ -244,6 +247,23 @@ class Place(ABC):
             return self.at(number).getter()
 
         return probe_objects(get_of, paths, num_readers=num_readers, seconds=seconds)
+
+    def write_rate(self, *, seconds: float) -> float:
+        """Return bytes per second at which one thread writes; what it wrote is gone at the end.
+
+        Raises:
+            OSError, DlemuError: nothing can be written there.
+        """
+        name, data = f".dlemu-probe.{secrets.token_hex(4)}", secrets.token_bytes(_PROBE_BYTES)
+        begin, done = perf_counter(), 0
+        try:
+            while not done or perf_counter() < begin + seconds:
+                self.put(name, [data])
+                done += len(data)
+            return done / (perf_counter() - begin)
+        finally:
+            with suppress(OSError, DlemuError):
+                self.delete(name)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Read]:

@@ -8,15 +8,16 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
 
 from dlemu.cli.main import run as run_command
 from dlemu.config.model import Workload, load_workload
+from dlemu.config.sections import StorageSection
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.judge.findings import remark
 from dlemu.ranks import ending
@@ -25,9 +26,14 @@ from dlemu.report.sizing import present_sizing
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import Sized, document_of
 from dlemu.sizing.first import Trial, _planned, full_measurement, scratch_folder, try_storage
+from dlemu.storage.folder import Folder
+from dlemu.storage.place import path_of, place_of
+from dlemu.storage.s3 import access_of
 from dlemu.terminal import silent
 from tests.lab import warm
+from tests.lab.commands import Printed
 from tests.lab.drives import drive_folder
+from tests.lab.object_server import Moto, moto_server
 from tests.lab.waiting import LONG, until
 
 TINY = {
@@ -114,6 +120,41 @@ def test_its_folder_is_a_result_as_any_other(
     assert run_command(["report", str(out)]) == 0
     assert capsys.readouterr().out == render_text(present_sizing(document)) + "\n"
     assert run_command(["compare", str(out), str(out)]) == 0
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moto]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    with moto_server() as server:
+        urlopen(Request(f"{server.url}/training", method="PUT")).close()
+        yield server
+
+
+def test_a_bucket_is_tried_as_a_folder_is(bucket: Moto, tmp_path: Path, printed: Printed) -> None:
+    own, where = tmp_path / "out", "s3://training/some/where"
+    keys = [f"{key}={value}" for key, value in TINY.items()]
+    keys += [f"storage.endpoint_url={bucket.url}", "reader.batch_size=1"]
+    words = ["workloads=cosmoflow_h100", "seconds=10", "max_bytes=64KiB", f"output.folder={own}"]
+    printed("try", where, *words, *keys, "keep=true")
+    place = place_of(path_of(where), access_of(StorageSection(endpoint_url=(bucket.url,))))
+    assert any("dlemu-try/cosmoflow_h100/train/" in name for name, _ in place.list(""))
+
+    (own / "sizing.json").unlink()
+    said = printed("try", f"{where}/", *words, *keys)
+    assert "there already" in said and not list(place.list("")), "what was kept is read, then goes"
+    (told,) = json.loads((own / "sizing.json").read_text())["answers"]
+    assert (told["num_accelerators"], told["first"]["written"]) == (3, False)
+    assert "small objects were read again and again" in said and "O_DIRECT" not in said
+    for command in told["first"]["commands"]:
+        assert "storage.endpoint_url=" in command
+        assert f"dataset.data_folder={where}/cosmoflow_h100 " in f"{command} "
+    assert printed("report", own)
+
+    place.put("dlemu-try/notes.txt", [b"mine"])
+    said = printed("try", where, *words, *keys, status=1)
+    assert f"folder {where}/dlemu-try holds notes.txt, which dlemu has not written" in said
+    assert [name for name, _ in place.list("")] == ["dlemu-try/notes.txt"]
 
 
 def test_what_is_not_installed_is_said(
@@ -215,7 +256,7 @@ def test_a_signal_during_a_run_leaves_nothing_or_what_the_next_removes(
 def test_what_cannot_be_removed_is_told_of(
     drive: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with scratch_folder(drive, keep=False) as own:
+    with scratch_folder(place_of(drive), keep=False) as own:
         monkeypatch.setattr("os.unlink", Mock(side_effect=OSError))
         act, late = ending._last_acts[-1]
         act(KeyboardInterrupt())
@@ -265,10 +306,10 @@ def test_the_full_measurement_is_what_has_room(
 ) -> None:
     keys = {"host_memory": "1GiB", "dataset.record_length_bytes": 1e6}
     job = load_workload("unet3d_h100", keys | {"dataset.record_length_bytes_stdev": 0})
-    own = tmp_path / "dlemu-try"
-    planned = _planned(own, job, 20)
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
-    found, commands = full_measurement(tmp_path, planned, 4, 6, feeds=4.2, write_rate=1e9, own=own)
+    planned = _planned(tmp_path / "dlemu-try", job, 20)
+    monkeypatch.setattr(Folder, "room", lambda self: (0, free))
+    place = place_of(tmp_path)
+    found, commands = full_measurement(place, planned, 4, 6, feeds=4.2, write_rate=1e9)
     assert found.startswith(told) and len(commands) == (2 if files else 0)
     assert all(f"dataset.num_files_train={files}" in line for line in commands[:1])
     assert all(("size.quick=true" in line) == ("(quick" in told) for line in commands[1:])

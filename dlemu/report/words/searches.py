@@ -120,6 +120,8 @@ SEARCHES: Mapping[str, Callable[[Any], str]] = {
     "probed_of_try": lambda f: (
         f"     {f.num_readers} readers at once get {format_rate(f.bytes_per_second)}, as much as "
         f"{f.num_accelerators:.1f} accelerators take"
+        if f.bytes_per_second
+        else f"     {f.num_readers} readers at once got no answer in time: a run tells more"
     ),
     "threads_read_instead": lambda f: (
         f"{f.workload}: {f.why}; here threads read, which take less CPU time"

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_validator
 
 from dlemu.config.model import NamedDrive
-from dlemu.config.types import Arguments, Listed, ResultsFolder, Size, Switch
+from dlemu.config.types import Arguments, Listed, LocalPath, ResultsFolder, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.place import cpus_of_node, find_attachment, find_connection
 from dlemu.host.same import age_in_words, age_of, identity_of, what_differs
@@ -88,7 +88,7 @@ def _together(value: object) -> object:
 class Sweep(Arguments):
     """The keys of `dlemu paths`; every combination of their values is a cell."""
 
-    target: Listed[Path] = ()
+    target: Listed[LocalPath] = ()
     """Folders, instead of FOLDER: a local drive, a remote mount. A block device is read only."""
     together: Annotated[Literal["off", "on", "both"] | None, BeforeValidator(_together)] = None
     """Measure all targets at the same time, and their sum; "both": each alone as well. None: on
