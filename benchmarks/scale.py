@@ -24,7 +24,7 @@ from dlemu.dataset.layout import layout_of
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.judge.metrics import find_losses, measure_sums
 from dlemu.judge.records import STEP
-from dlemu.judge.sums import Rule, Sums, sum_up
+from dlemu.judge.sums import RankName, Rule, Sums, sum_up
 from dlemu.storage.folder import Folder
 
 NUM_ACCELERATORS = 1024
@@ -97,7 +97,7 @@ def measure_records(num_files: int, folder: Path) -> None:
     sums = Sums(rule, ())
     for rank in range(NUM_RANKS):
         steps["accelerator"] = rank * len(OWN) + np.arange(len(OWN))
-        sums = sums.joined(sum_up(steps.ravel(), rule, {}, f"rank {rank}"))
+        sums = sums.joined(sum_up(steps.ravel(), rule, {}, RankName(rank)))
     measure_sums(sums)
     find_losses(sums)
 

@@ -34,7 +34,7 @@ from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import with_metrics, without_threshold
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.summary import Summary
-from dlemu.judge.sums import Rule, Sums, sum_all
+from dlemu.judge.sums import RankName, Rule, Sums, sum_all
 from dlemu.ranks.world import Alone, World
 from dlemu.report.run import present_run
 from dlemu.report.text import render_text
@@ -446,7 +446,7 @@ class Meter:
         """Return the sums over the steps of all ranks on rank 0, None elsewhere."""
         parts = self._world.gather(self.steps)
         rule = Rule.of(self.workload)
-        return None if parts is None else sum_all((("", part) for part in parts), rule)
+        return None if parts is None else sum_all(((RankName(), part) for part in parts), rule)
 
     def workload_yaml(self, name: str = "") -> str:
         """Return a workload file of this rank's loop, for `dlemu run workload=FILE`.

@@ -32,10 +32,11 @@ from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DlemuError, RunError
 from dlemu.host.devices import mount_under
-from dlemu.host.intervals import HostObserver, summarize_interval
+from dlemu.host.intervals import HostObserver, end_of, start_of, summarize_interval
 from dlemu.host.processes import host_memory_bytes
 from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.judge.evidence import stored_bytes
+from dlemu.judge.findings import Finding, Tell, note
 from dlemu.judge.folders import begun, first_fields
 from dlemu.judge.header import hosts_of
 from dlemu.judge.records import host_file
@@ -47,14 +48,16 @@ from dlemu.ranks.world import World
 from dlemu.storage.owned import why_full
 from dlemu.storage.pagecache import Pages, drop, drop_all_caches, look
 from dlemu.storage.place import place_of
-from dlemu.terminal import Say, silent
-from dlemu.units import format_rate, format_seconds
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _END_SECONDS = 30.0
 """A thread that ends the process does so within this time."""
 Summary = dict[str, Any]
 _COUNTERS = "reading the drives' counters"
+
+
+def _untold(finding: Finding) -> None:
+    """Say nothing of it: rank 0 does."""
 
 
 @dataclass
@@ -66,7 +69,7 @@ class CheckpointJob:
     _opened: Opened
     _world: World
     _watch: Watchdog
-    _say: Say = silent
+    _tell: Tell = _untold
     _progress: Progress = field(default_factory=Progress)
     _observer: HostObserver | None = None
     """Of this host, on its first rank."""
@@ -241,7 +244,7 @@ class CheckpointJob:
         with watch.phase(doing, watch.longest_at):
             watch.barrier()  # a rank that is late is not in the counts
             if observer is not None:
-                observer.mark(f"{doing} start")
+                observer.mark(start_of(doing))
             watch.barrier()
             begin = time.perf_counter()
             worked = crew.run(lambda n: crew.tools[n].work(folder, files[n], at=watch.at))
@@ -249,8 +252,8 @@ class CheckpointJob:
             between = time.perf_counter() - begin
             interval, stored = None, None
             if observer is not None:
-                observer.mark(f"{doing} end")
-                interval = summarize_interval(observer.between(f"{doing} start", f"{doing} end"))
+                observer.mark(end_of(doing))
+                interval = summarize_interval(observer.during(doing))
                 stored = stored_bytes(interval, self._file_system)
         own = zip(self._plan.accelerators, worked, strict=True)
         each = [(accelerator, *found) for accelerator, found in own]
@@ -260,8 +263,15 @@ class CheckpointJob:
             return []
         self._pieces[kind] += pieces_of_ranks(reports)
         entry = entry_of(step, reports, between)
-        rate = format_rate(entry["num_bytes"] / entry["seconds"])
-        self._say(f"{kind} {turn} of {number}: {format_seconds(entry['seconds'])}, {rate}")
+        found = note(
+            "checkpoint_taken",
+            operation=kind,
+            number=turn,
+            planned=number,
+            seconds=entry["seconds"],
+            bytes_per_second=entry["num_bytes"] / entry["seconds"],
+        )
+        self._tell(found)
         return [entry]
 
     def _note(self, step: int) -> None:
@@ -300,7 +310,7 @@ def run_checkpoints(
     workload: Workload,
     *,
     world: World,
-    say: Callable[[str], None],
+    tell: Tell,
     on_begin: Callable[[Mapping[str, Any]], None],
     progress: Progress,
     warn: Callable[[Path], list[dict[str, Any]]] = lambda results: [],
@@ -320,14 +330,14 @@ def run_checkpoints(
         most = max(plan.bytes_of_hosts().values())
         world.on_first(lambda: check_dcp(most))
     summary = first_fields("checkpoint", workload, world)
-    say = say if world.rank == 0 else silent
+    tell = tell if world.rank == 0 else _untold
     with (
         Watchdog(workload.output.stall_seconds, world) as watch,
-        begun(workload, world, summary, say, watch=watch) as record,
+        begun(workload, world, summary, tell, watch=watch) as record,
         ExitStack() as stack,
     ):
         with watch.phase(f"looking at {target}", lambda: str(target)):
-            folder = stack.enter_context(opened(workload, plan, world, say))
+            folder = stack.enter_context(opened(workload, plan, world, tell))
         plan = plan if folder.shared else plan.on_own_hosts()
         summary["system"] = hosts_of(place_of(target, access_to(workload)), world, watch)
         if world.rank == 0:
@@ -339,19 +349,19 @@ def run_checkpoints(
                 "foreign_share": plan.foreign_share,
             }
             if key.odirect == "auto" and not folder.direct:
-                note = f"checkpoint.odirect=auto: {target} does not take O_DIRECT"
-                summary["notes"].append(note)
+                unused = note("checkpoint_without_odirect", folder=str(target))
+                summary["notes"].append(unused.fields)
             if workload.division == "closed":
                 summary |= {"division": "closed", "edition": workload.metric.edition}
             summary["notes"] += warn(record.folder)
             record.write()
             on_begin(summary)
-        job = CheckpointJob(workload, plan, folder, world, watch, say, progress)
+        job = CheckpointJob(workload, plan, folder, world, watch, tell, progress)
         path = host_file(record.folder, world.rank) if record.folder.is_dir() else None
         found = job.work(path)
         if world.rank == 0:
             found["checkpoint"] = summary["checkpoint"] | found["checkpoint"]
             if key.num_checkpoints_read and key.writer != "dlemu":
-                summary["notes"].append("checkpoint.writer=dcp: nothing was read back")
+                summary["notes"].append(note("not_read_back", writer=key.writer).fields)
             record.complete(found)
     return (record.folder, summary) if world.rank == 0 else None

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -14,7 +15,6 @@ from dlemu.judge.own_rates import Moved
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.place import place_of
-from dlemu.units import format_bytes, format_rate
 
 T = TypeVar("T")
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.05, 1.0, 0.02
@@ -185,8 +185,18 @@ class Movement:
         return sum(each.written_bytes for each in counted if each is not None)
 
 
+@dataclass(frozen=True)
+class CheckpointProgress:
+    """How far `dlemu checkpoint` is; without bytes to work through, `num_bytes` is 0."""
+
+    doing: str
+    num_done: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
 class Progress:
-    """How far `dlemu checkpoint` is, for the thread that shows it; `str` is the line."""
+    """Follows `dlemu checkpoint`, for the thread that shows how far it is."""
 
     def __init__(self) -> None:
         self.does("starting")
@@ -197,12 +207,10 @@ class Progress:
         self._num_bytes, self._begun = num_bytes, time.perf_counter()
         self._doing, self._crew = doing, crew
 
-    def __str__(self) -> str:
-        seconds = time.perf_counter() - self._begun
-        if self._crew is None or seconds < 1:
-            return self._doing
+    def now(self) -> CheckpointProgress:
+        """Return how far it is now."""
+        if self._crew is None:
+            return CheckpointProgress(self._doing)
         done = max(0, self._crew.bytes_done - self._before)
-        return (
-            f"{self._doing}, {format_bytes(done)} of {format_bytes(self._num_bytes)}, "
-            f"{format_rate(done / seconds)}"
-        )
+        seconds = time.perf_counter() - self._begun
+        return CheckpointProgress(self._doing, done, self._num_bytes, seconds)

@@ -29,6 +29,7 @@ from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
+from dlemu.judge.findings import Tell, note
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.extents import extent_reader
@@ -36,7 +37,6 @@ from dlemu.storage.files import sync_folder
 from dlemu.storage.owned import OwnedFolder, OwnedPlace, direct, disk_bytes, room
 from dlemu.storage.place import ReaderKeys, path_of, place_of
 from dlemu.storage.probe import probe_writing
-from dlemu.terminal import Say
 from dlemu.units import counted, format_bytes
 
 _LEAST_BYTES = 8 << 20
@@ -259,7 +259,7 @@ def access_to(workload: Workload) -> Any:
 
 
 @contextmanager
-def opened(workload: Workload, plan: ShardPlan, world: World, say: Say) -> Iterator[Opened]:
+def opened(workload: Workload, plan: ShardPlan, world: World, tell: Tell) -> Iterator[Opened]:
     """Yield the folder, made and held. All ranks call it.
 
     Where checkpoints will be written, those of an earlier command are removed.
@@ -273,7 +273,7 @@ def opened(workload: Workload, plan: ShardPlan, world: World, say: Say) -> Itera
     with ExitStack() as stack:
 
         def take(record: CheckpointRecord | None) -> CheckpointRecord:
-            return stack.enter_context(_taken(place, record, workload, plan, world, say))
+            return stack.enter_context(_taken(place, record, workload, plan, world, tell))
 
         record = world.on_first(lambda: take(None))
         sees = world.local_rank != 0
@@ -328,7 +328,7 @@ def _taken(
     workload: Workload,
     plan: ShardPlan,
     world: World,
-    say: Say,
+    tell: Tell,
 ) -> Iterator[CheckpointRecord]:
     """Yield the record of what is written, or read, in the folder of this host.
 
@@ -348,7 +348,7 @@ def _taken(
         if entries:
             place.of(old).remove()
             number = len({name.partition("/")[0] for name in entries})
-            say(f"removed: {counted(number, 'checkpoint')} of an earlier command")
+            tell(note("earlier_checkpoints_removed", number=number))
         try:
             place.write(vars(new))
             yield new

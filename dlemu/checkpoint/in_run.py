@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,13 +23,12 @@ from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import devices_under
+from dlemu.judge.findings import Finding, Tell, note
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import CheckpointFields
 from dlemu.judge.sums import step_seconds
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
-from dlemu.terminal import Say
-from dlemu.units import counted, format_bytes
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,15 @@ class RankCheckpoints:
     written_bytes: int = 0
 
 
+class InWriting(NamedTuple):
+    """A checkpoint that is being written."""
+
+    number: int
+    """From 1 on."""
+    share: float
+    """That is written, 0 to 1."""
+
+
 def due_after(section: CheckpointSection, *, epoch: int, num_steps: int) -> list[int]:
     """Return after how many steps of an epoch checkpoints are due, as in DLIO.
 
@@ -75,12 +84,12 @@ def due_after(section: CheckpointSection, *, epoch: int, num_steps: int) -> list
     return [num_steps] if is_due else []
 
 
-def when_due(section: CheckpointSection) -> str:
-    """Return when checkpoints are due, in words."""
-    if section.steps_between_checkpoints is not None:
-        return f"one every {counted(section.steps_between_checkpoints, 'step')}"
-    every = section.epochs_between_checkpoints
-    return f"one after epoch {section.checkpoint_after_epoch} and every {counted(every, 'epoch')}"
+def when_due(section: CheckpointSection) -> Finding:
+    """Return when checkpoints are due."""
+    if (steps := section.steps_between_checkpoints) is not None:
+        return note("checkpoints_by_steps", every=steps)
+    every, first = section.epochs_between_checkpoints, section.checkpoint_after_epoch
+    return note("checkpoints_by_epochs", first=first, every=every)
 
 
 def check_checkpoints(workload: Workload, num_accelerators: int) -> None:
@@ -98,13 +107,14 @@ def check_checkpoints(workload: Workload, num_accelerators: int) -> None:
         )
 
 
-def planned_in_run(workload: Workload, num_accelerators: int, num_steps: int) -> str:
-    """Return which checkpoints a run of so many steps an epoch would write, in words."""
-    number = num_due(workload, [num_steps] * workload.train.epochs)
-    size = format_bytes(_plan_of_all(workload, num_accelerators).num_bytes)
-    return (
-        f"{counted(number, 'checkpoint')} of {size}, "
-        f"{when_due(workload.checkpoint)}, to {workload.checkpoint.checkpoint_folder}"
+def planned_in_run(workload: Workload, num_accelerators: int, num_steps: int) -> Finding:
+    """Return which checkpoints a run of so many steps an epoch would write."""
+    return note(
+        "checkpoints_planned",
+        number=num_due(workload, [num_steps] * workload.train.epochs),
+        num_bytes=_plan_of_all(workload, num_accelerators).num_bytes,
+        due=when_due(workload.checkpoint).fields,
+        folder=str(workload.checkpoint.checkpoint_folder),
     )
 
 
@@ -134,7 +144,7 @@ def _plan_of_all(workload: Workload, num_accelerators: int) -> ShardPlan:
 
 @contextmanager
 def open_checkpoints(
-    workload: Workload, rank: OwnRank, num_steps: Sequence[int], say: Say
+    workload: Workload, rank: OwnRank, num_steps: Sequence[int], tell: Tell
 ) -> Iterator["RunCheckpoints"]:
     """Yield the checkpoints of a run, whose folder is held and has room; all ranks call it.
 
@@ -153,7 +163,7 @@ def open_checkpoints(
     job = workload.with_keys({"checkpoint.num_checkpoints_write": number})
     own = [each for each in plan.accelerators if plan.written_by(each, 0)]
     with (
-        opened(job, plan, world, say) as folder,
+        opened(job, plan, world, tell) as folder,
         folder.crew(
             folder.place.writer, folder.content, own, world, rank.watch, rank.clock.now
         ) as crew,
@@ -236,12 +246,12 @@ class RunCheckpoints:
         return self._report
 
     @property
-    def doing(self) -> str:
-        """What is being written, for another thread: "checkpoint 2: 31%"; "" for nothing."""
+    def in_writing(self) -> InWriting | None:
+        """What is being written, for another thread; None for nothing."""
         if self._under_way is None or self._under_way[1].span[1] < math.inf:
-            return ""
+            return None
         share = self._under_way[1].bytes_done / max(1, sum(self._sizes))
-        return f"checkpoint {self._number}: {100 * share:.0f}%"
+        return InWriting(self._number, share)
 
     @property
     def _sizes(self) -> list[int]:
@@ -315,7 +325,7 @@ def combine_checkpoints(
     return CheckpointFields(
         folder=str(workload.checkpoint.checkpoint_folder),
         asynchronous=workload.checkpoint.asynchronous,
-        every=when_due(workload.checkpoint),
+        due=when_due(workload.checkpoint).fields,
         num_bytes=_plan_of_all(workload, num_accelerators).num_bytes,
         written_bytes=times.num_bytes,
         duration_seconds=slowest("durations"),

@@ -15,7 +15,6 @@ from dlemu.config.model import Workload
 from dlemu.dataset.rule import accelerators_of
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import Alone, World
-from dlemu.units import counted
 
 _BYTES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 _SUBSET = 8
@@ -105,17 +104,14 @@ def num_parameters(model: ModelSection) -> int:
     return 2 * vocabulary * hidden + model.num_layers * (layer + 3 * hidden * inner) + hidden
 
 
-def describe(model: ModelSection, share: Share) -> str:
-    """Return the model's shape in words: "8,030,261,248 parameters, fp16 + fp32, …"."""
-    split = model.parallelism
+def parameters_of(model: ModelSection, share: Share) -> dict[str, int] | None:
+    """Return how many parameters a transformer has, and over how many copies they are spread.
+
+    None where only sizes in bytes are known.
+    """
     if model.num_layers is None or model.layer_parameters:
-        return counted(share.total, "accelerator")
-    return (
-        f"{num_parameters(model):,} parameters, {model.model_datatype} + "
-        f"{model.optimizer_datatype}, {counted(share.total, 'accelerator')} (tensor "
-        f"{split.tensor} x pipeline {split.pipeline} x data "
-        f"{share.total // model.model_parallelism}, ZeRO {split.zero_stage})"
-    )
+        return None
+    return {"number": num_parameters(model), "data": share.total // model.model_parallelism}
 
 
 def _files(model: ModelSection, num_accelerators: int, rank: int) -> Iterator[tuple[str, int]]:
@@ -289,7 +285,7 @@ def planned(workload: Workload, plan: ShardPlan) -> dict[str, Any]:
     whole = files_of(workload.model, total, range(total), scale=key.scale)
     return {
         "model": workload.model.model_dump(mode="json"),
-        "shape": describe(workload.model, plan.share),
+        "parameters": parameters_of(workload.model, plan.share),
         "num_accelerators": plan.share.written,
         "num_accelerators_of_model": plan.share.total,
         "checkpoint": {

@@ -157,7 +157,7 @@ def _checkpoints(workload: Any, num_accelerators: int, num_steps: int) -> list[F
     """Return the fact of the checkpoints that a run would write, if it writes any."""
     if not workload.workflow.checkpoint:
         return []
-    return [("write", planned_in_run(workload, num_accelerators, num_steps))]
+    return [("write", sentence(planned_in_run(workload, num_accelerators, num_steps)))]
 
 
 def _cache_of_new(workload: Any, layout: Any) -> list[Fact]:

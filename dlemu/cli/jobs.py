@@ -285,22 +285,23 @@ def checkpoint(workload: Workload, world: World, words: Words) -> CommandResult 
     from dlemu.checkpoint.command import run_checkpoints
     from dlemu.checkpoint.crew import Progress
     from dlemu.report.checkpoint import facts_of_plan
+    from dlemu.report.words import telling
     from dlemu.run.checkpoint_rules import check_closed, warnings_of
-    from dlemu.run.protocol import told
+    from dlemu.run.protocol import warned
 
     if "--verify" in words.options:
         workload = workload.with_keys({"checkpoint.verify": True})
     check_closed(workload, world)
     progress = Progress()
-    with show_progress("checkpoint", lambda: str(progress), on=shows(workload, world)):
+    with show_progress("checkpoint", progress.now, on=shows(workload, world)):
         found = run_checkpoints(
             workload,
             world=world,
-            say=say,
+            tell=telling(say),
             on_begin=lambda summary: show(
                 {"kind": "plan", "facts": facts_of_plan(summary)}, apart=False, is_last=False
             ),
-            warn=lambda results: told(warnings_of(workload, results)),
+            warn=lambda results: warned(warnings_of(workload, results)),
             progress=progress,
         )
     return found and CommandResult(in_folder(*found))

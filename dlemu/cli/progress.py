@@ -15,8 +15,11 @@ from dlemu.terminal import erased_by, is_quiet, say, shown_line, turn
 from dlemu.units import format_bytes, format_left, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from dlemu.checkpoint.crew import CheckpointProgress
     from dlemu.datagen.target import FileProgress
     from dlemu.run.live import RunProgress
+
+    Shown = RunProgress | FileProgress | CheckpointProgress | str
 
 live_seconds, plain_seconds = 1.0, 10.0
 """Between two looks at a terminal, and between two lines of text elsewhere."""
@@ -58,9 +61,7 @@ def shows(workload: Any, world: World) -> bool:
 
 
 @contextmanager
-def show_progress(
-    title: str, now: Callable[[], "RunProgress | FileProgress | str"], *, on: bool
-) -> Iterator[None]:
+def show_progress(title: str, now: Callable[[], "Shown"], *, on: bool) -> Iterator[None]:
     """Show what `now()` returns, about once a second, from a thread of its own.
 
     It goes to stderr. The line is gone when the `with` ends, however it ends. Nothing that fails
@@ -120,7 +121,7 @@ def _lasting(text: str, seconds: float) -> str:
     return f"{text}, {format_seconds(round(seconds))}" if seconds >= 1 else text
 
 
-def describe(progress: "RunProgress | FileProgress | str") -> ProgressView:
+def describe(progress: "Shown") -> ProgressView:
     """Return what is shown of it."""
     from dlemu.datagen.target import FileProgress
 
@@ -128,7 +129,19 @@ def describe(progress: "RunProgress | FileProgress | str") -> ProgressView:
         return ProgressView((progress,))
     if isinstance(progress, FileProgress):
         return _describe_files(progress)
+    from dlemu.checkpoint.crew import CheckpointProgress
+
+    if isinstance(progress, CheckpointProgress):
+        return _describe_checkpoint(progress)
     return _describe_run(progress)
+
+
+def _describe_checkpoint(now: "CheckpointProgress") -> ProgressView:
+    """Return "writing checkpoint 1, 1.2 GiB of 15 GiB, 1.2 GB/s"; nothing of its first second."""
+    if not now.num_bytes or now.seconds < 1:
+        return ProgressView((now.doing,))
+    done, rate = format_bytes(now.num_done), format_rate(now.num_done / now.seconds)
+    return ProgressView((f"{now.doing}, {done} of {format_bytes(now.num_bytes)}, {rate}",))
 
 
 def _describe_files(progress: "FileProgress") -> ProgressView:
@@ -152,7 +165,7 @@ def _describe_run(now: "RunProgress") -> ProgressView:
     if not now.steps:
         return ProgressView((_lasting(now.doing, now.seconds),), above=now.job)
     au, rate = now.au_percentage, now.samples_per_second
-    drive, cached = now.drive_bytes_per_second, now.cached_share
+    drive, cached, saved = now.drive_bytes_per_second, now.cached_share, now.checkpoint
     return ProgressView(
         (
             f"epoch {now.epoch:,}/{now.epochs:,}",
@@ -161,7 +174,7 @@ def _describe_run(now: "RunProgress") -> ProgressView:
             "" if rate is None else f"{rate:,.4g} samples/s",
             "" if drive is None else f"drive {format_rate(drive)}",
             "" if cached is None else f"{100 * cached:.0f}% cached",
-            now.checkpoint,
+            "" if saved is None else f"checkpoint {saved.number}: {100 * saved.share:.0f}%",
             "" if now.seconds_left is None else format_left(now.seconds_left),
             "" if now.num_ranks == 1 else f"rank 0 of {now.num_ranks:,}",
         ),

@@ -47,6 +47,21 @@ from dlemu.host.processes import (
 from dlemu.host.wear import flush
 
 
+def of_epoch(number: int) -> str:
+    """Return what the observations of an epoch are called by; it counts from 0."""
+    return f"epoch {number}"
+
+
+def start_of(what: str) -> str:
+    """Return the label where something starts: "epoch 0 start"."""
+    return f"{what} start"
+
+
+def end_of(what: str) -> str:
+    """Return the label where something ends."""
+    return f"{what} end"
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """All counters at one moment; None where the kernel does not provide them."""
@@ -320,6 +335,10 @@ class HostObserver:
             observation = self._take(label, None)
         self._wake.set()
         return observation
+
+    def during(self, what: str) -> list[Observation]:
+        """Return the observations from the start of something to its end, both included."""
+        return self.between(start_of(what), end_of(what))
 
     def between(self, first: str, last: str) -> list[Observation]:
         """Return the observations from one label to another, both included."""

@@ -132,6 +132,7 @@ def _slow_rank(evidence: Evidence) -> Limit | None:
         return None
     slowest = max(ranks, key=lambda rank: rank.saved)
     others = [rank for rank in ranks if rank is not slowest]
+    of_rank = slowest.name._asdict()
 
     def of_others(value: str) -> float:
         return float(np.median([getattr(rank, value) for rank in others]))
@@ -141,17 +142,17 @@ def _slow_rank(evidence: Evidence) -> Limit | None:
     overran = slowest.late_seconds > slowest.wait_seconds
     if overran:
         own, usual = slowest.late_seconds, of_others("late_seconds")
-        advice = note("look_at_cpus", rank=slowest.name)
+        advice = note("look_at_cpus", **of_rank)
     elif slowest.making_seconds < _SLOWER * of_others("making_seconds"):
         # Ranks may share a slow drive that always serves one of them last. Its reads are not
         # slower: the others wait as long, at the barrier.
         return None
     else:
         own, usual = slowest.wait_seconds, of_others("wait_seconds")
-        advice = note("look_at_rank", rank=slowest.name)
+        advice = note("look_at_rank", **of_rank)
     found = note(
         "slow_rank",
-        rank=slowest.name,
+        **of_rank,
         overran=overran,
         seconds_a_step=own,
         usual_seconds_a_step=usual,

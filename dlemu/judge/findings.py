@@ -4,7 +4,7 @@ What judges a result returns findings. They are stored as they are, and printed 
 `report.words` alone has their sentences.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, cast
 
@@ -207,6 +207,17 @@ Kind = Literal[
     "nothing_to_drop",
     "read_in_tf_data_order",
     "samples_left_out",
+    # what checkpoints say while they go on, and notes on them
+    "checkpoint_taken",
+    "checkpoints_by_epochs",
+    "checkpoints_by_steps",
+    "checkpoints_planned",
+    "checkpoint_without_odirect",
+    "earlier_checkpoints_removed",
+    "not_read_back",
+    # what a job says before its first run, and between runs
+    "run_of_runs",
+    "unfinished_run_kept",
     # of any kind
     "of_run",
     "as_written",
@@ -234,6 +245,10 @@ class Finding:
         return asdict(self)
 
 
+Tell = Callable[[Finding], None]
+"""Takes what is to be said: `report.words` has the words of it."""
+
+
 def reason(kind: Kind, **figures: Any) -> Finding:
     """Return what decides a verdict."""
     return Finding(kind, "reason", figures)
@@ -257,28 +272,6 @@ def note(kind: Kind, **figures: Any) -> Finding:
 def fields_of(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Return the JSON form of findings."""
     return [each.fields for each in findings]
-
-
-_BEFORE = ("reasons", "remarks", "read_ahead", "unlike")
-"""Where documents had sentences until November 2026."""
-
-
-def with_findings(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run, several runs, or an answer with `findings`, whichever version has written it.
-
-    The sentences of an earlier one are kept as they are; a remark that weakened a verdict began
-    with BUT.
-    """
-    if "findings" in fields:
-        return dict(fields)
-    kept = {name: each for name, each in fields.items() if name not in _BEFORE}
-    reasons = (reason("as_written", text=text) for text in fields.get("reasons") or ())
-    remarks = (
-        (weakens if str(text).startswith("BUT ") else remark)("as_written", text=text)
-        for text in fields.get("remarks") or ()
-    )
-    notes = (note("as_written", text=fields[name]) for name in _BEFORE[2:] if fields.get(name))
-    return {**kept, "findings": fields_of([*reasons, *remarks, *notes])}
 
 
 def weighing(document: Mapping[str, Any], *weights: Weight) -> list[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ import itertools
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from importlib import metadata
@@ -18,6 +18,7 @@ from typing import Any
 
 from dlemu.config.model import Workload
 from dlemu.errors import DlemuError, RunError, WorkloadError
+from dlemu.judge.findings import Tell, note
 from dlemu.judge.records import (
     CONFIG,
     SUMMARY,
@@ -75,7 +76,7 @@ def hold(given: str | Path | None, name: str, *, key: str = "output.folder") -> 
 
 
 @contextmanager
-def hold_for_runs(workload: Workload, say: Callable[[str], None]) -> Iterator[Path]:
+def hold_for_runs(workload: Workload, tell: Tell) -> Iterator[Path]:
     """Yield, as `hold` does, the folder for a run or for several, in which there is none yet.
 
     A run that did not end is kept beside it, in <folder>.attempt-<n>. Where a run is refused before
@@ -86,7 +87,8 @@ def hold_for_runs(workload: Workload, say: Callable[[str], None]) -> Iterator[Pa
     """
     given = workload.output.folder
     if given is not None and (Path(given) / SUMMARY).exists():
-        say(f"{given} holds a run that did not end; it is kept as {_set_aside(Path(given))}")
+        kept = _set_aside(Path(given))
+        tell(note("unfinished_run_kept", folder=str(given), kept_as=str(kept)))
     with hold(given, workload.name) as folder:
         if (folder / SUMMARY).exists():  # of a command that was faster
             raise _taken(folder)
@@ -278,7 +280,7 @@ def begun(
     workload: Workload,
     world: World,
     summary: Any,
-    say: Callable[[str], None],
+    tell: Tell,
     *,
     watch: Watchdog | None = None,
     several: bool = False,
@@ -295,7 +297,7 @@ def begun(
         own = None
         if world.rank == 0:
             with _phase(watch, "making the output folder"):
-                own = stack.enter_context(hold_for_runs(workload, say))
+                own = stack.enter_context(hold_for_runs(workload, tell))
                 if not several:
                     write_config(own, workload)
         folder = world.broadcast(own)

@@ -39,6 +39,7 @@ from dlemu.judge.summary import CheckpointCost
 from dlemu.judge.sums import (
     Edition,
     EpochSums,
+    RankName,
     RankSums,
     Rule,
     Sums,
@@ -84,7 +85,7 @@ class LostShares:
 class RankLosses:
     """The losses of one rank; seconds are means over its steps."""
 
-    name: str
+    name: RankName
     saved: float
     """Share (0-1) of the running time that would not have been lost without this rank."""
     wait_seconds: float
@@ -148,7 +149,7 @@ def find_parts(epochs: Sequence[EpochSums], preprocess_seconds: float) -> LostSh
 
 def _ranks(sums: Sums, seconds: float) -> tuple[RankLosses, ...]:
     """Return each rank's losses."""
-    found: dict[str, list[RankSums]] = {}
+    found: dict[RankName, list[RankSums]] = {}
     for each in sums.epochs:
         for rank in each.ranks:
             found.setdefault(rank.name, []).append(rank)
@@ -381,7 +382,7 @@ def measure_run(workload: Workload, steps: Steps | Sequence[Steps]) -> Metrics:
 
 def _measure_steps(steps: Steps | Sequence[Steps], rule: Rule) -> Metrics:
     parts = [steps] if isinstance(steps, np.ndarray) else steps
-    return measure_sums(sum_all((("", part) for part in parts), rule))
+    return measure_sums(sum_all(((RankName(), part) for part in parts), rule))
 
 
 def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:

@@ -459,8 +459,6 @@ def _row(epoch: EpochMetrics, mean_bytes: float, *, known: bool) -> EpochRow:
 # --- several runs ---------------------------------------------------------------------------------
 
 
-LABEL = "MLPerf-Storage-style, not an MLPerf result"
-
 _CLOCK = 1.0
 """Seconds to which the start and end of a run are known."""
 REPEATABILITY = 0.05
@@ -570,7 +568,7 @@ def row_of(name: str, run: Summary) -> RunRow:
     measured = run.get("measured", Measured())
     wanted = run["threshold_percentage"]
     under = [
-        f"epoch {epoch['epoch']} ({epoch['au_percentage']:.2f}%)"
+        {name: epoch[name] for name in ("epoch", "au_percentage")}
         for epoch in epochs
         if wanted is not None and not passes(epoch["au_percentage"], wanted)
     ]
@@ -589,5 +587,5 @@ def row_of(name: str, run: Summary) -> RunRow:
         nominal_MiB_per_second=metric["train_io_mean_MB_per_second"],
         page_cache_share=measured.get("page_cache_share"),
         limit=limit_name(run),
-        epochs_under=", ".join(under),
+        epochs_under=under,
     )

@@ -30,7 +30,7 @@ from dlemu.config.compose import leaves, read_yaml, set_key, value_of
 from dlemu.config.model import Workload, check_workload
 from dlemu.config.source import SIZES, WordSource, acts
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
-from dlemu.judge.findings import with_findings
+from dlemu.judge.earlier import answer_of_today, summary_of_today, with_findings
 from dlemu.storage.files import (
     append_whole,
     check_regular,
@@ -258,7 +258,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         RunError: there is none, it is no JSON, or `folder` is no folder.
     """
     try:
-        return read_object(folder / SUMMARY, _finite)
+        return summary_of_today(read_object(folder / SUMMARY, _finite))
     except FileNotFoundError:
         if folder.exists():
             raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
@@ -298,7 +298,9 @@ def read_sizing(folder: Path) -> dict[str, Any]:
         assert tree["kind"] == "sizing" and isinstance(tree["answers"], list)
         for answer in tree["answers"]:
             assert {"target", "workload", "num_accelerators"} <= dict(answer).keys()
-        tree["answers"] = [with_findings(answer) for answer in tree["answers"]]
+        tree["answers"] = [with_findings(answer_of_today(each)) for each in tree["answers"]]
+        for name, search in tree["unfinished"].items():
+            tree["unfinished"][name] = answer_of_today(search)
         for search in tree["unfinished"].values():
             for point in search["points"]:
                 assert all(np.isfinite(point[name]) for name in _OF_A_RUN)

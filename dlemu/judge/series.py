@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, RunError, in_short
-from dlemu.host.intervals import Observation, apart, read_observations, summarize_interval
+from dlemu.host.intervals import (
+    Observation,
+    apart,
+    of_epoch,
+    read_observations,
+    start_of,
+    summarize_interval,
+)
 from dlemu.host.network import NetworkCounters
 from dlemu.judge.records import SUMMARY, Steps, damaged, host_file, map_rank, named, read_summary
 from dlemu.judge.steady import Piece, Steadiness, steadiness
@@ -51,7 +58,7 @@ _GIVEN = ("drive_read_MB_per_s", "network_read_MB_per_s", "network_received_MB_p
 _OWN = "read_calls_MB_per_s"
 """With O_DIRECT all of it came from storage, and what other programs read there does not count."""
 _ALL_READ = 0.98
-_FIRST = "epoch 0 start"
+_FIRST = start_of(of_epoch(0))
 """Label of the observation at which all hosts begin."""
 _WRAP = 1 << 32
 """The kernel's times of drives wrap around at so many milliseconds."""
@@ -184,12 +191,12 @@ def write_series(folder: Path, path: Path) -> None:
 
 
 def _names(folder: Path, ranks: Sequence[int]) -> list[str]:
-    """Return the name of the host of each of these ranks."""
+    """Return the name of the host of each of these ranks; that of its file if it is not known."""
     try:
         names = [str(host["host"]) for host in read_summary(folder).get("system", ())]
     except DAMAGE as error:
         raise damaged(folder / SUMMARY, in_short(error)) from None
-    return names if len(names) == len(ranks) else [f"of rank {rank}" for rank in ranks]
+    return names if len(names) == len(ranks) else [f"host.{rank}" for rank in ranks]
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,34 @@ class CheckpointCost(TypedDict, total=False):
     writes had lost as little as the others."""
 
 
+DocumentKind = Literal[
+    "cached prediction",
+    "calibration",
+    "checkpoint",
+    "checkpoint prediction",
+    "comparisons",
+    "dataset",
+    "datasize",
+    "doctor",
+    "foreign",
+    "load",
+    "needs",
+    "paths",
+    "plan",
+    "prediction",
+    "predictions",
+    "results",
+    "run",
+    "runs",
+    "several needs",
+    "sizing",
+    "steptime",
+    "verify",
+    "wear",
+]
+"""`kind` of what a command stores or prints with --json."""
+
+
 class CheckpointFields(CheckpointCost, total=False):
     """`checkpoints` in summary.json, of a run with `workflow.checkpoint`. Seconds of a checkpoint
     are those of its slowest rank, in the order in which they were taken. A run that did not end has
@@ -79,8 +107,8 @@ class CheckpointFields(CheckpointCost, total=False):
 
     folder: str
     asynchronous: bool
-    every: str
-    """When they were due, in words."""
+    due: Mapping[str, Any]
+    """When they were due: a finding."""
     num_bytes: int
     """Of one checkpoint, all ranks."""
     written_bytes: int
@@ -385,8 +413,9 @@ class RunRow(TypedDict, total=False):
     nominal_MiB_per_second: float
     page_cache_share: float | None
     limit: str
-    epochs_under: str
-    """The epochs under the threshold, as text; "" if there is none."""
+    epochs_under: Sequence[Mapping[str, Any]]
+    """`epoch`, from 1 on, and `au_percentage` of those under the threshold. Until November 2026 it
+    was a text."""
     recorded_au_percentage: float
     """As another tool recorded it, mean over epochs; of a run of its own alone."""
 

@@ -92,10 +92,18 @@ class Rule:
         )
 
 
+class RankName(NamedTuple):
+    """Whose records these are."""
+
+    rank: int = 0
+    host: str | None = None
+    """None: not known, and of no use where nothing is said about a rank."""
+
+
 class RankSums(NamedTuple):
     """One rank's steps inside the window; seconds are sums over steps and accelerators."""
 
-    name: str
+    name: RankName
     num_steps: int
     wait: float
     late: float
@@ -248,7 +256,7 @@ def both_ends(a: Ends, b: Ends) -> Ends:
     return {epoch: a.get(epoch, frozenset()) | b.get(epoch, frozenset()) for epoch in {*a, *b}}
 
 
-def sum_all(parts: Iterable[tuple[str, Steps]], rule: Rule) -> Sums:
+def sum_all(parts: Iterable[tuple[RankName, Steps]], rule: Rule) -> Sums:
     """Return the sums of the records of all ranks, each with its name.
 
     A part has whole accelerators; it is looked at twice, and only one at a time.
@@ -259,7 +267,7 @@ def sum_all(parts: Iterable[tuple[str, Steps]], rule: Rule) -> Sums:
     return reduce(Sums.joined, each, Sums(rule, ()))
 
 
-def sum_up(steps: Steps, rule: Rule, ends: Ends, name: str) -> Sums:
+def sum_up(steps: Steps, rule: Rule, ends: Ends, name: RankName) -> Sums:
     """Return the sums of one rank's records; `ends` are those of all ranks."""
     flat = steps.ravel()
     # Several times as fast as np.sort(order=…), which compares records field by field.
@@ -268,7 +276,7 @@ def sum_up(steps: Steps, rule: Rule, ends: Ends, name: str) -> Sums:
     return Sums(rule, tuple(_sum_epoch(each, rule, ends, name) for each in epochs if len(each)))
 
 
-def _sum_epoch(flat: Steps, rule: Rule, ends: Ends, name: str) -> EpochSums:
+def _sum_epoch(flat: Steps, rule: Rule, ends: Ends, name: RankName) -> EpochSums:
     """Return the sums of one epoch's sorted records."""
     epoch, num_steps = int(flat["epoch"][0]), int(flat["step"].max()) + 1
     numbers = flat["accelerator"][flat["step"] == 0]

@@ -36,11 +36,25 @@ def facts_of_plan(document: Document) -> list[Fact]:
     size = f"{format_bytes(key['num_bytes'])} ({key['num_bytes']:,} bytes)"
     folder = f", in {key['folder']}" if key["folder"] else ""
     return [
-        ("model", f"{_part(document)}, {document['shape']}"),
+        ("model", f"{_part(document)}, {_shape(document)}"),
         ("writes", f"{size} in {counted(key['num_files'], 'file')}{folder}"),
         ("share", share),
         *facts_of({name: document.get(name) for name in ("num_hosts", "system")}),
     ]
+
+
+def _shape(document: Document) -> str:
+    """Return "8,030,261,248 parameters, fp16 + fp32, 8 accelerators (tensor 8 x ...)"."""
+    everyone = counted(document["num_accelerators_of_model"], "accelerator")
+    if (parameters := document["parameters"]) is None:
+        return everyone
+    model = document["model"]
+    split = model["parallelism"]
+    return (
+        f"{parameters['number']:,} parameters, {model['model_datatype']} + "
+        f"{model['optimizer_datatype']}, {everyone} (tensor {split['tensor']} x pipeline "
+        f"{split['pipeline']} x data {parameters['data']}, ZeRO {split['zero_stage']})"
+    )
 
 
 def present_checkpoint(document: Document) -> list[Block]:

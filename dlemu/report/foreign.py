@@ -32,13 +32,14 @@ from dlemu.config.source import WordSource
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
 from dlemu.host.devices import total
 from dlemu.judge.metrics import Metrics, measure, measure_run
-from dlemu.judge.outcome import LABEL, judge_runs, row_of, with_metrics
+from dlemu.judge.outcome import judge_runs, row_of, with_metrics
 from dlemu.judge.records import STEP, SUMMARY, Steps, damaged, read_object, values_of
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
 from dlemu.judge.sums import Edition, step_seconds
 from dlemu.report.blocks import Block, Column, Document, Fold, Lines, Verdict, over_epochs, table_of
 from dlemu.report.run import present_run, tone_of
 from dlemu.report.words import note_lines
+from dlemu.report.words.rules import LABEL
 from dlemu.units import counted
 
 _TIME = re.compile(r"\d{8}_\d{6}|\d{4}(-\d\d){5}")

@@ -23,6 +23,7 @@ from dlemu.report.blocks import (
     dotted,
     table_of,
 )
+from dlemu.report.words import sentence
 from dlemu.report.words.limits import latencies
 from dlemu.terminal import is_verbose
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
@@ -150,7 +151,7 @@ def checkpoint_lines(fields: Document | None) -> Iterator[str]:
     if fields is None:
         return
     if "number" not in fields:
-        yield f"checkpoints: none was due, {fields['every']}"
+        yield f"checkpoints: none was due, {sentence(fields['due'])}"
         return
     ended = "num_bytes" in fields
     if ended:
@@ -184,7 +185,7 @@ def _written(fields: Document) -> str:
     if len(seconds) > 1:
         each += f" ({format_seconds(min(seconds))} to {format_seconds(max(seconds))})"
     line = (
-        f"checkpoints: {fields['number']}, {fields['every']}, "
+        f"checkpoints: {fields['number']}, {sentence(fields['due'])}, "
         f"{'asynchronous' if fields['asynchronous'] else 'synchronous'}; {size:,} bytes each, "
         f"written in {each}, {format_rate(size / max(mean, 1e-9))}"
     )

@@ -1,13 +1,14 @@
 """A document as blocks, whichever command has made it, and the exit status that follows from it."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from dlemu.judge.summary import DocumentKind
 from dlemu.plugins import named_by
 from dlemu.report.blocks import Block, CommandLine, Document, Lines
 
-_PRESENT = {
+_PRESENT: Mapping[DocumentKind, str] = {
     "cached prediction": "predict:present_cached",
     "calibration": "predict:present_calibration",
     "checkpoint": "checkpoint:present_checkpoint",
@@ -41,7 +42,7 @@ _NAME_FOLDER = ("checkpoint", "foreign", "load", "paths", "run", "runs", "stepti
 
 def present(document: Document) -> list[Block]:
     """Return the blocks of a document; `folder`, where it has one, is that of its files."""
-    kind = str(document["kind"])
+    kind: DocumentKind = document["kind"]
     blocks: list[Block] = list(named_by(f"dlemu.report.{_PRESENT[kind]}")(document))
     if "tool" in document:
         from dlemu.report.foreign import present_recorded

@@ -205,7 +205,7 @@ def present_runs(document: Document) -> list[Block]:
             Column("cached (%)", "page_cache_share", lambda share: f"{100 * share:.1f}"),
             Column("pause before (s)", "gap_seconds", ".0f", spare=2),
             Column("limit", "limit", text=True),
-            Column("epochs under the threshold", "epochs_under", text=True, spare=1),
+            Column("epochs under the threshold", "epochs_under", _epochs, text=True, spare=1),
         ),
         table_of(
             spreads,
@@ -218,6 +218,11 @@ def present_runs(document: Document) -> list[Block]:
         _plot_rates([row["samples_per_second"] for row in counting]),
         measured(document, is_open=True),
     ]
+
+
+def _epochs(rows: Sequence[Document]) -> str:
+    """Return "epoch 1 (71.43%), epoch 2 (70.92%)"."""
+    return ", ".join(f"epoch {row['epoch']} ({row['au_percentage']:.2f}%)" for row in rows)
 
 
 def runs_verdict_line(document: Document) -> str:

@@ -122,8 +122,8 @@ def present_answer(answer: Answer) -> list[Block]:
         )
     after.append(f"{counted(len(runs), 'run')} in {format_seconds(answer['seconds'])}")
     nothing_failed = answer["fewest_failed"] is None  # else the bound was none
-    if nothing_failed and (bound := answer["bound"]):  # until November 2026 a sentence
-        after.append(bound if isinstance(bound, str) else words.sentence(bound))
+    if nothing_failed and (bound := answer["bound"]):
+        after.append(words.sentence(bound))
     elif number and answer["fewest_failed"] is None:
         after.append(f"next: raise size.max_accelerators; nothing failed up to {number}")
     return [

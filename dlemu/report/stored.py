@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dlemu.errors import RunError
-from dlemu.judge.findings import with_findings
+from dlemu.judge.earlier import with_findings
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import counting_rows, ended_early, judge_runs, row_of, with_metrics
 from dlemu.judge.records import (
@@ -28,7 +28,7 @@ from dlemu.judge.records import (
     read_summary,
 )
 from dlemu.judge.summary import RunRow, RunsSummary, Summary
-from dlemu.judge.sums import Rule, sum_all
+from dlemu.judge.sums import RankName, Rule, sum_all
 from dlemu.report.blocks import Document
 from dlemu.report.foreign import read_foreign
 from dlemu.units import counted
@@ -117,7 +117,10 @@ def _read_runs(folder: Path, summary: RunsSummary, keys: Mapping[str, object]) -
     every = cast(Mapping[str, Document], {**runs, **begun})
     is_old = "threshold_percentage" not in summary
     if "verdict" in summary and not keys and not is_old:
-        return Stored(folder, with_findings(summary), every)
+        # Of an earlier version the epochs under the threshold are a text.
+        under = {row["name"]: row["epochs_under"] for row in rows}
+        own = [{**row, "epochs_under": under[row["name"]]} for row in summary["runs"]]
+        return Stored(folder, {**with_findings(summary), "runs": own}, every)
     judged = judge_runs({**summary, "runs": rows}, counting)
     if "verdict" in summary and not keys:
         return Stored(folder, {**judged, **_as_written(summary)}, every)
@@ -177,7 +180,9 @@ def _read_run(folder: Path, summary: Summary, keys: Mapping[str, object]) -> Sum
     workload = read_config(folder, keys)
     if not ended and not any(folder.glob("steps.*.npy")):
         raise _no_verdict(folder, summary)
-    sums = sum_all(((str(rank), steps) for rank, steps in map_steps(folder)), Rule.of(workload))
+    sums = sum_all(
+        ((RankName(rank), steps) for rank, steps in map_steps(folder)), Rule.of(workload)
+    )
     if not ended:
         sums = sums.of_all(summary["num_accelerators"])
         if not sums.epochs:

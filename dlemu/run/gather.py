@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dlemu.config.model import Workload
 from dlemu.judge.records import Steps, host_file, named, steps_file
-from dlemu.judge.sums import Ends, Rule, Sums, both_ends, ends_of, sum_up
+from dlemu.judge.sums import Ends, RankName, Rule, Sums, both_ends, ends_of, sum_up
 from dlemu.ranks.world import World
 from dlemu.storage.files import write_atomically
 
@@ -23,7 +23,7 @@ def gather_sums(workload: Workload, world: World, parts: Sequence[Steps]) -> Sum
     if workload.workflow.checkpoint:
         own = reduce(both_ends, map(ends_of, parts), ends)
         ends = world.broadcast(world.reduce(own, both_ends) or own)
-    name, rule = f"rank {world.rank} on host {world.host}", Rule.of(workload)
+    name, rule = RankName(world.rank, world.host), Rule.of(workload)
     sums = (sum_up(part, rule, ends, name) for part in parts)
     return world.reduce(reduce(Sums.joined, sums, Sums(rule, ())), Sums.joined)
 

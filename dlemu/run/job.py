@@ -49,7 +49,7 @@ from dlemu.judge.summary import (
     Summary,
     time_of_day,
 )
-from dlemu.judge.sums import Rule, Sums, sum_all
+from dlemu.judge.sums import RankName, Rule, Sums, sum_all
 from dlemu.loaders import Batch, Loader, check_loader, check_workers_memory, open_loader
 from dlemu.loaders.cache.host import (
     HostCache,
@@ -60,7 +60,7 @@ from dlemu.loaders.cache.host import (
 )
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
-from dlemu.report.words import sentence
+from dlemu.report.words import note_line, sentence, telling
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run import replay
 from dlemu.run.cold import ColdStart
@@ -297,7 +297,7 @@ class _Run:
         """Yield the run's record, in a folder that is there on all hosts."""
         world, watch = self.world, self.watchdog
         with (
-            begun(self.workload, world, summary, self.say, watch=watch) as record,
+            begun(self.workload, world, summary, telling(self.say), watch=watch) as record,
             ExitStack() as stack,
         ):
             # Hosts that do not share the folder keep their own records until rank 0 gathers them.
@@ -377,7 +377,7 @@ class _Run:
             by_rank = self.world.all_gather(cache.notes)
             notes = list(dict.fromkeys(note for notes in by_rank for note in notes))
             summary["notes"] = [*summary["notes"], *notes]
-            self.say("\n".join([cache.describe(), *(f"note: {note}" for note in notes)]))
+            self.say("\n".join([cache.describe(), *map(note_line, notes)]))
             if self.workload.cache.warm is True:
                 self._preload(cache)
             yield cache.dataset, cache
@@ -412,12 +412,12 @@ class _Run:
             yield None
             return
         rank = OwnRank(self.world, self.clock, self.watchdog, self.own, self.num_accelerators)
-        with open_checkpoints(workload, rank, steps, self.say) as checkpoints:
-            self.live.checkpoint = lambda: checkpoints.doing
+        with open_checkpoints(workload, rank, steps, telling(self.say)) as checkpoints:
+            self.live.checkpoint = lambda: checkpoints.in_writing
             try:
                 yield checkpoints
             finally:
-                self.live.checkpoint = lambda: ""
+                self.live.checkpoint = lambda: None
 
     def _finish_checkpoints(self, own: RunCheckpoints | None, summary: Summary) -> None:
         """Wait for the last checkpoint; rank 0's summary has those of all ranks then."""
@@ -603,7 +603,7 @@ def demand_line(workload: Workload, num_accelerators: int) -> str:
 def _show_ended_epochs(workload: Workload, folder: Path, summary: Summary, on_cut: OnRun) -> None:
     """Show the epochs that all ranks had ended before the run failed, if there are any."""
     with suppress(DlemuError):
-        parts = ((str(rank), steps) for rank, steps in map_steps(folder))
+        parts = ((RankName(rank), steps) for rank, steps in map_steps(folder))
         sums = sum_all(parts, Rule.of(workload))
         metrics = measure_sums(sums.of_all(summary["num_accelerators"]))
         on_cut(folder, with_metrics(summary, workload, metrics))

@@ -17,12 +17,21 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.checkpoint.in_run import InWriting
 from dlemu.config.model import Workload
 from dlemu.config.sections import MetricSection
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.host.devices import growth, mount_under
-from dlemu.host.intervals import HostObserver, PlaceCounts, WatchedPlaces, summarize_interval
+from dlemu.host.intervals import (
+    HostObserver,
+    PlaceCounts,
+    WatchedPlaces,
+    end_of,
+    of_epoch,
+    start_of,
+    summarize_interval,
+)
 from dlemu.host.network import machine_name, network_name
 from dlemu.host.processes import process_age
 from dlemu.host.wear import WearWatch
@@ -153,7 +162,7 @@ class RunMonitor:
         """Mark an epoch's start."""
         if self._observer is not None:
             with named(self._path):
-                self._observer.mark(f"epoch {epoch} start")
+                self._observer.mark(start_of(of_epoch(epoch)))
             if self._places is not None:
                 self._counts = self._places.counts()
             self._begun = len(self._observer.observations) - 1
@@ -164,9 +173,8 @@ class RunMonitor:
         self._reads.append(self._loader.read_counts())
         if self._observer is not None:
             with named(self._path):
-                self._observer.mark(f"epoch {epoch} end")
-            between = self._observer.between(f"epoch {epoch} start", f"epoch {epoch} end")
-            self._seen.epochs.append(summarize_interval(between))
+                self._observer.mark(end_of(of_epoch(epoch)))
+            self._seen.epochs.append(summarize_interval(self._observer.during(of_epoch(epoch))))
             if self._places is not None:
                 with self._watchdog.phase("waiting for the cache's writes to reach its drive"):
                     self._places.settle()
@@ -305,8 +313,8 @@ class RunProgress:
     """Bytes per second that storage delivered lately."""
     cached_share: float | None = None
     """Share (0-1) of this epoch's bytes that came from memory."""
-    checkpoint: str = ""
-    """"checkpoint 2: 31%" while it is being written."""
+    checkpoint: InWriting | None = None
+    """While it is being written."""
     seconds_left: float | None = None
     """Until the last epoch ends."""
     num_ranks: int = 1
@@ -337,8 +345,8 @@ class Live:
         """Of the run, or of several; None: not known yet."""
         self.introduced = False
         """Whether workload, dataset, storage and host have been printed."""
-        self.checkpoint: Callable[[], str] = lambda: ""
-        """Returns which checkpoint is being written, "" if none is."""
+        self.checkpoint: Callable[[], InWriting | None] = lambda: None
+        """Returns which checkpoint is being written, None if none is."""
         self._doing, self._since = "starting", time.perf_counter()
         self._phase: Phase = lambda: ("", 0.0)
         self._epoch: _Epoch | None = None

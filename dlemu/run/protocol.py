@@ -28,12 +28,13 @@ from dlemu.dataset.rule import (
 from dlemu.errors import WorkloadError
 from dlemu.judge.findings import Finding, fields_of, note, reason
 from dlemu.judge.folders import begun
-from dlemu.judge.outcome import LABEL, judge_runs, row_of
+from dlemu.judge.outcome import judge_runs, row_of
 from dlemu.judge.records import plain
 from dlemu.judge.summary import RunsSummary, Summary, time_of_day
 from dlemu.ranks.ending import last_act
 from dlemu.ranks.world import World
-from dlemu.report.words import sentence
+from dlemu.report.words import sentence, telling, told, warning
+from dlemu.report.words.rules import LABEL
 from dlemu.run.job import OnRun, run_job
 from dlemu.run.live import Live
 from dlemu.terminal import Say, say
@@ -219,18 +220,18 @@ def run_protocol(
     )
     counting = []
     with (
-        begun(workload, world, summary, say, several=True) as record,
+        begun(workload, world, summary, telling(say), several=True) as record,
         last_act(record.fail),
     ):
         live.folder = record.folder
         if world.rank == 0:
             warnings = closed_warnings(workload, record.folder, world.num_hosts)
-            summary["notes"] = told(warnings, say)
+            summary["notes"] = warned(warnings, say)
         record.write()
         names = [f"warmup.{number + 1}" for number in range(workload.warmup)]
         names += [f"run.{number + 1}" for number in range(workload.runs)]
         for number, name in enumerate(names):
-            live.job = f"{name} of {workload.warmup} warm-ups and {workload.runs} runs"
+            live.job = told("run_of_runs", run=name, warmup=workload.warmup, runs=workload.runs)
             if world.rank == 0:
                 say(f"\n{live.job}")
             keys = {
@@ -254,11 +255,11 @@ def run_protocol(
     return (record.folder, summary) if world.rank == 0 else None
 
 
-def told(warnings: Iterable[Finding], say: Say = say) -> list[dict[str, Any]]:
+def warned(warnings: Iterable[Finding], say: Say = say) -> list[dict[str, Any]]:
     """Say warnings, a line each, and return them for a summary."""
     found = [*warnings]
     for each in found:
-        say(f"warning: {sentence(each)}")
+        say(warning(each))
     return fields_of(found)
 
 

@@ -35,7 +35,7 @@ from dlemu.host.same import (
     what_differs,
     why_not_taken,
 )
-from dlemu.judge.findings import Finding, fields_of, note, with_findings
+from dlemu.judge.findings import Finding, fields_of, note
 from dlemu.judge.folders import Record, hold, versions
 from dlemu.judge.records import SIZING, check_writable, conditions_of, damaged, read_sizing
 from dlemu.judge.summary import time_of_day
@@ -259,9 +259,7 @@ class Sized(Sizing):
             "data_folder": self.target.folder,
             "drives": self.target.num_drives,
             **{name: getattr(self, name) for name in (*same, "threshold", "limit")},
-            "evidence": self.evidence
-            if isinstance(self.evidence, str)
-            else fields_of(self.evidence),
+            "evidence": fields_of(self.evidence),
             "phases": [asdict(phase) for phase in self.phases],
             "bound": self.bound and self.bound.fields,
             "quick": self.workload.size.quick,
@@ -330,7 +328,7 @@ class SizingRecord:
         wanted = json.loads(json.dumps(settings))
         try:
             found = dict(self._settings.get(name, wanted))
-            points = [_POINT.validate_python(with_findings(each)) for each in self._points(name)]
+            points = [_POINT.validate_python(each) for each in self._points(name)]
         except DAMAGE as error:
             raise damaged(self.folder / SIZING, in_short(error)) from None
         for key in {**wanted, **found}:

@@ -37,7 +37,7 @@ from dlemu.judge.records import Steps, read_steps, write_json
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.cost import barrier_cost
 from dlemu.ranks.world import World
-from dlemu.report.words import calibrated_rate, evidence_of, told
+from dlemu.report.words import calibrated_rate, told
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
@@ -129,7 +129,7 @@ def _scratch_folder() -> Iterator[Path]:
             if left.fields() is not None:
                 left.clean()
     own = owned(_IN_MEMORY / f"{_SCRATCH}{os.getpid()}.{secrets.token_hex(4)}")
-    with own.passing({"removed": "when dlemu calibrate ends"}, complain):
+    with own.passing({"removed_by": "calibrate"}, complain):
         yield own.path
 
 
@@ -305,8 +305,7 @@ class _Calibrator:
             for line in calibrated_rate(read.summary["measured"]):
                 self._say(line)
             if drive_limit != "storage":
-                evidence = evidence_of(read.summary["limit"])
-                self._say(told("target_not_the_limit", limit=drive_limit, evidence=evidence))
+                self._say(told("target_not_the_limit", limit=read.summary["limit"]))
         jitter = _jitter(read_steps(one.folder))
         return Calibration(
             host=self._world.host,

@@ -131,7 +131,7 @@ def scratch_folder(place: Place, *, keep: bool) -> Iterator[OwnedFolder]:
     own = _scratch_at(place)
     with ExitStack() as stack:
         try:
-            fields = {"removed": "when dlemu try ends; see dlemu try --help"}
+            fields = {"removed_by": "try"}
             stack.enter_context(own.passing(fields, complain, keep=keep))
             is_cold = not place.has_page_cache or direct(own.path)
         except OSError as error:

@@ -100,15 +100,23 @@ class Calibration(BaseModel):
     """Host and versions, and storage and dataset of the cold read, as `host.same` tells them."""
 
 
+PredictedLimit = Literal[
+    "storage", "server", "network", "host cpu", "step overhead", "barrier", "none"
+]
+"""`none`: AU is at its ceiling."""
 AU_NOISE = 0.0036
 """Two standard deviations of AU from run to run, 0 to 1 (published cells: median 0.18 points)."""
 UNMEASURED_OVERHEAD = 0.014
 """Largest overhead of a step, as a share of computation_time, that is assumed where it was not
 measured: the largest in a published cell at its AU ceiling (printed by `benchmarks.published`)."""
-DLIO_CORE_SECONDS = {"npz": (1.2, 4.3), "tfrecord": (2.8, 6.4), "tfrecord, many": (2.6, 5.1)}
-"""CPU cores of a host x seconds that DLIO needs for a GB in published results, by format, and for
-files of many samples: the cheapest host, and the dearest of those whose drives were fast enough
-(printed by `benchmarks.published`)."""
+DLIO_CORE_SECONDS = {
+    ("npz", False): (1.2, 4.3),
+    ("tfrecord", False): (2.8, 6.4),
+    ("tfrecord", True): (2.6, 5.1),
+}
+"""CPU cores of a host x seconds that DLIO needs for a GB in published results, by format, and
+whether files have many samples: the cheapest host, and the dearest of those whose drives were fast
+enough (printed by `benchmarks.published`)."""
 DLIO_DRIVE_SHARE = (0.75, 1.25)
 """Share of their datasheets that drives give to DLIO in published results: all that the host does
 not limit lie between, but for two (printed by `benchmarks.published`). By the rule memory may hold
@@ -235,9 +243,8 @@ class Prediction:
     """Read rate of all `num_accelerators` together."""
     read_low: float
     read_high: float
-    limit: str
-    """`storage`, `server`, `network`, `host cpu`, `step overhead` or `barrier`; `none`: AU is at
-    its ceiling. Where the deciding figure was itself limited: by what."""
+    limit: PredictedLimit | str
+    """Where the deciding figure was itself limited: by what."""
     feeds: dict[str, float]
     """Accelerators that each of storage, server, network and host feeds, as a real number; without
     those that are taken as unlimited."""
@@ -296,11 +303,11 @@ class Published:
     """What that measures; `either` where the ranges overlap."""
 
 
-def dlio_files(workload: Workload) -> str:
+def dlio_files(workload: Workload) -> tuple[str, bool]:
     """Return what DLIO_CORE_SECONDS calls the files of a workload."""
-    many = f"{workload.dataset.format}, many"
+    many = workload.dataset.format, True
     has_many = workload.dataset.num_samples_per_file > 1 and many in DLIO_CORE_SECONDS
-    return many if has_many else workload.dataset.format
+    return workload.dataset.format, has_many
 
 
 def published(workload: Workload, job: PredictionInput, cpus: int) -> Published | None:

@@ -321,7 +321,7 @@ class Search:
         if workload.workflow.checkpoint:
             steps = self._enough.num_steps(self._first)
             planned = planned_in_run(workload, self._first, steps)
-            self._say(told("written_in_first_run", planned=planned))
+            self._say(told("written_in_first_run", planned=planned.fields))
 
 
 def settle(workload: Workload, world: World) -> tuple[Workload, Layout, Finding | None]:

@@ -8,7 +8,7 @@ from dataclasses import fields as dataclass_fields
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import default_rng
@@ -193,7 +193,7 @@ def _published(
     found = None if cpus is None else formula.published(workload, job, cpus)
     if found is not None or asked is None:
         return found
-    known = each_once(name.partition(",")[0] for name in formula.DLIO_CORE_SECONDS)
+    known = each_once(format for format, _ in formula.DLIO_CORE_SECONDS)
     raise WorkloadError(
         f"predict.host_cpus={asked} asks for a published figure, and none is known for "
         f"dataset.format={workload.dataset.format}, only for {known}; leave it out"
@@ -342,6 +342,10 @@ _NUM_PARTS = 200
 Shares = NDArray[np.float64]
 
 
+SupplyLimit = Literal["origin", "cache writes", "cache"]
+"""Which of the rates decides."""
+
+
 @dataclass(frozen=True)
 class Supply:
     """What an origin and the cache before it give together."""
@@ -351,9 +355,8 @@ class Supply:
     cold: Shares
     """Least seconds for a byte, along the epoch in equal parts of its reads."""
     warm: Shares
-    cold_limit: str
-    """Which of the rates decides: "origin", "cache writes" or "cache"."""
-    warm_limit: str
+    cold_limit: SupplyLimit
+    warm_limit: SupplyLimit
 
 
 def supply_of(
@@ -369,8 +372,10 @@ def supply_of(
     hits = profile(cache.policy, capacity_share(workload), shuffled=anew, part=part)
     if cache.fill == "off" or cache.policy == "none":
         writes = math.inf
-    filling, slower = min(origin, writes), "cache writes" if writes < origin else "origin"
-    cold, misses_by = np.full(hits.size, 1 / filling), (filling, slower)
+    filling = min(origin, writes)
+    slower: SupplyLimit = "cache writes" if writes < origin else "origin"
+    cold = np.full(hits.size, 1 / filling)
+    misses_by: tuple[float, SupplyLimit] = (filling, slower)
     if cache.policy == "keep":  # it is written until it is full, and not again
         full = round(capacity_share(workload) / part * hits.size)
         cold[full:] = 1 / origin
@@ -539,7 +544,7 @@ def _predicted(workload: Workload, drive: Drive, slowest: Shares) -> Predicted:
     drives = workload.drives
     supply = rate_at(slowest, workload.metric.au)
     each = max(1, round(supply / drives))
-    stands_for = Drive.model_construct(name=f"{drive.name} as a cache", read_bandwidth=each)
+    stands_for = Drive.model_construct(name=drive.name, read_bandwidth=each)
     _, calibration = needed_rates(workload)
     job = replace(PredictionInput.of(workload, drive), drive_read_bytes_per_second=each)
     found = formula.predict(job, calibration)

@@ -42,8 +42,8 @@ _SHORT_NOISE = 0.015
 _CHANGED = 0.15
 
 
-Evidence = str | tuple[Finding, ...]
-"""What a limit was concluded from; a text in a search that was begun before November 2026."""
+Evidence = tuple[Finding, ...]
+"""What a limit was concluded from."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import with_metrics, without_threshold
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import DatasetFields, Summary
-from dlemu.judge.sums import Rule, sum_all
+from dlemu.judge.sums import RankName, Rule, sum_all
 from dlemu.run.job import complete_summary
 from dlemu.storage.counted import PathBytes
 from dlemu.watch.advice import advice_for
@@ -309,9 +309,9 @@ def document_of(seen: Seen, first: Mapping[str, Any], command: Sequence[str]) ->
     return cast(Summary, {**document, "watched": watched_fields(seen, metrics, command)})
 
 
-def _parts(steps: Steps) -> list[tuple[str, Steps]]:
+def _parts(steps: Steps) -> list[tuple[RankName, Steps]]:
     ranks = np.unique(steps["accelerator"]).tolist()
-    return [(f"rank {rank}", steps[steps["accelerator"] == rank]) for rank in ranks]
+    return [(RankName(rank), steps[steps["accelerator"] == rank]) for rank in ranks]
 
 
 def _host_report(seen: Seen, folder: Path) -> HostReport | None:

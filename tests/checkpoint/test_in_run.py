@@ -34,9 +34,11 @@ from dlemu.errors import WorkloadError
 from dlemu.judge.dlio_names import dlio_names
 from dlemu.judge.metrics import checkpoint_cost
 from dlemu.judge.records import read_steps
+from dlemu.judge.sums import RankName
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone
 from dlemu.report.in_run import checkpoint_lines
+from dlemu.report.words import sentence, telling
 from dlemu.run.replay import new_steps
 from tests.lab import bench
 from tests.lab.shared import sums_of
@@ -94,7 +96,7 @@ def test_a_synchronous_one_is_whole_when_the_steps_go_on(tmp_path: Path) -> None
     assert dlio_names(fields)["checkpoint_size_GB"] == 1_000_001 / 2**30
     steps = new_steps(0, np.ones((4, 1)))
     steps["compute"], steps["stall"][1, 0] = 1.0, 2.0
-    cost = checkpoint_cost(sums_of(steps, ["rank 0"]).epochs) or {}
+    cost = checkpoint_cost(sums_of(steps, [RankName(0)]).epochs) or {}
     on_drive = {"devices": ["sda"], "device_read_bytes": 3e6, "device_written_bytes": 1e6}
     assert list(checkpoint_lines({**fields, **cost, **on_drive}))[1:] == [
         "AU including all stalls 66.67%: accelerators waited 2 s for 1 checkpoint",
@@ -118,7 +120,7 @@ def test_older_ones_go_and_those_of_an_earlier_run_as_well(tmp_path: Path) -> No
     workload = job(tmp_path, keep=1)
     told: list[str] = []
     for steps in ([2, 4, 6], [5]):
-        with open_checkpoints(workload, place(), [6], told.append) as checkpoints:
+        with open_checkpoints(workload, place(), [6], telling(told.append)) as checkpoints:
             for step in steps:
                 checkpoints.take(0, step)
             checkpoints.finish()
@@ -140,7 +142,7 @@ def test_none_due_needs_no_folder(tmp_path: Path) -> None:
     assert list(checkpoint_lines(fields)) == [
         "checkpoints: none was due, one after epoch 2 and every 1 epoch"
     ]
-    assert planned_in_run(workload, 1, 4).startswith("0 checkpoints of 976.6 KiB")
+    assert sentence(planned_in_run(workload, 1, 4)).startswith("0 checkpoints of 976.6 KiB")
 
 
 def test_steps_are_marked_that_lie_mostly_in_a_write() -> None:
@@ -173,10 +175,10 @@ def test_steps_after_the_writing_are_marked_on_no_rank(
     with open_checkpoints(workload, place(clock), [2, 2], lambda _: None) as checkpoints:
         with checkpoints.epoch(steps[0]):
             checkpoints.take(0, 2)
-            assert bool(checkpoints.doing) == writes
+            assert bool(checkpoints.in_writing) == writes
         clock.time = 2.0
         held.set()
-        while checkpoints.doing:
+        while checkpoints.in_writing:
             time.sleep(0.01)
         with checkpoints.epoch(steps[1]):
             clock.time = 4.0

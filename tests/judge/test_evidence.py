@@ -20,6 +20,7 @@ from dlemu.judge.evidence import (
 from dlemu.judge.outcome import uncounted_too_much
 from dlemu.judge.records import STEP
 from dlemu.judge.summary import Summary
+from dlemu.judge.sums import RankName
 from dlemu.report.words import note_lines
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.probe import Probe
@@ -59,7 +60,7 @@ def gather(
     steps["compute"], steps["num_samples"] = 1.0, 7
     steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
     steps["wait"], steps["computation_time"] = wait, 1.0
-    names = [f"rank {number}" for number in range(len(hosts))]
+    names = [RankName(number) for number in range(len(hosts))]
     return combine(workload, list(hosts), sums_of(steps, names), PathBytes(), **more)
 
 

@@ -22,6 +22,7 @@ from dlemu.judge import folders
 from dlemu.judge.folders import hold, hold_for_runs, make
 from dlemu.judge.records import CONFIG, STEP, read_steps, read_summary, write_steps, write_summary
 from dlemu.report.present import EXIT_STATUS
+from dlemu.report.words import telling
 from dlemu.run.gather import collect_files
 from tests.lab.commands import QUICK, Printed, execute
 from tests.lab.many_hosts import ManyHosts
@@ -114,8 +115,8 @@ def test_a_run_that_did_not_end_is_kept_beside_and_links_lead_to_the_new_one(
         (tmp_path / str(number)).symlink_to(folder)
         before = sorted((path.name, path.read_bytes()) for path in folder.iterdir())
         with hold(folder, ""), pytest.raises(WorkloadError, match="in use"):
-            hold_for_runs(job(folder), said.append).__enter__()
-        with hold_for_runs(job(tmp_path / str(number)), said.append) as made:
+            hold_for_runs(job(folder), telling(said.append)).__enter__()
+        with hold_for_runs(job(tmp_path / str(number)), telling(said.append)) as made:
             assert not any(made.iterdir()) and made.samefile(folder)
         kept = tmp_path / "disk" / f"run.attempt-{number}"
         assert sorted((path.name, path.read_bytes()) for path in kept.iterdir()) == before

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.metrics import Losses, checkpoint_cost, find_losses, measure, measure_sums
 from dlemu.judge.records import STEP, Steps
-from dlemu.judge.sums import Edition, Rule, Sums, both_ends, ends_of, sum_all, sum_up
+from dlemu.judge.sums import Edition, RankName, Rule, Sums, both_ends, ends_of, sum_all, sum_up
 from dlemu.report.words.limits import name_losses
 from dlemu.run.replay import new_steps
 from tests.lab.shared import rows, sums_of
@@ -72,10 +72,10 @@ def test_ranks_together_have_the_metrics_of_all_records(
     ends = reduce(both_ends, map(ends_of, parts))
 
     together = in_pairs(
-        [sum_up(part, rule, ends, f"rank {rank}") for rank, part in enumerate(parts)]
+        [sum_up(part, rule, ends, RankName(rank)) for rank, part in enumerate(parts)]
     )
 
-    whole = measure_sums(sum_all([("all", steps)], rule))
+    whole = measure_sums(sum_all([(RankName(), steps)], rule))
     assert told(measure_sums(together)) == pytest.approx(told(whole))
     losses = find_losses(together)
     ready = (steps["wait"] + steps["compute"]).reshape(2, num_ranks, each, NUM_STEPS).max(axis=2)
@@ -84,7 +84,7 @@ def test_ranks_together_have_the_metrics_of_all_records(
     for rank, found in enumerate(losses.ranks):
         others = np.delete(ready, rank, axis=1).max(axis=1) if num_ranks > 1 else ready[:, 0]
         sooner = np.maximum(ready[:, rank] - others, 0)[:, window].sum()
-        assert found.name == f"rank {rank}"
+        assert found.name == RankName(rank)
         assert found.saved == pytest.approx(sooner / seconds)
     latest = (steps["wait"] + steps["compute"]).argmax(axis=1)[:, None]
     waited = np.take_along_axis(steps["wait"], latest, axis=1)[:, 0][:, window].sum()
@@ -105,13 +105,13 @@ def test_ranks_together_have_the_metrics_of_all_records(
 def test_what_is_not_whole_is_refused(what: str, bad: Callable[[Steps], Steps]) -> None:
     one, two = records(np.random.default_rng(1), 2, 1).reshape(2, -1)
     for parts in ((bad(one), two), (one[:0], bad(one), two)):
-        sums = sum_all([("a", part) for part in parts], Rule())
+        sums = sum_all([(RankName(), part) for part in parts], Rule())
         with pytest.raises(RunError, match="epoch 0: not every accelerator has the steps 0 to 11"):
             measure_sums(sums)
-    assert sum_all([("a", bad(one)), ("b", two)], Rule()).of_all(2).epochs == ()
+    assert sum_all([(RankName(0), bad(one)), (RankName(1), two)], Rule()).of_all(2).epochs == ()
 
 
-def losses_of(steps: Steps, names: list[str], preprocess_seconds: float = 0.0) -> Losses:
+def losses_of(steps: Steps, names: list[RankName], preprocess_seconds: float = 0.0) -> Losses:
     return find_losses(sums_of(steps, names, Rule(preprocess_seconds=preprocess_seconds)))
 
 
@@ -130,7 +130,7 @@ def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:
         decode=[[0, 0.5, 0, 0], [0, 9, 0, 0]],
         hand_over=[[0, 0.5, 0, 0], [0, 9, 0, 0]],
     )
-    losses = losses_of(steps, ["a", "b"])
+    losses = losses_of(steps, [RankName(0, "a"), RankName(1, "b")])
     seconds = 4 + 2.5 + 1.5
     parts = losses.parts
     assert (parts.read, parts.decode, parts.hand_over) == pytest.approx(
@@ -141,7 +141,7 @@ def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:
     assert (parts.preprocess, parts.uneven) == (0, 0)
     assert parts.total == pytest.approx(5 / seconds)
     one, two = losses.ranks
-    assert (one.name, two.name) == ("a", "b")
+    assert (one.name.host, two.name.host) == ("a", "b")
     assert (one.saved, two.saved) == pytest.approx((2 / seconds, 1.5 / seconds))
     assert (one.wait_seconds, two.late_seconds) == pytest.approx((1, 0.5))
     assert two.making_seconds == pytest.approx((1 + 9 + 9) / 3)
@@ -155,7 +155,7 @@ def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:
 
 def test_what_was_done_before_the_wait_stands_for_the_wait() -> None:
     steps = rows(1, 2, wait=0.5, compute=1.0, computation_time=1.0, read=1.0, decode=1.0)
-    parts = losses_of(steps, ["a"], preprocess_seconds=1.0).parts
+    parts = losses_of(steps, [RankName()], preprocess_seconds=1.0).parts
     assert (parts.read, parts.decode) == pytest.approx((0.125 / 1.5, 0.125 / 1.5))
     assert parts.preprocess == pytest.approx(0.25 / 1.5), "a second for each of two samples"
     assert parts.elsewhere == pytest.approx(0)
@@ -185,7 +185,7 @@ def test_what_is_lost_is_what_the_rules_au_lacks(
         epochs.append(steps.ravel())
     everything = np.concatenate(epochs)
     draw.shuffle(everything)
-    names = [f"rank {number}" for number in range(num_accelerators)]
+    names = [RankName(number) for number in range(num_accelerators)]
     losses = losses_of(everything, names)
     counted = everything[everything["step"] > 0]
     seconds = counted["wait"] + counted["compute"] + counted["barrier"]
@@ -214,7 +214,7 @@ def steps_with(stalls: dict[int, float], waits: list[float], accelerators: int =
 def test_each_block_loses_its_first_step_and_no_stall_counts() -> None:
     """Blocks of 4 and 2 steps: AU is 3/6 and 1/1; by steps, as DLIO weighs them."""
     steps = steps_with({3: 50.0}, [9, 1, 1, 1, 7, 0])
-    (sums,) = sums_of(steps, ["rank 0"]).epochs
+    (sums,) = sums_of(steps, [RankName(0)]).epochs
     assert sums.blocks == (slice(0, 4), slice(4, 6))
     assert sums.window.tolist() == [False, True, True, True, False, True]
     metrics = measure(steps)
@@ -266,7 +266,7 @@ def test_steps_during_writes_are_told_from_the_others(
 ) -> None:
     steps = steps_with({stall: 0.5}, waits, accelerators=2)
     steps["writing"][writing] = True
-    found: Any = checkpoint_cost(sums_of(steps, ["rank 0", "rank 1"]).epochs)
+    found: Any = checkpoint_cost(sums_of(steps, [RankName(0), RankName(1)]).epochs)
     shares = [found[f"au_{name}_percentage"] for name in ("while_writing", "otherwise")]
     shares += [found["lost_share"], found["au_with_stalls_percentage"]]
     assert (found["steps_while_writing"], *shares) == pytest.approx(cost)
@@ -277,7 +277,7 @@ def test_steps_during_writes_are_told_from_the_others(
 def test_what_was_lost_adds_up_to_what_no_accelerator_was_asked_for(seed: int, ranks: int) -> None:
     """However early or late the ranks leave a barrier."""
     parts = records(np.random.default_rng(seed), 2 * ranks, 2)
-    by_rank = [("", parts[:, 2 * rank : 2 * rank + 2].ravel()) for rank in range(ranks)]
+    by_rank = [(RankName(rank), parts[:, 2 * rank : 2 * rank + 2].ravel()) for rank in range(ranks)]
     sums = sum_all(by_rank, Rule())
     inside = parts[:, :, 1:]
     at = inside["step"] != NUM_STEPS // 2 + 1  # a checkpoint ends a block, whose first is left out

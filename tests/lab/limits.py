@@ -14,7 +14,7 @@ from dlemu.judge.evidence import Evidence, HostReport
 from dlemu.judge.metrics import find_losses
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import CheckpointCost
-from dlemu.judge.sums import Rule
+from dlemu.judge.sums import RankName, Rule
 from dlemu.report.words import advice_of, evidence_of
 from dlemu.storage.probe import Probe
 from tests.lab.shared import rows, sums_of
@@ -91,7 +91,7 @@ def evidence(**changes: Any) -> Evidence:
     steps = changes.pop("steps", None)
     steps = steps_of(0.5, 0.5) if steps is None else steps
     num_accelerators = int(steps["accelerator"].max()) + 1
-    names = changes.pop("names", [f"rank {rank} on host a" for rank in range(num_accelerators)])
+    names = changes.pop("names", [RankName(rank, "a") for rank in range(num_accelerators)])
     preprocess = changes.pop("preprocess", 0.0)
     losses = find_losses(sums_of(steps, names, Rule(preprocess_seconds=preprocess)))
     measured: dict[str, Any] = {
@@ -225,7 +225,7 @@ CASES: dict[str, dict[str, Any]] = {
         0.5, 0.01, 0.01, 0.04, read=[2.9, 1.0, 1.0, 2.8]
     ),
     "a slow rank of two accelerators": in_steps(0.5, 0.5, 0.01, 0.01, read=[2.0, 2.0, 0.1, 0.1])
-    | {"names": ["rank 0"] * 2 + ["rank 1"] * 2},
+    | {"names": [RankName(0)] * 2 + [RankName(1)] * 2},
     "CPUs full, direct already": on(cpu_share=0.97, direct=True, probe=probe(20, few=12))
     | {"reader": READER | {"odirect": True}},
     "CPUs full, but the storage gives nobody more": on(cpu_share=0.97, probe=probe(6.12)),

@@ -1,9 +1,11 @@
 """Counts the prose in a module: words that a person reads, and that are no error's.
 
 A literal is prose if it has a word with a blank beside it, wherever it stands and whatever it is
-joined with. Not counted are docstrings, names (members of a `Literal` type), and what becomes the
+joined with. Not counted are docstrings, names (members of a `Literal` type, and what is assigned to
+`name`, of a thing or by itself), and what becomes the
 text of an error: the operand of `raise`, the arguments of an error's class or of a function that
-returns one, the name of a watchdog's phase, and what a local name hands to them.
+returns or raises one, the name of a phase (of a watchdog, or as it is shown), what a loader waits
+for in it, and what names hand to them: one after the other, in a loop, or from a module's table.
 """
 
 import ast
@@ -14,8 +16,12 @@ from pathlib import Path
 _PROSE = re.compile(
     r"[^\W\d_]{2,}[^\s\w]* +\S|\S +[^\s\w]*[^\W\d_]{2,}|^ +[^\W\d_]{2,}|[^\W\d_]{2,} +$"
 )
-_ERRORS = re.compile(r"\w*Error|damaged|_?refusal|phase|_phase|watch|mark|between")
-"""Calls that make an error of their arguments, name what is watched, or mark a moment."""
+_ERRORS = re.compile(
+    r"\w*Error|damaged|_?refusal|room|phase|_phase|does|doing|watch|filterwarnings"
+)
+"""Calls that make an error of their arguments, name a phase, or know another's text."""
+_PHASES = "waiting_for"
+"""Functions that return what a phase waits for."""
 
 
 def prose_in(path: Path, names: frozenset[str]) -> list[tuple[int, str]]:
@@ -64,14 +70,36 @@ def _is_of_an_error(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> bool:
         inner = parents[inner]
         if _takes_errors(inner):
             return True
-        if isinstance(inner, ast.Assign | ast.AugAssign | ast.NamedExpr):
-            targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
-            inside = (each for target in targets for each in ast.walk(target))
-            names = {each.id for each in inside if isinstance(each, ast.Name)}
+        if _gives_a_name(inner):
+            return True
+        if names := _named_by(inner):
             return _reaches_an_error(names, _function_of(inner, parents), parents)
         if isinstance(inner, ast.stmt):
-            return False
+            function = _function_of(inner, parents)
+            return isinstance(inner, ast.Return) and getattr(function, "name", "") == _PHASES
     return False
+
+
+def _gives_a_name(node: ast.AST) -> bool:
+    """Return whether a statement assigns to `name`, `self.name` or, with others, `name, rate`."""
+    if not isinstance(node, ast.Assign):
+        return False
+    inside = (each for target in node.targets for each in ast.walk(target))
+    names = (
+        each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in inside
+    )
+    return "name" in names
+
+
+def _named_by(node: ast.AST) -> frozenset[str]:
+    """Return the names that a statement or a `:=` gives to what is in it."""
+    targets: list[ast.AST] = []
+    if isinstance(node, ast.Assign):
+        targets += node.targets
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr | ast.For):
+        targets.append(node.target)
+    inside = (each for target in targets for each in ast.walk(target))
+    return frozenset(each.id for each in inside if isinstance(each, ast.Name))
 
 
 def _takes_errors(node: ast.AST) -> bool:
@@ -88,14 +116,22 @@ def _function_of(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> ast.AST:
 
 
 def _reaches_an_error(
-    names: set[str], function: ast.AST, parents: Mapping[ast.AST, ast.AST]
+    names: frozenset[str], function: ast.AST, parents: Mapping[ast.AST, ast.AST]
 ) -> bool:
-    """Return whether one of these names stands in an error's text in the function."""
+    """Return whether one of these names, or one that takes theirs, stands in an error's text.
+
+    It is looked for in the function, or in the module, that the names are of.
+    """
+    handed: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
             inner: ast.AST = node
-            while inner in parents and not isinstance(inner, ast.stmt):
+            while inner in parents:
                 inner = parents[inner]
                 if _takes_errors(inner):
                     return True
-    return False
+                handed |= _named_by(inner)
+                if isinstance(inner, ast.stmt):
+                    break
+    more = frozenset(handed) | names
+    return more != names and _reaches_an_error(more, function, parents)

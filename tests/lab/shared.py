@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dlemu.judge.records import STEP, Steps
-from dlemu.judge.sums import Rule, Sums, sum_all
+from dlemu.judge.sums import RankName, Rule, Sums, sum_all
 
 
 def rows(num_accelerators: int, num_steps: int, **fields: object) -> Steps:
@@ -21,11 +21,11 @@ def rows(num_accelerators: int, num_steps: int, **fields: object) -> Steps:
     return steps
 
 
-def sums_of(steps: Steps, names: Sequence[str], rule: Rule | None = None) -> Sums:
+def sums_of(steps: Steps, names: Sequence[RankName], rule: Rule | None = None) -> Sums:
     """Return the sums of records, any shape; `names` has the rank of each accelerator."""
-    flat, owners = steps.ravel(), np.asarray(names)
+    flat = steps.ravel()
     parts = (
-        (name, flat[np.isin(flat["accelerator"], np.flatnonzero(owners == name))])
+        (name, flat[np.isin(flat["accelerator"], np.flatnonzero([n == name for n in names]))])
         for name in dict.fromkeys(names)
     )
     return sum_all(parts, rule or Rule())

@@ -36,12 +36,12 @@ from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
 from dlemu.host.wear import combine_hosts
 from dlemu.judge.evidence import HostReport, combine
-from dlemu.judge.findings import remark
+from dlemu.judge.findings import Finding, note, remark
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import Outcome, judge_runs, row_of, with_metrics, without_threshold
 from dlemu.judge.records import STEP, write_config, write_steps, write_summary
 from dlemu.judge.summary import RunRow
-from dlemu.judge.sums import Rule, sum_all
+from dlemu.judge.sums import RankName, Rule, sum_all
 from dlemu.ranks.world import Alone
 from dlemu.report.paths import present_paths
 from dlemu.report.predict import present_calibration
@@ -146,7 +146,7 @@ def store_run(
     folder.mkdir(parents=True)
     write_config(folder, workload)
     write_steps(folder, 0, steps)
-    sums = sum_all([("0", steps.ravel())], Rule.of(workload))
+    sums = sum_all([(RankName(), steps.ravel())], Rule.of(workload))
     metrics = measure_sums(sums)
     if error:
         begun |= {"status": "failed", "error": error, "end": _time(start + 60)}
@@ -285,16 +285,30 @@ def store_checkpoint(folder: Path) -> None:
 # --- searches and first answers -------------------------------------------------------------------
 
 
+def _as_written(text: str) -> tuple[Finding, ...]:
+    return (note("as_written", text=text),)
+
+
 def sized(**changes: Any) -> Sized:
     """Return the answer of a quick search: 8 accelerators pass, 9 fail."""
     workload = load_workload("unet3d_h100", {"dataset.data_folder": DATA, "size.quick": True})
     points = tuple(
-        Point(n, au, n * 25.0, 2.4e10, "storage", 900.0, "nvme1n1 was busy all the time", 0.01)
+        Point(
+            n,
+            au,
+            n * 25.0,
+            2.4e10,
+            "storage",
+            900.0,
+            _as_written("nvme1n1 was busy all the time"),
+            0.01,
+        )
         for n, au in ((12, 62.8), (9, 83.7), (8, 94.31), (8, 93.96))
     )
     values = MADE["sized"] | {"target": Target("d1", DATA, 1), "workload": workload}
     values |= {"folder": Path("/results/size"), "interval": (8.28, 8.46)}
     values |= {"points": points, "confirmations": points[2:]}
+    values["evidence"] = _as_written("nvme1n1 was busy 99% of the time")
     return Sized(**(values | changes))
 
 

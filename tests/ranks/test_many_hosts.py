@@ -9,7 +9,7 @@ from dlemu.config.model import Workload, load_workload
 from dlemu.errors import RunError
 from dlemu.judge.metrics import find_losses, measure_sums
 from dlemu.judge.records import STEP, Steps
-from dlemu.judge.sums import Rule, Sums, sum_all
+from dlemu.judge.sums import RankName, Rule, Sums, sum_all
 from dlemu.ranks.world import PeerError
 from dlemu.run.gather import gather_sums
 from tests.lab.many_hosts import ManyHosts, SimulatedRank, replay_on
@@ -102,7 +102,7 @@ def gathered(
         return gather_sums(workload, world, [steps[world.rank]])
 
     found = ManyHosts(num_hosts).run(run)
-    parts = [(f"rank {rank} on host h{rank}", steps[rank]) for rank in range(num_hosts)]
+    parts = [(RankName(rank, f"h{rank}"), steps[rank]) for rank in range(num_hosts)]
     return found, sum_all(parts, Rule.of(workload))
 
 

@@ -48,7 +48,7 @@ def test_an_interrupted_search_shows_its_runs(tmp_path: Path, printed: Printed) 
 def runs(*found: tuple[int, float, str]) -> list[dict[str, Any]]:
     first = sized().points[0]
     return [
-        asdict(replace(first, num_accelerators=n, au_percentage=au, limit=limit, evidence=""))
+        asdict(replace(first, num_accelerators=n, au_percentage=au, limit=limit, evidence=()))
         for n, au, limit in found
     ]
 

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import get_args
 
-from dlemu.judge.findings import Finding, Kind, weakens, with_findings
+from dlemu.judge.earlier import summary_of_today, with_findings
+from dlemu.judge.findings import Finding, Kind, weakens
 from dlemu.judge.records import plain
 from dlemu.report.run import tone_of
 from dlemu.report.stored import read_result
@@ -37,7 +38,8 @@ def test_a_finding_of_a_later_version_is_shown_by_its_figures() -> None:
 
 def test_the_evidence_of_an_earlier_version_is_shown_as_it_was_written() -> None:
     old = {"name": "storage", "evidence": "it was slow", "advice": "a faster one"}
-    assert (evidence_of(old), advice_of(old)) == ("it was slow", "a faster one")
+    limit = summary_of_today({"limit": old})["limit"]
+    assert (evidence_of(limit), advice_of(limit)) == ("it was slow", "a faster one")
     assert advice_of({"name": "none", "evidence": [], "advice": []}) == ""
 
 

@@ -17,11 +17,12 @@ from dlemu.config.model import Workload, load_workload
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
 from dlemu.judge.findings import Finding, fields_of, reason, remark, weakens
-from dlemu.judge.outcome import LABEL, _long_gaps, judge_runs
+from dlemu.judge.outcome import _long_gaps, judge_runs
 from dlemu.judge.records import read_steps, read_summary
 from dlemu.judge.summary import RunRow, RunsSummary, Summary, Verdict, time_of_day
 from dlemu.report.run import runs_verdict_line
 from dlemu.report.words import sentence, sentences
+from dlemu.report.words.rules import LABEL
 from dlemu.run.protocol import _add, check_closed, closed_warnings
 from tests.lab.commands import QUICK, generate
 from tests.lab.stored import store_run

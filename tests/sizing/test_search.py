@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.judge.findings import note, remark
+from dlemu.judge.findings import Finding, note, remark
 from dlemu.judge.metrics import passes
 from dlemu.judge.steady import Level
 from dlemu.report.sizing import _gives, sentence
@@ -205,8 +205,12 @@ def test_the_next_number_to_try_is_as_far_off_as_the_noise() -> None:
 # --- what short runs say: dlemu try ---------------------------------------------------------------
 
 
+def seen_at(number: int) -> tuple[Finding, ...]:
+    return (note("as_written", text=f"seen at {number}"),)
+
+
 def point(number: int, au: float, limit: str = "storage") -> Point:
-    return Point(number, au, 1.0, 1e9, limit if au < 97 else "none", 1.0, f"seen at {number}")
+    return Point(number, au, 1.0, 1e9, limit if au < 97 else "none", 1.0, seen_at(number))
 
 
 def after(points: list[Point], *, ahead: float = 0.0) -> Sizing:
@@ -304,7 +308,7 @@ def test_of_one_run_what_was_read_ahead_widens_the_interval() -> None:
     assert found.real_accelerators == pytest.approx(3.6 * 0.96)
     assert found.interval is not None
     assert found.interval[0] < 3.6 * 0.92 * 0.97 < 3.6 * 1.03 < found.interval[1]
-    assert (found.limit, found.evidence) == ("storage", "seen at 4")
+    assert (found.limit, found.evidence) == ("storage", seen_at(4))
 
 
 # --- a storage that changes -----------------------------------------------------------------------

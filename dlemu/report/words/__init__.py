@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlemu.config.published import word
-from dlemu.judge.findings import Finding, Kind, Weight, note, weighing
+from dlemu.judge.findings import Finding, Kind, Tell, Weight, note, weighing
 from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.report.words.notes import NOTES
 from dlemu.report.words.progress import PROGRESS
 from dlemu.report.words.rules import RULES
 from dlemu.report.words.searches import SEARCHES
+from dlemu.terminal import Say
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 Fields = Mapping[str, Any]
@@ -46,31 +47,39 @@ def told(kind: Kind, **figures: Any) -> str:
     return sentence(note(kind, **figures))
 
 
+def telling(say: Say) -> Tell:
+    """Return what says findings by their sentences."""
+    return lambda finding: say(sentence(finding))
+
+
 def sentences(document: Fields, *weights: Weight) -> list[str]:
     """Return what those of a document's findings say that have one of these weights."""
     return [sentence(each) for each in weighing(document, *weights)]
 
 
 def note_lines(document: Fields) -> list[str]:
-    """Return a document's `notes` as lines; those of loaders and of earlier versions are texts."""
-    notes = document.get("notes") or ()
-    return [f"note: {each if isinstance(each, str) else sentence(each)}" for each in notes]
+    """Return a document's `notes` as lines; those of loaders, and what is as written, are texts."""
+    return list(map(note_line, document.get("notes") or ()))
+
+
+def note_line(note: Fields | str) -> str:
+    """Return a note as a line."""
+    return f"note: {note if isinstance(note, str) else sentence(note)}"
+
+
+def warning(finding: Finding) -> str:
+    """Return what is said before the runs, and noted in their document."""
+    return f"warning: {sentence(finding)}"
 
 
 def evidence_of(limit: Fields) -> str:
-    """Return what a limit was concluded from, as one line.
-
-    Until November 2026 documents had the line itself; it is shown as it was written.
-    """
-    evidence = limit["evidence"]
-    return evidence if isinstance(evidence, str) else "; ".join(map(sentence, evidence))
+    """Return what a limit was concluded from, as one line."""
+    return "; ".join(map(sentence, limit["evidence"]))
 
 
 def advice_of(limit: Fields) -> str:
     """Return what to try, as one line, as `evidence_of` does; "" if there is nothing."""
     advice = limit.get("advice") or ()
-    if isinstance(advice, str):
-        return advice
     last = [each for each in advice if each["kind"] == "not_the_storage"]
     ways = [sentence(each) for each in advice if each not in last]
     return "; ".join([either(*ways), *map(sentence, last)]) if ways else ""
@@ -340,10 +349,19 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     # of any kind
     "as_written": lambda f: f"{f.text}",
     "of_run": _of_run,
-    # those that stand before another one
+    # those that have another one in them
+    "checkpoints_planned": lambda f: (
+        f"{counted(f.number, 'checkpoint')} of {format_bytes(f.num_bytes)}, {sentence(f.due)}, "
+        f"to {f.folder}"
+    ),
     "comes_next": lambda f: (
         f"     {'done' if f.num_accelerators is None else f'next {f.num_accelerators}'}: "
         f"{sentence(f.why)}"
+    ),
+    "written_in_first_run": lambda f: f"     written in the first run: {sentence(f.planned)}",
+    "target_not_the_limit": lambda f: (
+        f"note: the limit of 3/3 was {f.limit['name']}, so the storage may give more: "
+        f"{evidence_of(f.limit)}"
     ),
     "most_accelerators_here": lambda f: (
         f"size.max_accelerators={f.num_accelerators} here: {sentence(f.why)}"

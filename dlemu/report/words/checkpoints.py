@@ -1,9 +1,9 @@
-"""The words of what limited checkpoints: the evidence, and what to try."""
+"""The words of checkpoints: what is planned and done, what limited them, and what to try."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dlemu.units import format_seconds
+from dlemu.units import counted, format_rate, format_seconds
 
 
 def _slow_accelerator(f: Any) -> str:
@@ -28,6 +28,20 @@ def _host_cpus_busy(f: Any) -> str:
 
 
 CHECKPOINTS: Mapping[str, Callable[[Any], str]] = {
+    "checkpoint_taken": lambda f: (
+        f"{f.operation} {f.number} of {f.planned}: {format_seconds(f.seconds)}, "
+        f"{format_rate(f.bytes_per_second)}"
+    ),
+    "checkpoint_without_odirect": lambda f: (
+        f"checkpoint.odirect=auto: {f.folder} does not take O_DIRECT"
+    ),
+    "checkpoints_by_epochs": lambda f: (
+        f"one after epoch {f.first} and every {counted(f.every, 'epoch')}"
+    ),
+    "checkpoints_by_steps": lambda f: f"one every {counted(f.every, 'step')}",
+    "earlier_checkpoints_removed": lambda f: (
+        f"removed: {counted(f.number, 'checkpoint')} of an earlier command"
+    ),
     "folder_in_memory": lambda f: f"the folder lies in memory ({f.file_system}): there is no drive",
     "host_cpus_busy": _host_cpus_busy,
     "look_at_path": lambda f: "look at that host's path to the storage",
@@ -37,6 +51,7 @@ CHECKPOINTS: Mapping[str, Callable[[Any], str]] = {
     "more_cpus": lambda f: (
         f"more CPUs{', or checkpoint.odirect=true, which copies less' if f.or_odirect else ''}"
     ),
+    "not_read_back": lambda f: f"checkpoint.writer={f.writer}: nothing was read back",
     "read_from_memory": lambda f: f"{100 * f.share:.1f}% of what was read lay in memory",
     "read_past_memory": lambda f: "checkpoint.odirect=true reads past it",
     "slow_accelerator": _slow_accelerator,

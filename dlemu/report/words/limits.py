@@ -38,14 +38,21 @@ def either(*ways: str) -> str:
     return ", or ".join([", ".join(ways[:-1]), ways[-1]]) if len(ways) > 1 else "".join(ways)
 
 
+def _rank(f: Any) -> str:
+    """Return "rank 3 on host node1", as far as it is known."""
+    host = getattr(f, "host", None)
+    name = f"rank {f.rank}" if isinstance(f.rank, int) else f.rank  # it was a text on Nov 27, 2026
+    return f"{name} on host {host}" if host else f"{name}"
+
+
 def _slow_rank(f: Any) -> str:
     own, usual = format_seconds(f.seconds_a_step), format_seconds(f.usual_seconds_a_step)
     did = f"waited {own} a step for its batches"
     if f.overran:
         did = f"overran its compute by {own} a step"
     return (
-        f"{f.rank} {did}, the others {usual}; they waited {100 * f.waited_share:.1f}% of the time "
-        "for it"
+        f"{_rank(f)} {did}, the others {usual}; they waited {100 * f.waited_share:.1f}% of the "
+        "time for it"
     )
 
 
@@ -187,12 +194,12 @@ ADVICE: Mapping[str, Callable[[Any], str]] = {
     "fewer_accelerators_a_host": lambda f: "fewer accelerators a host",
     "key": lambda f: f"{f.key}={f.value}",
     "leave_cores": lambda f: "leave cores to the ranks",
-    "look_at_cpus": lambda f: f"look at what else runs on the CPUs of {f.rank}",
+    "look_at_cpus": lambda f: f"look at what else runs on the CPUs of {_rank(f)}",
     "look_at_neighbours": lambda f: (
         "look at what else used the storage or held it to a rate, and run again"
     ),
     "look_at_rank": lambda f: (
-        f"look at what is different about {f.rank}: its storage path, its CPUs, its neighbours"
+        f"look at what is different about {_rank(f)}: its storage path, its CPUs, its neighbours"
     ),
     "more_cores": lambda f: f"use more cores{' or hosts' if f.or_hosts else ''}",
     "more_drives": lambda f: "use more or faster drives",

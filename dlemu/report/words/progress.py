@@ -50,8 +50,12 @@ PROGRESS: Mapping[str, Callable[[Any], str]] = {
     "read_in_tf_data_order": lambda f: (
         f"reader.data_loader {f.data_loader}: read by dlemu's threads in tf.data's order"
     ),
+    "run_of_runs": lambda f: f"{f.run} of {f.warmup} warm-ups and {f.runs} runs",
     "samples_left_out": lambda f: (
         f"an epoch leaves out {f.left:,} of {f.num_samples:,} samples, which do not fill another "
         f"step of {f.step:,}"
+    ),
+    "unfinished_run_kept": lambda f: (
+        f"{f.folder} holds a run that did not end; it is kept as {f.kept_as}"
     ),
 }

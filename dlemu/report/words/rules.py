@@ -31,6 +31,9 @@ def _files_missing(f: Any) -> str:
     )
 
 
+LABEL = "MLPerf-Storage-style, not an MLPerf result"
+"""What a result by the rules is, in each document of several runs."""
+
 RULES: Mapping[str, Callable[[Any], str]] = {
     "cached_share_too_large": lambda f: (
         f"metric.max_cached_share must be at most {f.most:g}, got {f.value:g}, leave it out"

@@ -109,7 +109,6 @@ SEARCHES: Mapping[str, Callable[[Any], str]] = {
         f"AU {100 * f.needed_au:g}% is required"
     ),
     "trying": _trying,
-    "written_in_first_run": lambda f: f"     written in the first run: {f.planned}",
     # of a try
     "full_needs_room": lambda f: (
         f"needs {format_bytes(f.needed_bytes)} even for a quick search; "
@@ -146,9 +145,6 @@ SEARCHES: Mapping[str, Callable[[Any], str]] = {
     "target_from_memory": lambda f: (
         f"note: {f.share:.0%} of the bytes of 3/3 came from memory; reader.odirect=true reads past "
         "the page cache, output.drop_caches=true empties it first"
-    ),
-    "target_not_the_limit": lambda f: (
-        f"note: the limit of 3/3 was {f.limit}, so the storage may give more: {f.evidence}"
     ),
     # whether storage matters to a workload
     "any_drive_is_enough": lambda f: (
