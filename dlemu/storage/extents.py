@@ -437,7 +437,7 @@ class _Buffered(ExtentReader):
             into = into[:_MOST_VECTORS]
             want = sum(map(len, into))
             got = self._read_cached(file, into, start)
-            self.num_reads += 1
+            self.num_reads += self._cached_flags is not None  # else it was refused: none was made
             self.bytes_read += got
             start += got
             if got < want or len(into) == _MOST_VECTORS:

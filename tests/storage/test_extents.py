@@ -282,6 +282,11 @@ def test_what_is_in_the_page_cache_takes_few_calls(
         # Others may have the kernel drop its caches meanwhile: pages that are mapped stay.
         mapped = mmap.mmap(written.fileno(), 9 << 20 if hole else 0, prot=mmap.PROT_READ)
         assert len(mapped[:: mmap.PAGESIZE]) > 2000
+        try:
+            os.preadv(written.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+            calls.clear()
+        except OSError as error:
+            pytest.skip(f"this file system does not tell what is in memory ({error.strerror})")
     kept = bytearray(3 << 20)
     reader, file = opened(path, piece_bytes=piece)
     # Many small parts, more than one call takes, and large ones; kept ones on both sides.

@@ -87,11 +87,6 @@ def test_slurm_is_asked_what_it_takes(
     assert list(doctor_places.slurm()) == []
 
 
-def test_try_says_what_a_bucket_takes(printed: Printed) -> None:
-    said = printed("try", "s3://training", status=1)
-    assert "dlemu datagen workload=cosmoflow_h100 dataset.data_folder=s3://training/cosmo" in said
-
-
 def test_servers_bound_a_checkpoint(printed: Printed) -> None:
     rates = ["server.read_bandwidth=60GB", "server.write_bandwidth=30GB"]
     alone = printed("predict", "model=llama3_70b", *rates)
