@@ -17,6 +17,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.errors import RunError
 from dlemu.host.place import Attachment
+from dlemu.judge.own_rates import OwnRates
 from dlemu.ranks.world import World
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
@@ -87,7 +88,7 @@ def test_each_target_is_steady_by_the_bytes_of_its_own_workers(
     """Not by its drive's counters: the two lie on one drive, and so does a neighbour's job."""
     counted: list[float] = []
 
-    class Looks(cells.OwnRates):
+    class Looks(OwnRates):
         def __enter__(self) -> Self:
             counted.append(self._count())
             return self
