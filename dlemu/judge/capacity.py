@@ -102,7 +102,7 @@ def phases_of(
     """Return what a storage that was the limit of a run fed at each level of its rate.
 
     By its bytes, not by the AU of that time: what is read ahead keeps accelerators busy later. For
-    the same reason `au_percentage` is that with the first steps.
+    the same reason `au_percentage` is that with the first steps, of all time together.
     """
     whole = real_accelerators(num_accelerators, au_percentage, threshold)
     later = [level.begin for level in levels[1:]]

@@ -309,6 +309,12 @@ class Metrics:
         return self.mean("whole_epoch_au_percentage")
 
     @property
+    def whole_run_au_percentage(self) -> float:
+        """Of the time of all epochs together: a slow epoch counts for as long as it took."""
+        of_each = [each.whole_epoch_au_percentage for each in self.epochs]
+        return float(np.average(of_each, weights=[each.seconds for each in self.epochs]))
+
+    @property
     def read_bytes(self) -> int:
         """Bytes really read by the loaders, all epochs."""
         return sum(epoch.read_bytes for epoch in self.epochs)

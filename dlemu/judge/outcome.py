@@ -380,7 +380,7 @@ def with_metrics(summary: Summary, workload: Workload, metrics: Metrics) -> Summ
         number, levels = metrics.num_accelerators, levels_of(summary)
         feeds = real_accelerators(number, metrics.au_percentage, wanted)
         if len(levels) > 1:
-            phases = phases_of(number, metrics.whole_epoch_au_percentage, levels, wanted)
+            phases = phases_of(number, metrics.whole_run_au_percentage, levels, wanted)
             feeds = phases[-1].feeds if trend_of(levels) == "fell" else None
     au = [epoch.au_percentage for epoch in metrics.epochs]
     each = np.mean([epoch.accelerator_au for epoch in metrics.epochs], axis=0)

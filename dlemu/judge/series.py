@@ -26,7 +26,7 @@ from dlemu.host.intervals import (
 )
 from dlemu.host.network import NetworkCounters
 from dlemu.judge.records import SUMMARY, Steps, damaged, host_file, map_rank, named, read_summary
-from dlemu.judge.steady import Piece, Steadiness, steadiness
+from dlemu.judge.steady import APART, Piece, Steadiness, mean_of, steadiness
 from dlemu.judge.sums import au_of, counted_spans, epoch_spans
 from dlemu.storage.files import create, replacing
 
@@ -142,13 +142,28 @@ def steady_rate(folder: Path, *, received: bool, direct: bool = False) -> Steadi
         au = np.mean([_means(host, "au_percent", times) for host in hosts], axis=0)
         found = list(map(Piece, np.diff(times).tolist(), rates.tolist(), au.tolist()))
         pieces += found[: _num_until_read(found)]
-    return steadiness(pieces)
+    # With the first steps, in which workers read ahead, as the AU has them that levels divide.
+    spans = np.array(hosts[0].epochs)
+    moved = [_means(host, column, spans.ravel())[::2] for host in hosts]
+    mean = 1e6 * np.average(np.sum(moved, axis=0), weights=np.diff(spans)[:, 0])
+    return steadiness(pieces, mean=float(mean))
 
 
 def _num_until_read(pieces: Sequence[Piece]) -> int:
-    """Return the pieces of an epoch until all is read: then accelerators take what is there."""
+    """Return the pieces of an epoch until all is read: then accelerators take what is there.
+
+    Some of them come to their end first. Less is read then, though accelerators wait less: no
+    storage that gave less would do that.
+    """
     moved = np.cumsum([piece.seconds * piece.bytes_per_second for piece in pieces])
-    return int(np.searchsorted(moved, _ALL_READ * moved[-1])) + 1
+    num = int(np.searchsorted(moved, _ALL_READ * moved[-1])) + 1
+    while num > 1 and pieces[num - 1].au_percentage is not None:
+        before, last = mean_of(pieces[: num - 1]), pieces[num - 1]
+        slow = last.bytes_per_second < (1 - APART) * before.bytes_per_second
+        if not slow or (last.au_percentage or 0.0) <= (before.au_percentage or 0.0):
+            break
+        num -= 1
+    return num
 
 
 def _has(hosts: Sequence[HostSeries], column: str) -> bool:

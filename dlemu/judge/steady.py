@@ -20,8 +20,8 @@ CEILING = 98.0
 """AU where nothing waits for storage: 98.7 to 98.8 in the published cells, less some noise."""
 _EXCURSION = 0.2
 _SLOPE = 0.1
-# Levels differ by this share of their mean, and by so many standard errors.
-_APART = 0.2
+APART = 0.2
+"""Levels differ by this share of their mean, and by `_SURE` standard errors."""
 _SURE = 5.0
 # A level lasts so many seconds at least, and this share of the time: shorter ones are bursts, and
 # the pauses between epochs.
@@ -52,7 +52,7 @@ class Level:
     bytes_per_second: float
     au_percentage: float | None = None
     share: float = 1.0
-    """Its rate / the mean rate of the whole time."""
+    """Its rate / the mean rate of the whole run."""
 
     @property
     def is_free(self) -> bool:
@@ -116,8 +116,11 @@ def trend_of(levels: Sequence[Level]) -> Trend:
     return "fell" if last < first else "rose"
 
 
-def steadiness(pieces: Sequence[Piece]) -> Steadiness | None:
-    """Return how steady the rate was; None of fewer than five pieces that tell something."""
+def steadiness(pieces: Sequence[Piece], *, mean: float | None = None) -> Steadiness | None:
+    """Return how steady the rate was; None of fewer than five pieces that tell something.
+
+    `mean` is the rate of the whole run, with all that no piece is of; None: that of the rounds.
+    """
     begins = np.concatenate([[0.0], np.cumsum([piece.seconds for piece in pieces])]).tolist()
     kept = (
         _informative(
@@ -140,7 +143,7 @@ def steadiness(pieces: Sequence[Piece]) -> Steadiness | None:
     cuts = [0, len(kept)]
     if not all(piece.is_free for piece in kept):  # else nobody knows what it could give
         cuts[1:1] = _unlike(_cuts(seconds, rates), seconds, rates)
-    mean = max(float(np.mean(rounds)), 1e-9)
+    mean = max(mean or float(np.mean(rounds)), 1e-9)
     levels: list[Level] = []
     for level in (_mean(kept[a:b]) for a, b in pairwise(cuts)):
         if levels and levels[-1].is_free and level.is_free:
@@ -158,7 +161,7 @@ def _informative(pieces: list[Level]) -> list[Level]:
     if it is above what it gave where it was the limit.
     """
     held = [piece for piece in pieces if not piece.is_free]
-    most = _mean(held).bytes_per_second * (1 + _APART) if held else 0.0
+    most = _mean(held).bytes_per_second * (1 + APART) if held else 0.0
     return [piece for piece in pieces if not piece.is_free or piece.bytes_per_second > most]
 
 
@@ -167,13 +170,17 @@ def _apart(first: float, second: float) -> float:
     return abs(first - second) / max((first + second) / 2, 1e-9)
 
 
-def _mean(pieces: Sequence[Level]) -> Level:
+def mean_of(pieces: Sequence[Piece] | Sequence[Level]) -> Piece:
     """Return the means over pieces, by their seconds."""
     seconds = sum(piece.seconds for piece in pieces)
     rate = sum(piece.seconds * piece.bytes_per_second for piece in pieces) / seconds
     known = [(p.seconds, p.au_percentage) for p in pieces if p.au_percentage is not None]
     au = sum(s * share for s, share in known) / sum(s for s, _ in known) if known else None
-    return Level(pieces[0].begin, seconds, rate, au)
+    return Piece(seconds, rate, au)
+
+
+def _mean(pieces: Sequence[Level]) -> Level:
+    return Level(pieces[0].begin, *mean_of(pieces))
 
 
 def _cuts(seconds: NDArray[np.float64], rates: NDArray[np.float64]) -> list[int]:
@@ -210,7 +217,7 @@ def _unlike(cuts: list[int], seconds: NDArray[np.float64], rates: NDArray[np.flo
         means = [float(np.average(rates[a:b], weights=seconds[a:b])) for a, b in pairwise(ends)]
         steps = [_apart(a, b) for a, b in pairwise(means)]
         least = min(range(len(steps)), key=lambda number: steps[number])
-        if steps[least] >= _APART:
+        if steps[least] >= APART:
             break
         del cuts[least]
     return cuts

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dlemu.report.blocks import Block, Column, Document, Facts, Lines, Table, Verdict, table_of
 from dlemu.report.sizing import REAL, lines_of_real, range_of
+from dlemu.report.words import told
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _BASIS = {
@@ -48,7 +49,7 @@ def present_prediction(found: Document) -> list[Block]:
         Verdict(f"predicted: {line}; limit: {found['limit']}"),
         *_published(found),
         Table(("", "predicted", "range"), rows),
-        Lines([*_real(found), *_notes(found)]),
+        Lines([*_real(found), *_notes(found), *_dataloader(found)]),
         *_needed(found.get("needs")),
     ]
 
@@ -156,7 +157,8 @@ def present_predictions(document: Document) -> list[Block]:
     notes = dict.fromkeys(note for each in found for note in _notes(each))
     required = f"{best['threshold']:g}%"
     line = f"predicted: {_storage(best)} feeds the most, {number} at AU {required} or more"
-    return [Verdict(line), table, Lines([REAL, *notes])]
+    loaders = [f"{each['workload']}: {line}" for each in found for line in _dataloader(each)]
+    return [Verdict(line), table, Lines([REAL, *notes, *dict.fromkeys(loaders)])]
 
 
 def _shown_by_dlio(found: Document) -> str | None:
@@ -169,6 +171,12 @@ def _real(found: Document) -> list[str]:
     if found["asked_accelerators"] is not None or found["limit"] != "storage":
         return []
     return [f"{REAL}; here {found['real_accelerators']:.2f}", *lines_of_real(found)]
+
+
+def _dataloader(found: Document) -> list[str]:
+    """Return what a DataLoader makes whatever the storage, where it is asked for and known."""
+    makes = found.get("dataloader")
+    return [told("workers_make", **makes)] if makes else []
 
 
 def _notes(found: Document) -> list[str]:
@@ -238,7 +246,8 @@ def present_cached(found: Document) -> list[Block]:
         Lines(
             [
                 f"cache: {share:.0f}% of the dataset on {found['drives']} x {found['drive']} "
-                f"(cache.policy={found['policy']}), before an origin of {origin}"
+                f"(cache.policy={found['policy']}), before an origin of {origin}",
+                *_dataloader(found["warm"]),
             ]
         ),
     ]
@@ -274,4 +283,4 @@ def present_calibration(found: Document) -> list[Block]:
         ("a drive gives", rate_of("drive", ("storage",))),
     ]
     line = f"calibrated: {found['workload']}, reader.data_loader={found['loader']}"
-    return [Verdict(line), Facts(facts)]
+    return [Verdict(line), Facts(facts), Lines(_dataloader(found))]

@@ -167,17 +167,17 @@ def _present_try(answers: Sequence[Answer]) -> list[Block]:
                 *_first(answers),
             ]
         ),
-        *(Lines([f"{a['workload']}: {line}"]) for a in answers for line in _of_first_reads(a)),
+        *(Lines([f"{a['workload']}: {line}"]) for a in answers for line in _beside_answer(a)),
         *(Lines([f"{a['workload']}: {line}"]) for a in answers for line in lines_of_real(a)),
         *folds,
         *_next(answers),
     ]
 
 
-def _of_first_reads(answer: Answer) -> list[str]:
-    """Return why an answer is below what its runs reached: they read files again, and faster."""
-    kinds = [each for each in answer["findings"] if each["kind"] == "second_reads_faster"]
-    return [words.sentence(each) for each in kinds]
+def _beside_answer(answer: Answer) -> list[str]:
+    """Return what a DataLoader makes whatever the storage, and why runs reached more than told."""
+    kinds = ("second_reads_faster", "workers_make")
+    return [words.sentence(each) for each in answer["findings"] if each["kind"] in kinds]
 
 
 def _next(answers: Sequence[Answer]) -> Iterator[Block]:

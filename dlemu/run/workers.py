@@ -12,17 +12,16 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dlemu.config.model import Workload
-from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DlemuError
 from dlemu.host.processes import free_memory_bytes, usable_cpus
-from dlemu.ranks.world import Alone
 from dlemu.storage.files import write_atomically
 from dlemu.units import ceil_div
 
@@ -49,16 +48,55 @@ _KEYS = (
 """What the time of a sample depends on, beside the host."""
 
 
-def workers_of(workload: Workload, accelerators: int, *, timed: bool = True) -> dict[str, Any]:
+class Rates(Protocol):
+    """What is known of a host."""
+
+    @property
+    def cpus(self) -> int: ...
+
+    def of(self, loaders: int, workers: int) -> float | None:
+        """Return samples per second of so many DataLoaders together; None: it is not known."""
+
+
+@dataclass(frozen=True)
+class TwoRates:
+    """A host by two figures: what one worker makes, and what all make where they fill the CPUs."""
+
+    cpus: int
+    one: float
+    """Samples per second, as the next."""
+    all: float
+
+    @classmethod
+    def of_this_host(cls, workload: Workload) -> "TwoRates | None":
+        """Time workers here, or take what is kept; None: it is not known what they do."""
+        if not _is_plain(workload) or find_spec("torch") is None:
+            return None
+        rates, each = _Rates(workload, timed=True), max(1, workload.reader.read_threads)
+        one, full = rates.of(1, each), rates.of(ceil_div(rates.cpus, each), each)
+        if one is None or full is None:
+            return None
+        return cls(rates.cpus, one / min(each, rates.cpus), max(one, full))
+
+    def of(self, loaders: int, workers: int) -> float:
+        return min(self.one * loaders * workers, self.all)
+
+
+def workers_of(
+    workload: Workload, accelerators: int, *, timed: bool = True, rates: Rates | None = None
+) -> dict[str, Any]:
     """Return what a DataLoader makes for each of a host's accelerators; {} if it is not known.
 
-    `timed`: workers are timed where the host's rate is not known, and the run is long enough.
+    `timed`: workers are timed where this host's rate is not known. `rates`: of another host.
     """
     reader, seconds = workload.reader, workload.train.computation_time.mean
     if not _is_plain(workload) or not seconds:
         return {}
-    cpus = max(1, math.floor(usable_cpus()))
-    rates = _Rates(workload, timed=timed)
+    if rates is None:
+        if find_spec("torch") is None:
+            return {}
+        rates = _Rates(workload, timed=timed)
+    cpus = rates.cpus
     made = rates.of(accelerators, reader.read_threads)
     if made is None:
         return {}
@@ -94,7 +132,6 @@ def _is_plain(workload: Workload) -> bool:
         # What decoding them takes is known of the job's own pictures alone.
         and (dataset.format not in _PICTURES or reader.preprocess_time.mean > 0)
         and workload.place.has_paths
-        and find_spec("torch") is not None
     )
 
 
@@ -107,6 +144,7 @@ class _Rates:
 
     def __init__(self, workload: Workload, *, timed: bool) -> None:
         self._workload, self._timed = workload, timed
+        self.cpus = max(1, math.floor(usable_cpus()))
         self._path = Path(folder or _own_folder(), "workers.json")
         self._kept: dict[str, float] = {}
         with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or damaged
@@ -141,8 +179,10 @@ class _Rates:
 
 def _time(workload: Workload, loaders: int, workers: int) -> float | None:
     """Time workers on files in memory; None if they cannot be."""
+    from dlemu.datagen.write import generate
     from dlemu.loaders.plain import rate_of_workers
     from dlemu.loaders.source import Source
+    from dlemu.ranks.world import Alone
 
     size, per_file = workload.dataset.mean_bytes, workload.dataset.num_samples_per_file
     batch = max(1, min(workload.reader.batch_size, int(_FILES_BYTES / size)))

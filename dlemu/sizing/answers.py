@@ -179,6 +179,8 @@ class First:
 
     finding: Finding | None
     """What read the files, where that is not what the workload asks for."""
+    dataloader: Finding | None
+    """What a DataLoader makes whatever the storage; None: none is asked, or it is not known."""
     written: bool
     """Whether they were written for this, and removed."""
     commands: tuple[str, ...]
@@ -226,8 +228,9 @@ class Sized(Sizing):
     def findings(self) -> tuple[Finding, ...]:
         """What the shown runs' verdicts say as well, the last one of each kind; and doubts."""
         found = [each for point in self.shown or self.points for each in point.findings]
-        if self.first is not None and self.first.finding is not None:
-            found.append(self.first.finding)
+        if self.first is not None:
+            own = (self.first.finding, self.first.dataloader)
+            found += [each for each in own if each is not None]
         if self.disagree:
             (more, slower), (fewer, faster) = self.disagree
             found.append(

@@ -42,8 +42,10 @@ from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, run_job
 from dlemu.run.live import Live
+from dlemu.run.workers import TwoRates
 from dlemu.sizing.answers import identity_of_job
-from dlemu.sizing.formula import Calibration, step_overhead
+from dlemu.sizing.formula import Calibration, WorkersOfHost, step_overhead
+from dlemu.sizing.predict import dataloader_of
 from dlemu.storage.owned import OwnedFolder, held
 from dlemu.terminal import Say, complain, say, silent
 from dlemu.units import ceil_div, format_bytes
@@ -99,7 +101,9 @@ def calibrate_host(
         )
         if calibration is not None:
             stored = calibration.model_dump(mode="json")
-            yield (document := {"demand_bytes_per_second": workload.demand, **stored})
+            document = {"demand_bytes_per_second": workload.demand, **stored}
+            document["dataloader"] = dataloader_of(workload, calibration, 1)
+            yield document
             path = record.folder / f"calibration.{workload.name}.json"
             write_json(path, stored)
             record.complete(document)
@@ -224,7 +228,11 @@ class _Calibrator:
         self._begin(told("calibrates_many", num_accelerators=many))
         full = self._full(memory, many)
         read = self._target(target)
-        return self._conclude(one, full, read) if one and full else None
+        if not (one and full):
+            return None
+        with self._live.doing("timing the workers of a DataLoader"):
+            made = TwoRates.of_this_host(self._workload)
+        return self._conclude(one, full, read, made)
 
     def _one(self, memory: Workload) -> Outcome | None:
         num_steps = _num_samples(memory) // memory.reader.batch_size
@@ -283,7 +291,9 @@ class _Calibrator:
         self._live.job = text
         self._say(text)
 
-    def _conclude(self, one: Outcome, full: Outcome, read: Outcome | None) -> Calibration:
+    def _conclude(
+        self, one: Outcome, full: Outcome, read: Outcome | None, made: TwoRates | None
+    ) -> Calibration:
         workload = self._workload
         share, drive, drive_limit = 0.0, None, None
         steady: Mapping[str, Any] = {"trend": "steady"}
@@ -327,6 +337,7 @@ class _Calibrator:
             host_limit=limit_in_memory(full.summary["limit"]["name"]),
             drive_limit=drive_limit,
             drive_trend=steady["trend"],
+            workers=None if made is None else WorkersOfHost(**vars(made)),
             measured_at=time_of_day(),
             identity=self._identity(),
         )

@@ -38,7 +38,7 @@ from dlemu.dataset.layout import Dataset, Layout, Repeated, layout_of
 from dlemu.dataset.rule import REACHED_BY, SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import devices_under, lies_in_memory
-from dlemu.judge.findings import note, remark
+from dlemu.judge.findings import Finding, note, remark
 from dlemu.judge.folders import hold
 from dlemu.judge.header import host_of
 from dlemu.loaders import most_accelerators
@@ -47,6 +47,7 @@ from dlemu.report.words import told
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.job import check_job
 from dlemu.run.live import Live
+from dlemu.run.workers import workers_of
 from dlemu.sizing.answers import First, Sized, SizingRecord, Target, names_of
 from dlemu.sizing.measured import (
     PROBE_READERS,
@@ -97,6 +98,8 @@ _SIZE_KEYS = (
     *("train.computation_time", "train.epochs", "dataset.record_length_bytes"),
     *REACHED_BY,
 )
+_TIMING_SECONDS = 15.0
+"""So much time must be left where the workers of a DataLoader are timed."""
 _FREE_SHARE = 0.9
 _LEAST_FILES = 2
 _SEEDS = 64
@@ -406,6 +409,7 @@ def try_storage(
             instead = remark("other_loader", reads=reads, asked=asked)
             first = First(
                 finding=None if reads == asked else instead,
+                dataloader=one.dataloader(job, number),
                 written=files.written,
                 commands=commands,
                 full=needs,
@@ -507,6 +511,12 @@ class _Try(Search):
 
         super().__init__(target, workload, record, Alone(), tell, Live())
         self._points = self._runs_before()
+
+    def dataloader(self, asked: Workload, number: int) -> Finding | None:
+        """Return what a DataLoader makes whatever the storage; None: none is asked, or no time."""
+        timed = self._end - time.perf_counter() > _TIMING_SECONDS
+        found = workers_of(asked, max(1, number), timed=timed)
+        return note("workers_make", **found) if found else None
 
     def describe(self) -> str:
         """Return what is read, and whether it is written first."""

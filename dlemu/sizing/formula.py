@@ -55,6 +55,17 @@ _ACCELERATORS = 8
 """Of a host: a drive that feeds these is not felt either."""
 
 
+class WorkersOfHost(BaseModel):
+    """What the workers of a plain DataLoader make on a host, whatever the storage."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    cpus: Annotated[int, Field(ge=1)]
+    one: Positive
+    """Samples per second of one worker, and of so many that the CPUs are full."""
+    all: Positive
+
+
 class Calibration(BaseModel):
     """What was measured on one host with one workload, loader and odirect setting: the file."""
 
@@ -94,6 +105,8 @@ class Calibration(BaseModel):
     """Limit of the cold read; if not the storage, the drive may give more."""
     drive_trend: str = "steady"
     """How its rate went on; of one that "fell" drive_read_bytes_per_second is the later one."""
+    workers: WorkersOfHost | None = None
+    """Of the workload's DataLoader; None: it asks for none, or what they do is not known."""
     measured_at: str = ""
     """When, as time of day; "" of an earlier version, as the next."""
     identity: Mapping[str, str] = {}

@@ -3,7 +3,7 @@
 import math
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import partial
 from operator import attrgetter
@@ -23,12 +23,13 @@ from dlemu.host.same import age_of, differing_here, identity_of, what_differs
 from dlemu.judge.folders import make, versions
 from dlemu.judge.records import write_json
 from dlemu.loaders.cache.hits import PlannedCache, planning
+from dlemu.run.workers import TwoRates, workers_of
 from dlemu.sizing import formula
 from dlemu.sizing.answers import identity_of_job
 from dlemu.sizing.formula import Calibration, Prediction, PredictionInput, Published, Reads
 from dlemu.sizing.needs import OF_A_HOST, needs_of
 from dlemu.storage.files import read_regular
-from dlemu.units import each_once
+from dlemu.units import ceil_div, each_once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,8 @@ class Predicted(Prediction):
     """What predict.accelerators ask of a storage, as `needs_of` tells it; None: not asked for."""
     pass_bytes: float | None = None
     """Bytes that the accelerators read in one pass; None: predict.minutes is not asked for."""
+    dataloader: Mapping[str, Any] = field(default_factory=dict)
+    """What `dataloader_of` tells."""
 
     @classmethod
     def of(
@@ -59,6 +62,7 @@ class Predicted(Prediction):
         calibration: str = "",
         needs: dict[str, Any] | None = None,
         pass_bytes: float | None = None,
+        dataloader: Mapping[str, Any],
     ) -> "Predicted":
         """Return a prediction with what it is for."""
         return cls(
@@ -83,6 +87,7 @@ class Predicted(Prediction):
             calibration=calibration,
             needs=needs,
             pass_bytes=pass_bytes,
+            dataloader=dataloader,
         )
 
     @property
@@ -113,6 +118,7 @@ class Predicted(Prediction):
             **{field.name: getattr(self, field.name) for field in dataclass_fields(Prediction)},
             "published": None if self.published is None else vars(self.published),
             "calibration": self.calibration,
+            "dataloader": dict(self.dataloader),
             "real_h100s": real_h100s(
                 workload, self.real_accelerators, self.limit, at_least=self.at_least
             ),
@@ -160,17 +166,38 @@ def predict(workload: Workload) -> Predicted:
     job = PredictionInput.of(workload, drive)
     if asked is not None and not workload.predict.minutes:
         needs = needs_of(workload)
+    found = formula.predict(job, calibration)
+    number = max(1, asked or found.num_accelerators)
     predicted = Predicted.of(
-        formula.predict(job, calibration),
+        found,
         workload=workload,
         drive=drive,
         needs=needs,
         published=_published(workload, job, calibration),
         pass_bytes=_pass_bytes(workload) if workload.predict.minutes else None,
         calibration="" if calibration is None else _describe_calibration(calibration),
+        dataloader=dataloader_of(workload, calibration, ceil_div(number, workload.num_hosts)),
     )
     keep(workload, predicted.document)
     return predicted
+
+
+def dataloader_of(
+    workload: Workload, calibration: Calibration | None, accelerators: int
+) -> dict[str, Any]:
+    """Return what a DataLoader makes for each of a host's accelerators, whatever the storage.
+
+    Of the calibrated host; without a calibration of this one, as far as it was timed before. {}: it
+    is not known, or the workload asks for none.
+    """
+    if calibration is None:
+        return workers_of(workload, accelerators, timed=False)
+    if (known := calibration.workers) is None:
+        return {}
+    rates = TwoRates(known.cpus, known.one, known.all)
+    here = calibration.host in ("", socket.gethostname())
+    found = workers_of(workload, accelerators, rates=rates)
+    return found if here or not found else {**found, "host": calibration.host}
 
 
 def keep(workload: Workload, document: Mapping[str, object]) -> None:
@@ -563,7 +590,8 @@ def _predicted(workload: Workload, drive: Drive, slowest: Shares) -> Predicted:
         read_low=reached.read_low,
         read_high=reached.read_high,
     )
-    return Predicted.of(found, workload=workload, drive=stands_for)
+    makes = dataloader_of(workload, calibration, ceil_div(running, workload.num_hosts))
+    return Predicted.of(found, workload=workload, drive=stands_for, dataloader=makes)
 
 
 def profile(policy: str, capacity: float, *, shuffled: bool = True, part: float = 1.0) -> Shares:

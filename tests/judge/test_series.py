@@ -101,3 +101,12 @@ def test_an_epoch_counts_until_all_is_read() -> None:
     assert _num_until_read([*busy, *rest, *busy]) == 46
     assert _num_until_read([*busy, *[Piece(1.0, 4e7)] * 20]) > 35, "it is slow, and read on"
     assert _num_until_read([Piece(1.0, 0.0)] * 3) >= 1
+
+
+def test_at_an_epochs_end_some_accelerators_have_read_all() -> None:
+    """What the others read is less than the storage gives, and they wait less than before."""
+    held = [Piece(1.0, 1e8, 60.0)] * 8
+    assert _num_until_read([*held, Piece(1.0, 5.5e7, 68.0), Piece(1.0, 2.9e7, 82.0)]) == 8
+    slower = [Piece(1.0, 4e7, 25.0)] * 2  # accelerators wait longer: the storage gave less
+    assert _num_until_read([*held, *slower]) == 10
+    assert _num_until_read([*held, Piece(1.0, 9e7, 70.0)]) == 9, "by little: noise"

@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,6 +124,25 @@ def test_a_run_says_what_it_fed_over_time_and_never_from_the_mean(tmp_path: Path
     steady = told(both[0])
     assert steady["phases"] == [] and steady["real_accelerators"] == pytest.approx(1.33, abs=0.01)
     assert not [each for each in steady["findings"] if each["kind"] == "not_steady"]
+
+
+def test_what_a_level_fed_is_told_by_its_bytes_whatever_the_length_of_epochs(
+    tmp_path: Path,
+) -> None:
+    """Two epochs of the same bytes: AU 95 % for 10 s, then 38 % for 25 s. It fed 2.1, then 0.8."""
+    ran = outcome(tmp_path / "run", accelerators=2, seconds=0.004)
+    fast, slow = (
+        replace(ran.metrics.epochs[0], whole_epoch_au_percentage=au, seconds=seconds)
+        for au, seconds in ((95.0, 10.0), (38.0, 25.0))
+    )
+    mean = (10 * 1e8 + 25 * 4e7) / 35
+    both = (Level(0, 10, 1e8, 95.0, 1e8 / mean), Level(10, 25, 4e7, 38.0, 4e7 / mean))
+    measured = {"page_cache_share": 0.0, "steady": Steadiness((1e8,) * 5, both).fields}
+    summary = Summary(limit=ran.summary["limit"], measured=cast(Measured, measured))
+    metrics = replace(ran.metrics, epochs=(fast, slow))
+    found = with_metrics(summary, load_workload("unet3d_h100"), metrics)
+    fed_then = [phase["feeds"] for phase in found["phases"]]
+    assert fed_then == pytest.approx([2 * 95 / 90, 2 * 38 / 90], rel=1e-3)  # AU has two decimals
 
 
 def test_bytes_are_counted_while_something_moves_them(monkeypatch: pytest.MonkeyPatch) -> None:

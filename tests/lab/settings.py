@@ -12,6 +12,7 @@ QUICK: Mapping[str, object] = {
     "dlemu.run.replay.ceiling_seconds": 0.0,
     "dlemu.cli.progress.plain_seconds": 600.0,
     "dlemu.run.workers.folder": "/dev/null/kept",
+    "dlemu.run.workers.SECONDS": 0.02,
 }
 """Of all tests. A probe after each short run would take longer than all else; and a busy host would
 add plain lines of progress to what a command says. No home's rates of workers are read or written.

@@ -51,6 +51,7 @@ from dlemu.report.tools import present_load, present_steptime
 from dlemu.run.job import complete_summary
 from dlemu.sizing.answers import First, Sized, Target, document_of
 from dlemu.sizing.formula import Calibration
+from dlemu.sizing.predict import dataloader_of
 from dlemu.sizing.search import Point
 from dlemu.storage.counted import NUM_BINS, PathBytes, bin_of
 from dlemu.storage.probe import Probe
@@ -361,7 +362,9 @@ def store_calibration(path: Path) -> None:
 
 def _calibrate() -> str:
     found = Calibration(**MADE["calibration"]).model_dump()
-    found["demand_bytes_per_second"] = load_workload("unet3d_h100").demand
+    workload = load_workload("unet3d_h100")
+    found["demand_bytes_per_second"] = workload.demand
+    found["dataloader"] = dataloader_of(workload, Calibration(**MADE["calibration"]), 1)
     return render_text(present_calibration(found))
 
 

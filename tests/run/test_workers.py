@@ -13,7 +13,7 @@ from dlemu.judge.findings import note
 from dlemu.loaders import plain
 from dlemu.report.words import sentence
 from dlemu.run import workers
-from dlemu.run.workers import is_long_enough, workers_of
+from dlemu.run.workers import TwoRates, is_long_enough, workers_of
 
 KEYS: dict[str, object] = {
     "reader.data_loader": "pytorch",
@@ -83,6 +83,22 @@ def test_cpus_that_are_full_are_said(kept: Path, timed: list[tuple[int, int]]) -
     told = sentence(note("workers_make", **found))
     assert told.startswith("each of 4 PyTorch DataLoaders on this host makes at most 1,000 ")
     assert told.endswith("AU 25% whatever the storage; no number of workers is enough on 8 CPUs")
+
+
+def test_two_figures_of_a_host_tell_any_number(
+    kept: Path, timed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `dlemu calibrate` keeps for `dlemu predict`, which may run on another host."""
+    known = TwoRates.of_this_host(job())
+    assert known == TwoRates(8, 500.0, 4000.0)
+    assert timed == [(1, 4), (2, 4)]
+    assert TwoRates.of_this_host(job(reader__data_loader="threads")) is None
+    monkeypatch.setattr(workers, "find_spec", lambda name: None)  # no torch, where it is predicted
+    one, four = (workers_of(job(), number, rates=known) for number in (1, 4))
+    assert (one["samples_per_second"], one["enough"]) == (2000, 8)
+    assert (four["samples_per_second"], four["enough"], four["cpus"]) == (1000, None, 8)
+    assert workers_of(job(), 1) == {} and TwoRates.of_this_host(job()) is None
+    assert workers_of(job(reader__data_loader="threads"), 1, rates=known) == {}
 
 
 def test_workers_that_keep_up_are_said(kept: Path, timed: list[tuple[int, int]]) -> None:

@@ -22,6 +22,7 @@ from dlemu.ranks.world import Alone
 from dlemu.report.predict import present_calibration
 from dlemu.report.text import render_text
 from dlemu.run.live import Live
+from dlemu.run.workers import TwoRates
 from dlemu.sizing import calibrate
 from dlemu.sizing.calibrate import _Calibrator, _jitter, calibrate_host
 from dlemu.sizing.formula import Calibration
@@ -147,6 +148,7 @@ def concluded(
         outcome(folder / "one", "none", seconds=0.0021),
         outcome(folder / "full", full, seconds=0.002),
         cold,
+        TwoRates(8, 12.5, 90.0),
     )
 
 

@@ -172,6 +172,24 @@ def test_what_is_not_installed_is_said(
     assert remark("other_loader", reads="threads", asked="pytorch") in found.findings
 
 
+def test_what_a_dataloader_makes_is_told_beside_the_answer(
+    drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is asked for, though its workload be read by threads; of the answer's number."""
+    monkeypatch.setattr("dlemu.sizing.first.workers_of", makes := Mock(return_value={}))
+    makes.return_value = {"samples_per_second": 1900.0, "read_threads": 4, "accelerators": 3}
+    makes.return_value |= {"au_percentage": 61.0, "enough": 8, "cpus": 8}
+    job = tiny()
+    (found,) = tried(drive, tmp_path / "out", job)
+    assert makes.call_args.args == (job, 3)
+    assert makes.call_args.kwargs == {"timed": False}, "too little time is left"
+    text = render_text(present_sizing(document_of([found], drive)))
+    assert "cosmoflow_h100: each of 3 PyTorch DataLoaders on this host makes at most 1,900" in text
+    makes.return_value = {}
+    (none,) = tried(drive, tmp_path / "none", job)
+    assert "DataLoader" not in render_text(present_sizing(document_of([none], drive)))
+
+
 def test_one_next_command_is_of_a_workload_that_the_storage_limits() -> None:
     def answer(name: str, number: int, *commands: str, at_least: bool = False) -> dict[str, Any]:
         first = {"commands": commands, "full": f"of {name}"}

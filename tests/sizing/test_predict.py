@@ -1,9 +1,11 @@
 """Predictions: the closed form, its inverse, the published cells; from keys and a calibration."""
 
 import math
+import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -12,10 +14,13 @@ from hypothesis import strategies as st
 import dlemu
 from dlemu.config.model import Drive, load_workload
 from dlemu.judge.metrics import passes
+from dlemu.report.present import present
+from dlemu.report.text import render_text
 from dlemu.sizing.formula import (
     Calibration,
     PredictionInput,
     Reads,
+    WorkersOfHost,
     dlio_files,
     predict,
     published,
@@ -230,6 +235,32 @@ def test_a_calibration_knows_the_drive_and_the_host(
     assert found.limit == limit
     assert found.at_least is (limit == "loader")
     assert found.calibrated
+
+
+def test_what_a_dataloader_makes_is_told_of_the_calibrated_host(tmp_path: Path) -> None:
+    """Three accelerators with 4 workers each, 8 a worker and 60 of all: 20 samples/s each."""
+    path = tmp_path / "calibration.json"
+    made: dict[str, Any] = {"cpus": 8, "one": 8.0, "all": 60.0}
+    keys: dict[str, object] = {"reader.odirect": True, "predict.calibration": str(path)}
+    keys |= {"reader.data_loader": "pytorch", "dataset.format": "npz"}
+
+    def told(host: str, **more: object) -> tuple[dict[str, Any], str]:
+        figures = {"loader": "pytorch", "workers": WorkersOfHost(**made), "host": host}
+        path.write_text(CALIBRATED.model_copy(update=figures).model_dump_json())
+        document = predicted("unet3d_h100", keys | more).document
+        return cast(dict[str, Any], document["dataloader"]), render_text(present(document))
+
+    found, text = told("another")
+    assert (found["samples_per_second"], found["accelerators"]) == (20.0, 3)
+    assert found["au_percentage"] == pytest.approx(100 * 20 * 0.323 / 7)
+    line = "each of 3 PyTorch DataLoaders on host another makes at most 20 samples/s with 4 workers"
+    assert f"{line}: AU 92% whatever the storage; no number of workers is enough on 8 CPUs" in text
+    assert "on this host makes" in told(socket.gethostname())[1]
+    assert told("another", num_hosts=3)[0]["samples_per_second"] == 32.0, "one on each"
+    found, text = told("another", **{"predict.accelerators": 1})
+    assert (found["accelerators"], found["enough"]) == (1, 4)
+    made |= {"one": 2.0, "all": 16.0}
+    assert told("another", **{"predict.accelerators": 1})[0]["enough"] is None
 
 
 def test_minutes_are_the_pass_at_the_rate_of_eight() -> None:

@@ -156,7 +156,8 @@ def _workers_make(f: Any) -> str:
     many = f.accelerators > 1
     who = f"each of {f.accelerators} PyTorch DataLoaders" if many else "a PyTorch DataLoader"
     workers = counted(f.read_threads, "worker")
-    makes = f"{who} on this host makes at most {f.samples_per_second:,.0f} samples/s with {workers}"
+    host = f"host {f.host}" if hasattr(f, "host") else "this host"
+    makes = f"{who} on {host} makes at most {f.samples_per_second:,.0f} samples/s with {workers}"
     if f.au_percentage >= 100:
         return f"{makes}: enough for AU 100%"
     needs = f"no number of workers is enough on {counted(f.cpus, 'CPU')}"
