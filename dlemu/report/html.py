@@ -1,4 +1,7 @@
-"""Blocks as a page that needs no other file and no script, and as what a notebook shows.
+"""Blocks as a page that needs no other file, and as what a notebook shows.
+
+The page has one script, which gives each command a button that copies it. Without it, as a mail
+program shows the page, nothing is missing: a click selects the whole command.
 
 Lines and dots of a plot are SVG that is stretched; its texts are HTML, of one size anywhere. So it
 can be read on a wide and on a narrow screen.
@@ -58,7 +61,10 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; position: st
 td { white-space: nowrap; } .text { text-align: left; } td.text { white-space: normal; }
 details { margin: .8rem 0; } summary { cursor: pointer; }
 pre { background: var(--panel); padding: .8rem; overflow-x: auto; font-size: 13px; }
-.command { white-space: pre-wrap; overflow-wrap: anywhere; user-select: all; }
+.command { white-space: pre-wrap; overflow-wrap: anywhere; user-select: all; margin-top: 0; }
+button { float: right; font: inherit; font-size: 13px; color: var(--first); cursor: pointer;
+  background: var(--panel); border: 1px solid var(--line); padding: 0 .5rem; }
+button + .command { clear: right; }
 figure { margin: 1.2rem 0 1.8rem; } figcaption { font-weight: 600; }
 .legend { list-style: none; margin: .2rem 0 .5rem; padding: 0; display: flex; flex-wrap: wrap;
   gap: 0 1.2rem; font-size: 13px; }
@@ -81,6 +87,18 @@ path { fill: none; stroke: currentColor; stroke-width: 2; vector-effect: non-sca
   stroke-width: 7; }
 .limit { color: var(--text); } .limit .line { stroke-dasharray: 2 4; }
 .band { fill: currentColor; stroke: none; opacity: .16; }
+"""
+_COPY = """\
+document.querySelectorAll(".command").forEach(command => {
+  const button = document.createElement("button");
+  button.textContent = "copy";
+  button.addEventListener("click", () => {
+    getSelection().selectAllChildren(command);
+    // The clipboard's own interface is missing where the page comes from a server without TLS.
+    button.textContent = document.execCommand("copy") ? "copied" : "selected: press Ctrl-C";
+  });
+  command.before(button);
+});
 """
 _SIDE = 1000
 """Width and height of a plot's SVG, in its own units."""
@@ -106,7 +124,7 @@ def render_page(title: str, sections: Sequence[ResultSection], across: Table | N
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escaped(title)}</title>\n<style>\n{_STYLE}</style></head>\n<body>\n"
         + "\n".join([f"<h1>{escaped(title)}</h1>", *body])
-        + "\n</body></html>\n"
+        + f"\n<script>\n{_COPY}</script></body></html>\n"
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from dlemu.cli.main import run
 from dlemu.judge.series import COLUMNS, HostSeries, Interval
 from dlemu.report.blocks import Axis, Bands, CommandLine, Plot, ResultSection, Series, Table
-from dlemu.report.html import render_html, render_page
+from dlemu.report.html import _COPY, render_html, render_page
 from dlemu.report.page import host_plots, stairs
 from tests.lab.stored import STORED, observation, write_host
 
@@ -36,7 +36,9 @@ def test_results_of_all_kinds_lie_side_by_side_and_lead_to_their_sections(tmp_pa
     for tag in ("section", "table", "tr", "td", "th", "svg", "details", "p"):
         assert len(re.findall(rf"<{tag}\b", page)) == page.count(f"</{tag}>"), tag
     assert "nan" not in page.lower()
-    assert not re.search(r"<(script|img|iframe|link)|https?:|url\(|@import|\son\w+=", page)
+    told, script = page.split("<script>")
+    assert script == f"\n{_COPY}</script></body></html>\n", "one script, the same in each page"
+    assert not re.search(r"<(script|img|iframe|link)|https?:|url\(|@import|\son\w+=", told)
     assert "a &lt;b&gt;" in page and "a <b>" not in page and "SSD <7450>" not in page
     assert "bytes read over time" in page
     overview = page[: page.index("<section")]
