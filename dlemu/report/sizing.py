@@ -121,10 +121,11 @@ def present_answer(answer: Answer) -> list[Block]:
             f"may be up to {100 * share:.1f} points too high"
         )
     after.append(f"{counted(len(runs), 'run')} in {format_seconds(answer['seconds'])}")
-    nothing_failed = answer["fewest_failed"] is None  # else the bound was none
-    if nothing_failed and (bound := answer["bound"]):
+    # Else the bound was none: something failed, or the storage held back what passed.
+    is_bounded = answer["at_least"] and answer["fewest_failed"] is None
+    if is_bounded and (bound := answer["bound"]):
         after.append(words.sentence(bound))
-    elif number and answer["fewest_failed"] is None:
+    elif number and is_bounded:
         after.append(f"next: raise size.max_accelerators; nothing failed up to {number}")
     return [
         Verdict(f"{answer['target']} {sentence(answer)}", _tone(answer)),

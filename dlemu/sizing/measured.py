@@ -382,7 +382,7 @@ def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory:
         seconds=seconds,
         au_with_stalls_percentage=None if cost is None else cost["au_with_stalls_percentage"],
         findings=tuple(map(Finding.of, told)),
-        whole_au_percentage=metrics.whole_epoch_au_percentage,
+        whole_au_percentage=metrics.whole_run_au_percentage,
         noise=metrics.au_noise,
         agrees=steady is None or steady["rounds_agree"],
         levels=tuple(levels) if len(levels) > 1 and limit == "storage" else (),

@@ -5,16 +5,20 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.judge.findings import Finding, note, remark
+from dlemu.config.model import load_workload
+from dlemu.judge.findings import Finding, note, reason, remark
 from dlemu.judge.metrics import passes
 from dlemu.judge.steady import Level
-from dlemu.report.sizing import _gives, sentence
+from dlemu.report.sizing import _gives, present_sizing, sentence
+from dlemu.report.text import render_text
+from dlemu.sizing.answers import First, Sized, Target, document_of
 from dlemu.sizing.search import (
     Event,
     Goal,
@@ -396,6 +400,8 @@ _RUNS = st.builds(
     lambda number, au, limit, ahead, shares: replace(
         point(number, au, limit),
         whole_au_percentage=au * (1 - ahead),
+        evidence=(note("time_in_calls", shares={}, drive_share=None),),
+        findings=(remark("near_threshold", low_percentage=88, high_percentage=91),),
         levels=tuple(
             Level(20.0 * place, 20.0, 1e8 * share, min(100.0, au * share), share)
             for place, share in enumerate(shares if limit == "storage" else ())
@@ -406,6 +412,18 @@ _RUNS = st.builds(
     st.sampled_from(["storage", "loader", "host cpu", "unclear", "none"]),
     st.floats(0, 0.08),
     st.sampled_from([(), (), (1.3, 0.7), (0.7, 1.3), (1.4, 0.6, 1.4, 0.6)]),
+)
+
+
+_RESNET50 = load_workload("resnet50_h100")
+_TOO_FEW_FILES = reason(
+    "too_few_files",
+    num_files=100,
+    most_accelerators=10,
+    num_more_files=92,
+    wanted_accelerators=20,
+    command="dlemu datagen",
+    writes_another=False,
 )
 
 
@@ -433,14 +451,15 @@ def test_an_answer_does_not_contradict_itself(points: list[Point], is_short: boo
         low, high = found.interval
         assert low <= real <= high
         assert math.floor(low) <= max(found.low, number) and found.high is not None
-    stored = asdict(found) | {
-        "workload": "resnet50_h100",
-        "drives": 1,
-        "quick": False,
-        "findings": [remark("near_threshold", low_percentage=88, high_percentage=91).fields],
-        "first": None,
-        "demand_bytes_per_second": 184e6 / 0.9,
-    }
+    whole = Sized(
+        **vars(found),
+        target=Target("d1", "/mnt/d1", 1),
+        workload=_RESNET50,
+        folder=Path("results"),
+        dataset_bytes=1e9,
+        bound=_TOO_FEW_FILES,
+    )
+    stored = whole.fields
     said = sentence(stored)
     assert "decides" not in said and said.count("limit:") <= 1
     assert ("may feed more" in said) is found.at_least
@@ -452,5 +471,25 @@ def test_an_answer_does_not_contradict_itself(points: list[Point], is_short: boo
     assert (found.storage_seconds is None) is (found.at_least or found.limit != "storage")
     if "limit: the drive" in said:
         rate = _gives(stored)
-        assert rate is not None and rate >= number * 184e6 * (1 - 1e-3), "it feeds the number"
+        needed = number * 0.9 * _RESNET50.demand
+        assert rate is not None and rate >= needed * (1 - 1e-3), "it feeds the number"
         assert f"limit: the drive, {format_rate(rate)}" in said
+    of_size = render_text(present_sizing(document_of([whole])))
+    first = First(finding=None, dataloader=None, written=True, commands=(), full="takes long")
+    of_try = render_text(
+        present_sizing(document_of([replace(whole, first=first)], Path("/mnt/d1")))
+    )
+    for text in (of_size, of_try):
+        assert said in text
+        assert "runs=5 decides" not in text, "five runs were made, or others decide"
+        limits = re.findall("^limit at .*?: ([a-z ]+)", text, re.M)
+        if "limit: the drive" in said:
+            assert "the dataset was the limit" not in text
+            assert limits[:1] in ([], ["storage"]), "the first is that of the headline"
+        if "the dataset was the limit" in text:
+            assert found.at_least and found.fewest_failed is None
+    rows = [line.split() for line in of_try.splitlines() if line.startswith("resnet50_h100 ")]
+    assert rows[0][1 : 2 + found.at_least] == ["≥"] * found.at_least + [str(number)]
+    if real is not None:
+        assert f"{real:.2f}" in rows[0]
+        assert f"; here {real:.2f}, 95% interval {low:.2f} to {high:.2f}" in of_size
