@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dlemu.config.model import Workload
 from dlemu.host.devices import total
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
 from dlemu.judge.evidence import Evidence, HostReport
 from dlemu.judge.findings import Finding, note
+from dlemu.storage.objects import requests_of
 from dlemu.storage.probe import Probe
 
 _CEILING = 0.02
@@ -387,8 +389,7 @@ def _reads(evidence: Evidence) -> Limit | None:
     if gets is not None:
         half, most = gets.quantile(0.5), gets.quantile(0.99)
         busy = [note("latencies", num_gets=gets.gets, p50_seconds=half, p99_seconds=most)]
-        keys = {name: getattr(reader, name) for name in ("gets_in_flight", "read_threads")}
-        advice = [note("raise_gets_in_flight", **keys), note("more_servers")]
+        advice = [_more_requests(evidence.workload), note("more_servers")]
     if evidence.num_accelerators > 1 and not changed:
         advice.append(note("fewer_accelerators"))
     # Drives of the host read nothing over the network, whatever else its links carry.
@@ -410,6 +411,17 @@ _SUSPECTS = (
     _checkpoints, _slow_rank, _host_cpu, _lateness, _uneven, _loader, _network, _reads,
 )  # fmt: skip
 """The order in which limits are tried."""
+
+
+def _more_requests(workload: Workload) -> Finding:
+    """Return which key has more requests outstanding: a worker asks for no more than one batch."""
+    reader, dataset = workload.reader, workload.dataset
+    if dataset.num_samples_per_file == 1:
+        of_batch = reader.batch_size * requests_of(dataset.mean_bytes, reader.range_bytes)
+        if of_batch <= reader.gets_in_flight:
+            return note("raise_read_threads", read_threads=reader.read_threads)
+    keys = {name: getattr(reader, name) for name in ("gets_in_flight", "read_threads")}
+    return note("raise_gets_in_flight", **keys)
 
 
 def _source(evidence: Evidence) -> dict[str, Any]:

@@ -11,6 +11,7 @@ answer tells the size of its object, so there is no listing (LIST) and no questi
             the bytes of files are read to; bytes that are dropped are not copied.
 """
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -268,6 +269,13 @@ def probe_objects(
                 return
 
     return rate_of(read, num_readers=num_readers, seconds=seconds)
+
+
+def requests_of(num_bytes: float, range_bytes: int | None) -> int:
+    """Return how many requests get a whole object; `range_bytes` as in ObjectReader."""
+    if num_bytes <= (range_bytes or WHOLE_BYTES):
+        return 1
+    return math.ceil(num_bytes / (range_bytes or RANGE_BYTES))
 
 
 def _length(part: Part) -> int:

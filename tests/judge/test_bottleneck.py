@@ -15,6 +15,7 @@ from dlemu.judge.findings import Finding
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import Summary
+from dlemu.storage.counted import GetCounts
 from tests.lab.limits import CASES, READER, evidence, host, probe, steps_of
 from tests.lab.shown import verdict_of
 
@@ -324,6 +325,27 @@ def test_a_drive_that_is_hardly_busy_has_a_cap_above_it() -> None:
 
     assert "cap_above_drive" in told(0.23)
     assert "cap_above_drive" not in told(0.9)
+
+
+@pytest.mark.parametrize(
+    ("keys", "advised"),
+    [
+        ({"reader.batch_size": 1}, "raise_gets_in_flight"),  # 140 MB: 18 requests of 8 MiB
+        ({"reader.batch_size": 1, "reader.range_bytes": "40MB"}, "raise_read_threads"),
+        ({"reader.batch_size": 3, "reader.range_bytes": "40MB"}, "raise_gets_in_flight"),
+        ({"reader.batch_size": 8, "dataset.record_length_bytes": 5e6}, "raise_read_threads"),
+        ({"reader.batch_size": 9, "dataset.record_length_bytes": 5e6}, "raise_gets_in_flight"),
+    ],
+)
+def test_more_requests_are_advised_only_where_a_batch_has_more(
+    keys: dict[str, Any], advised: str
+) -> None:
+    """A worker has 8 requests in flight, and none for the next batch."""
+    counts = GetCounts()
+    counts.add(0.1, 100)
+    limit = find_run_limit(evidence(workload=load_workload("unet3d_h100", keys), gets=counts))
+    assert limit.name == "storage"
+    assert kinds(limit.advice)[:2] == [advised, "more_servers"]
 
 
 def test_what_more_readers_would_get_is_told() -> None:

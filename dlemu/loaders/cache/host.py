@@ -182,9 +182,12 @@ class CacheContents:
         both = sorted(drives[0] & drives[1])
         if not both:
             return []
+        no_faster = "a hit is no faster than a miss, and "
+        if self._dataset.workload.origin.read_bandwidth is not None:  # then a miss is slower
+            no_faster = ""
         return [
-            f"the data folder and cache.folder are on one drive ({', '.join(both)}): a hit is no "
-            "faster than a miss, and fills slow the reads"
+            f"the data folder and cache.folder are on one drive ({', '.join(both)}): {no_faster}"
+            "fills slow the reads"
         ]
 
     def epoch(self, visits: Visits) -> tuple[EpochHits, EpochForecast]:
