@@ -170,10 +170,11 @@ def infer(
 def expect(real: float, *, between: tuple[float, float], passes: int) -> Capacity:
     """Return what a prediction says: N*, from the worst to the best of its figures.
 
-    `passes` is the most accelerators whose predicted AU passes: as AU has two decimals, it may be a
-    little above N*. An infinite end is no bound.
+    `passes` is the most accelerators whose predicted AU passes. As AU has two decimals, that may be
+    a little above `real`; N* is then that number. An infinite end is no bound.
     """
     low, high = between
+    real = max(real, passes)
     return Capacity(
         real_accelerators=real,
         interval=(min(low, real), max(high, real)),
