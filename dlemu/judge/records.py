@@ -377,7 +377,8 @@ def check_writable(path: Path) -> None:
 class JsonLines:
     """A file of JSON values, one a line, to which values are appended.
 
-    A last line that a kill or a full disk has cut short is removed; other lines never change.
+    A last line that a kill or a full disk has cut short is left out, and gone once another is
+    appended; other lines never change.
     """
 
     def __init__(self, path: Path) -> None:
@@ -390,11 +391,10 @@ class JsonLines:
         self.values: list[Any] = []
         with named(path):
             content = read_regular(path, error=RunError) if path.exists() else b""
-            whole = content.rfind(b"\n") + 1
-            if whole < len(content):
-                os.truncate(path, whole)
+        self._num_bytes = content.rfind(b"\n") + 1
         try:
-            self.values = [json.loads(line) for line in content[:whole].splitlines()]
+            whole = content[: self._num_bytes]
+            self.values = [json.loads(line) for line in whole.splitlines()]
         except DAMAGE as error:
             again = "remove it, and what it held is measured again"
             raise RunError(f"{path} is damaged: {in_short(error)}", remedy=again) from None
@@ -403,7 +403,9 @@ class JsonLines:
         """Append values, all or none of them."""
         lines = "".join(json.dumps(value) + "\n" for value in values).encode()
         with named(self.path), self.path.open("ab", buffering=0) as file:
+            file.truncate(self._num_bytes)
             append_whole(file, lines)
+        self._num_bytes += len(lines)
         self.values += values
 
 

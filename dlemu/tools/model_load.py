@@ -31,7 +31,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from dlemu.config.compose import datasheet, named, read_yaml
 from dlemu.config.model import Drive, NamedDrive
-from dlemu.config.types import Arguments, Listed, Names, ResultsFolder, Switch
+from dlemu.config.types import Arguments, Listed, LocalPath, Names, ResultsFolder, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.own_rates import OwnRates
@@ -113,11 +113,12 @@ def _model(value: object) -> object:
 
 
 def _found(value: object) -> object:
-    """Return the files of "A,B", names and patterns, in the order of their names."""
+    """Return the files of "A,B" or "[A,B]", names and patterns, in the order of their names."""
     if not isinstance(value, str):
         return value
     found: list[Path] = []
-    for name in filter(None, value.split(",")):
+    is_list = value.startswith("[") and value.endswith("]")  # not [ab]*.bin
+    for name in filter(None, (value[1:-1] if is_list else value).split(",")):
         path = Path(name)
         matching = sorted(path.parent.glob(path.name)) if {*"*?["} & {*path.name} else [path]
         if not matching:
@@ -131,7 +132,7 @@ class Load(Arguments):
 
     model: Annotated[Model, BeforeValidator(_model), Names(known_models)] | None = None
     """A model whose files are read."""
-    target: Path | None = None
+    target: LocalPath | None = None
     """Folder on the drive; the files are written to dlemu_load.<model> there and removed again.
     None: by arithmetic, from the datasheets of drives."""
     files: Annotated[tuple[Path, ...], BeforeValidator(_found)] = ()

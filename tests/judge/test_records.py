@@ -135,6 +135,7 @@ def test_a_full_disk_takes_no_line_that_was_kept(room: int, tmp_path: Path) -> N
     kept = path.read_bytes()
     path.write_bytes(kept + b'{"number": 20, "te')  # what a kill has cut short
     lines = JsonLines(path)
+    assert len(path.read_bytes()) > len(kept), "who only reads leaves the file as it is"
     refused = r"^.*log\.jsonl cannot be written \(File too large\); free space or name another"
     with little_space(len(kept) + room), pytest.raises(RunError, match=refused):
         lines.append({"number": 20, "text": "y" * 200})

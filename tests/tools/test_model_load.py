@@ -143,6 +143,8 @@ def test_a_file_of_several_names_is_read_once(files: list[Path], tmp_path: Path)
     names = (files[0], files[0], tmp_path / "link", tmp_path / "hard", files[1])
     events: list[str] = []
     plan = Load(files=names, ways=("pread",), readers=(1,), drive=DRIVE)
+    listed: Any = f"[{','.join(map(str, names))}]"
+    assert Load(files=listed, drive=DRIVE).files == plan.files
 
     answer = measure(plan, events.append)
 
