@@ -351,7 +351,11 @@ def _reads(evidence: Evidence) -> Limit | None:
     gets = evidence.gets
     in_reads = given / _share_with_reads(evidence)
     changed = probe is not None and probe.few > _CHANGED * max(in_reads, 1.0)
-    more, saved = (1.0, 0.0) if probe is None or changed else _gain(evidence, given, probe)
+    levels = () if evidence.steady is None else evidence.steady.levels
+    # With the same readers nothing waited at other times: more of them would not have helped.
+    varied = len({level.is_free for level in levels}) == 2
+    unlike = changed or varied
+    more, saved = (1.0, 0.0) if probe is None or unlike else _gain(evidence, given, probe)
     got = {**_source(evidence), "bytes_per_second": in_reads}
     reader = evidence.workload.reader
     if probe is not None and saved >= _ENOUGH:
@@ -383,18 +387,20 @@ def _reads(evidence: Evidence) -> Limit | None:
         return _unclear(evidence, note("mostly_uncounted", share=uncounted))
     tried = None if probe is None else asdict(probe) | {"gives_more": more > _MORE}
     advice, busy = [note("more_drives")], _busy(evidence.hosts)
-    if probe is not None and changed:  # what more readers got then is told of another storage
-        busy = [note("held_back", bytes_per_second=probe.few, num_readers=probe.num_few), *busy]
+    if probe is not None and unlike:  # what more readers got then is told of another storage
         tried, advice = None, [note("look_at_neighbours")]
+        if changed:
+            held = note("held_back", bytes_per_second=probe.few, num_readers=probe.num_few)
+            busy = [held, *busy]
     if gets is not None:
         half, most = gets.quantile(0.5), gets.quantile(0.99)
         busy = [note("latencies", num_gets=gets.gets, p50_seconds=half, p99_seconds=most)]
         advice = [_more_requests(evidence.workload), note("more_servers")]
-    if evidence.num_accelerators > 1 and not changed:
+    if evidence.num_accelerators > 1 and not unlike:
         advice.append(note("fewer_accelerators"))
     # Drives of the host read nothing over the network, whatever else its links carry.
     lossy = [] if any(host.device for host in evidence.hosts) else _lost_segments(evidence)
-    if gets is None and busy and probe is not None and not changed and more <= _MORE:
+    if gets is None and busy and probe is not None and not unlike and more <= _MORE:
         drive = busy[-1].figures
         if drive["share"] < _HARDLY_BUSY * _share_with_reads(evidence):
             busy = [*busy, note("cap_above_drive", device=drive["device"])]

@@ -1,6 +1,7 @@
 """Which resource limited a run, by the kinds and figures of the evidence and of the advice."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
-from dlemu.judge.bottleneck import _explained_by_cpus, find_run_limit
+from dlemu.judge.bottleneck import Limit, _explained_by_cpus, find_run_limit
 from dlemu.judge.evidence import HostReport
 from dlemu.judge.findings import Finding
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import Steps
+from dlemu.judge.steady import Level, Steadiness
 from dlemu.judge.summary import Summary
 from dlemu.storage.counted import GetCounts
 from tests.lab.limits import CASES, READER, evidence, host, probe, steps_of
@@ -346,6 +348,21 @@ def test_more_requests_are_advised_only_where_a_batch_has_more(
     limit = find_run_limit(evidence(workload=load_workload("unet3d_h100", keys), gets=counts))
     assert limit.name == "storage"
     assert kinds(limit.advice)[:2] == [advised, "more_servers"]
+
+
+def test_more_readers_would_not_help_where_the_same_waited_for_nothing_at_other_times() -> None:
+    """The drive went up and down; the probe came when it was fast."""
+    fast, slow = Level(0, 10, 6.5e9, 98.0), Level(10, 10, 4e9, 40.0)
+
+    def limit(*levels: Level) -> Limit:
+        steady = Steadiness((6e9,) * 5, levels)
+        return find_run_limit(evidence(hosts=[host(probe=probe(20, few=7))], steady=steady))
+
+    assert limit(slow).name == limit(slow, replace(slow, begin=20)).name == "loader"
+    varied = limit(fast, slow, fast)
+    assert varied.name == "storage"
+    assert kinds(varied.advice) == ["look_at_neighbours"]
+    assert "held_back" not in kinds(varied.evidence)
 
 
 def test_what_more_readers_would_get_is_told() -> None:
