@@ -171,17 +171,23 @@ class Source:
         """Yield the tasks of one of an accelerator's `num_streams` workers, step by step.
 
         Stream w makes the batches of steps w, w + num_streams …; in an interleaved plan, its part
-        of every batch.
+        of every batch. With DALI all of them share each batch: stream w makes rows w, w +
+        num_streams …
         """
         whole = np.arange(self.workload.reader.batch_size)
+        own, shares = slice(None), self.shares_batches(plan)
         steps: Sequence[int] = range(stream, plan.num_steps, num_streams)
         if plan.stream_of is not None:
             steps = np.flatnonzero(plan.takes_part(accelerator)[:, stream]).tolist()
+        elif shares:
+            own = slice(stream, None, num_streams)
+            steps = range(plan.num_steps if stream < len(whole) else 0)
         # Places are computed for many steps at once: each NumPy call has a fixed cost.
         for start in range(0, len(steps), _STEPS_AT_ONCE):
             block = steps[start : start + _STEPS_AT_ONCE]
             if plan.stream_of is None:
-                parts = [(whole, plan.fetch(step, accelerator)) for step in block]
+                rows = whole[own] if shares else whole
+                parts = [(rows, plan.fetch(step, accelerator)[own]) for step in block]
             else:
                 parts = [plan.part(step, accelerator, stream) for step in block]
             places = self._places([fetch for _, fetch in parts])
@@ -190,6 +196,13 @@ class Source:
                 samples = samples if rows is whole else samples[rows]
                 visits = plan.visits_of(step, accelerator, stream)
                 yield Task(epoch, step, samples, rows, fetch, three, visits)
+
+    def shares_batches(self, plan: EpochPlan) -> bool:
+        """Return whether an accelerator's streams share each batch, as DALI's threads do.
+
+        Not those that read files from end to end: each of them has its own.
+        """
+        return self.workload.reader.loader.by_dali and plan.sequence is None
 
     def _places(self, fetches: Sequence[Samples]) -> Sequence[Samples | None]:
         """Return `Task.places` of each batch."""

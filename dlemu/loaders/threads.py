@@ -1,8 +1,8 @@
 """Threads of one process read for all its accelerators; `os.preadv` releases Python's lock.
 
 1. streams    A stream is one worker of one accelerator. It makes every read_threads-th batch, or in
-              tf.data's order its part of every batch: one at a time, in order, and no further ahead
-              than the training loop has asked for (`steps.Window`).
+              tf.data's order and for DALI its part of every batch: one at a time, in order, and no
+              further ahead than the training loop has asked for (`steps.Window`).
 2. threads    Threads take streams that may go on from a queue. A new thread starts only if no other
               is idle, so a few threads serve fast storage. There are at most as many as streams. If
               the files lie in memory nothing waits, and there are at most as many as CPUs.
@@ -76,7 +76,10 @@ class _Column:
             stream.task = next(stream.tasks, None)
             stream.reader.start_epoch(epoch)
         self._plan, self._limit, self._parts = plan, 0, {}
-        if plan.stream_of is not None:
+        if source.shares_batches(plan):
+            sharing = min(len(self.streams), source.workload.reader.batch_size)
+            self._num_parts = [sharing] * plan.num_steps
+        elif plan.stream_of is not None:
             self._num_parts = plan.takes_part(self.accelerator).sum(axis=1).tolist()
         self._window = Window(
             ahead=source.workload.reader.batches_ahead, takes_early=source.takes_early

@@ -153,13 +153,34 @@ def test_reads_no_further_ahead_than_its_loop_has_asked(
 
 
 def ahead(name: str, workers: int, prefetch: int, *, batch_size: int) -> int:
-    """Return the batches that are read ahead of what was taken: torch's DataLoader's, or tf.data's.
+    """Return the batches that are read ahead of what was taken, as the loader's own would be.
 
-    tf.data has prefetched batches, and two samples of each stream behind them.
+    tf.data has prefetched batches, and two samples of each stream behind them. DALI's depth is
+    counted in batches, one at least, whatever its threads.
     """
+    if name == "dali":
+        return max(1, prefetch)
     if name == "tensorflow":
         return prefetch + 2 * max(1, workers) // batch_size
     return workers * max(1, math.ceil(prefetch / max(1, workers)))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_dalis_threads_share_the_samples_of_each_batch(
+    folders: Path, batch: int, count: Callable[[], int]
+) -> None:
+    """Three threads, two batches ahead: each batch is read by all that it has samples for."""
+    keys = {"reader.data_loader": "dali", "reader.read_threads": 3, "reader.prefetch_size": 2}
+    pytest.importorskip("nvidia.dali", reason="pip install 'dlemu[dali-cuda13]'")
+    found = make_case(folders / "npz", "npz", {**keys, "reader.batch_size": batch})
+    plan, parts, before = found.plan(0), min(3, batch), count()
+    with closing(found.open()) as loader:
+        for step, [made] in enumerate(loader.epoch(0, plan)):
+            wanted = before + parts * min(step + 1 + 2, plan.num_steps)
+            until(lambda: count() >= wanted, pause=0.002)  # noqa: B023
+            assert count() == wanted
+            assert made.samples.tolist() == plan.batch(step, 0).tolist()
+            assert made.data is not None and len(made.data) == batch
 
 
 @pytest.mark.parametrize("loop", ["rule", "pipelined"])
