@@ -56,7 +56,7 @@ from dlemu.storage.extents import extent_reader
 from dlemu.storage.objects import RANGE_BYTES, WHOLE_BYTES
 from dlemu.storage.pagecache import drop
 from dlemu.storage.s3.store import store_of
-from dlemu.tools.paths.blocks import CellJob, DataPath, Pattern, perform
+from dlemu.tools.paths.blocks import CellJob, CellSpec, DataPath, Pattern, perform
 from dlemu.tools.paths.cells import write_random_file
 from tests.lab.object_server import RangeServer
 from tests.lab.peer import is_there, run_dlio
@@ -381,18 +381,18 @@ def checkpoints(way: str, place: str, asked: Asked, folder: Path) -> Lines:
 def paths_ours(works: Sequence[CellJob]) -> Rate:
     """Read or write blocks as `dlemu paths` does, in all folders together."""
     done = perform(works)
-    num_bytes = works[0].io_size * sum(each.latencies.num for each in done)
+    num_bytes = works[0].spec.io_size * sum(each.latencies.num for each in done)
     cpu = sum(each.user_seconds + each.system_seconds for each in done)
     return Rate(num_bytes, max(each.seconds for each in done), cpu)
 
 
 def fio_paths(works: Sequence[CellJob]) -> Rate:
     """Have fio do the same on the same files."""
-    work = works[0]
-    words = [f"--rw={FIO_NAMES[work.pattern]}", f"--bs={work.io_size}", "--ioengine=psync"]
+    work, spec = works[0], works[0].spec
+    words = [f"--rw={FIO_NAMES[spec.pattern]}", f"--bs={spec.io_size}", "--ioengine=psync"]
     words += [f"--size={work.file_bytes}", f"--numjobs={len(work.files)}", "--fallocate=none"]
-    words += [f"--direct={int('direct' in work.path)}", "--invalidate=1"]
-    words += ["--time_based", f"--runtime={work.seconds}"]
+    words += [f"--direct={int('direct' in spec.path)}", "--invalidate=1"]
+    words += ["--time_based", f"--runtime={spec.seconds}"]
     words.append("--filename_format=dlemu_paths.$jobnum")
     for number, each in enumerate(works):
         words += [f"--name=paths{number}", f"--directory={Path(each.files[0]).parent}"]
@@ -407,19 +407,15 @@ def blocks(cell: tuple[DataPath, Pattern, int, int], asked: Asked, folders: list
         files = [[f"{drive}/dlemu_paths.{number}" for number in range(workers)] for drive in drives]
         for seed, file in enumerate(itertools.chain.from_iterable(files)):
             write_random_file(file, seed, BLOCK_FILE_BYTES)
-        works = [
-            CellJob(
-                target="",
-                path=path,
-                pattern=pattern,
-                io_size=io_size,
-                workers=workers,
-                files=tuple(own),
-                file_bytes=BLOCK_FILE_BYTES,
-                seconds=asked.value("seconds", 1.0),
-            )
-            for own in files
-        ]
+        spec = CellSpec(
+            target="",
+            path=path,
+            pattern=pattern,
+            io_size=io_size,
+            workers=workers,
+            seconds=asked.value("seconds", 1.0),
+        )
+        works = [CellJob(spec=spec, files=tuple(own), file_bytes=BLOCK_FILE_BYTES) for own in files]
         sides: Sides = {"fio": partial(fio_paths, works), "dlemu": partial(paths_ours, works)}
         least = 0.85 if io_size < 64 << 10 else 0.95
         wanted = {"dlemu": [Wanted("speed", "speed", "fio", least=least)]}

@@ -159,7 +159,7 @@ class CheckpointJob:
                         self._make(folder)
                     for writer, own in zip(crew.tools, files, strict=True):
                         writer.prepare([(sample, size) for _, size, sample in own])
-                entries += self._shot("save", step, step, crew, files)
+                entries += self._round("save", step, step, crew, files)
                 self._note(step)
         return entries
 
@@ -177,7 +177,7 @@ class CheckpointJob:
                 if turn >= len(steps):  # it was read before, and is in memory again
                     self.make_cold([step])
                 files = [self._plan.read_by(a, step) for a in self._plan.accelerators]
-                entries += self._shot("load", turn + 1, step, crew, files)
+                entries += self._round("load", turn + 1, step, crew, files)
         return entries
 
     def make_cold(self, steps: Sequence[int] | None = None) -> Pages | None:
@@ -230,7 +230,7 @@ class CheckpointJob:
         own = self._plan.accelerators
         return self._opened.crew(tool, content, own, self._world, self._watch)
 
-    def _shot(
+    def _round(
         self, kind: Kind, turn: int, step: int, crew: Crew[Any], files: Sequence[Files]
     ) -> list[Entry]:
         """Let all accelerators work between two barriers; return the fields of that on rank 0."""

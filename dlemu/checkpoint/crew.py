@@ -69,12 +69,12 @@ class Crew(Generic[T]):
         """Call `act(n)` for each tool, all at once."""
         return CrewRound(self.tools, act, self._pool, self.now)
 
-    def wait(self, shot: "CrewRound[T]", pause: float = _LOOK_SECONDS) -> bool:
-        """Wait so many seconds, or until the shot has ended on this rank; return whether it has.
+    def wait(self, crew_round: "CrewRound[T]", pause: float = _LOOK_SECONDS) -> bool:
+        """Wait so many seconds, or until the round has ended on this rank; return whether it has.
 
         Raises what the first `act` that failed has raised, after all others were stopped.
         """
-        done, pending = wait(shot.futures, pause, FIRST_EXCEPTION)
+        done, pending = wait(crew_round.futures, pause, FIRST_EXCEPTION)
         errors = [error for future in done if (error := future.exception()) is not None]
         # One that only says that a tool was stopped is not the cause.
         for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
@@ -92,13 +92,13 @@ class Crew(Generic[T]):
         """
         try:
             before = float(sum(tool.bytes_done for tool in self.tools))
-            shot, finished = self.begin(act), False
-            self.moved = [(shot.begun, before)]
+            crew_round, finished = self.begin(act), False
+            self.moved = [(crew_round.begun, before)]
             while not finished:
-                pause = _PAUSE_SHARE * (self.now() - shot.begun)
+                pause = _PAUSE_SHARE * (self.now() - crew_round.begun)
                 pause = min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
                 due = self.now() + pause
-                ended = self.wait(shot, pause)
+                ended = self.wait(crew_round, pause)
                 if self._world.num_ranks > 1 and ended:
                     time.sleep(max(0.0, due - self.now()))
                 self.moved.append((self.now(), float(self._movement.bytes_done)))
@@ -108,8 +108,8 @@ class Crew(Generic[T]):
         except BaseException:
             self._stop()
             raise
-        seconds = [end - shot.begun for end in shot.ends]
-        return list(zip(seconds, shot.results(), strict=True))
+        seconds = [end - crew_round.begun for end in crew_round.ends]
+        return list(zip(seconds, crew_round.results(), strict=True))
 
     def _stop(self) -> None:
         for tool in self.tools:

@@ -266,24 +266,24 @@ class RunCheckpoints:
         except OSError as error:
             raise _unwritable(path, error) from None
         files = [self._plan.written_by(a, self._number) for a in self._own]
-        shot = self._crew.begin(lambda n: self._crew.tools[n].work(path, files[n]))
-        self._under_way = path, shot
+        crew_round = self._crew.begin(lambda n: self._crew.tools[n].work(path, files[n]))
+        self._under_way = path, crew_round
 
     def _end_write(self) -> None:
         """Wait for what is being written."""
         if self._under_way is None:
             return
-        path, shot = self._under_way
+        path, crew_round = self._under_way
         with self._watch.phase("writing a checkpoint", lambda: str(path)):
             try:
-                while not self._crew.wait(shot):
+                while not self._crew.wait(crew_round):
                     pass
             except OSError as error:
                 raise _unwritable(path, error) from None
-        self._report.times = sum(shot.results(), self._report.times)
-        begin, end = shot.span
+        self._report.times = sum(crew_round.results(), self._report.times)
+        begin, end = crew_round.span
         self._report.durations.append(end - begin)
-        self._spans.append(shot.span)
+        self._spans.append(crew_round.span)
         self._ended.append(path)
         self._under_way = None
 

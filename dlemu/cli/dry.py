@@ -35,7 +35,7 @@ from dlemu.sizing.measured import first_number, plan_of, seconds_of_run, settle
 from dlemu.sizing.search import about_runs
 from dlemu.storage.place import place_of
 from dlemu.terminal import say, silent
-from dlemu.tools.paths.sweep import run_paths
+from dlemu.tools.paths.sweep import plan_paths
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 
@@ -223,9 +223,9 @@ def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
 
 
 def _paths(sweep: Any, world: World) -> Iterator[list[Fact]]:
-    lines: list[str] = []
-    run_paths(sweep, lines.append, world=world, dry=True)
-    yield [("target" if each != lines[-1] else "cells", each) for each in lines]
+    plan = plan_paths(sweep, world)
+    if world.rank == 0:
+        yield [*(("target", each) for each in plan.notes), ("cells", plan.line)]
 
 
 def _introduction(workload: Any, world: World, num_files: int | None = None) -> list[Fact]:

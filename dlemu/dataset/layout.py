@@ -7,11 +7,11 @@ Names follow DLIO, so that datasets are interchangeable (docs/formats.md).
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,44 +203,41 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Repeated(Layout):
+class _ByFilesOf(Layout):
+    """As many files as are asked for, which are those of another layout: all else is as there."""
+
+    own: Layout | None = None
+
+    @classmethod
+    def of(cls, real: Layout, num_files: int) -> Self:
+        """Return `num_files` files by those of `real`."""
+        same = {each.name: getattr(real, each.name) for each in fields(Layout)}
+        return cls(**(same | {"num_files": num_files}), own=real)
+
+    @property
+    def real(self) -> Layout:
+        """The layout whose files they are."""
+        assert self.own is not None
+        return self.own
+
+
+class Repeated(_ByFilesOf):
     """Files that are read as if there were more: file i stands for file i modulo their number.
 
     For a short look at storage that O_DIRECT reads: no page cache keeps what was read before.
     """
 
-    real: Layout | None = None
-
-    @classmethod
-    def of(cls, real: Layout, num_files: int) -> "Repeated":
-        """Return `num_files` files that stand for those of `real`."""
-        return cls(**(vars(real) | {"num_files": num_files}), real=real)
-
     def path(self, file: int) -> str:
-        return self._real.path(file % self._real.num_files)
+        return self.real.path(file % self.real.num_files)
 
     def sizes(self, samples: Samples) -> Samples:
-        return self._real.sizes(samples % self._real.num_samples)
-
-    @property
-    def _real(self) -> Layout:
-        assert self.real is not None
-        return self.real
+        return self.real.sizes(samples % self.real.num_samples)
 
 
-@dataclass(frozen=True)
-class FirstFiles(Layout):
+class FirstFiles(_ByFilesOf):
     """The first files of a larger dataset, whose names say the number of all."""
 
-    real: Layout | None = None
-
-    @classmethod
-    def of(cls, real: Layout, num_files: int) -> "FirstFiles":
-        """Return the first `num_files` files of `real`."""
-        return cls(**(vars(real) | {"num_files": num_files}), real=real)
-
     def path(self, file: int) -> str:
-        assert self.real is not None
         return self.real.path(file)
 
 

@@ -78,14 +78,15 @@ class Observation:
     usable_cpus: float
     """CPUs that the processes may use, by affinity and cgroup quota."""
     processes: ProcessCounters
-    throttled_seconds: float | None
-    """Time for which CPU quotas stopped them, summed over CPUs."""
     pss_bytes: int | None
     """Memory of the processes; None in most observations, because measuring it is slow."""
     page_cache_bytes: int | None
     """Memory of the host that holds files, tmpfs included."""
     network: NetworkCounters | None
     """Of the interfaces that `network.find_links` names."""
+    throttled_seconds: float | None = None
+    """Time for which CPU quotas stopped the processes, summed over CPUs; None in files of
+    November 22, 2026 as well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from dlemu.config.compose import leaves, read_yaml, set_key, value_of
 from dlemu.config.model import Workload, check_workload
 from dlemu.config.source import SIZES, WordSource, acts
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
-from dlemu.judge.earlier import answer_of_today, summary_of_today, with_findings
+from dlemu.judge.earlier import sizing_of_today, summary_of_today
 from dlemu.storage.files import (
     append_whole,
     check_regular,
@@ -274,16 +274,21 @@ def read_object(path: Path, number: Callable[[str], float] = float) -> dict[str,
         RunError: it is damaged, or holds no object.
         FileNotFoundError, NotADirectoryError: it is not there.
     """
+    tree = _read_tree(path, number)
+    if not isinstance(tree, dict):
+        raise damaged(path, "it holds no object")
+    return tree
+
+
+def _read_tree(path: Path, number: Callable[[str], float] = float) -> Any:
+    """Return what a JSON file holds; raises as `read_object` does."""
     try:
         data = read_regular(path, error=RunError)
-        tree = json.loads(data, parse_float=number, parse_constant=number)
+        return json.loads(data, parse_float=number, parse_constant=number)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except DAMAGE as error:
         raise damaged(path, in_short(error)) from None
-    if not isinstance(tree, dict):
-        raise damaged(path, "it holds no object")
-    return tree
 
 
 def read_sizing(folder: Path) -> dict[str, Any]:
@@ -294,13 +299,10 @@ def read_sizing(folder: Path) -> dict[str, Any]:
     """
     path = folder / SIZING
     try:
-        tree = read_object(path)
-        assert tree["kind"] == "sizing" and isinstance(tree["answers"], list)
+        tree = sizing_of_today(_read_tree(path))
+        assert tree["kind"] == "sizing"
         for answer in tree["answers"]:
             assert {"target", "workload", "num_accelerators"} <= dict(answer).keys()
-        tree["answers"] = [with_findings(answer_of_today(each)) for each in tree["answers"]]
-        for name, search in tree["unfinished"].items():
-            tree["unfinished"][name] = answer_of_today(search)
         for search in tree["unfinished"].values():
             for point in search["points"]:
                 assert all(np.isfinite(point[name]) for name in _OF_A_RUN)

@@ -201,7 +201,7 @@ def _read_run(folder: Path, summary: Summary, keys: Mapping[str, object]) -> Sum
         )
     if ended and not keys and not is_old:
         return cast(Summary, with_findings(summary))
-    judged = with_metrics(_with_places(summary), workload, metrics)
+    judged = with_metrics(summary, workload, metrics)
     return cast(Summary, {**judged, **_as_written(summary)}) if ended and not keys else judged
 
 
@@ -212,26 +212,6 @@ def _as_written(summary: Summary | RunsSummary) -> dict[str, Any]:
     the steps; the text is theirs.
     """
     return {"verdict": summary["verdict"], "findings": with_findings(summary)["findings"]}
-
-
-def _with_places(summary: Summary) -> Summary:
-    """Return a run with its storage in `system`, which was `place` of rank 0 before."""
-    place = cast(Document, summary).get("place")
-    if place is None:
-        return summary
-    sizes = {place.get("device"): place.get("size_bytes", 0)}
-    hosts = [
-        {
-            **host,
-            "drives": [
-                {"size_bytes": sizes.get(drive["name"], 0), **drive}
-                for drive in host.get("drives", ())
-            ],
-        }
-        for host in summary.get("system") or [{}]
-    ]
-    hosts[0] = {**place, **hosts[0]}
-    return {**summary, "system": cast(Any, hosts)}
 
 
 def _no_verdict(

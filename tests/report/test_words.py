@@ -53,7 +53,7 @@ def test_a_document_with_sentences_is_shown_as_it_was_written() -> None:
     assert with_findings(document) == document
 
 
-OLDEST = Path(__file__).parents[1] / "data" / "run_220ebcf"
+OLDEST = Path(__file__).parents[1] / "data" / "earlier" / "220ebcf_runs"
 """Two runs of 16 small files, written by the oldest version whose results are read."""
 
 

@@ -98,9 +98,10 @@ class CellSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellJob(CellSpec):
+class CellJob:
     """A measurement with the files of its workers."""
 
+    spec: CellSpec
     files: tuple[str, ...]
     """One per worker."""
     file_bytes: int
@@ -112,16 +113,16 @@ class CellJob(CellSpec):
 
     @property
     def writes(self) -> bool:
-        return self.pattern.endswith("write")
+        return self.spec.pattern.endswith("write")
 
     @property
     def on_gpu(self) -> bool:
-        return self.path in TO_GPU
+        return self.spec.path in TO_GPU
 
     @property
     def num_readers(self) -> int:
         """Number of those that read or write blocks; blocking calls need `queue_depth` a file."""
-        return len(self.files) * (1 if self.path == "host_io_uring" else self.queue_depth)
+        return len(self.files) * (1 if self.spec.path == "host_io_uring" else self.spec.queue_depth)
 
     @property
     def num_processes(self) -> int:
@@ -129,7 +130,7 @@ class CellJob(CellSpec):
         # Several CUDA contexts would take turns on the GPU, and that would be measured.
         if self.on_gpu:
             return 1
-        small = self.io_size < PROCESSES_BELOW or self.path == "host_io_uring"
+        small = self.spec.io_size < PROCESSES_BELOW or self.spec.path == "host_io_uring"
         return self.num_readers if small else 1
 
 
@@ -260,19 +261,19 @@ def _run_group(pipe: _Pipe, work: CellJob, members: tuple[int, ...]) -> None:
         with ExitStack() as stack:
             if work.cpus:
                 os.sched_setaffinity(0, work.cpus)  # before memory is touched: it lies near then
-            gpu = stack.enter_context(GpuContext(work.gpu or 0)) if work.on_gpu else None
+            gpu = stack.enter_context(GpuContext(work.spec.gpu or 0)) if work.on_gpu else None
             driver = None
-            if work.path == "cufile":
+            if work.spec.path == "cufile":
                 driver = stack.enter_context(Driver(os.path.dirname(work.files[0])))
             workers = [_Worker(work, member, gpu, driver, stack) for member in members]
             pipe.send(None)
             start = pipe.recv()
             time.sleep(max(0.0, start - time.perf_counter()))
             before = resource.getrusage(resource.RUSAGE_SELF)
-            latencies = _run_threads(workers, start + work.seconds)
+            latencies = _run_threads(workers, start + work.spec.seconds)
             seconds = time.perf_counter() - start
             after = resource.getrusage(resource.RUSAGE_SELF)
-            read = PathBytes(host=latencies.num * work.io_size)
+            read = PathBytes(host=latencies.num * work.spec.io_size)
             done = CellResult(
                 latencies,
                 seconds,
@@ -282,7 +283,7 @@ def _run_group(pipe: _Pipe, work: CellJob, members: tuple[int, ...]) -> None:
             )
         pipe.send(done)
     except (DlemuError, OSError) as error:
-        pipe.send(f"{work.path}, {work.pattern}, {work.io_size} bytes: {error}")
+        pipe.send(f"{work.spec.path}, {work.spec.pattern}, {work.spec.io_size} bytes: {error}")
 
 
 def _end_with_parent(pipe: _Pipe) -> None:
@@ -331,7 +332,7 @@ class _Worker:
         self._start = work.starts[number] if work.starts else 0
         self._fd, _ = open_sized(
             self._file,
-            direct=work.path not in ("host_buffered", "cufile"),
+            direct=work.spec.path not in ("host_buffered", "cufile"),
             writes=work.writes,
             device=not work.writes,
             error=RunError,
@@ -339,23 +340,23 @@ class _Worker:
         stack.callback(os.close, self._fd)
         # Start with a cold page cache.
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        places = work.queue_depth if work.path == "host_io_uring" else 1
-        size = places * work.io_size
+        places = work.spec.queue_depth if work.spec.path == "host_io_uring" else 1
+        size = places * work.spec.io_size
         self._buffer = stack.enter_context(HostMemory(max(size, PAGE_BYTES)))
         self._view = self._buffer.view[:size]
         self._view[:] = np.random.default_rng(index).bytes(size)
-        blocks = np.frombuffer(self._view, np.uint64).reshape(places, work.io_size // 8)
+        blocks = np.frombuffer(self._view, np.uint64).reshape(places, work.spec.io_size // 8)
         self._stamps = blocks[:, :: PAGE_BYTES // 8]
         self._first_stamps = self._stamps.copy()
         self._num_written = 0
         self._lists = self._offsets()
         self._first_list = next(self._lists)  # shuffled before the measurement begins
         self._ring = None
-        if work.path == "host_io_uring":
+        if work.spec.path == "host_io_uring":
             self._ring = Ring(
                 self._fd,
                 depth=places,
-                size=work.io_size,
+                size=work.spec.io_size,
                 address=self._buffer.address,
                 writes=work.writes,
             )
@@ -374,7 +375,7 @@ class _Worker:
             return latencies
         if self._gpu is not None:
             self._gpu.use()
-        size, transfer, clock = self._work.io_size, self._transfer, time.perf_counter_ns
+        size, transfer, clock = self._work.spec.io_size, self._transfer, time.perf_counter_ns
         for offsets in lists:
             stamps = [clock()]
             for offset in offsets:
@@ -388,22 +389,22 @@ class _Worker:
             latencies.add(times[1:] - times[:-1])
             if stamps[-1] >= end:
                 break
-        if self._work.writes and self._work.path == "host_buffered":
+        if self._work.writes and self._work.spec.path == "host_buffered":
             os.fdatasync(self._fd)  # otherwise only memory was measured
         return latencies
 
     def _offsets(self) -> Iterator[list[int]]:
         """Yield offsets, for ever: in each round every block of the file, or of the share, once."""
-        num_blocks = self._work.file_bytes // self._work.io_size
+        num_blocks = self._work.file_bytes // self._work.spec.io_size
         num_shares = self._work.num_readers // len(self._work.files)
         while True:
             order = np.arange(num_blocks)
-            if self._work.pattern.startswith("random"):
+            if self._work.spec.pattern.startswith("random"):
                 self._order.shuffle(order)
             own = order[self._share :: num_shares]
             for start in range(0, len(own), _CHUNK):
-                yield (own[start : start + _CHUNK] * self._work.io_size + self._start).tolist()
-            if self._work.path == "host_buffered":
+                yield (own[start : start + _CHUNK] * self._work.spec.io_size + self._start).tolist()
+            if self._work.spec.path == "host_buffered":
                 # The next round must not find its blocks in the page cache.
                 if self._work.writes:
                     os.fdatasync(self._fd)
@@ -418,7 +419,7 @@ class _Worker:
 
     def _transfer_of(self, driver: Driver | None, stack: ExitStack) -> Callable[[int], int]:
         """Return what moves the block at an offset by a blocking call, and returns its bytes."""
-        size, address, writes = self._work.io_size, self._buffer.address, self._work.writes
+        size, address, writes = self._work.spec.io_size, self._buffer.address, self._work.writes
         memory = stack.enter_context(DeviceMemory(size)) if self._work.on_gpu else None
         if memory is not None and driver is not None:
             memory.fill(address, size)

@@ -157,11 +157,11 @@ def measure(works: Sequence[CellJob], places: Sequence[RankTarget], world: World
         done = perform(works, ready)
         use = HostCounters.now().since(before[0])
     own = [
-        _Measured(by_name[work.target], work, each, use, fields_of(rate.steadiness()))
+        _Measured(by_name[work.spec.target], work, each, use, fields_of(rate.steadiness()))
         for work, each, rate in zip(works, done, rates, strict=True)
     ]
     found = [each for rank in world.gather(own) or () for each in rank]
-    cells = [_cell(each.work.asked, [each]) for each in found]
+    cells = [_cell(each.work.spec, [each]) for each in found]
     return [*cells, _cell(sum_of(cells[0]), found)] if len(cells) > 1 else cells
 
 
@@ -423,7 +423,7 @@ def works_of(
 
         def work(cell: CellSpec) -> CellJob:
             return CellJob(
-                **vars(cell),
+                spec=cell,
                 files=files[: cell.workers],
                 file_bytes=size // cell.io_size * cell.io_size,
                 starts=starts,

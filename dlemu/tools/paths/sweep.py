@@ -9,9 +9,9 @@
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -56,9 +56,9 @@ from dlemu.units import (
 )
 
 CELLS = "cells.jsonl"
-_WORTH_SAYING_SECONDS = 60.0
-"""The least age of a cell that is said."""
 """Keeps the cells that were measured."""
+_LEAST_AGE_SECONDS = 60.0
+"""Of a cell measured before, where its age is said."""
 WEAR = "wear.jsonl"
 """Keeps what was written to the drives, a line for each command that wrote enough to tell."""
 
@@ -175,36 +175,27 @@ def run_paths(
     on_wear: OnWear = lambda wear: None,
     *,
     world: World | None = None,
-    dry: bool = False,
 ) -> list[Cell]:
     """Measure the cells that the output folder lacks; return all, on ranks other than 0 none.
 
     `on_event` gets lines of text, `on_begin` what is done next, `on_wear` what was written; all on
-    rank 0 only. All ranks call it. `dry`: only say what would be measured.
+    rank 0 only. All ranks call it.
     """
     world = Alone() if world is None else world
     if world.rank != 0:
         on_event = on_begin = silent
     with ExitStack() as stack:
-        places = _places(sweep, world, stack, dry=dry)
+        places = _places(sweep, world, stack, dry=False)
         rounds = list(_rounds(sweep, places, world))  # what cannot be is refused before a word
-        for note in (note for place in places for note in place.notes):
+        for note in _notes_of(places):
             on_event(note)
         wanted = [each for cells in rounds for each in cells]
-        if world.rank == 0 and not dry:
+        if world.rank == 0:
             record = stack.enter_context(recorded(sweep.output, "paths", world, key="output"))
-        store = sweep.output / CELLS
-        known = world.on_first(lambda: _known_cells(JsonLines(store), places, on_event))
-        left = [cells for cells in rounds if not known.keys() >= {*cells}]
-        asked = [each for each in wanted if each.target != SUM]
-        each, takes = format_seconds(sweep.seconds), format_seconds(len(left) * sweep.seconds)
-        on_event(
-            f"{counted(len(asked), 'cell')}, {sum(each in known for each in asked)} of them "
-            f"measured before{f'; {len(left)} x {each} = {takes}' if left else ''}"
-        )
-        if dry:
-            return []
-        for cell in _measure_all(sweep, left, places, world, on_event, on_begin, on_wear):
+        known = _known_cells(sweep, places, world, on_event)
+        plan = SweepPlan.of(sweep, rounds, known)
+        on_event(plan.line)
+        for cell in _measure_all(sweep, plan.left, places, world, on_event, on_begin, on_wear):
             known[cell.asked] = cell
         if world.rank != 0:
             return []
@@ -214,6 +205,59 @@ def run_paths(
         cells = [known[each] for each in (*others, *wanted)]
         record.complete(document_of(cells, sweep.output))
         return cells
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep will measure."""
+
+    seconds: float
+    """Of each round."""
+    left: Sequence[Sequence[CellSpec]]
+    """The rounds that are to be measured."""
+    num_cells: int
+    num_known: int
+    """Of these, that were measured before."""
+    notes: Sequence[str] = ()
+    """On the targets, and on what was measured before; where nothing is measured now."""
+
+    @classmethod
+    def of(
+        cls,
+        sweep: Sweep,
+        rounds: Sequence[Sequence[CellSpec]],
+        known: Mapping[CellSpec, Cell],
+        notes: Sequence[str] = (),
+    ) -> Self:
+        """Return the plan; `known` are the cells that were measured before."""
+        asked = [each for cells in rounds for each in cells if each.target != SUM]
+        left = [cells for cells in rounds if not known.keys() >= {*cells}]
+        return cls(sweep.seconds, left, len(asked), sum(each in known for each in asked), notes)
+
+    @property
+    def line(self) -> str:
+        """How many cells there are, and how long those take that are left."""
+        num, seconds = len(self.left), self.seconds
+        takes = f"; {num} x {format_seconds(seconds)} = {format_seconds(num * seconds)}"
+        return (
+            f"{counted(self.num_cells, 'cell')}, {self.num_known} of them measured before"
+            f"{takes if num else ''}"
+        )
+
+
+def plan_paths(sweep: Sweep, world: World) -> SweepPlan:
+    """Return what `run_paths` would measure, without writing anything; all ranks call it."""
+    notes = list[str]()
+    with ExitStack() as stack:
+        places = _places(sweep, world, stack, dry=True)
+        rounds = list(_rounds(sweep, places, world))
+        notes += _notes_of(places)
+        known = _known_cells(sweep, places, world, notes.append)
+    return SweepPlan.of(sweep, rounds, known, notes)
+
+
+def _notes_of(places: Sequence[RankTarget]) -> list[str]:
+    return [note for place in places for note in place.notes]
 
 
 def document_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
@@ -440,12 +484,18 @@ _CELL = TypeAdapter(Cell)
 
 
 def _known_cells(
-    store: JsonLines, places: Sequence[RankTarget], on_event: OnEvent
+    sweep: Sweep, places: Sequence[RankTarget], world: World, on_event: OnEvent
 ) -> dict[CellSpec, Cell]:
     """Return the cells that were measured before and hold now; say how old the oldest is.
 
     One of another drive or host does not hold, though its target has the same name.
     """
+    return world.on_first(lambda: _holding_cells(JsonLines(sweep.output / CELLS), places, on_event))
+
+
+def _holding_cells(
+    store: JsonLines, places: Sequence[RankTarget], on_event: OnEvent
+) -> dict[CellSpec, Cell]:
     now = {each.name: each.identity for each in places}
     known, others, ages = dict[CellSpec, Cell](), dict[str, int](), [0.0]
     for cell, row in zip(cells_of(store), store.values, strict=True):
@@ -460,7 +510,7 @@ def _known_cells(
             ages.append(age_of(row.get("end")) or 0.0)
     for why, number in others.items():
         on_event(f"{counted(number, 'cell')} in {store.path} not taken, of something else: {why}")
-    if max(ages) >= _WORTH_SAYING_SECONDS:
+    if max(ages) >= _LEAST_AGE_SECONDS:
         on_event(f"the oldest cell in {store.path} that is taken is {age_in_words(max(ages))}")
     return known
 

@@ -30,7 +30,16 @@ from dlemu.storage.owned import held
 from dlemu.terminal import silent
 from dlemu.tools.paths import cells as cells_module
 from dlemu.tools.paths import sweep, uring
-from dlemu.tools.paths.blocks import PATTERNS, CellJob, DataPath, Latencies, Pattern, Pids, perform
+from dlemu.tools.paths.blocks import (
+    PATTERNS,
+    CellJob,
+    CellSpec,
+    DataPath,
+    Latencies,
+    Pattern,
+    Pids,
+    perform,
+)
 from dlemu.tools.paths.cells import HostCounters, read_joules, write_random_file
 from dlemu.tools.paths.sweep import Sweep, cells_of, run_paths
 from dlemu.tools.paths.uring import Ring
@@ -42,17 +51,11 @@ def work(folder: Path, **changes: object) -> CellJob:
     files = tuple(str(folder / f"f{index}") for index in range(2))
     for seed, file in enumerate(files):
         write_random_file(file, seed, MIB)
-    plain = CellJob(
-        target="",
-        path="host_buffered",
-        pattern="seq_read",
-        io_size=65536,
-        workers=2,
-        files=files,
-        file_bytes=MIB,
-        seconds=0.2,
+    plain = CellSpec(
+        target="", path="host_buffered", pattern="seq_read", io_size=65536, workers=2, seconds=0.2
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    spec = replace(plain, **changes)  # type: ignore[arg-type]
+    return CellJob(spec=spec, files=files, file_bytes=MIB)
 
 
 # --- one measurement ------------------------------------------------------------------------------
@@ -105,9 +108,12 @@ def test_no_two_pages_of_a_file_are_equal(tmp_path: Path) -> None:
 def test_small_blocks_get_processes_large_ones_and_the_gpu_threads(tmp_path: Path) -> None:
     """CUDA contexts take turns on a GPU: processes would wait for each other."""
     job = replace(work(tmp_path), files=("file",) * 64)
-    assert job.num_processes == replace(job, path="host_io_uring", io_size=MIB).num_processes == 64
-    assert replace(job, path="host_direct", io_size=131072).num_processes == 1
-    assert replace(job, path="cufile", io_size=4096).num_processes == 1
+
+    def num_processes(path: DataPath, io_size: int) -> int:
+        return replace(job, spec=replace(job.spec, path=path, io_size=io_size)).num_processes
+
+    assert job.num_processes == num_processes("host_io_uring", MIB) == 64
+    assert num_processes("host_direct", 131072) == num_processes("cufile", 4096) == 1
 
 
 def test_a_worker_that_fails_says_what_and_where(tmp_path: Path) -> None:

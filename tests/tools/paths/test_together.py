@@ -50,7 +50,7 @@ def fakes(events: list[str], rates: Sequence[int]) -> Callable[..., list[CellRes
         events.append("read")
         found = []
         for work, num in zip(works, rates[: len(works)], strict=True):
-            moved = PathBytes(host=num * work.io_size)
+            moved = PathBytes(host=num * work.spec.io_size)
             found.append(CellResult(Latencies(), 1.0, 0.5, 0.25, moved))
             found[-1].latencies.add([500_000] * num)
         return found
@@ -384,7 +384,7 @@ def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
     (cell,) = run_paths(job, notes.append)
     number = 1 if asked is None else asked
     (work,) = perform.call_args.args[0]
-    assert (work.gpu, work.cpus, cell.gpu) == (number, (ours,), number)
+    assert (work.spec.gpu, work.cpus, cell.gpu) == (number, (ours,), number)
     assert "readers on NUMA node 1" in notes[0]
     assert ("GPU 1, the nearest to it, 0000:a1:00.0" in notes[0]) == (asked is None)
     assert (cell.ceiling, cell.ceiling_bytes_per_second) == ("PCIe link", 7.9e9)
