@@ -3,43 +3,41 @@
 And the job of a dataset: the workload that the files in a folder were written for.
 """
 
-import hashlib
-import json
 import math
 import os
 import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
 from dlemu.config.compose import known_workloads
 from dlemu.config.model import Workload, load_workload
+from dlemu.config.published import origin_of, word
 from dlemu.config.sections import ColumnSection
 from dlemu.config.source import WordSource
+from dlemu.datagen.counting import count_samples, with_file
 from dlemu.datagen.manifest import MANIFEST, keys_for, read_manifest, read_plan
 from dlemu.datagen.target import WORK
 from dlemu.dataset.layout import Dataset, FirstFiles, Layout, Samples, amount_of, layout_of
 from dlemu.dataset.rule import datagen_command, resolve_auto
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.formats import FORMATS, Format, Places, format_of
+from dlemu.formats import FORMATS, Places, format_of
+from dlemu.formats.csv import TEXT_BYTES
 from dlemu.formats.parquet import stored_columns
 from dlemu.ranks.world import World
-from dlemu.storage.files import open_regular, read_regular
 from dlemu.storage.folder import Folder, left_behind
 from dlemu.storage.pagecache import OnFile
 from dlemu.storage.place import place_of
 from dlemu.units import ceil_div, counted
 
-_T = TypeVar("_T")
 _NO_SHAPE = {
     f"dataset.{key}" for key in ("num_files_train", "seed", "file_prefix", "num_subfolders_train")
 }
@@ -185,6 +183,19 @@ def _unknown(why: str) -> WorkloadError:
     )
 
 
+_SAMPLES = "dataset.num_samples_per_file"
+_NUMBER, _SPREAD = "dataset.num_files_train", "dataset.record_length_bytes_stdev"
+_OF_SIZE = {
+    f"dataset.{key}"
+    for key in ("record_length_bytes", "record_length_bytes_distribution", "record_dims")
+}
+"""Keys by which a user says how large samples are."""
+_TAKEN_BY_NAME = (
+    *("npz", "npy", "hdf5", "tfrecord", "jpeg", "png", "parquet", "webdataset", "mds", "csv"),
+)
+"""Formats that the end of a name tells: of .bin and .raw files nobody knows what they hold."""
+_MOST_NORMAL = 0.6
+"""Largest stdev of sizes, as a share of their mean, that a normal distribution is taken for."""
 _MOST_SIZES = 512
 """The mean size comes from at most so many files: over a network each takes a round trip."""
 _OTHER_MEAN = 0.1
@@ -197,12 +208,6 @@ _PARTS = re.compile(r"(\d+)")
 _SHARD = re.compile(r"-\d+-of-\d+$")
 _TRAINING = re.compile(r"(^|/)train(?=[-_./\d]|ing)", re.IGNORECASE)
 _HELD_OUT = re.compile(r"(^|/)(val|valid|validation|test|dev|eval)(?=[-_./\d])", re.IGNORECASE)
-SURVEY = "survey.json"
-"""In a run's folder: what was found of a dataset without a manifest."""
-_READERS = 8
-"""Threads that count samples: a drive answers several at once."""
-_MOST_SURVEYS = 20
-"""Of earlier runs, that are looked into."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +317,12 @@ def find_dataset(
         with watch(f"looking at the dataset in {workload.data_folder}"):
             return _look_at(workload, auto, at)
 
-    return world.on_first(look)
+    found = world.on_first(look)
+    if auto and not found.known_places:  # the rule counts by the sizes that were found
+        keys = {"dataset.num_files_train": "auto"}
+        by_rule = resolve_auto(found.workload.with_keys(keys), world)
+        world.on_first(lambda: _with_all(by_rule, found.layout.num_files, ";"))
+    return found
 
 
 def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
@@ -347,17 +357,21 @@ def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
             f"dataset.data_folder {folder} is not there; generate it: "
             f"{datagen_command(workload, workload.num_files)}"
         )
-    found = survey(folder, workload, at=at, all_files=auto)
-    if auto:
-        workload = _with_all(workload, found.num_files, ";")
-    keys: dict[str, object] = {}
-    if workload.dataset.num_samples_per_file != found.samples_per_file:
-        keys["dataset.num_samples_per_file"] = found.samples_per_file
-    if found.columns != workload.dataset.columns:
-        keys["dataset.parquet.columns"] = [column.model_dump() for column in found.columns]
-    if keys:
-        workload = workload.with_keys(keys)
+    said = said_keys(workload)
+    workload, found = survey(folder, workload, at=at, all_files=auto or _NUMBER not in said)
     return Dataset(workload, found, False, (f"no manifest in {folder}: {found}", *found.notes))
+
+
+def said_keys(workload: Workload) -> set[str]:
+    """Return the keys of the dataset that the user has said, in words or in a file of his own.
+
+    What a published row has is of the benchmark's dataset: it says nothing about another one.
+    """
+    own, given = workload.dataset, set(workload.given)
+    if origin_of(workload) is not None:
+        return given
+    fields = type(own).model_fields
+    return given | {f"dataset.{key}" for key, value in own if value != fields[key].default}
 
 
 def _with_all(workload: Workload, have: int, or_else: str) -> Workload:
@@ -388,23 +402,32 @@ def _amount_of(workload: Workload, layout: Layout) -> tuple[str, ...]:
 
 def survey(
     folder: Path, workload: Workload, *, at: OnFile = lambda path: None, all_files: bool = False
-) -> SurveyedLayout:
+) -> tuple[Workload, SurveyedLayout]:
     """Return the layout of a dataset without a manifest, from file names and a few headers.
 
-    Names may be any; files are read in the order of `_in_order`. Where a format tells how many
-    samples a file holds, each is asked, and dataset.num_samples_per_file is not needed. With more
-    files than dataset.num_files_train the first are read; with `all_files` all are. `at` is called
-    with each folder or file before it is read.
+    And the workload that reads it: format, number of files, samples and sizes are those that were
+    found, unless the user has said them (`said_keys`). Names may be any; files are read in the
+    order of `_in_order`. Where a format tells how many samples a file holds, each is asked. With
+    more files than dataset.num_files_train the first are read; with `all_files` all are. `at` is
+    called with each folder or file before it is read.
 
     Raises:
-        DatasetError: there are too few files, or what they hold is not what the workload reads.
+        DatasetError: there are too few files, or what they hold is not what the user has said.
     """
     if (folder / WORK).exists():
         raise DatasetError(f"{folder} is unfinished; start dlemu datagen again, it continues")
-    wanted = layout_of(workload)
     at(f"{folder}/train")
-    paths, notes = _paths(folder, workload, all_files)
-    counts, fingerprint = _count_samples(folder, paths, workload, at)
+    said, before = said_keys(workload), workload
+    if said & {*_OF_SIZE, _SAMPLES} and _SPREAD not in said:  # that of a row is of its own mean
+        workload = workload.with_keys({_SPREAD: 0})
+    workload, paths, notes = _paths(folder, workload, all_files, said)
+    wanted = layout_of(workload)
+    is_said = _SAMPLES in said
+    counted_ = count_samples(folder, paths, workload, is_said=is_said, at=at)
+    counts, notes = counted_.numbers, (*notes, *counted_.notes)
+    if counted_.is_chunked and not workload.dataset.by_h5py:
+        workload = workload.with_keys({"dataset.enable_chunking": True})
+        wanted = layout_of(workload)
     if wanted.format == "parquet" and not workload.dataset.parquet.columns:
         wanted = replace(wanted, columns=_columns_of(folder / paths[0], wanted.columns))
     each = max(counts) if counts else wanted.samples_per_file
@@ -431,63 +454,71 @@ def survey(
         # Slow on a network file system, so rank 0 does it for all ranks.
         "largest_bytes": largest_file(folder, paths, at) if needs_largest else None,
         "uneven": counts if len({*counts}) > 1 else (),
-        "fingerprint": fingerprint,
+        "fingerprint": counted_.fingerprint,
         "notes": notes,
     }
     found = SurveyedLayout(**(vars(wanted) | seen))
-    if wanted.columns == layout_of(workload).columns:
-        _check_mean(folder, workload, wanted, found.mean_bytes)
-    return found
+    keys = _keys_found(folder, workload, found, said)
+    workload = workload.with_keys(keys) if keys else workload
+    if taken := _taken(before, workload):
+        found = replace(found, notes=(taken, *notes))
+    return workload, found
 
 
-def _count_samples(
-    folder: Path, paths: Sequence[str], workload: Workload, at: OnFile
-) -> tuple[tuple[int, ...], str]:
-    """Return the samples of each file, by indexes or by the format's own means, and a fingerprint.
+def _keys_found(
+    folder: Path, workload: Workload, found: SurveyedLayout, said: set[str]
+) -> dict[str, object]:
+    """Return the keys that the files say otherwise than the workload.
 
-    Empty where the format does not tell. What an earlier run has counted is not counted again.
+    Raises:
+        DatasetError: the user has said another size.
     """
-    kind = workload.dataset.file_format
-    if type(kind).count is Format.count:
-        return (), ""
-    named = hashlib.sha256()
-    for path in paths:
-        at(f"{folder}/{path}")
-        status = os.stat(f"{folder}/{path}")
-        named.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="replace"))
-    fingerprint = named.hexdigest()
-    known = _counted_before(folder, workload, fingerprint)
-    if isinstance(known, int):
-        return (known,) * len(paths), fingerprint
-    if isinstance(known, list) and len(known) == len(paths):
-        return tuple(known), fingerprint
-
-    def count(path: str) -> int | None:
-        return _with_file(folder / path, partial(kind.count, path=f"{folder}/{path}"))
-
-    with ThreadPoolExecutor(_READERS) as pool:
-        counts = []
-        for path, number in zip(paths, pool.map(count, paths), strict=True):
-            at(f"{folder}/{path}")
-            if number is None:
-                return (), ""
-            if number < 1:
-                raise DatasetError(f"{folder}/{path} holds no samples")
-            counts.append(number)
-    return tuple(counts), fingerprint
+    dataset, keys = workload.dataset, dict[str, object]()
+    if workload.num_files != found.num_files:
+        keys[_NUMBER] = found.num_files
+    if dataset.num_samples_per_file != found.samples_per_file:
+        keys[_SAMPLES] = found.samples_per_file
+    if found.columns != layout_of(workload).columns:
+        columns = [column.model_dump() for column in found.columns]
+        return keys | {"dataset.parquet.columns": columns}
+    several = found.samples_per_file > 1 and dataset.file_format.why_equal
+    if _has_other_mean(workload, found):
+        if said & _OF_SIZE:
+            _refuse_mean(folder, workload, found.mean_bytes)
+        keys |= _keys_of_size(dataset.format, found, equal=bool(several))
+    elif several and dataset.stdev_bytes:
+        keys[_SPREAD] = 0
+    return keys
 
 
-def _counted_before(folder: Path, workload: Workload, fingerprint: str) -> Any:
-    """Return what a survey beside the results has of the samples of these files; None: nothing."""
-    given = workload.output.folder
-    results = Path("outputs", workload.name) if given is None else Path(given).absolute().parent
-    found = sorted(results.glob(f"*/{SURVEY}"), reverse=True)[:_MOST_SURVEYS]
-    for path in found:
-        with suppress(OSError, ValueError, LookupError, TypeError, DatasetError):
-            stored = json.loads(read_regular(path))
-            if stored["fingerprint"] == fingerprint:
-                return stored["samples_of_files"]
-    return None
+def _keys_of_size(format: str, found: SurveyedLayout, *, equal: bool) -> dict[str, object]:
+    """Return the keys of samples of the mean and the spread that were found."""
+    mean, spread = found.mean_bytes, found.stdev_bytes
+    name, stdev = "dataset.record_length_bytes", 0.0 if equal else float(round(spread))
+    kind = "lognormal" if stdev > _MOST_NORMAL * mean else "normal"
+    return {
+        # A number of csv takes several letters.
+        name: max(1.0, mean / TEXT_BYTES if format == "csv" else mean),
+        f"{name}_stdev": stdev,
+        f"{name}_distribution": kind,
+        "dataset.record_dims": [],
+        "dataset.record_element_type": "uint8",
+    }
+
+
+def _taken(before: Workload, after: Workload) -> str:
+    """Return a line about the keys that were taken from the files; "" where there are none."""
+    was, now = before.dataset.model_dump(), after.dataset.model_dump()
+    keys = [key for key in now if now[key] != was[key] and key != "parquet"]
+    if before.dataset.num_files_train == "auto":
+        keys = [key for key in keys if key != "num_files_train"]
+    words = [word(f"dataset.{key}", _short(now[key])) for key in keys]
+    words += ["dataset.parquet.columns"] if now["parquet"] != was["parquet"] else []
+    return f"taken from the files: {' '.join(words)}" if words else ""
+
+
+def _short(value: Any) -> Any:
+    return round(value) if isinstance(value, float) else value
 
 
 def _columns_of(path: Path, default: tuple[ColumnSection, ...]) -> tuple[ColumnSection, ...]:
@@ -495,7 +526,7 @@ def _columns_of(path: Path, default: tuple[ColumnSection, ...]) -> tuple[ColumnS
 
     A file with the one column that the keys stand for is left to them.
     """
-    found = _with_file(path, stored_columns)
+    found = with_file(path, stored_columns)
     if [*found] == [column.name for column in default]:
         return default
     return tuple(
@@ -513,29 +544,35 @@ def largest_file(folder: Path, paths: Iterable[str], at: OnFile = lambda path: N
     return largest
 
 
-def _check_mean(folder: Path, workload: Workload, wanted: Layout, mean: float) -> None:
-    """Refuse samples of another mean size than the workload's."""
-    num = min(wanted.num_files, _MOST_SIZES) * wanted.samples_per_file
-    chance = _STDEVS * wanted.stdev_bytes / num**0.5
-    if abs(mean - wanted.mean_bytes) <= _OTHER_MEAN * wanted.mean_bytes + chance:
-        return
+def _has_other_mean(workload: Workload, found: SurveyedLayout) -> bool:
+    """Return whether samples are of another mean size than the workload's."""
+    dataset = workload.dataset
+    num = min(found.num_files, _MOST_SIZES) * found.samples_per_file
+    chance = _STDEVS * dataset.stdev_bytes / num**0.5
+    bound = _OTHER_MEAN * dataset.mean_bytes + chance
+    return bool(abs(found.mean_bytes - dataset.mean_bytes) > bound)
+
+
+def _refuse_mean(folder: Path, workload: Workload, mean: float) -> NoReturn:
+    """Refuse samples of another mean size than the user has said."""
     key, remedy = "record_length_bytes", f"dataset.record_length_bytes={mean:.0f}"
     if workload.dataset.record_dims:
         key, remedy = "record_dims", f"dataset.record_dims=[] {remedy}"
     raise DatasetError(
-        f"{folder}/train has samples of {mean:,.0f} bytes on average, dataset.{key} says "
-        f"{wanted.mean_bytes:,.0f}; name the dataset that was meant, or set {remedy}"
+        f"{folder} has samples of {mean:,.0f} bytes on average, dataset.{key} says "
+        f"{workload.dataset.mean_bytes:,.0f}; name the dataset that was meant, or set {remedy}"
     )
 
 
 def _paths(
-    folder: Path, workload: Workload, all_files: bool
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    folder: Path, workload: Workload, all_files: bool, said: set[str]
+) -> tuple[Workload, tuple[str, ...], tuple[str, ...]]:
     """Return the paths of the files that are read, in order, and lines about those that are not.
 
-    They lie below `train/`, or anywhere in the folder where there is no `train/`.
+    They lie below `train/`, or anywhere in the folder where there is no `train/`. The workload has
+    their format, where none are of its own and the user has not said it.
     """
-    dataset, notes = workload.dataset, []
+    notes = []
     tree = "train" if (folder / "train").is_dir() else ""
     place = folder / tree
     named = "" if tree else named_below(folder)  # of another dataset nothing is read
@@ -543,11 +580,11 @@ def _paths(
     for below, entry in () if named else Folder(folder).list(tree):
         if not left_behind(entry.name):
             by_end.setdefault(_end_of(entry.name), []).append(below)
-    kind, own = dataset.file_format, layout_of(workload).suffix
-    ends = [own.lower(), *(each for each in kind.other_suffixes if each)]
-    found = [path for end in ends for path in by_end.get(end, ())]
-    if not found and "" in kind.other_suffixes:  # README and LICENSE have no number
-        found = [path for path in by_end.get("", ()) if re.search(r"\d[^/]*$", path)]
+    found = _of_format(workload.dataset.format, by_end)
+    if not found and "dataset.format" not in said:
+        workload, found = _by_their_names(workload, by_end)
+    dataset = workload.dataset
+    own = layout_of(workload).suffix
     if not found:
         formats = Counter({end or "without an end": len(each) for end, each in by_end.items()})
         have = ", ".join(f"{count:,} {name}" for name, count in formats.most_common(3)) or "none"
@@ -578,7 +615,32 @@ def _paths(
     if num_found > asked and not all_files:
         found = found[:asked]
         notes.append(first_files(asked, num_found))
-    return tuple(found), tuple(notes)
+    return workload, tuple(found), tuple(notes)
+
+
+def _of_format(name: str, by_end: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the files of a format, by the ends of their names."""
+    kind = FORMATS[name]
+    own = kind.suffix or name.rpartition(".")[2]
+    ends = [own.lower(), *(each for each in kind.other_suffixes if each)]
+    found = [path for end in ends for path in by_end.get(end, ())]
+    if not found and "" in kind.other_suffixes:  # README and LICENSE have no number
+        found = [path for path in by_end.get("", ()) if re.search(r"\d[^/]*$", path)]
+    return found
+
+
+def _by_their_names(
+    workload: Workload, by_end: Mapping[str, Sequence[str]]
+) -> tuple[Workload, list[str]]:
+    """Return the workload with the format of most files, and these; no files if none is known."""
+    of_formats = {name: _of_format(name, by_end) for name in _TAKEN_BY_NAME}
+    name = max(of_formats, key=lambda name: len(of_formats[name]))
+    if not of_formats[name]:
+        return workload, []
+    keys: dict[str, object] = {"dataset.format": name, "dataset.compression": "none"}
+    if name == "csv":  # lines of text
+        keys["dataset.record_element_type"] = "uint8"
+    return workload.with_keys(keys), of_formats[name]
 
 
 def first_files(asked: int, have: int) -> str:
@@ -621,16 +683,4 @@ def _in_order(paths: list[str]) -> list[str]:
 def _locate(path: Path, wanted: Layout, num_samples: int) -> Places:
     """Return where a file's samples lie, by its header."""
     kind = format_of(wanted)
-    return _with_file(path, partial(kind.locate, num_samples=num_samples, path=str(path)))
-
-
-def _with_file(path: Path, use: Callable[..., _T]) -> _T:
-    """Return what `use` makes of a function that reads a file, and of the file's size."""
-    with open(open_regular(path), "rb", buffering=0) as file:
-        number = file.fileno()
-        try:
-            return use(
-                lambda offset, length: os.pread(number, length, offset), os.fstat(number).st_size
-            )
-        except DatasetError as error:
-            raise DatasetError(f"{path}: {error}") from None
+    return with_file(path, partial(kind.locate, num_samples=num_samples, path=str(path)))

@@ -21,7 +21,7 @@ from dlemu.datagen.target import (
 )
 from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
-from dlemu.errors import DatasetError
+from dlemu.errors import DatasetError, reason_of
 from dlemu.ranks.world import Alone, World
 from dlemu.storage.place import Place, Read, place_of
 
@@ -175,7 +175,7 @@ class _Reader(FileMaker):
         except DatasetError:  # replaced since the listing
             problem = "is no file"
         except OSError as error:
-            problem = f"cannot be read: {error.strerror}"
+            problem = f"cannot be read ({reason_of(error)})"
         if problem:
             self.faults.append(Fault(name, problem, file))
 

@@ -334,9 +334,11 @@ def writing(target: Place, world: World, remedy: str) -> Iterator[None]:
                 f"{folder} {why_full(folder, error)}; free space and {remedy}"
             ) from error
         if error.errno in _REMEDIES:
-            raise DatasetError(
-                f"{error.filename2 or error.filename or folder} cannot be used ({error.strerror}); "
-                f"{_REMEDIES[error.errno]}, or use another dataset.data_folder"
+            raise DatasetError.of_system(
+                error,
+                error.filename2 or error.filename or folder,
+                "cannot be used",
+                f"{_REMEDIES[error.errno]}, or use another dataset.data_folder",
             ) from error
         raise
 

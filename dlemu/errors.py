@@ -3,10 +3,12 @@
 import difflib
 import errno
 import linecache
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 
 class DlemuError(Exception):
@@ -20,6 +22,14 @@ class DlemuError(Exception):
         super().__init__(f"{problem}; {remedy}" if remedy else problem)
         self.problem = str(problem)
         self.remedy = remedy
+
+    @classmethod
+    def of_system(cls, error: OSError, what: object, tried: str, remedy: str = "") -> Self:
+        """Return the line of an error of the operating system: "WHAT TRIED (its reason); remedy".
+
+        What helps against this very error stands before `remedy`, or alone.
+        """
+        return cls(f"{what} {tried} ({reason_of(error)})", remedy=_remedy_of(error, what, remedy))
 
 
 class WorkloadError(DlemuError):
@@ -61,7 +71,9 @@ _REMEDIES = {
     errno.EROFS: "name a place that can be written to",
     errno.ENOSPC: "make room, or name a place with more",
     errno.EDQUOT: "make room in your quota, or name another place",
-    errno.EIO: "look for the drive in the kernel's log (dmesg)",
+    errno.EIO: "look for {drive} in the kernel's log (dmesg)",
+    errno.ENODEV: "see whether {drive} is still there (lsblk)",
+    errno.ENXIO: "see whether {drive} is still there (lsblk)",
     errno.EFBIG: "name a place for larger files; ulimit -f may forbid them, too",
     errno.EMFILE: "raise ulimit -n",
     errno.ENFILE: "close programs that hold many files",
@@ -71,6 +83,11 @@ _REMEDIES = {
     errno.EINVAL: "name another file system; this one does not take the call",
     errno.EOPNOTSUPP: "name another file system; this one does not take the call",
 }
+_OF_THE_DRIVE = {
+    *(errno.EIO, errno.ENODEV, errno.ENXIO, errno.EDQUOT, errno.EFBIG, errno.EMFILE),
+    *(errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSYS),
+}
+"""Errors whose own remedy comes before that of what was tried: another name alone does not help."""
 _CALL = re.compile(r"\b(?:os|fcntl|mmap|socket|select|shutil)\.\w+")
 
 
@@ -83,12 +100,49 @@ def system_line(error: OSError, path: object = None) -> str:
     named = error.filename if error.filename is not None else path or nearby
     if isinstance(named, bytes):
         named = named.decode(errors="replace")
-    why, remedy = error.strerror or str(error), _REMEDIES.get(error.errno or 0, "")
+    why, remedy = reason_of(error), _remedy_of(error, named)
     end = f"; {remedy}" if remedy else ""
     if named is not None and error.filename is not None:
         return f"{named}: {why}{end}"
     tried = f"{call} failed" if call else "the operating system refuses"
     return f"{named}: {tried}: {why}{end}" if named else f"{tried}: {why}{end}"
+
+
+def system_error(number: int, path: object = None) -> OSError:
+    """Return the error of a call that names a number (errno) only: it names the file as well."""
+    named = () if path is None else (str(path),)
+    return OSError(number, os.strerror(number), *named)
+
+
+def reason_of(error: OSError) -> str:
+    """Return the reason alone, for a line that names the rest: "Permission denied"."""
+    return error.strerror or str(error)
+
+
+def _remedy_of(error: OSError, what: object, remedy: str = "") -> str:
+    """Return what to do: against the error itself, and `remedy`."""
+    number = error.errno or 0
+    own = _REMEDIES.get(number, "")
+    if "{drive}" in own:
+        where = error.filename if error.filename is not None else what
+        own = own.format(drive=_drive_of(where))
+    if remedy and own and number in _OF_THE_DRIVE:
+        return f"{own}, or {remedy}"
+    return remedy or own
+
+
+def _drive_of(path: object) -> str:
+    """Return the kernel's name of the drive under a path; "the drive" where it has none."""
+    try:
+        there = Path(os.fsdecode(str(path)))
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        device = os.stat(there).st_dev if there.is_absolute() else 0
+        return os.path.basename(
+            os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+        )
+    except (OSError, ValueError):  # no block device, or nothing that can be looked at
+        return "the drive"
 
 
 def _where(trace: TracebackType | None) -> tuple[str, str | None]:
@@ -104,9 +158,13 @@ def _where(trace: TracebackType | None) -> tuple[str, str | None]:
     return call, path
 
 
+_MOST_IN_SHORT = 160
+
+
 def in_short(error: BaseException) -> str:
     """Return an exception's text as one short line."""
-    text = " ".join(str(error).split())[:120]
+    told = system_line(error) if isinstance(error, OSError) and error.errno else str(error)
+    text = " ".join(told.split())[:_MOST_IN_SHORT]
     if isinstance(error, KeyError):
         return f"{type(error).__name__} {text}"
     return text or type(error).__name__

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TextIO
 
-from dlemu.errors import WorkloadError
+from dlemu.errors import WorkloadError, reason_of
 
 # Control characters (C0, DEL, C1), marks of the writing direction, separators of lines and
 # paragraphs, and surrogates, which stand for bytes that are not UTF-8.
@@ -97,8 +97,8 @@ def begin_log(path: str | None, words: Sequence[str]) -> None:
         with open(path, "a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise WorkloadError(
-            f"output.log {path} cannot be written ({error.strerror}); name another file"
+        raise WorkloadError.of_system(
+            error, f"output.log {path}", "cannot be written", "name another file"
         ) from None
     log_to(path)
     _append(f"$ {shlex.join(['dlemu', *words])}")
@@ -179,7 +179,7 @@ def _give_up(stream: TextIO, error: OSError) -> None:
         return
     _untaken.append(error)
     complain(
-        f"stdout: {error.strerror}; nothing more is printed there, and the command goes on: make "
+        f"stdout: {reason_of(error)}; nothing more is printed there, and the command goes on: make "
         "room, or name a place with more"
     )
 

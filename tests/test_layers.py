@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -208,6 +209,60 @@ def test_o_direct_is_storage_s() -> None:
     for module, path in MODULES.items():
         names = {node.attr for node in nodes_of(path) if isinstance(node, ast.Attribute)}
         assert "O_DIRECT" not in names or {folder_of(module), module} & DIRECT, module
+
+
+SYSTEM_ERRORS = (OSError.__name__, "FileNotFoundError", "PermissionError", "BlockingIOError")
+
+
+def bare_in(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that print the text of an error of the operating system themselves.
+
+    That is its strerror, or the whole of an error that only the system can have raised, within a
+    text or as `str(error)`: "Input/output error" names neither file nor call nor remedy.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "strerror":
+            yield node.lineno
+        if not (isinstance(node, ast.ExceptHandler) and node.name and node.type):
+            continue
+        caught = {each.id for each in ast.walk(node.type) if isinstance(each, ast.Name)}
+        if not caught or not caught <= {*SYSTEM_ERRORS}:
+            continue
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.FormattedValue):
+                shown: list[ast.expr] = [inner.value]
+            elif isinstance(inner, ast.Call) and getattr(inner.func, "id", "") == "str":
+                shown = inner.args
+            else:
+                continue
+            if any(isinstance(each, ast.Name) and each.id == node.name for each in shown):
+                yield inner.lineno
+
+
+def test_one_place_makes_the_lines_of_system_errors() -> None:
+    """`errors.system_line` and `DlemuError.of_system`: file, what was tried, why, what to do."""
+    for module, path in MODULES.items():
+        lines = [*bare_in(ast.parse(path.read_text()))]
+        assert module == "errors" or module in FOREIGN_ERRORS or not lines, (module, lines)
+
+
+FOREIGN_ERRORS = {"storage.gpu.cuda"}
+"""Modules whose OSError is a library's: the loader's text says which file it could not load."""
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("try: x()\nexcept OSError as e:\n  raise RunError(f'{p} ({e.strerror})')", [3]),
+        ("try: x()\nexcept OSError as e:\n  raise RunError(f'{p}: {e}')", [3]),
+        ("try: x()\nexcept OSError as e:\n  raise RunError(str(e))", [3]),
+        ("raise OSError(n, os.strerror(n))", [1]),
+        ("try: x()\nexcept OSError as e:\n  raise RunError.of_system(e, p, 'failed')", []),
+        ("try: x()\nexcept DlemuError as e:\n  raise RunError(f'{p}: {e}')", []),
+    ],
+)
+def test_a_bare_error_is_found(text: str, lines: list[int]) -> None:
+    assert [*bare_in(ast.parse(text))] == lines
 
 
 def test_sentences_about_results_stand_in_the_report() -> None:

@@ -30,7 +30,7 @@ from dlemu.checkpoint.outcome import (
 from dlemu.checkpoint.plan import ShardPlan, planned
 from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
-from dlemu.errors import DlemuError, RunError
+from dlemu.errors import DlemuError, RunError, reason_of
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import HostObserver, end_of, start_of, summarize_interval
 from dlemu.host.processes import host_memory_bytes
@@ -297,7 +297,7 @@ class CheckpointJob:
                 self.clean()
             if not isinstance(error, OSError):
                 raise
-            problem = f"cannot be written ({error.strerror or error})"
+            problem = f"cannot be written ({reason_of(error)})"
             remedy = "name another checkpoint.checkpoint_folder"
             if error.errno in _FULL:
                 problem = why_full(self._folder, error)

@@ -316,8 +316,8 @@ def probe(path: Path) -> float:
     try:
         return probe_writing(there, seconds=1.0)
     except OSError as error:
-        raise WorkloadError(
-            f"{KEY} {path} cannot be written ({error.strerror}); name another"
+        raise WorkloadError.of_system(
+            error, f"{KEY} {path}", "cannot be written", "name another"
         ) from None
 
 

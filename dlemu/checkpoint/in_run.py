@@ -340,7 +340,9 @@ def combine_checkpoints(
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
-    return RunError(
-        f"checkpoint {path} cannot be written ({error.strerror}); free space, or name another "
-        "checkpoint.checkpoint_folder"
+    return RunError.of_system(
+        error,
+        f"checkpoint {path}",
+        "cannot be written",
+        "free space, or name another checkpoint.checkpoint_folder",
     )

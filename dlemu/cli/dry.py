@@ -145,6 +145,7 @@ def _facts(found: Any, facts: Sequence[Fact], time: str, world: World) -> list[F
     )
     return [
         *_introduction(workload, world, num_files),
+        *(("dataset", line) for line in found.notes),
         *facts,
         *_cache(found.cache),
         ("readers", readers),

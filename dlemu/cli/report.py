@@ -66,8 +66,8 @@ def main(words: Words) -> Iterator[CommandResult]:
         try:
             html.write_text(page_of(sections), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            raise WorkloadError(
-                f"--html {html} cannot be written ({error.strerror}); name another file"
+            raise WorkloadError.of_system(
+                error, f"--html {html}", "cannot be written", "name another file"
             ) from None
         say(f"page: {shown_line(str(html))}", to_stderr=True)
 

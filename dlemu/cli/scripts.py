@@ -271,8 +271,8 @@ def check_table(path: Path, columns: Sequence[str]) -> None:
         elif not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
             raise OSError(0, "its folder is missing or read-only")
     except OSError as error:
-        raise WorkloadError(
-            f"--csv {path} cannot be written ({error.strerror}); name another file"
+        raise WorkloadError.of_system(
+            error, f"--csv {path}", "cannot be written", "name another file"
         ) from None
 
 

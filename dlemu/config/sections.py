@@ -45,6 +45,7 @@ from dlemu.config.types import (
     known_by,
     off_for_false,
 )
+from dlemu.errors import system_line
 from dlemu.formats import FORMATS
 from dlemu.formats.csv import NUMBER_BYTES, TEXT_BYTES
 from dlemu.formats.format import Format
@@ -135,7 +136,7 @@ def listed_sizes(path: str) -> tuple[int, ...]:
             lines = file.read(_MOST_LISTED * 16).split()
     except OSError as error:
         raise ValueError(
-            f"must be normal, lognormal, or a file; {path}: {error.strerror}"
+            f"must be normal, lognormal, or a file; {system_line(error, path)}"
         ) from None
     if not 1 <= len(lines) <= _MOST_LISTED:
         raise ValueError(f"{path} has {len(lines):,} sizes, 1 to {_MOST_LISTED:,} are possible")

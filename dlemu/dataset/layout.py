@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field
 from dlemu.config.model import Workload
 from dlemu.config.sections import ColumnSection, DatasetSection
 from dlemu.config.types import MOST_AXES, FileName
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import DatasetError, WorkloadError, system_line
 from dlemu.formats import FileSamples, format_of
 from dlemu.formats.parquet import Amount, Parquet
 from dlemu.storage.place import Place, place_of
@@ -462,7 +462,7 @@ def file_sizes(dataset: Dataset) -> Samples:
                 for file in range(layout.num_files)
             ]
         except OSError as error:
-            raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
+            raise DatasetError(system_line(error)) from None
         return np.array(found, np.int64)
     sizes: Samples = layout.all_sizes()[0]
     return sizes

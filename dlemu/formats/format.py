@@ -53,6 +53,19 @@ class Places:
 
 
 @dataclass(frozen=True)
+class Arrays:
+    """What a file of arrays says of itself: nothing there tells what a sample is."""
+
+    shape: tuple[int, ...]
+    """Of the array that holds the samples."""
+    num_bytes: int
+    num_labels: int = 0
+    """First axis of an array beside it that has fewer axes: one label for each sample."""
+    is_chunked: bool = False
+    """Whether only the format's library finds the array's bytes."""
+
+
+@dataclass(frozen=True)
 class FileSamples:
     """The samples that one file holds: their numbers and payload bytes, both int64 (samples,)."""
 
@@ -282,6 +295,14 @@ class Format(ABC):
         """Return how many samples a file of another tool holds; None: nothing there tells.
 
         It may open an index beside the file: `locate` finds out whether that is true.
+
+        Raises:
+            DatasetError: the file is damaged or holds something else. The caller adds the path.
+        """
+        return None
+
+    def arrays(self, read: Read, file_bytes: int) -> Arrays | None:
+        """Return the array of a file of another tool; None: files of this format are no arrays.
 
         Raises:
             DatasetError: the file is damaged or holds something else. The caller adds the path.

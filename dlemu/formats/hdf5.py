@@ -8,6 +8,8 @@ import functools
 import io
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats.format import (
+    Arrays,
     FileSamples,
     Format,
     Parsed,
@@ -58,26 +61,14 @@ class Hdf5(Format):
         return ChunkedHdf5(*shape, layout.chunks, layout.compression)
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
-        import h5py
-
-        try:
-            with h5py.File(ReadOnly(read, file_bytes), "r") as file:
-                names = [name for name in _RECORDS if name in file.id]
-                if not names:
-                    raise DatasetError(f"it has no dataset records_0, but {ascii(list(file))[:80]}")
-                dataset = h5py.h5d.open(file.id, names[0])
-                start, num_bytes = dataset.get_offset(), dataset.get_storage_size()
-                shape, dtype = dataset.shape, dataset.dtype
-        except DatasetError:
-            raise
-        # h5py and the HDF5 library raise many types for damaged files.
-        except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
-            raise DatasetError(
-                f"no sound HDF5 file: {' '.join(str(error).split())[:120]}", remedy=VERIFY
-            ) from None
+        with _opened(read, file_bytes) as file:
+            name = records_name(file)
+            dataset = file[name].id
+            start, num_bytes = dataset.get_offset(), dataset.get_storage_size()
+            shape, dtype = dataset.shape, dataset.dtype
         if start is None:
             raise DatasetError(
-                "records_0 is chunked, compressed or empty; dataset.enable_chunking=true reads it "
+                f"{name} is chunked, compressed or empty; dataset.enable_chunking=true reads it "
                 "by h5py"
             )
         if dtype.kind not in "biufc" or not dtype.isnative:
@@ -86,11 +77,14 @@ class Hdf5(Format):
             )
         if start + num_bytes > file_bytes:
             raise DatasetError(
-                f"records_0 ends at byte {start + num_bytes}, the file at {file_bytes}; it was cut"
+                f"{name} ends at byte {start + num_bytes}, the file at {file_bytes}; it was cut"
             )
         if num_samples > 1 and shape[:1] != (num_samples,):
-            raise DatasetError(f"records_0's first axis must be {num_samples} samples, got {shape}")
+            raise DatasetError(f"{name}'s first axis must be {num_samples} samples, got {shape}")
         return Places.in_turn(np.full(num_samples, num_bytes // num_samples), start)
+
+    def arrays(self, read: Read, file_bytes: int) -> Arrays:
+        return _arrays(read, file_bytes)
 
     def check_head(self, head: bytes, file_bytes: int) -> None:
         short = len(head) < _LEAST_BYTES
@@ -139,9 +133,12 @@ class ChunkedHdf5(Format):
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
         with CountedFile(path) as file:
             parsed = _File(file, num_samples, self.num_parts)
-            sizes = [len(parsed.sample(place)) for place in range(num_samples)]
+            each = parsed.sample_bytes
             parsed.close()
-        return self.places(np.array(sizes))
+        return self.places(np.full(num_samples, each, np.int64))
+
+    def arrays(self, read: Read, file_bytes: int) -> Arrays:
+        return _arrays(read, file_bytes)
 
     def check_head(self, head: bytes, file_bytes: int) -> None:
         FORMAT.check_head(head, file_bytes)
@@ -220,12 +217,19 @@ class _File(ArrayFile):
         self._counted, self._num_samples = file, num_samples
         try:
             self._file = h5py.File(file, "r")
-            name = "records_0" if "records_0" in self._file else "records"
+            name = records_name(self._file)
             self._array = self._file[name]
             self._others = [self._file[f"records_{part}"] for part in range(1, num_parts)]
             num_bytes, file_bytes = int(self._array.nbytes), os.fstat(file.fileno()).st_size
         except Exception as error:  # libraries raise many types for damaged files
             raise damaged(file, error) from None
+        self.sample_bytes = num_bytes * num_parts // num_samples
+        """Bytes of each sample."""
+        if num_samples > 1 and self._array.shape[:1] != (num_samples,):
+            raise DatasetError(
+                f"{file.path} has {name} of shape {self._array.shape}, its first axis must be "
+                f"{num_samples} samples"
+            )
         # A damaged header may ask for more memory than the host has.
         if num_bytes > _MOST_DEFLATED * file_bytes:
             raise DatasetError(
@@ -241,6 +245,65 @@ class _File(ArrayFile):
     def close(self) -> None:
         super().close()
         self._counted.close()
+
+
+@contextmanager
+def _opened(read: Read, file_bytes: int) -> Iterator[Any]:
+    """Open a file by h5py.
+
+    Raises:
+        DatasetError: it is damaged.
+    """
+    import h5py
+
+    try:
+        with h5py.File(ReadOnly(read, file_bytes), "r") as file:
+            yield file
+    except DatasetError:
+        raise
+    # h5py and the HDF5 library raise many types for damaged files.
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError, MemoryError) as error:
+        raise DatasetError(
+            f"no sound HDF5 file: {' '.join(str(error).split())[:120]}", remedy=VERIFY
+        ) from None
+
+
+def _datasets(file: Any) -> dict[str, Any]:
+    """Return the datasets of numbers in a file, in all groups, by their names."""
+    found: dict[str, Any] = {}
+
+    def note(name: str, item: Any) -> None:
+        dtype = getattr(item, "dtype", None)
+        if dtype is not None and dtype.kind in "biufc" and item.shape:
+            found[name] = item
+
+    file.visititems(note)
+    return found
+
+
+def records_name(file: Any) -> str:
+    """Return the dataset with the samples: that of DLIO's name, else the largest of numbers."""
+    for name in ("records_0", "records"):
+        if name in file:
+            return name
+    found = _datasets(file)
+    if not found:
+        raise DatasetError(f"it has no dataset records_0, but {ascii(list(file))[:80]}")
+    return max(found, key=lambda name: int(found[name].nbytes))
+
+
+def _arrays(read: Read, file_bytes: int) -> Arrays:
+    with _opened(read, file_bytes) as file:
+        name = records_name(file)
+        dataset = file[name]
+        shape = tuple(dataset.shape)
+        labels = [
+            each.shape[0]
+            for other, each in _datasets(file).items()
+            if other != name and len(each.shape) < max(2, len(shape)) and each.shape[0] == shape[0]
+        ]
+        chunked = dataset.id.get_offset() is None
+        return Arrays(shape, int(dataset.nbytes), max(labels, default=0), chunked)
 
 
 def _u64(value: int) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import VERIFY, DatasetError
-from dlemu.formats.format import FileSamples, Format, Parsed, Places, Read, Sink, damaged
+from dlemu.formats.format import Arrays, FileSamples, Format, Parsed, Places, Read, Sink, damaged
 from dlemu.storage.counted import CountedFile
 from dlemu.units import PAGE_BYTES
 
@@ -116,12 +116,20 @@ def _despite_other_threads(parse: Callable[[], _Returned]) -> _Returned:
     return parse()
 
 
-def locate_within(read: Read, start: int, end: int, *, num_samples: int) -> Places:
-    """Return where samples lie in the .npy that is in a file from offset `start` to `end`."""
+def array_within(read: Read, start: int, end: int) -> Array:
+    """Return the array of the .npy that is in a file from offset `start` to `end`."""
     data = read(start, min(PAGE_BYTES, end - start))
     if data.startswith(_MAGIC) and len(data) == PAGE_BYTES:
         data += read(start + PAGE_BYTES, min(_LONGEST_HEADER, end - start) - PAGE_BYTES)
-    array = parse_header(data)
+    return parse_header(data)
+
+
+def locate_within(read: Read, start: int, end: int, *, num_samples: int) -> Places:
+    """Return where samples lie in the .npy that is in a file from offset `start` to `end`.
+
+    They lie along its last axis, as DLIO writes them, or along its first one, each in one piece.
+    """
+    array = array_within(read, start, end)
     if array.start + array.num_bytes != end - start:
         raise DatasetError(
             f"shape {array.shape} of {array.dtype} is {array.num_bytes} bytes, but "
@@ -129,9 +137,13 @@ def locate_within(read: Read, start: int, end: int, *, num_samples: int) -> Plac
             remedy=VERIFY,
         )
     if num_samples > 1 and array.shape[-1:] != (num_samples,):
-        raise DatasetError(
-            f"the array's last axis must be {num_samples} samples, got shape {array.shape}"
-        )
+        if array.shape[:1] != (num_samples,):
+            raise DatasetError(
+                f"the array's last axis must be {num_samples} samples, or its first one, got "
+                f"shape {array.shape}"
+            )
+        each = np.full(num_samples, array.num_bytes // num_samples, np.int64)
+        return Places.in_turn(each, start + array.start)
     return _places(start + array.start, array.num_bytes, num_samples, array.dtype.itemsize)
 
 
@@ -160,7 +172,10 @@ class ArrayFile(Parsed):
 
     def _taken(self, whole: Any, place: int) -> NDArray[np.uint8]:
         try:
-            array = whole[(*self._axis, place) if self._num_samples > 1 else ...]
+            axis = self._axis
+            if axis and self._num_samples not in (1, whole.shape[-1]):
+                axis = ()  # another tool's
+            array = whole[(*axis, place) if self._num_samples > 1 else ...]
             return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         except Exception as error:  # libraries raise many types for damaged files
             raise damaged(self._counted, error) from None
@@ -169,7 +184,12 @@ class ArrayFile(Parsed):
         self._file.seek(0)
         loaded = np.load(self._file)
         self._is_zip = isinstance(loaded, np.lib.npyio.NpzFile)
-        return loaded["x"] if self._is_zip else loaded  # a member's header is parsed here
+        if not self._is_zip:
+            return loaded
+        names = loaded.files
+        sizes = {each.filename: each.file_size for each in loaded.zip.infolist()}
+        largest = max(names, key=lambda name: sizes.get(f"{name}.npy", 0), default="x")
+        return loaded["x" if "x" in names else largest]  # a member's header is parsed here
 
 
 class Npy(Format):
@@ -180,6 +200,10 @@ class Npy(Format):
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
         return locate_within(read, 0, file_bytes, num_samples=num_samples)
+
+    def arrays(self, read: Read, file_bytes: int) -> Arrays:
+        array = array_within(read, 0, file_bytes)
+        return Arrays(array.shape, array.num_bytes)
 
     def places(self, sizes: NDArray[np.int64], *, element_bytes: int = 1) -> Places:
         return _places(PAGE_BYTES, int(sizes.sum()), len(sizes), element_bytes)

@@ -4,6 +4,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,17 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, VERIFY, DatasetError, in_short
 from dlemu.formats import npy
-from dlemu.formats.format import TO_THE_END, Field, FileSamples, Places, Read, ReadOnly, Sink, Sum
+from dlemu.formats.format import (
+    TO_THE_END,
+    Arrays,
+    Field,
+    FileSamples,
+    Places,
+    Read,
+    ReadOnly,
+    Sink,
+    Sum,
+)
 from dlemu.units import PAGE_BYTES
 
 # PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local), 4.3.12 (central), 4.3.14 to 4.3.16 (ends).
@@ -45,6 +56,20 @@ class Npz(npy.Npy):
         start, num_bytes = _first_member(head) or _find(read, file_bytes)
         _check_end(start + num_bytes, file_bytes)
         return npy.locate_within(read, start, start + num_bytes, num_samples=num_samples)
+
+    def arrays(self, read: Read, file_bytes: int) -> Arrays:
+        members = _members(read, file_bytes)
+        samples = _samples_in(members)
+        array = _array_of(read, file_bytes, samples)
+        labels = 0
+        for each in members:
+            if each is samples or not each.filename.endswith(".npy") or each.compress_type:
+                continue
+            with suppress(DatasetError):  # of text or objects: no labels that count
+                found = _array_of(read, file_bytes, each).shape
+                if len(found) < max(2, len(array.shape)) and found[:1] == array.shape[:1]:
+                    labels = found[0]
+        return Arrays(array.shape, array.num_bytes, labels)
 
     def file_bytes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         labels = _LOCAL_BYTES + _LABEL_HEADER + _LABEL.itemsize * sizes.shape[1]
@@ -98,9 +123,9 @@ class Npz(npy.Npy):
         yield TO_THE_END, lambda data: None
 
 
-def _check_end(end: int, file_bytes: int) -> None:
+def _check_end(end: int, file_bytes: int, name: str = "x.npy") -> None:
     if end > file_bytes:
-        raise DatasetError(f"x.npy ends at byte {end}, the file at {file_bytes}; it was cut")
+        raise DatasetError(f"{name[:80]} ends at byte {end}, the file at {file_bytes}; it was cut")
 
 
 class _Member(NamedTuple):
@@ -153,18 +178,40 @@ def _first_member(head: bytes) -> tuple[int, int] | None:
     return start, sizes[0]
 
 
-def _find(read: Read, file_bytes: int) -> tuple[int, int]:
-    """Return start and bytes of x.npy, by the directory at the file's end."""
+def _members(read: Read, file_bytes: int) -> list[zipfile.ZipInfo]:
+    """Return the members of the archive, by the directory at the file's end."""
     try:
         with zipfile.ZipFile(ReadOnly(read, file_bytes)) as archive:
-            member = archive.NameToInfo.get("x.npy")
+            return archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, struct.error, *DAMAGE) as error:
         raise DatasetError(
             f"the zip archive was cut or is damaged: {in_short(error)}", remedy=VERIFY
         ) from None
-    if member is None:
+
+
+def _samples_in(members: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
+    """Return the member with the samples: x.npy, else the largest array."""
+    arrays = [each for each in members if each.filename.endswith(".npy")]
+    if not arrays:
         raise DatasetError("the zip archive has no x.npy; save the samples under the name x")
-    _check_stored(member.flag_bits, member.compress_type)
+    named = [each for each in arrays if each.filename == "x.npy"]
+    return (named or [max(arrays, key=lambda each: each.file_size)])[-1]
+
+
+def _array_of(read: Read, file_bytes: int, member: zipfile.ZipInfo) -> npy.Array:
+    start, num_bytes = _place_of(read, file_bytes, member)
+    _check_end(start + num_bytes, file_bytes, member.filename)
+    return npy.array_within(read, start, start + num_bytes)
+
+
+def _find(read: Read, file_bytes: int) -> tuple[int, int]:
+    """Return start and bytes of the samples' .npy, by the directory at the file's end."""
+    return _place_of(read, file_bytes, _samples_in(_members(read, file_bytes)))
+
+
+def _place_of(read: Read, file_bytes: int, member: zipfile.ZipInfo) -> tuple[int, int]:
+    """Return start and bytes of a member's content."""
+    _check_stored(member.flag_bits, member.compress_type, member.filename)
     start = member.header_offset
     local = read(start, _LOCAL.size) if 0 <= start < file_bytes else b""
     if len(local) < _LOCAL.size or not local.startswith(_LOCAL_MAGIC):
@@ -172,11 +219,11 @@ def _find(read: Read, file_bytes: int) -> tuple[int, int]:
     return start + _LOCAL.size + sum(_LOCAL.unpack(local)[-2:]), member.file_size
 
 
-def _check_stored(flags: int, method: int) -> None:
+def _check_stored(flags: int, method: int, name: str = "x.npy") -> None:
     if flags & _ENCRYPTED:
-        raise DatasetError("x.npy is encrypted; it cannot be read in place")
+        raise DatasetError(f"{name[:80]} is encrypted; it cannot be read in place")
     if method != 0:
-        raise DatasetError("x.npy is compressed; it cannot be read in place, use np.savez")
+        raise DatasetError(f"{name[:80]} is compressed; it cannot be read in place, use np.savez")
 
 
 def _wide(extra: bytes, values: list[int]) -> list[int]:

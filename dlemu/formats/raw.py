@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlemu.errors import DatasetError
+from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats.format import FileSamples, Format, Places, Read, Sink, Way
 from dlemu.storage.files import read_regular
 
@@ -55,8 +55,8 @@ class Indexed(Bare):
             try:
                 indexes.append(read_regular(Path(each)))
             except OSError as error:
-                raise DatasetError(
-                    f"its index {Path(each).name} cannot be read: {error.strerror}"
+                raise DatasetError.of_system(
+                    error, f"its index {Path(each).name}", "cannot be read", VERIFY
                 ) from None
         return locate_by(indexes, file_bytes, num_samples=num_samples)
 

@@ -44,24 +44,62 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""A cgroup's limit and usage, of version 2 and of version 1."""
+
+
 def host_memory_bytes(*, proc: Path = PROC) -> tuple[int, str]:
     """Return the bytes of memory that this process can fill with page cache, and by which limit."""
     limits = [(memory_bytes(), "MemTotal of /proc/meminfo")]
     for folder in cgroup_folders("memory", proc=proc):
-        for name in ("memory.max", "memory.limit_in_bytes"):
+        for name, _ in _MEMORY_FILES:
             text = read_text(folder / name)
             if text.strip().isdecimal():
                 limits.append((int(text), f"{name} of cgroup {folder}"))
+    return _tightest(limits)
+
+
+def free_memory(*, proc: Path = PROC) -> tuple[int, str]:
+    """Return about the bytes that this process may take before it is killed, and by which limit.
+
+    Of a cgroup, what its limit leaves beside the memory that cannot be reclaimed: files in the page
+    cache can, as the host's own figure (MemAvailable) has it.
+    """
+    try:
+        limits = [(psutil.virtual_memory().available, "MemAvailable of /proc/meminfo")]
+    except OSError:  # a container refuses to look
+        limits = [(memory_bytes(), "MemTotal of /proc/meminfo")]
+    for folder in cgroup_folders("memory", proc=proc):
+        for limit, usage in _MEMORY_FILES:
+            text = read_text(folder / limit).strip()
+            if text.isdecimal():
+                used = read_text(folder / usage).strip()
+                kept = max(0, int(used) - _reclaimable(folder)) if used.isdecimal() else 0
+                limits.append((max(0, int(text) - kept), f"{limit} of cgroup {folder}"))
+    return _tightest(limits)
+
+
+def _tightest(limits: list[tuple[int, str]]) -> tuple[int, str]:
     return min(limits, key=lambda limit: limit[0])
+
+
+def _reclaimable(folder: Path) -> int:
+    """Return the bytes of a cgroup's memory that the kernel can take back: files, and its caches.
+
+    A cgroup of version 1 counts that of its children as total_*.
+    """
+    found = re.findall(r"^(\w+) (\d+)$", read_text(folder / "memory.stat"), re.M)
+    stat = {name: int(number) for name, number in found}
+    names = ("inactive_file", "active_file", "slab_reclaimable")
+    return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
 
 
 def free_memory_bytes() -> int:
     """Return about the bytes of memory that this process may take before the kernel ends it."""
-    try:
-        available = psutil.virtual_memory().available
-    except OSError:  # a container refuses to look
-        available = memory_bytes()
-    return min(available, host_memory_bytes()[0])
+    return free_memory()[0]
 
 
 def page_cache_bytes(*, proc: Path = PROC) -> int | None:

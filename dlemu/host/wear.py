@@ -24,6 +24,7 @@ from operator import sub
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
+from dlemu.errors import reason_of, system_error
 from dlemu.host.devices import (
     PROC,
     SYS,
@@ -233,7 +234,7 @@ def read_log(controller: str, log: int, uuid_index: int = 0) -> bytes:
     try:
         status = fcntl.ioctl(device, _ADMIN_COMMAND, command)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None
+        raise system_error(error.errno or 0, path) from None
     finally:
         os.close(device)
     if status != 0:
@@ -376,7 +377,7 @@ def _why_not(controller: str, error: OSError) -> str:
         )
     if error.errno in (errno.ENOENT, errno.ENXIO):
         return f"{path} is not here; a container needs --device={path}"
-    return f"{path} does not answer ({error.strerror or error}); try nvme smart-log {path}"
+    return f"{path} does not answer ({reason_of(error)}); try nvme smart-log {path}"
 
 
 class _Command(ctypes.Structure):

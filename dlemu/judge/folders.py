@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.config.model import Workload
-from dlemu.errors import DlemuError, RunError, WorkloadError
+from dlemu.errors import DlemuError, RunError, WorkloadError, reason_of, system_error
 from dlemu.judge.findings import Tell, note
 from dlemu.judge.records import (
     CONFIG,
@@ -122,9 +122,9 @@ def check_free(workload: Workload) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         number = errno.EEXIST if there == folder else errno.ENOTDIR
-        raise _refusal(folder, "output.folder", OSError(number, os.strerror(number)))
+        raise _refusal(folder, "output.folder", system_error(number))
     if not os.access(there, os.W_OK):
-        raise _refusal(folder, "output.folder", OSError(errno.EACCES, os.strerror(errno.EACCES)))
+        raise _refusal(folder, "output.folder", system_error(errno.EACCES))
 
 
 def _has_ended(folder: Path) -> bool:
@@ -154,7 +154,7 @@ def _set_aside(folder: Path) -> Path:
             try:
                 return _rename(folder)
             except OSError as error:
-                reason = f"and cannot be renamed ({error.strerror})"
+                reason = f"and cannot be renamed ({reason_of(error)})"
         raise WorkloadError(
             f"output.folder {folder} holds a run that did not end, {reason}; name another"
         )
@@ -174,7 +174,7 @@ def _taken(folder: Path, key: str = "output.folder") -> WorkloadError:
 
 
 def _refusal(folder: Path, key: str, error: OSError) -> WorkloadError:
-    return WorkloadError(f"{key} {folder} cannot be written ({error.strerror}); set {key}")
+    return WorkloadError.of_system(error, f"{key} {folder}", "cannot be written", f"set {key}")
 
 
 def _hold_new(stack: ExitStack, parent: Path, key: str) -> Path:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from dlemu.config.compose import leaves, read_yaml, set_key, value_of
 from dlemu.config.model import Workload, check_workload
 from dlemu.config.source import SIZES, WordSource, acts
-from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
+from dlemu.errors import DAMAGE, DlemuError, RunError, in_short, system_error
 from dlemu.judge.earlier import sizing_of_today, summary_of_today
 from dlemu.storage.files import (
     append_whole,
@@ -366,7 +366,7 @@ def check_writable(path: Path) -> None:
     part = partial_path(path)
     with named(path):
         if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            raise system_error(errno.EISDIR, path)
         try:
             with open(part, "wb", opener=create) as file:
                 file.write(bytes(_ROOM))
@@ -417,9 +417,8 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        failure = RunError(
-            f"{path} cannot be written ({error.strerror})",
-            remedy="free space or name another output folder",
+        failure = RunError.of_system(
+            error, path, "cannot be written", "free space or name another output folder"
         )
         failure.path = path
         raise failure from None

@@ -26,7 +26,7 @@ from dlemu.config.types import LOADERS
 from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import WorkloadError
-from dlemu.host.processes import free_memory_bytes, host_memory_bytes
+from dlemu.host.processes import free_memory
 from dlemu.loaders.cache.host import uses_cache
 from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
 from dlemu.units import counted, format_bytes
@@ -290,13 +290,14 @@ def check_workers_memory(workload: Workload, num_accelerators: int) -> None:
     reader = workload.reader
     if not reader.loader.is_dataloader or reader.multiprocessing_context == "fork":
         return
-    number, free = num_accelerators * reader.read_threads, free_memory_bytes()
+    number = num_accelerators * reader.read_threads
+    free, limit = free_memory()
     if number * _WORKER_BYTES > free:
         raise WorkloadError(
             f"{counted(number, 'worker')} of reader.multiprocessing_context="
             f"{reader.multiprocessing_context} take about {format_bytes(number * _WORKER_BYTES)} "
             f"of memory on this host, as each imports torch; {format_bytes(free)} are free "
-            f"({host_memory_bytes()[1]}): lower reader.read_threads, emulate fewer accelerators "
+            f"({limit}): lower reader.read_threads, emulate fewer accelerators "
             "on a host, or take fork"
         )
 

@@ -191,7 +191,7 @@ class PlainReader:
         except DatasetError:
             raise
         except Exception as error:  # libraries raise many types for damaged files
-            if isinstance(error, OSError) and error.strerror:
+            if isinstance(error, OSError) and error.errno:
                 raise cannot_open(path, error) from None
             raise DatasetError(f"{path} is damaged: {in_short(error)}", remedy=VERIFY) from None
         if len(array) > self._row_bytes and not self._cut:

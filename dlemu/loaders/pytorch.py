@@ -33,7 +33,7 @@ from torch.utils.data import Dataset as TorchDataset
 from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import DlemuError, RunError
+from dlemu.errors import DlemuError, RunError, reason_of
 from dlemu.loaders import Batch, descriptors_of_a_stream, make_room
 from dlemu.loaders.pipes import (
     MOST_MESSAGES,
@@ -207,7 +207,7 @@ class _Workers:
                 self._processes[:] = [each for each in self._processes if each.pid is not None]
                 raise RunError(
                     f"no worker {len(self._processes)} of accelerator {self._accelerator}: "
-                    f"{error.strerror}; use fewer reader.read_threads or accelerators, or raise "
+                    f"{reason_of(error)}; use fewer reader.read_threads or accelerators, or raise "
                     "`ulimit -u`, `ulimit -n` or the container's limits"
                 ) from None
             except RuntimeError:  # torch waited for a worker that died, and does not say how

@@ -26,7 +26,7 @@ from dlemu.config.model import Workload
 from dlemu.datagen.survey import SurveyedLayout, largest_file
 from dlemu.dataset.layout import Dataset, Layout, Samples
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import DatasetError, DlemuError, WorkloadError
+from dlemu.errors import DatasetError, DlemuError, WorkloadError, system_line
 from dlemu.formats import format_of
 from dlemu.host.processes import free_memory_bytes, usable_cpus
 from dlemu.loaders.cache.reader import CacheReader
@@ -449,7 +449,7 @@ def sample_bytes(source: Source) -> int:
         try:
             largest = largest_file(source.dataset.folder, map(layout.path, range(layout.num_files)))
         except OSError as error:
-            raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
+            raise DatasetError(system_line(error)) from None
     mean = ceil_div(largest, layout.samples_per_file)
     return min(largest, mean + int(_MOST_STDEVS * layout.stdev_bytes))
 

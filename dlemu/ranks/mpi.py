@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from dlemu.errors import LostRankError, RunError
+from dlemu.errors import LostRankError, RunError, reason_of
 from dlemu.ranks.ending import say_launcher_waits
 from dlemu.ranks.links import Links, Tree, Word, decode, encode
 from dlemu.ranks.world import Alone, PeerError, World
@@ -185,8 +185,8 @@ class Mpi(World):
             links.connect(tree)
         except OSError as error:
             raise RunError(
-                f"the ranks on host {self.host} cannot reach each other ({error}); if these are "
-                "several machines or containers, give each a host name of its own"
+                f"the ranks on host {self.host} cannot reach each other ({reason_of(error)}); if "
+                "these are several machines or containers, give each a host name of its own"
             ) from error
         if self.rank == 0 and links.unreached:
             above = {tree.above(tree.leaders, rank) or 0 for rank in links.unreached}

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from dlemu.config.compose import read_yaml
 from dlemu.config.model import Workload, check_workload
 from dlemu.config.source import WordSource
-from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
+from dlemu.errors import DAMAGE, DlemuError, RunError, in_short, system_line
 from dlemu.host.devices import total
 from dlemu.judge.metrics import Metrics, measure, measure_run
 from dlemu.judge.outcome import judge_runs, row_of, with_metrics
@@ -400,7 +400,8 @@ def _read_config(folder: Path, notes: list[str]) -> dict[str, Any] | None:
             try:
                 tree = read_yaml(path)
             except (DlemuError, OSError) as error:
-                raise RunError(str(error)) from None
+                why = system_line(error, path) if isinstance(error, OSError) else str(error)
+                raise RunError(why) from None
             inner = tree.get("workload", tree)
             if isinstance(inner, dict):
                 return inner

@@ -100,8 +100,8 @@ def write_trace(path: Path, runs: Sequence[TracedRun]) -> int:
                 file.write(event if number == 1 else f",\n{event}")
             file.write("\n]}\n")
     except OSError as error:
-        raise WorkloadError(
-            f"--trace {path} cannot be written ({error.strerror}); name another file"
+        raise WorkloadError.of_system(
+            error, f"--trace {path}", "cannot be written", "name another file"
         ) from None
     return number
 

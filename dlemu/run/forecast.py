@@ -37,6 +37,8 @@ class RunForecast:
     """Of the readers on the host of rank 0."""
     bytes_per_second: float | None
     """Of the storage, by the probe; None: nothing could be read."""
+    notes: tuple[str, ...]
+    """Lines about the dataset."""
     cache: CacheForecast | None
     """None: there is no cache, and no emulated origin."""
 
@@ -76,6 +78,8 @@ def forecast_run(workload: Workload, world: World, *, probes: bool = True) -> Ru
     """
     size = required_size(workload, world)
     dataset = find_dataset(workload, world)
+    if not dataset.known_places:  # by the sizes that were found
+        size = required_size(dataset.workload, world)
     total = num_accelerators(workload, world)
     own = accelerators_of(world.rank, world.num_ranks, total)
     memory = readers_memory(dataset, len(own)) if own else 0
@@ -93,6 +97,7 @@ def forecast_run(workload: Workload, world: World, *, probes: bool = True) -> Ru
         return RunForecast(
             workload=dataset.workload,
             layout=layout,
+            notes=dataset.notes,
             num_accelerators=total,
             num_steps=num_steps,
             size=size,

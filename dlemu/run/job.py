@@ -25,7 +25,8 @@ from dlemu.checkpoint.in_run import (
 )
 from dlemu.clock import Clock, WallClock, after_launch
 from dlemu.config.model import Workload
-from dlemu.datagen.survey import SURVEY, SurveyedLayout, find_dataset
+from dlemu.datagen.counting import SURVEY
+from dlemu.datagen.survey import SurveyedLayout, find_dataset
 from dlemu.dataset.layout import Dataset, Layout, needed_ratio
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators, num_processes

@@ -138,7 +138,9 @@ def scratch_folder(place: Place, *, keep: bool) -> Iterator[OwnedFolder]:
             stack.enter_context(own.passing(fields, complain, keep=keep))
             is_cold = not place.has_page_cache or direct(own.path)
         except OSError as error:
-            raise DatasetError(f"{place.path} cannot be written ({error.strerror})") from None
+            raise DatasetError.of_system(
+                error, place.path, "cannot be written", "name another place"
+            ) from None
         if not is_cold:
             raise DatasetError(
                 f"{place.path} has no O_DIRECT, so memory would answer for the drive; write a "

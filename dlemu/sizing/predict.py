@@ -336,9 +336,11 @@ def _calibration(workload: Workload) -> Calibration | None:
             f"{path} is not a calibration{key}: {first['msg']}; write it with dlemu calibrate"
         ) from None
     except OSError as error:
-        raise WorkloadError(
-            f"predict.calibration {path} cannot be read ({error.strerror}); "
-            "write it with dlemu calibrate"
+        raise WorkloadError.of_system(
+            error,
+            f"predict.calibration {path}",
+            "cannot be read",
+            "write it with dlemu calibrate",
         ) from None
     reader = workload.reader
     for key, measured, asked in (

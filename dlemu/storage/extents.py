@@ -579,7 +579,7 @@ def settle_direct(path: Path, odirect: bool | Literal["auto"]) -> bool:
     try:
         unit = direct_unit(path)
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+        raise DatasetError.of_system(error, path, "cannot be read", VERIFY) from None
     if unit is None:
         if odirect == "auto":
             return False
@@ -625,7 +625,7 @@ def _fill(file: File, into: list[memoryview], start: int, want: int, *, unit: in
 
 
 def _cannot_read(file: File, at: int, error: OSError) -> DatasetError:
-    return DatasetError(f"{file.path} cannot be read at byte {at}: {error.strerror}")
+    return DatasetError.of_system(error, file.path, f"cannot be read at byte {at}", VERIFY)
 
 
 def _check_end(file: File, stop: int) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlemu.errors import VERIFY, DatasetError, DlemuError
+from dlemu.errors import VERIFY, DatasetError, DlemuError, system_error
 from dlemu.units import PAGE_BYTES, round_up
 
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
@@ -164,7 +164,7 @@ def _asked_unit(path: str | Path) -> int | None:
         number = ctypes.get_errno()
         if number in (errno.ENOSYS, errno.EPERM):  # not in this kernel, or a filter forbids it
             return None
-        raise OSError(number, os.strerror(number), str(path))
+        raise system_error(number, path)
     return int(found[_OFFSET_ALIGN // 4]) if found[0] & _STATX_DIOALIGN else None
 
 
@@ -228,7 +228,8 @@ def cannot_open(path: str | Path, error: OSError) -> DatasetError:
     """Return what to tell of a dataset's file that could not be opened."""
     if isinstance(error, FileNotFoundError):
         return DatasetError(f"{path} is missing", remedy=VERIFY)
-    return DatasetError(f"{path} cannot be opened: {error.strerror}")
+    remedy = "let this user read it" if isinstance(error, PermissionError) else VERIFY
+    return DatasetError.of_system(error, path, "cannot be opened", remedy)
 
 
 def read_regular(path: Path, *, error: type[DlemuError] = DatasetError) -> bytes:

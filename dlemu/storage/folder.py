@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, ClassVar, Literal
 
-from dlemu.errors import RunError
+from dlemu.errors import RunError, system_error
 from dlemu.storage.files import (
     Write,
     create,
@@ -159,7 +159,7 @@ class Folder(Place):
         number, libc = os.open(self.path, os.O_RDONLY), ctypes.CDLL(None, use_errno=True)
         try:
             if libc.syncfs(number):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                raise system_error(ctypes.get_errno(), self.path)
         finally:
             os.close(number)
 

@@ -24,7 +24,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlemu.errors import DAMAGE, DlemuError, RunError, WorkloadError, in_short
+from dlemu.errors import (
+    DAMAGE,
+    DlemuError,
+    RunError,
+    WorkloadError,
+    in_short,
+    reason_of,
+    system_error,
+)
 from dlemu.ranks.ending import last_act
 from dlemu.storage.files import NO_DIRECT, PARTIAL, create, read_regular, write_atomically
 from dlemu.units import format_bytes
@@ -50,10 +58,10 @@ def locked(folder: Path, *, seconds: float = 0.0) -> Iterator[None]:
     try:
         while not _try_lock(descriptor):
             if time.monotonic() >= end:
-                raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+                raise system_error(errno.EWOULDBLOCK, folder)
             time.sleep(_POLL_SECONDS)
         if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            raise system_error(errno.ESTALE, folder)
         yield
     finally:
         with suppress(OSError):
@@ -308,8 +316,8 @@ class OwnedFolder:
                 yield f"{start}{entry.name}/"
 
     def _unusable(self, error: OSError) -> WorkloadError:
-        text = f"{self.key} {self.path} cannot be used ({error.strerror})"
-        return WorkloadError(text, remedy="name another")
+        what = f"{self.key} {self.path}"
+        return WorkloadError.of_system(error, what, "cannot be used", "name another")
 
 
 @dataclass(frozen=True)
@@ -401,7 +409,7 @@ def why_full(folder: Path, error: OSError) -> str:
         entries = os.statvfs(_there(folder))
         if entries.f_files and not entries.f_favail:
             return f"has no room for another file: its {entries.f_files:,} inodes are taken (df -i)"
-    return f"is full ({error.strerror or error})"
+    return f"is full ({reason_of(error)})"
 
 
 def disk_bytes(folder: Path) -> tuple[int, int]:

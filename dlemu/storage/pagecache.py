@@ -91,10 +91,12 @@ def drop_all_caches(control: Path = Path("/proc/sys/vm/drop_caches")) -> None:
     try:
         control.write_text("3\n", encoding="utf-8")
     except OSError as error:
-        raise RunError(
-            f"{control} cannot be written ({error.strerror}); run as root, or leave "
-            "output.drop_all_caches=false: output.drop_caches drops the dataset's pages alone, and "
-            "needs no rights"
+        raise RunError.of_system(
+            error,
+            control,
+            "cannot be written",
+            "run as root, or leave output.drop_all_caches=false: output.drop_caches drops the "
+            "dataset's pages alone, and needs no rights",
         ) from error
 
 

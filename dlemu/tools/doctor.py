@@ -178,7 +178,9 @@ def _barrier() -> Check:
     try:
         cost = barrier_cost()
     except (RunError, OSError) as error:
-        return Check("barrier", "note", f"{error}", "several ranks of a host may not start here")
+        return Check(
+            "barrier", "note", in_short(error), "several ranks of a host may not start here"
+        )
     found = (
         f"{cost.processes} processes meet within {format_seconds(cost.median)}, "
         f"p99 {format_seconds(cost.p99)}"

@@ -32,7 +32,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from dlemu.config.compose import datasheet, named, read_yaml
 from dlemu.config.model import Drive, NamedDrive
 from dlemu.config.types import Arguments, Listed, LocalPath, Names, ResultsFolder, Switch
-from dlemu.errors import RunError, WorkloadError, did_you_mean
+from dlemu.errors import RunError, WorkloadError, did_you_mean, system_line
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.own_rates import OwnRates
 from dlemu.judge.steady import fields_of
@@ -358,7 +358,7 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
                 os.rename(f"{path}{suffix}", path)
             yield files
     except OSError as error:
-        raise RunError(f"{folder}: {error.strerror}") from error
+        raise RunError(system_line(error, folder)) from error
     finally:
         with suppress(OSError):  # files stay there
             folder.rmdir()
@@ -400,7 +400,7 @@ def read_once(
             for reader in [threads.submit(work) for _ in range(num_readers)]:
                 reader.result()
         except OSError as error:
-            raise RunError(f"{way}: {error}") from error
+            raise RunError(f"{way}: {system_line(error)}") from error
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return sum(sizes.values()), seconds, cpu
@@ -471,6 +471,6 @@ def _by_cufile(
 
     def by_cufile(path: Path, opened: ExitStack) -> _Read:
         file = opened.enter_context(DeviceFile(driver, path))
-        return lambda num_bytes, offset: file.read(buffer, round_up(num_bytes), offset)
+        return lambda num_bytes, offset: file.read(buffer, round_up(num_bytes, file.unit), offset)
 
     return by_cufile

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlemu.config.sections import Share
 from dlemu.config.types import Arguments, Section
-from dlemu.errors import DlemuError, WorkloadError
+from dlemu.errors import DlemuError, WorkloadError, system_line
 from dlemu.judge.folders import first_fields, recorded
 from dlemu.judge.records import write_config, write_steps, write_text
 from dlemu.ranks.world import Alone
@@ -95,7 +95,8 @@ def watch(command: Sequence[str], asked: WatchArguments) -> Result:
     except (DlemuError, OSError) as error:
         if result is None:
             raise
-        return replace(result, problem=f"{error}; what was written down is in {result.folder}")
+        why = system_line(error) if isinstance(error, OSError) else str(error)
+        return replace(result, problem=f"{why}; what was written down is in {result.folder}")
 
 
 def _write(folder: Path, seen: Seen) -> None:

@@ -88,7 +88,9 @@ def run(command: Sequence[str], folder: Path, *, data: Sequence[Path] = ()) -> W
         try:
             process = subprocess.Popen(command, env=_environment(own, folder))
         except OSError as error:
-            raise RunError(f"{command[0]}: {error.strerror}") from None
+            raise RunError.of_system(
+                error, command[0], "cannot be started", "see whether it is there and executable"
+            ) from None
         signals.process = process
         looks = _Looks(watched, process.pid, stack, data)
         while process.poll() is None:

@@ -160,6 +160,6 @@ def test_a_drive_that_cannot_read_is_named(
     monkeypatch.setattr(os, "preadv", preadv)
     with (
         reading(None) as reader,
-        pytest.raises(RunError, match=r"/a cannot be read at byte 0: Input/output error; write"),
+        pytest.raises(RunError, match=r"/a cannot be read at byte 0 \(Input/output error\); write"),
     ):
         reader.read(tmp_path / "a", PIECE)

@@ -197,7 +197,7 @@ def test_verify_looks_at_indexes_and_checksums(
 
     monkeypatch.setattr(storage_folder, "read_regular", read)
     assert verify(tmp_path, full=True, world=Alone()) == [
-        Fault(unreadable, "cannot be read: Input/output error"),
+        Fault(unreadable, "cannot be read (Input/output error)"),
         Fault(missing, "is missing"),
         Fault(other, "differs from what was written"),
         Fault(layout.path(3), "is as generated, but the manifest has another checksum for it"),
@@ -270,10 +270,10 @@ def test_one_rank_looks_at_all_sizes_for_all_ranks(
     keys = {f"dataset.{key}": value for key, value in dataset.items()}
     workload = load_workload("unet3d_h100", {**keys, "reader.hand_over": "batch"})
     seen: list[str] = []
-    found = survey(tmp_path, workload, at=seen.append)
+    _, found = survey(tmp_path, workload, at=seen.append)
     assert found.largest_bytes == size and f"{tmp_path}/train/img_1_of_4.npz" in seen
     dropped = workload.with_keys({"reader.hand_over": "none"})
-    assert survey(tmp_path, dropped).largest_bytes is None
+    assert survey(tmp_path, dropped)[1].largest_bytes is None
 
     source = Source(Dataset(workload, found, known_places=False), direct=False, keep=1)
     bare = Dataset(workload, replace(found, largest_bytes=None), known_places=False)
@@ -295,7 +295,7 @@ def test_survey_of_a_dataset_of_dlio(
     keys = {"format": name, "num_files_train": 4, "num_samples_per_file": num_samples}
     keys["record_length_bytes"] = 600.0
 
-    found = survey(tmp_path, workload_of(tmp_path, **keys))
+    _, found = survey(tmp_path, workload_of(tmp_path, **keys))
 
     assert found.path(3) == f"train/{below}my_img_3_of_4.{name}"
     assert (found.num_files, found.samples_per_file, found.mean_bytes) == (4, num_samples, 600)
@@ -322,7 +322,8 @@ def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
         "dataset: dlemu datagen"
     )
     assert refused(num_samples_per_file=2) == (
-        f"{train}/img_0_of_4.npz: the array's last axis must be 2 samples, got shape (30, 20, 3)"
+        f"{train}/img_0_of_4.npz: the array's last axis must be 2 samples, or its first "
+        "one, got shape (30, 20, 3)"
     )
     os.truncate(train / "img_3_of_4.npz", 1000)
     assert (
@@ -336,7 +337,7 @@ def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
     (train / "img_3_of_4.npz").unlink()
     shutil.copy(train / "img_0_of_4.npz", train / "img_00_of_4.npz")
     twice = workload_of(tmp_path, num_files_train=4, num_samples_per_file=3, **size)
-    assert [survey(tmp_path, twice).path(file) for file in range(2)] == [
+    assert [survey(tmp_path, twice)[1].path(file) for file in range(2)] == [
         "train/img_00_of_4.npz",
         "train/img_0_of_4.npz",
     ], "a number may come twice, and no file has to go"
@@ -356,7 +357,7 @@ def test_samples_of_another_size_are_another_dataset(
     keys = {"format": name, "num_files_train": 4, "record_length_bytes": float(wanted)}
     workload = workload_of(tmp_path, **keys)
     if fits:
-        assert survey(tmp_path, workload).mean_bytes == 600
+        assert survey(tmp_path, workload)[1].mean_bytes == 600
         return
     with pytest.raises(DatasetError) as error:
         survey(tmp_path, workload)

@@ -283,7 +283,7 @@ def test_what_servers_and_desktops_leave_is_in_nobodys_way(tmp_path: Path) -> No
         f"train/{name}" for name in sorted(left[:4])
     ]
     (tmp_path / "dlemu.json").unlink()
-    assert survey(tmp_path, workload).num_files == 4
+    assert survey(tmp_path, workload)[1].num_files == 4
 
 
 @pytest.mark.parametrize("what", ["dlemu.json", ".dlemu"])

@@ -305,7 +305,11 @@ def test_an_npz_compressed_encrypted_or_without_x(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros(100))
     refused("npz", path, 1, r"compressed.*np\.savez")
-    np.savez(path, z=np.zeros(100))
+    np.savez(path, small=np.zeros(3), z=np.zeros(100))
+    (place,) = locate(FORMATS["npz"], path, 1).lengths
+    assert place == 800, "the largest, where none is x"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "no array")
     refused("npz", path, 1, "under the name x")
     np.savez(path, x=np.zeros(100))
     data = bytearray(path.read_bytes())
@@ -329,7 +333,7 @@ def test_an_hdf5_that_cannot_be_read_in_place(tmp_path: Path, options: dict[str,
         file.create_dataset("records_0", data=np.zeros((3, 5)), **options)
     refused("hdf5", path, 3, r"enable_chunking=true|native")
     with h5py.File(path, "w") as file:
-        file["other"] = np.zeros(3)
+        file["other"] = "text"
     refused("hdf5", path, 3, r"records_0, but .*other")
 
 
@@ -343,6 +347,8 @@ def test_a_csv_of_pandas(tmp_path: Path) -> None:
     assert [bytes(FORMATS["csv"].parse(parsed, 3).sample(2))] == rows[2:]
     assert abs(path.stat().st_size - 150 * TEXT_BYTES) < 30
     path.write_text("1,2.5\n")
+    assert bytes(FORMATS["csv"].parse(CountedFile(str(path)), 1).sample(0)) == b"1,2.5"
+    path.write_bytes(b"1,\0\n")
     with pytest.raises(DatasetError, match="is damaged"):
         FORMATS["csv"].parse(CountedFile(str(path)), 1).sample(0)
     for text, count in (("1\n2", 1), ("1\n2\n", 3), ("", 1)):

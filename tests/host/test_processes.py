@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ from dlemu.host.processes import (
     ProcessCounters,
     ProcessTree,
     cgroup_folders,
+    free_memory,
     host_memory_bytes,
     process_age,
     throttled_seconds,
@@ -169,6 +171,32 @@ def test_memory_is_that_of_the_tightest_group(
     first.write("memory/memory.limit_in_bytes", f"{8 * GIB}\n")
     source = f"memory.limit_in_bytes of cgroup {first.folder}/memory"
     assert host_memory_bytes(proc=first.proc) == (8 * GIB, source)
+
+
+def test_what_a_group_may_still_take_is_its_limit_without_what_stays(
+    first: Host, second: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: its limit, though most of that was taken."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Mock(available=200 * GIB))
+    whole = 200 * GIB, "MemAvailable of /proc/meminfo"
+    assert free_memory(proc=second.proc) == whole
+    second.write("cgroup/job/memory.max", f"{64 * GIB}\n")
+    source = f"memory.max of cgroup {second.folder}/cgroup/job"
+    assert free_memory(proc=second.proc) == (64 * GIB, source), "nothing says what is taken"
+    second.write("cgroup/job/memory.current", f"{60 * GIB}\n")
+    assert free_memory(proc=second.proc) == (4 * GIB, source)
+    files = {"inactive_file": 20, "active_file": 9, "slab_reclaimable": 1, "file": 40, "anon": 30}
+    stat = "".join(f"{name} {size * GIB}\n" for name, size in files.items())
+    second.write("cgroup/job/memory.stat", stat)
+    assert free_memory(proc=second.proc) == (34 * GIB, source)
+    second.write("cgroup/job/memory.current", f"{99 * GIB}\n")
+    assert free_memory(proc=second.proc) == (0, source), "the limit was lowered"
+
+    first.write("memory/memory.limit_in_bytes", f"{8 * GIB}\n")
+    first.write("memory/memory.usage_in_bytes", f"{7 * GIB}\n")
+    first.write("memory/memory.stat", f"inactive_file 0\ntotal_inactive_file {3 * GIB}\n")
+    source = f"memory.limit_in_bytes of cgroup {first.folder}/memory"
+    assert free_memory(proc=first.proc) == (4 * GIB, source)
 
 
 def test_cpus_are_bounded_by_affinity_and_by_every_quota(first: Host, second: Host) -> None:

@@ -17,7 +17,7 @@ _PROSE = re.compile(
     r"[^\W\d_]{2,}[^\s\w]* +\S|\S +[^\s\w]*[^\W\d_]{2,}|^ +[^\W\d_]{2,}|[^\W\d_]{2,} +$"
 )
 _ERRORS = re.compile(
-    r"\w*Error|damaged|_?refusal|room|phase|_phase|does|doing|watch|filterwarnings"
+    r"\w*Error|of_system|damaged|_?refusal|room|phase|_phase|does|doing|watch|filterwarnings"
 )
 """Calls that make an error of their arguments, name a phase, or know another's text."""
 _PHASES = "waiting_for"

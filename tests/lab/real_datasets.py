@@ -149,6 +149,59 @@ def mosaicml(folder: Path) -> Keys:
     return {"format": "mds", "num_files_train": 3}
 
 
+def fashion_mnist(folder: Path) -> Keys:
+    """Images and their labels in one archive, under names of their own; the last part is short."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, samples in enumerate((12, 12, 5)):
+        images = np.zeros((samples, 28, 28), np.uint8)
+        np.savez(folder / f"part-{part}.npz", images=images, labels=np.arange(samples))
+    return {"format": "npz", "num_files_train": 3, "record_length_bytes": 800}
+
+
+def cifar(folder: Path) -> Keys:
+    """Batches of colour images without labels: the first of four axes is longer than channels."""
+    (folder / "train").mkdir(parents=True)
+    for part, samples in enumerate((9, 9, 6)):
+        images = np.zeros((samples, 16, 16, 3), np.float32)
+        np.save(folder / "train" / f"batch_{part}.npy", images)
+    return {"format": "npy", "num_files_train": 3, "record_length_bytes": 3072}
+
+
+def histology(folder: Path) -> Keys:
+    """Compressed patches in HDF5 as PCam has them, and labels of one number each beside them."""
+    import h5py
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, samples in enumerate((10, 7)):
+        with h5py.File(folder / f"patches_{part}.h5", "w") as file:
+            patches = np.zeros((samples, 32, 32, 3), np.uint8)
+            file.create_dataset("x", data=patches, chunks=(1, 32, 32, 3), compression="gzip")
+            file["meta/labels"] = np.zeros((samples, 1), np.uint8)
+    return {"format": "hdf5", "num_files_train": 2, "record_length_bytes": 3072}
+
+
+def galaxies(folder: Path) -> Keys:
+    """Contiguous datasets in groups, as astronomers write them."""
+    import h5py
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in range(2):
+        with h5py.File(folder / f"galaxies_{part}.hdf", "w") as file:
+            file["survey/images"] = np.zeros((8, 20, 20), np.float32)
+            file["survey/redshift"] = np.zeros(8, np.float32)
+    return {"format": "hdf5", "num_files_train": 2, "record_length_bytes": 1600}
+
+
+def clicks(folder: Path) -> Keys:
+    """Tables of text with a header of names; a last line without its newline."""
+    (folder / "train").mkdir(parents=True)
+    for part, rows in enumerate((20, 20, 11)):
+        lines = [f"{row},{row / 7:.3f},page-{row}" for row in range(rows)]
+        text = "\n".join(["user,seconds,page", *lines])
+        (folder / "train" / f"day={part}.csv").write_text(text + "\n" * (part < 2))
+    return {"format": "csv", "num_files_train": 3, "record_length_bytes": 4}
+
+
 LAYOUTS: dict[str, Callable[[Path], Keys]] = {
     each.__name__: each
     for each in (
@@ -160,6 +213,11 @@ LAYOUTS: dict[str, Callable[[Path], Keys]] = {
         laion,
         huggingface,
         mosaicml,
+        fashion_mnist,
+        cifar,
+        histology,
+        galaxies,
+        clicks,
     )
 }
 """Each makes a dataset in a new folder, and returns the keys that read it."""

@@ -211,19 +211,21 @@ def test_extents_hold_each_sample_of_a_batch(data: st.DataObject, most: int | No
             st.tuples(st.integers(0, 1), st.integers(0, 9)), min_size=1, max_size=12, unique=True
         )
     )
+    unit = data.draw(st.sampled_from([4096, 16384]))
     gap = data.draw(st.sampled_from([0, 16, 4095, 4096]))
     length = data.draw(st.integers(1, 6000 - gap))
     first = data.draw(st.integers(0, 100))
     offsets = [first + place * (length + gap) for _, place in places]
 
-    spread = spread_batch([file for file, _ in places], offsets, [length] * len(places), most=most)
+    numbers, lengths = [file for file, _ in places], [length] * len(places)
+    spread = spread_batch(numbers, offsets, lengths, most=most, unit=unit)
 
-    slot = bytearray(12 * (length + 3 * 4096))
+    slot = bytearray(12 * (length + 3 * unit))
     used = 0
     for extent in spread.extents:
-        assert extent.start % 4096 == extent.at % 4096 == 0
+        assert extent.start % unit == extent.at % unit == 0
         assert extent.at >= used, "extents share no page"
-        kept = -(-(extent.keep - extent.start) // 4096) * 4096
+        kept = -(-(extent.keep - extent.start) // unit) * unit
         used = extent.at + kept
         # As O_DIRECT reads: whole pages, or up to the file's end.
         read = files[extent.file][extent.start : extent.start + kept]

@@ -72,7 +72,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "foreign, without an index": (
         "indexed of 13",
         lambda path: Path(f"{path}.sz.idx").unlink(),
-        "its index .*sz.idx cannot be read: No such file",
+        "its index .*sz.idx cannot be read .No such file",
     ),
 }
 

@@ -79,7 +79,7 @@ def test_batches_that_are_dropped_need_no_memory_and_others_must_find_it(
         row_bytes_of(source, 4)
     memory.available = wanted
     limit = wanted - 1, "memory.max of a container"
-    monkeypatch.setattr("dlemu.host.processes.host_memory_bytes", lambda: limit)
+    monkeypatch.setattr("dlemu.host.processes.free_memory", lambda: limit)
     with pytest.raises(WorkloadError, match=refused):
         row_bytes_of(source, 4)
 

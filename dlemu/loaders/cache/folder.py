@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dlemu.config.model import Workload
 from dlemu.dataset.layout import Layout, Samples
-from dlemu.errors import RunError, WorkloadError
+from dlemu.errors import RunError, WorkloadError, system_line
 from dlemu.host.wear import flush
 from dlemu.storage.files import PARTIAL, writing
 from dlemu.storage.owned import OwnedFolder, disk_bytes, room
@@ -47,9 +47,11 @@ def write_entry(path: str, memory: memoryview, num_bytes: int) -> None:
         with writing(Path(path), direct=True, sync=False) as write:
             write(memory[: round_up(num_bytes)], 0, num_bytes)
     except OSError as error:
-        raise RunError(
-            f"{path} cannot be written to the cache: {error.strerror}; set a smaller "
-            "cache.capacity, or name another cache.folder"
+        raise RunError.of_system(
+            error,
+            path,
+            "cannot be written to the cache",
+            "set a smaller cache.capacity, or name another cache.folder",
         ) from None
 
 
@@ -96,9 +98,11 @@ class CacheFolder:
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
-                raise WorkloadError(
-                    f"cache.folder {self.path}: {error.strerror}",
-                    remedy="name an empty folder on the cache's drive",
+                raise WorkloadError.of_system(
+                    error,
+                    f"cache.folder {self.path}",
+                    "cannot be used",
+                    "name an empty folder on the cache's drive",
                 ) from None
             raise
 
@@ -189,7 +193,7 @@ class CacheFolder:
         try:
             self._write_mark(_boot_id())
         except OSError as error:
-            raise RunError(f"{error.filename or self.path}: {error.strerror}") from None
+            raise RunError(system_line(error, self.path)) from None
 
     def close(self) -> None:
         """Unlock the folder."""

@@ -25,7 +25,7 @@ from dlemu.formats import Places, format_of
 from dlemu.loaders import Batch
 from dlemu.loaders.source import Source, Task, sample_bytes
 from dlemu.loaders.steps import CLOSE_SECONDS
-from dlemu.storage.files import cannot_open
+from dlemu.storage.files import cannot_open, direct_unit
 from dlemu.storage.gpu.cuda import DeviceMemory, GpuContext
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
 from dlemu.units import PAGE_BYTES, round_up
@@ -42,8 +42,8 @@ class DeviceArray:
 class Extent(NamedTuple):
     """Bytes of a file that one thread reads.
 
-    `start` is a multiple of 4096. Bytes from `start` to `keep` go to offset `at` of the slot; those
-    from `keep` to `stop` are dropped.
+    `start` is a multiple of what O_DIRECT takes, mostly 4096. Bytes from `start` to `keep` go to
+    offset `at` of the slot; those from `keep` to `stop` are dropped.
     """
 
     file: int
@@ -65,12 +65,17 @@ class BatchLayout:
 
 
 def spread_batch(
-    files: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], *, most: int | None
+    files: Sequence[int],
+    offsets: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    most: int | None,
+    unit: int = PAGE_BYTES,
 ) -> BatchLayout:
     """Return the extents of a batch, by each sample's file, offset and length.
 
     At most `most` bytes of a sample are kept; None: all. Samples that follow each other in a file
-    with a gap of less than a page share an extent.
+    with a gap of less than `unit`, of which extents begin at a multiple, share an extent.
     """
     extents: list[Extent] = []
     begins, kept = [0] * len(files), list(lengths)
@@ -80,13 +85,13 @@ def spread_batch(
         stop = offset + length
         kept[index] = length if most is None else min(length, most)
         last = extents[-1] if extents else None
-        if last and last.file == file and last.keep == last.stop <= offset < last.stop + PAGE_BYTES:
+        if last and last.file == file and last.keep == last.stop <= offset < last.stop + unit:
             extents[-1] = last = last._replace(keep=offset + kept[index], stop=stop)
         else:
-            last = Extent(file, offset - offset % PAGE_BYTES, offset + kept[index], stop, end)
+            last = Extent(file, offset - offset % unit, offset + kept[index], stop, end)
             extents.append(last)
         begins[index] = last.at + offset - last.start
-        end = last.at + round_up(last.keep - last.start)
+        end = last.at + round_up(last.keep - last.start, unit)
     return BatchLayout(extents, begins, kept)
 
 
@@ -105,15 +110,17 @@ class DeviceReader:
         self._format = format_of(layout)
         self._places = lru_cache(256)(self._find_places)
         one = layout.samples_per_file == 1
-        self._piece_bytes = round_up(reader.piece_bytes if one else reader.transfer_size)
+        self._unit = self._asked_unit()
+        asked = reader.piece_bytes if one else reader.transfer_size
+        self._piece_bytes = round_up(asked, self._unit)
         # From a file of one sample, only what training gets is kept.
         self._most = workload.dataset.record_length_bytes_resize if one else None
         whole = workload.with_keys({"dataset.record_length_bytes_resize": None})
         room = sample_bytes(replace(source, dataset=replace(source.dataset, workload=whole)))
         if self._most is not None:
             room = min(room, self._most)
-        # One page more at each end, and one between samples.
-        self._slot_bytes = reader.batch_size * (round_up(room) + 3 * PAGE_BYTES)
+        # One unit more at each end, and one between samples.
+        self._slot_bytes = reader.batch_size * (round_up(room, self._unit) + 3 * self._unit)
         self._num_slots = workload.batches_in_flight
         num_threads = reader.num_streams * reader.io_depth
         nowhere = self._num_slots * self._slot_bytes
@@ -175,6 +182,14 @@ class DeviceReader:
             self._memory.close()
             self._gpu.close()
 
+    def _asked_unit(self) -> int:
+        """Return the bytes of which cuFile reads multiples, by the first file."""
+        path = self._source.path(0)
+        try:
+            return direct_unit(path) or PAGE_BYTES
+        except OSError as error:
+            raise cannot_open(path, error) from None
+
     def _give_up(self) -> bool:
         """Cancel reads that have not begun and wait for the others; return False if one hangs."""
         for future in self._futures:
@@ -196,9 +211,9 @@ class DeviceReader:
                 [int(bounds[place]) for bounds, place in zip(each, places, strict=True)]
                 for each in ([at.offsets for at, _ in found], [at.lengths for at, _ in found])
             )
-        spread = spread_batch(files, offsets, lengths, most=self._most)
+        spread = spread_batch(files, offsets, lengths, most=self._most, unit=self._unit)
         last = spread.extents[-1]
-        if last.at + round_up(last.keep - last.start) > self._slot_bytes:
+        if last.at + round_up(last.keep - last.start, self._unit) > self._slot_bytes:
             raise DatasetError(
                 f"{self._source.path(last.file)}: the batch of step {task.step} is larger than its "
                 f"files told",
@@ -221,7 +236,7 @@ class DeviceReader:
         path = self._source.path(extent.file)
         at = extent.start
         try:
-            with DeviceFile(self._driver, path) as file:
+            with DeviceFile(self._driver, path, unit=self._unit) as file:
                 found = os.stat(path).st_size
                 if found != file_bytes:
                     raise DatasetError(
@@ -230,7 +245,7 @@ class DeviceReader:
                     )
                 while at < extent.stop:
                     kept = at < extent.keep
-                    part = round_up((extent.keep if kept else extent.stop) - at)
+                    part = round_up((extent.keep if kept else extent.stop) - at, self._unit)
                     into = slot + extent.at + at - extent.start if kept else nowhere
                     got = file.read(self._buffer, min(part, self._piece_bytes), at, into)
                     if got == 0:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dlemu.dataset.layout import Samples
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import VERIFY, DatasetError, RunError
+from dlemu.errors import VERIFY, DatasetError, RunError, system_line
 from dlemu.formats.tfrecord import read_index
 from dlemu.loaders import Batch
 from dlemu.loaders.source import Source
@@ -270,7 +270,7 @@ class DaliReads:
         try:
             data, file_bytes = read_regular(path), os.stat(self._source.path(file)).st_size
         except OSError as error:
-            raise DatasetError(f"{error.filename} cannot be read: {error.strerror}") from None
+            raise DatasetError(system_line(error, path)) from None
         try:
             records = read_index(
                 data, file_bytes=file_bytes, num_samples=self._layout.samples_per_file

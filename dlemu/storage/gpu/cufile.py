@@ -29,9 +29,10 @@ from typing import Literal
 
 import numpy as np
 
-from dlemu.errors import RunError
+from dlemu.errors import RunError, system_error
 from dlemu.host.devices import PROC, is_there, listed, read_mounts, read_text
 from dlemu.storage.counted import PathBytes
+from dlemu.storage.files import direct_unit
 from dlemu.storage.gpu.cuda import Closable
 from dlemu.units import PAGE_BYTES
 
@@ -426,15 +427,24 @@ class DeviceBuffer(Closable):
 class DeviceFile(Closable):
     """A file that cuFile reads into GPU memory, or writes from it; opened with O_DIRECT.
 
-    Several threads may use it at once.
+    Several threads may use it at once. `unit`: the bytes of which reads and writes are multiples,
+    where the caller knows it; None: it is asked (`direct_unit`).
 
     Raises:
         OSError: the file cannot be opened.
         RunError: cuFile does not accept it.
     """
 
-    def __init__(self, driver: Driver, path: str | Path, *, writable: bool = False) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        path: str | Path,
+        *,
+        writable: bool = False,
+        unit: int | None = None,
+    ) -> None:
         self._driver, self._path = driver, path
+        self.unit = unit or direct_unit(path) or PAGE_BYTES
         self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_DIRECT)
         self._handle = ctypes.c_void_p()
         descriptor = _Descriptor(_OPAQUE_FD, self._fd, None)
@@ -451,7 +461,7 @@ class DeviceFile(Closable):
     ) -> int:
         """Read into the buffer; return the bytes read, fewer than asked only at the file's end.
 
-        All numbers are bytes and must be multiples of 4096.
+        All numbers are bytes and must be multiples of `unit`, `buffer_offset` of 4096.
         """
         return self._move("cuFileRead", buffer, num_bytes, file_offset, buffer_offset)
 
@@ -465,9 +475,9 @@ class DeviceFile(Closable):
         self, name: str, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int
     ) -> int:
         # In compatibility mode cuFile would read unaligned bytes through the page cache.
-        if (num_bytes | file_offset | buffer_offset) % PAGE_BYTES:
+        if (num_bytes | file_offset) % self.unit or buffer_offset % PAGE_BYTES:
             raise RunError(
-                f"{self._path}: cuFile wants multiples of {PAGE_BYTES}, got {num_bytes} bytes at "
+                f"{self._path}: cuFile wants multiples of {self.unit}, got {num_bytes} bytes at "
                 f"{file_offset} into the buffer's {buffer_offset}"
             )
         if buffer_offset + num_bytes > buffer.num_bytes:
@@ -480,7 +490,7 @@ class DeviceFile(Closable):
         )
         if done == -1:
             number = ctypes.get_errno()
-            raise OSError(number, f"{name}: {os.strerror(number)}")
+            raise system_error(number, self._path)
         if done < 0:
             raise RunError(f"{name} failed: {describe(-done)}")
         return done

@@ -98,8 +98,8 @@ def _certificates(ca_file: str | None) -> bytes:
         try:
             content = read_regular(Path(path), error=WorkloadError)
         except OSError as error:
-            raise WorkloadError(
-                f"{given} cannot be read ({error.strerror}); name a file of certificates in PEM"
+            raise WorkloadError.of_system(
+                error, given, "cannot be read", "name a file of certificates in PEM"
             ) from None
         if b"-----BEGIN CERTIFICATE-----" not in content:
             raise WorkloadError(f"{given} holds no certificate in PEM; name another file")

@@ -2,11 +2,11 @@
 
 import errno
 import io
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
+from dlemu.errors import system_error
 from dlemu.storage.counted import Get, Got
 from dlemu.storage.place import MissingError, Place, Read
 from dlemu.storage.s3 import SCHEME, Access, access_of
@@ -67,8 +67,7 @@ class Bucket(Place):
         try:
             return self.store.get_whole(self._key(name))
         except MissingError:
-            missing = errno.ENOENT, os.strerror(errno.ENOENT)
-            raise FileNotFoundError(*missing, str(self.path / name)) from None
+            raise system_error(errno.ENOENT, self.path / name) from None
 
     def get(
         self, name: str, start: int, stop: int | None, *, given_up: "threading.Event | None" = None

@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dlemu.errors import DlemuError, RunError
+from dlemu.errors import DlemuError, RunError, system_line
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.files import open_sized
 from dlemu.storage.gpu.cuda import DeviceMemory, GpuContext, HostMemory
@@ -283,7 +283,8 @@ def _run_group(pipe: _Pipe, work: CellJob, members: tuple[int, ...]) -> None:
             )
         pipe.send(done)
     except (DlemuError, OSError) as error:
-        pipe.send(f"{work.spec.path}, {work.spec.pattern}, {work.spec.io_size} bytes: {error}")
+        why = system_line(error) if isinstance(error, OSError) else error
+        pipe.send(f"{work.spec.path}, {work.spec.pattern}, {work.spec.io_size} bytes: {why}")
 
 
 def _end_with_parent(pipe: _Pipe) -> None:

@@ -348,7 +348,8 @@ def least_block(path: DataPath, target: Path) -> int | str:
     if path == "host_buffered":
         return SECTOR
     if path == "cufile":
-        return availability(target).why or PAGE_BYTES
+        why = availability(target).why
+        return why or max(PAGE_BYTES, smallest_direct(target) or PAGE_BYTES)
     if path == "host_io_uring" and (problem := uring.problem()):
         return problem
     if path == "host_direct_gpu_copy":
@@ -375,8 +376,8 @@ def smallest_direct(target: Path) -> int | None:
             except OSError as error:
                 if error.errno in NO_DIRECT:
                     return None
-                raise RunError(
-                    f"target {target} cannot be written ({error.strerror})", remedy="name another"
+                raise RunError.of_system(
+                    error, f"target {target}", "cannot be written", "name another"
                 ) from None
             os.pwrite(file, aligned_buffer(2 * UNITS[-1]), 0)
         stack.callback(os.close, file)
@@ -468,4 +469,4 @@ def write_random_file(
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}", remedy="free space") from None
+        raise RunError.of_system(error, path, "cannot be written", "free space") from None

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dlemu.errors import RunError
+from dlemu.errors import RunError, reason_of, system_error
 from dlemu.host.devices import read_text
 
 _READ, _WRITE = 22, 23
@@ -167,7 +167,7 @@ def _check_again() -> None:
     """Raise the error of a call, unless the call may be made again."""
     number = ctypes.get_errno()
     if number not in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
-        raise OSError(number, os.strerror(number))
+        raise system_error(number)
 
 
 def problem() -> str | None:
@@ -194,7 +194,8 @@ def _set_up(depth: int) -> tuple[int, bytearray]:
         number = ctypes.get_errno()
         if number != errno.EINVAL:
             break
-    raise RunError(f"io_uring cannot be used ({os.strerror(number)}){_why(number)}")
+    why = reason_of(system_error(number))
+    raise RunError(f"io_uring cannot be used ({why}){_why(number)}")
 
 
 def _why(number: int) -> str:
@@ -213,5 +214,5 @@ def _refuse(result: int) -> None:
     """Raise what a result of an entry other than the block's size means, as an unsigned number."""
     number = (1 << 32) - result
     if number < 4096:
-        raise OSError(number, os.strerror(number))
+        raise system_error(number)
     raise RunError(f"short transfer of {result} bytes")

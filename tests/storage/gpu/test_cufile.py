@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -51,6 +52,23 @@ def stats(
 
 
 NONE = (0, 0, 0)
+
+
+def test_the_unit_of_the_file_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: 4096 everywhere, which a drive of larger sectors refuses."""
+    path = tmp_path / "a"
+    path.write_bytes(bytes(65536))
+    monkeypatch.setattr(cufile, "direct_unit", lambda path: 16384)
+    driver, buffer = Mock(), Mock(num_bytes=65536)
+    driver.library.cuFileRead.return_value = 16384
+    with DeviceFile(driver, path) as file:
+        assert file.read(buffer, 16384, 16384, 4096) == 16384
+        with pytest.raises(RunError, match="multiples of 16384, got 4096 bytes at 0"):
+            file.read(buffer, 4096, 0)
+        with pytest.raises(RunError, match="multiples of 16384"):
+            file.read(buffer, 16384, 4096)
+    with DeviceFile(driver, path, unit=4096) as file:
+        assert file.read(buffer, 4096, 4096) == 16384
 
 
 @pytest.mark.parametrize("version", [1150, 1190, 1200])
