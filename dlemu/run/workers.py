@@ -148,7 +148,7 @@ class _Rates:
         self._path = Path(folder or _own_folder(), "workers.json")
         self._kept: dict[str, float] = {}
         with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or damaged
-            found = json.loads(self._path.read_text())
+            found = json.loads(self._path.read_text(encoding="utf-8"))
             self._kept = {str(key): float(rate) for key, rate in found.items() if rate > 0}
 
     def of(self, loaders: int, workers: int) -> float | None:
