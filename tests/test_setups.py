@@ -73,6 +73,38 @@ ELSEWHERE = {
         "an AU with the cost of the tool in it, and no word",
         "run/test_replay.py::test_the_ceiling_is_the_au_of_steps_that_read_nothing",
     ),
+    "a reader of the output that ends, as in dlemu run | head": (
+        "the run ended as failed",
+        "test_terminal.py::test_output_that_nobody_takes_ends_the_printing_and_not_the_run",
+    ),
+    "a stdout that is full or closed": (
+        "the run ended as failed",
+        "test_terminal.py::test_streams_may_be_closed_or_full",
+    ),
+    "a cgroup whose memory is taken but for the page cache": (
+        "its limit counted, whatever was left of it",
+        "host/test_processes.py::test_what_a_group_may_still_take_is_its_limit_without_what_stays",
+    ),
+    "cuFile on a drive of sectors above 4 KiB": (
+        "multiples of 4096 were read",
+        "storage/gpu/test_cufile.py::test_the_unit_of_the_file_is_asked",
+    ),
+    "checkpoints of the closed division": (
+        "no word, and no check",
+        "run/test_checkpoint_rules.py::test_what_breaks_a_rule_is_named",
+    ),
+    "any other error of the operating system": (
+        "dlemu: Invalid argument",
+        "test_layers.py::test_one_place_makes_the_lines_of_system_errors",
+    ),
+    "subfolders that lead to several drives": (
+        "the first drive alone was asked for room",
+        "datagen/test_write.py::test_subfolders_may_be_links_to_other_drives",
+    ),
+    "a host that forbids io_uring": (
+        "held",
+        "tools/paths/test_paths.py::test_a_host_without_io_uring_is_told_why_in_a_line",
+    ),
     "loads of a checkpoint of which nobody knows what came from memory": (
         "limit of the loads: storage",
         "checkpoint/test_outcome.py::test_the_limit",
@@ -612,6 +644,13 @@ OTHER_FILES = {
     "handlers: {console: {level: INFO}}\n": "is no workload: it has no group of keys dataset",
     "- workload=unet3d_h100\n": "holds no keys; a workload has dataset, reader and train",
     "": "holds no keys",
+    "database: {host: 127.0.0.1, database: milvus}\ndataset: {num_vectors: 1_000_000}\n"
+    "index: {index_type: DISKANN}\nworkflow: {compact: True}\n": (
+        "is of MLPerf Storage's benchmark of vector databases (vectordb), which dlemu does not"
+    ),
+    "user_templates: {chatbot: {}}\nqos_profiles: {interactive: {}}\n": (
+        "is of MLPerf Storage's benchmark of key-value caches (kvcache), which dlemu does not"
+    ),
 }
 """Public files that are no workloads, in short, and why."""
 
@@ -622,6 +661,19 @@ def test_a_file_that_is_no_workload_says_why(tmp_path: Path, printed: Printed, t
     path.write_text(text)
     said = printed("run", f"workload={path}", status=1)
     assert said.count("\n") == 1 and OTHER_FILES[text] in said
+
+
+def test_a_file_url_is_a_folder() -> None:
+    """Before: "places are folders, s3:// and ..., got file://"."""
+    tree = {
+        "dataset": {"format": "npz", "num_files_train": 1, "data_folder": "file:///mnt/data"},
+        "checkpoint": {"checkpoint_folder": "file:///nvme/ck"},
+        "reader": {"batch_size": 1},
+        "train": {},
+    }
+    workload = check_workload(tree)
+    assert workload.data_folder == Path("/mnt/data")
+    assert workload.checkpoint.checkpoint_folder == "/nvme/ck"
 
 
 def test_a_run_whose_servers_were_not_checked_says_but(tmp_path: Path) -> None:

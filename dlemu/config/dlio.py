@@ -85,6 +85,10 @@ def _rename(raw: dict[str, Any]) -> None:
     if "data_reader" in raw:
         raw.setdefault("reader", raw.pop("data_reader"))
     _rename_storage(raw)
+    for group, key in (("dataset", "data_folder"), ("checkpoint", "checkpoint_folder")):
+        keys = raw.get(group)
+        if isinstance(keys, dict) and isinstance(keys.get(key), str):
+            keys[key] = keys[key].removeprefix("file://")
     output = raw.get("output")
     if isinstance(output, dict) and isinstance(output.get("metric"), dict):
         metric = raw.setdefault("metric", {})
@@ -176,6 +180,29 @@ def _plain(value: Any) -> Any:
         return value
     shown = {key: key if str(key).isprintable() else repr(key) for key in value}
     return {str(shown[key]): _plain(inner) for key, inner in value.items()}
+
+
+_OTHERS = {
+    "vector databases (vectordb)": {"database", "index", "search"},
+    "key-value caches (kvcache)": {
+        *("user_templates", "qos_profiles", "qos_distribution", "kv_cache"),
+        *("gpu_backend", "cpu_backend", "nvme_backend"),
+    },
+}
+"""Groups of keys in files of MLPerf Storage's other benchmarks."""
+_LEAST_GROUPS = 2
+"""Of them, for a file to be of that benchmark."""
+
+
+def other_benchmark(tree: Mapping[str, Any]) -> str:
+    """Return what a file's benchmark is about that is none of training; "" for other files."""
+    dataset = tree.get("dataset")
+    if isinstance(dataset, dict) and "num_vectors" in dataset:
+        return next(iter(_OTHERS))
+    if isinstance(dataset, dict) and "format" in dataset:
+        return ""
+    found = (name for name, groups in _OTHERS.items() if len(groups & tree.keys()) >= _LEAST_GROUPS)
+    return next(found, "")
 
 
 def is_of_checkpoints(tree: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ from dlemu.config.compose import (
     no_workload,
     set_key,
 )
-from dlemu.config.dlio import IGNORED, is_of_checkpoints, translated
+from dlemu.config.dlio import IGNORED, is_of_checkpoints, other_benchmark, translated
 from dlemu.config.refusal import describe, group_of, known_keys
 from dlemu.config.sections import (
     CacheSection,
@@ -399,6 +399,12 @@ def check_workload(
         raise WorkloadError(
             f"{name} describes a model whose checkpoints are written, and no dataset; take dlemu "
             f"checkpoint workload={name}, or set dataset.format and dataset.num_files_train"
+        )
+    if about := other_benchmark(tree):
+        raise WorkloadError(
+            f"{tree.get('made_from') or 'the file'} is of MLPerf Storage's benchmark of {about}, "
+            "which dlemu does not emulate; name the file of a training workload, or a name (dlemu "
+            "help workloads lists them)"
         )
     raw = translated(tree)
     try:
