@@ -30,6 +30,7 @@ from dlemu.host.intervals import (
 from dlemu.host.network import machine_name, network_name
 from dlemu.host.place import find_host
 from dlemu.judge.evidence import HostReport, combine
+from dlemu.judge.findings import note
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import with_metrics, without_threshold
 from dlemu.judge.records import STEP, Steps
@@ -521,15 +522,9 @@ class Meter:
         }
         notes = list(seen.get("notes", ()))
         if not self._are_marked():
-            notes.append(
-                "compute is all between two batches, stacking and copying included; put "
-                "`with meter.computing():` around the model to tell them apart"
-            )
+            notes.append(note("compute_between_batches").fields)
         if HostStream.name in self._timed_by:
-            notes.append(
-                "compute is the host's view: what a GPU does after the launch is missed, and "
-                'counted where the loop waits for it; with a GPU, meter.epoch(..., device="cuda")'
-            )
+            notes.append(note("compute_by_the_host").fields)
         return {
             **document,
             "accelerator": "accelerator",
@@ -774,9 +769,6 @@ class WatchedFolder:
             measured["page_cache_share"] = None
             measured["page_cache_share_per_epoch"] = [None] * len(each)
             del measured["read_amplification"]
-            notes = [
-                "how many bytes came from memory is not known: a batch tells its bytes in memory; "
-                "Meter(sample_bytes=) gives those of a sample in the files"
-            ]
+            notes = [note("sample_bytes_unknown").fields]
         system = [find_host(self._folder, name=world.host)]
         return Summary(system=system, measured=measured, notes=notes)

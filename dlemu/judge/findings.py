@@ -218,6 +218,10 @@ Kind = Literal[
     # what a job says before its first run, and between runs
     "run_of_runs",
     "unfinished_run_kept",
+    # notes on a loop of one's own
+    "compute_between_batches",
+    "compute_by_the_host",
+    "sample_bytes_unknown",
     # of any kind
     "of_run",
     "as_written",

@@ -10,6 +10,7 @@ import pytest
 
 from dlemu.errors import WorkloadError
 from dlemu.meter import Meter
+from dlemu.report.words import note_lines
 from tests.lab.virtual import VirtualClock
 
 WAIT, BODY = 1.0, 4.0
@@ -138,7 +139,7 @@ def test_accumulated_gradients_leave_each_batch_its_own_compute() -> None:
     assert steps["start"].tolist()[:3] == [0.0, 4.5, 11.0]
     document = meter.document()
     assert document is not None
-    assert not any("compute is all between" in note for note in document["notes"])
+    assert not any("compute is all between" in line for line in note_lines(document))
 
 
 def test_a_meter_with_a_name_gives_no_verdict_unless_asked() -> None:

@@ -18,6 +18,14 @@ NOTES: Mapping[str, Callable[[Any], str]] = {
         f"rank {f.rank} and its workers are bound to {f.usable_cpus} of {f.cpus} CPUs; mpirun "
         "--bind-to none gives them all"
     ),
+    "compute_between_batches": lambda f: (
+        "compute is all between two batches, stacking and copying included; put "
+        "`with meter.computing():` around the model to tell them apart"
+    ),
+    "compute_by_the_host": lambda f: (
+        "compute is the host's view: what a GPU does after the launch is missed, and counted where "
+        'the loop waits for it; with a GPU, meter.epoch(..., device="cuda")'
+    ),
     "counters_contradict": lambda f: (
         f"the drives' counters say that {100 * f.share:.0f}% of the first epoch came from memory, "
         f"but {100 * f.resident_share:.0f}% of the pages were in memory before: something else "
@@ -29,6 +37,10 @@ NOTES: Mapping[str, Callable[[Any], str]] = {
     ),
     "no_odirect": lambda f: (
         f"reader.odirect=auto: {f.folder} does not take O_DIRECT, reads went through the page cache"
+    ),
+    "sample_bytes_unknown": lambda f: (
+        "how many bytes came from memory is not known: a batch tells its bytes in memory; "
+        "Meter(sample_bytes=) gives those of a sample in the files"
     ),
     "storage_by_process_count": lambda f: (
         f"no drive is seen under the data folder ({_name(f)}): what storage delivered is the "
