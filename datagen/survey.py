@@ -205,6 +205,7 @@ _STDEVS = 3
 """Standard errors by which the mean of drawn sizes may differ by chance."""
 _OF_DLIO = re.compile(r".*_(\d+)_of_\d+\.[^.]+", re.DOTALL)
 _PARTS = re.compile(r"(\d+)")
+_LABELLED = re.compile(r"_[xy](\.[^./]*)?$")
 _SHARD = re.compile(r"-\d+-of-\d+$")
 _TRAINING = re.compile(r"(^|/)train(?=[-_./\d]|ing)", re.IGNORECASE)
 _HELD_OUT = re.compile(r"(^|/)(val|valid|validation|test|dev|eval)(?=[-_./\d])", re.IGNORECASE)
@@ -576,10 +577,7 @@ def _paths(
     tree = "train" if (folder / "train").is_dir() else ""
     place = folder / tree
     named = "" if tree else named_below(folder)  # of another dataset nothing is read
-    by_end: dict[str, list[str]] = {}
-    for below, entry in () if named else Folder(folder).list(tree):
-        if not left_behind(entry.name):
-            by_end.setdefault(_end_of(entry.name), []).append(below)
+    by_end = {} if named else _by_end(Folder(folder).list(tree))
     found = _of_format(workload.dataset.format, by_end)
     if not found and "dataset.format" not in said:
         workload, found = _by_their_names(workload, by_end)
@@ -648,18 +646,29 @@ def first_files(asked: int, have: int) -> str:
     return f"dataset.num_files_train={asked}: the first {asked:,} of {have:,} files are read"
 
 
-def _end_of(name: str) -> str:
-    """Return the end of a name in small letters, without its dot: "" for train-00000-of-01024."""
-    return _SHARD.sub("", name).rpartition(".")[2].lower() if "." in name else ""
+def _by_end(files: Iterable[tuple[str, "os.DirEntry[str]"]]) -> dict[str, list[str]]:
+    """Return paths by the ends of their names, in small letters and without the dot.
+
+    "": of names as train-00000-of-01024, and of all others without a dot.
+    """
+    as_written: dict[str, list[str]] = {}
+    for below, entry in files:
+        name = entry.name
+        if not left_behind(name):
+            _, dot, end = name.rpartition(".")
+            as_written.setdefault(end if dot else "", []).append(below)
+    found: dict[str, list[str]] = {}
+    for end, paths in as_written.items():  # few, but for shards: tfrecord-00000-of-01024
+        found.setdefault(_SHARD.sub("", end).lower(), []).extend(paths)
+    return found
 
 
 def _labels(paths: Iterable[str]) -> set[str]:
     """Return those of names like case_00000_y.npy that have a case_00000_x.npy beside them."""
-    there = {os.path.splitext(path)[0] for path in paths}
+    stems = {path: os.path.splitext(path)[0] for path in paths if _LABELLED.search(path)}
+    there = {*stems.values()}
     return {
-        path
-        for path in paths
-        if (stem := os.path.splitext(path)[0]).endswith("_y") and f"{stem[:-1]}x" in there
+        path for path, stem in stems.items() if stem.endswith("_y") and f"{stem[:-1]}x" in there
     }
 
 
@@ -668,14 +677,23 @@ def _in_order(paths: list[str]) -> list[str]:
 
     So img_9 stands before img_10, on each file system.
     """
-    numbers = [_OF_DLIO.fullmatch(path) for path in paths]
-    numbered = {int(match[1]): path for match, path in zip(numbers, paths, strict=True) if match}
+    numbered: dict[int, str] = {}
+    for path in paths:
+        match = _OF_DLIO.fullmatch(path)
+        if match is None:
+            break
+        numbered[int(match[1])] = path
     if len(numbered) == len(paths):
         return [numbered[number] for number in sorted(numbered)]
 
-    def key(path: str) -> tuple[list[tuple[int, str]], str]:
+    def key(path: str) -> tuple[str, str]:
+        # One text is compared ten times as fast as its parts. A number begins with its length, a
+        # part of letters ends with what is less than any letter.
         parts = _PARTS.split(path)
-        return [(int(part), "") if at % 2 else (-1, part) for at, part in enumerate(parts)], path
+        for at in range(1, len(parts), 2):
+            digits = parts[at].lstrip("0")
+            parts[at] = f"\0{len(digits):03}{digits}"
+        return "".join(parts), path
 
     return sorted(paths, key=key)
 

@@ -164,9 +164,10 @@ def files_below(folder: Path) -> list[Path]:
         seen += 1
         with suppress(OSError), os.scandir(left.pop(0)) as all_entries:
             entries = list(islice(all_entries, _MOST_LISTED))
-            apart = [each for each in entries if each.is_symlink() or each.is_dir()]
-            plain = [each for each in entries if not (each.is_symlink() or each.is_dir())]
-            for entry in chain(*(each[:: len(each) // _LOOKED_AT + 1] for each in (apart, plain))):
+            kinds: tuple[list[os.DirEntry[str]], ...] = ([], [])  # apart, and plain files
+            for entry in entries:
+                kinds[not (entry.is_symlink() or entry.is_dir())].append(entry)
+            for entry in chain(*(each[:: len(each) // _LOOKED_AT + 1] for each in kinds)):
                 with suppress(OSError):  # a broken link
                     if entry.is_dir():
                         left.append(Path(entry.path))
