@@ -18,6 +18,7 @@ from statistics import median
 import numpy as np
 
 from dlemu.errors import DatasetError
+from dlemu.host.devices import lies_in_memory
 from dlemu.storage.files import aligned_buffer, direct_if_possible, open_regular
 
 longest_seconds = math.inf
@@ -46,7 +47,8 @@ def probe_readers(paths: Sequence[Path], *, few: int, many: int, seconds: float)
 
     They take turns, and the medians count: a drive that is slow for a moment, or that others use,
     affects both. `seconds` is the time of all turns together. Where many got clearly more, they get
-    a turn that is as long as all of these: a throttle lets a burst pass at the start of each.
+    a turn that is as long as all of these: a throttle lets a burst pass at the start of each. In
+    memory there is none.
     """
     rates: dict[int, list[float]] = {few: [], many: []}
     each = min(seconds, longest_seconds) / _ROUNDS / len(rates)
@@ -57,7 +59,7 @@ def probe_readers(paths: Sequence[Path], *, few: int, many: int, seconds: float)
                 return None
             found.append(rate)
     most = median(rates[many])
-    if most > _CLEARLY_MORE * median(rates[few]):
+    if most > _CLEARLY_MORE * median(rates[few]) and not lies_in_memory(paths[0].parent):
         whole = each * _ROUNDS * len(rates)
         lasting = probe_rate(paths, num_readers=many, seconds=whole, seed=_ROUNDS)
         most = min(most, lasting or most)

@@ -51,8 +51,17 @@ def test_what_more_readers_get_must_last(
     """A throttle of 400 lets a burst pass at the start of each turn."""
     rates = Mock(side_effect=[400.0, 510.0, 400.0, 520.0, 400.0, 518.0, lasting])
     monkeypatch.setattr(probe, "probe_rate", rates)
+    monkeypatch.setattr(probe, "lies_in_memory", lambda folder: False)
     assert probe_readers([Path("a")], few=4, many=32, seconds=3.0) == Probe(4, 400.0, 32, many)
     assert rates.call_args.kwargs["seconds"] == 3.0, "as long as all turns"
+
+
+def test_no_throttle_of_memory_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run from memory would last twice as long behind its last step."""
+    rates = Mock(side_effect=[400.0, 510.0, 400.0, 520.0, 400.0, 518.0])
+    monkeypatch.setattr(probe, "probe_rate", rates)
+    monkeypatch.setattr(probe, "lies_in_memory", lambda folder: folder == Path("shm"))
+    assert probe_readers([Path("shm/a")], few=4, many=32, seconds=3.0) == Probe(4, 400.0, 32, 518.0)
 
 
 def test_as_many_readers_as_there_may_be_are_asked_once_a_round(
