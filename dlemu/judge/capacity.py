@@ -174,7 +174,7 @@ def expect(real: float, *, between: tuple[float, float], passes: int) -> Capacit
     a little above `real`; N* is then that number. An infinite end is no bound.
     """
     low, high = between
-    real = max(real, passes)
+    real = max(real, float(passes))
     return Capacity(
         real_accelerators=real,
         interval=(min(low, real), max(high, real)),
