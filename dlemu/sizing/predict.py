@@ -22,10 +22,8 @@ from dlemu.errors import WorkloadError
 from dlemu.host.same import age_of, differing_here, identity_of, what_differs
 from dlemu.judge.folders import make, versions
 from dlemu.judge.records import write_json
-from dlemu.loaders.cache.hits import PlannedCache, planning
 from dlemu.run.workers import TwoRates, workers_of
 from dlemu.sizing import formula
-from dlemu.sizing.answers import identity_of_job
 from dlemu.sizing.formula import Calibration, Prediction, PredictionInput, Published, Reads
 from dlemu.sizing.needs import OF_A_HOST, needs_of
 from dlemu.storage.files import read_regular
@@ -272,6 +270,8 @@ def _refuse_other_storage(workload: Workload, calibration: Calibration) -> None:
     """
     if calibration.drive_read_bytes_per_second is None or not calibration.identity:
         return  # the drive's datasheet counts, or it is not known which drive was read
+    from dlemu.sizing.answers import identity_of_job  # as few modules as a prediction needs
+
     now = identity_of_job(workload, [])
     of_host = {"host": calibration.identity.get("host", "")} | versions()
     then = {name: each for name, each in calibration.identity.items() if name not in of_host}
@@ -625,6 +625,8 @@ def profile(policy: str, capacity: float, *, shuffled: bool = True, part: float 
 def _simulated(policy: str, capacity: float, *, shuffled: bool, part: float) -> Shares:
     """Return the profile of a policy that has no closed form, of the last of as many epochs as read
     20,000 files eight times."""
+    from dlemu.loaders.cache.hits import PlannedCache, planning
+
     files = np.arange(100 * _NUM_PARTS)
     cache, order = PlannedCache(policy, round(capacity * len(files)), files**0), default_rng(0)
     own = max(1, round(part * 100)) * _NUM_PARTS
