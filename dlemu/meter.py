@@ -162,6 +162,7 @@ class Meter:
         self.workload = workload
         self._batch_size, self._sample_bytes = batch_size, sample_bytes
         self._launches: list[float] = []
+        self._spread: str | float = "shared"
         self._world = world or Alone()
         self._folder = None if folder is None else WatchedFolder(Path(folder), self._world)
         self._clock = clock or WallClock.calibrate()
@@ -447,6 +448,8 @@ class Meter:
         """Return the sums over the steps of all ranks on rank 0, None elsewhere."""
         parts = self._world.gather(self.steps)
         rule = Rule.of(self.workload)
+        if parts is not None:
+            self._spread = spread_of(parts)
         return None if parts is None else sum_all(((RankName(), part) for part in parts), rule)
 
     def workload_yaml(self, name: str = "") -> str:
@@ -454,7 +457,9 @@ class Meter:
 
         It has the batch size, the bytes of a sample and their deviation, and compute with its
         deviation, without each epoch's first step; a comment says which share of the time was
-        waiting. `name` is the workload's; "" takes the old one with `_measured`.
+        waiting. Of several ranks train.step_spread is "shared"; on rank 0 behind `report` or
+        `document`, which see all ranks, the share of the variance that they had in common. `name`
+        is the workload's; "" takes the old one with `_measured`.
 
         Raises:
             WorkloadError: no epoch has two steps.
@@ -466,7 +471,7 @@ class Meter:
             name=name,
             timed_by=" and ".join(self._timed_by),
             launch_seconds=median(self._launches) if self._launches else 0.0,
-            several=self._world.num_ranks > 1,
+            spread=self._spread if self._world.num_ranks > 1 else "own",
             by_dlemu=self._by_dlemu,
         )
 
@@ -554,6 +559,10 @@ def _share_spans(steps: Steps, spans: Sequence[Sequence[float]]) -> None:
         group["start"] = group["start"][0] + np.concatenate([[0.0], np.cumsum(lasted)[:-1]])
 
 
+_LEAST_TO_TELL = 20
+"""Steps from which on it can be told which part of their variance ranks share."""
+_LEAST_SHARED = 0.05
+"""A smaller part of it is none: so much is chance, in a few hundred steps."""
 UNUSED = 0.02
 """A batch on which a loop spent a smaller share of its usual step before it left was not used."""
 
@@ -618,13 +627,13 @@ def own_workload_yaml(
     name: str,
     timed_by: str,
     launch_seconds: float = 0.0,
-    several: bool = False,
+    spread: str | float = "own",
     by_dlemu: bool = True,
 ) -> str:
     """Return a workload file with the batch, sample bytes and compute of these steps.
 
-    `several`: the loop ran in several ranks, whose steps end together; what varies is then a step
-    of all. `by_dlemu`: dlemu's loader read; another's workers cost what a DataLoader's cost.
+    `spread`: whose a step's time is, as train.step_spread tells it. `by_dlemu`: dlemu's loader
+    read; another's workers cost what a DataLoader's cost.
 
     `steps` is (steps,) of `records.STEP`. The first step of an epoch is left out: it starts the
     loader, and a GPU looks for its fastest kernels. The loop's own work counts as compute: an
@@ -643,8 +652,8 @@ def own_workload_yaml(
     keys: dict[str, object] = {"train.computation_time": normal(compute)}
     if batch:
         keys["reader.batch_size"] = batch
-    if several:
-        keys["train.step_spread"] = "shared"
+    if spread != "own":
+        keys["train.step_spread"] = spread
     if not by_dlemu and workload.reader.loader.is_dataloader:
         with suppress(WorkloadError):  # a way of reading that no Dataset has
             workload.with_keys({"reader.cost": "dataloader"})
@@ -680,6 +689,27 @@ def own_workload_yaml(
             f"deviation of the samples' bytes: that of {workload.name}; files are streams"
         )
     return derived_yaml(workload, name or f"{workload.name}_measured", keys, comment)
+
+
+def spread_of(ranks: Sequence[Steps]) -> str | float:
+    """Return train.step_spread of a job: which share of its steps' variance all ranks have.
+
+    By an analysis of variance: what the mean of R ranks varies holds the shared part, and one R-th
+    of each rank's own. Steps that ranks lack are left out, and the first one of each epoch.
+    """
+    bodies = [each["compute"] + each["overhead"] for each in ranks]
+    num = min(map(len, bodies), default=0)
+    kept = np.flatnonzero(ranks[0]["step"][:num] > 0) if num else np.array([], int)
+    if len(ranks) < 2 or len(kept) < _LEAST_TO_TELL:
+        return "shared" if len(ranks) > 1 else "own"
+    times = np.array([each[kept] for each in bodies])  # (ranks, steps)
+    each, together = times.var(axis=1).mean(), times.mean(axis=0).var()
+    if each <= 0:
+        return "shared"
+    share = float((len(times) * together - each) / (len(times) - 1) / each)
+    if share < _LEAST_SHARED:
+        return "own"
+    return "shared" if round(share, 2) >= 1 else round(share, 2)
 
 
 class WatchedFolder:

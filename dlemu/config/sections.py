@@ -502,10 +502,13 @@ class TrainSection(Section):
     """Times that all samples are read."""
     computation_time: Annotated[Duration, _PREDICTED] = Distribution(mean=0.0)
     """Seconds that an accelerator computes on a batch."""
-    step_spread: Annotated[Literal["own", "shared"], Use(when=lambda job: job.step_varies)] = "own"
+    step_spread: Annotated[
+        Literal["own", "shared"] | Annotated[float, Field(gt=0, le=1)],
+        Use(when=lambda job: job.step_varies),
+    ] = "own"
     """Whose the drawn times of a step are. `own`: each accelerator draws its own, and all wait for
     the longest. `shared`: a step takes all accelerators as long, as in a data-parallel job, whose
-    step ends with an all-reduce."""
+    step ends with an all-reduce. A number: this share of the variance is shared."""
     total_training_steps: Annotated[int, Field(le=10**9), AfterValidator(_steps), _PREDICTED] = -1
     """At most this many steps per epoch; -1: as many as the dataset gives."""
     seed: Annotated[Seed, Use(when=lambda job: job.is_drawn, closed=True)] = 123
@@ -527,6 +530,13 @@ class TrainSection(Section):
     where the accelerators ask for more samples a second than one process can hand over."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
+
+    @property
+    def shared_spread(self) -> float:
+        """The share (0-1) of the variance of a step's time that all accelerators share."""
+        if isinstance(self.step_spread, str):
+            return float(self.step_spread == "shared")
+        return self.step_spread
 
 
 def _share(value: object) -> object:

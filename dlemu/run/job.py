@@ -509,7 +509,7 @@ class _Epochs:
             accelerators=run.own,
             epoch=epoch,
             seed=workload.train.seed,
-            shared=workload.train.step_spread == "shared",
+            shared=workload.train.shared_spread,
         )
         records = new_steps(epoch, times)
         if self.cache is not None:

@@ -1,5 +1,6 @@
 """The step loop: take a batch, compute, meet the others."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, repeat
 
@@ -138,19 +139,30 @@ def draw_computation_times(
     accelerators: range,
     epoch: int,
     seed: int,
-    shared: bool = False,
+    shared: float = 0.0,
 ) -> NDArray[np.float64]:
     """Return (steps, accelerators) seconds.
 
-    They are drawn independently on every accelerator, or `shared`: then all have those of the
-    first of the job, whatever rank emulates it.
+    `shared` is the share (0-1) of their variance that all accelerators of the job have in common,
+    whatever rank emulates it; the rest is drawn independently on every one. Mean and variance are
+    those of the distribution.
     """
     if computation_time.stdev == 0 and computation_time.type != "exponential":
         return np.full((num_steps, len(accelerators)), computation_time.mean)
     times = np.empty((num_steps, len(accelerators)))
+
+    def drawn(*key: int) -> NDArray[np.float64]:
+        generator = np.random.default_rng((seed, epoch, *key))
+        return np.array([computation_time.draw(generator) for _ in range(num_steps)])
+
     for column, accelerator in enumerate(accelerators):
-        generator = np.random.default_rng((seed, epoch, 0 if shared else accelerator))
-        times[:, column] = [computation_time.draw(generator) for _ in range(num_steps)]
+        if shared in (0, 1):
+            times[:, column] = drawn(0 if shared else accelerator)
+            continue
+        mean = computation_time.mean
+        common, own = drawn(0) - mean, drawn(1, accelerator) - mean
+        both = mean + math.sqrt(shared) * common + math.sqrt(1 - shared) * own
+        times[:, column] = np.maximum(both, 0.0)
     return times
 
 

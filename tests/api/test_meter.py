@@ -169,9 +169,11 @@ def test_a_job_of_several_ranks_shares_its_steps_and_its_workers_cost_what_they_
     found = loaded(tmp_path, own_workload_yaml(WORKLOAD, steps, **names))
     assert (found.train.step_spread, found.reader.cost) == ("own", "lean")
     found = loaded(
-        tmp_path, own_workload_yaml(WORKLOAD, steps, several=True, by_dlemu=False, **names)
+        tmp_path, own_workload_yaml(WORKLOAD, steps, spread="shared", by_dlemu=False, **names)
     )
     assert (found.train.step_spread, found.reader.cost) == ("shared", "dataloader")
+    found = loaded(tmp_path, own_workload_yaml(WORKLOAD, steps, spread=0.9, **names))
+    assert found.train.step_spread == found.train.shared_spread == 0.9
     direct = WORKLOAD.with_keys({"reader.odirect": True})
     found = loaded(tmp_path, own_workload_yaml(direct, steps, by_dlemu=False, **names))
     assert found.reader.cost == "lean", "no Dataset reads so"

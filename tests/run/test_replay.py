@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from dlemu.config.model import load_workload
 from dlemu.config.types import Distribution
+from dlemu.judge.records import STEP, Steps
 from dlemu.loaders import Batch
+from dlemu.meter import spread_of
 from dlemu.run.replay import (
     check_blocks,
     draw_computation_times,
@@ -106,11 +109,45 @@ def test_ranks_of_a_data_parallel_job_share_their_step() -> None:
     asked = Distribution.model_validate({"type": "normal", "mean": 0.1018, "stdev": 0.0058})
     draws = partial(draw_computation_times, asked, num_steps=50, epoch=1, seed=1)
     own = draws(accelerators=range(8))
-    shared = draws(accelerators=range(8), shared=True)
+    shared = draws(accelerators=range(8), shared=1.0)
     assert (shared == shared[:, :1]).all(), "nobody waits for another's step"
-    assert (draws(accelerators=range(5, 6), shared=True) == shared[:, 5:6]).all(), "on any rank"
+    assert (draws(accelerators=range(5, 6), shared=1.0) == shared[:, 5:6]).all(), "on any rank"
     assert (shared[:, 0] == own[:, 0]).all()
     assert len(np.unique(shared)) == 50, "steps differ all the same"
+
+
+@pytest.mark.parametrize("share", [0.25, 0.81])
+def test_ranks_may_share_a_part_of_what_their_steps_vary(share: float) -> None:
+    """Each accelerator's times have the deviation that is asked; the part is their correlation."""
+    asked = Distribution.model_validate({"type": "normal", "mean": 1.0, "stdev": 0.1})
+    draws = partial(draw_computation_times, asked, num_steps=4000, epoch=1, seed=1, shared=share)
+    times = draws(accelerators=range(8))
+    assert times.std(axis=0) == pytest.approx(np.full(8, 0.1), rel=0.05)
+    assert times.mean() == pytest.approx(1.0, rel=0.01)
+    alike = np.asarray(np.corrcoef(times.T))[np.triu_indices(8, 1)]
+    assert alike.mean() == pytest.approx(share, abs=0.03)
+    assert (draws(accelerators=range(5, 6)) == times[:, 5:6]).all(), "whatever rank draws it"
+    assert spread_of([_ran(column) for column in times.T]) == pytest.approx(share, abs=0.03)
+
+
+def _ran(seconds: NDArray[np.float64]) -> Steps:
+    """Return the steps of a rank's loop that took so long each."""
+    steps = np.zeros(len(seconds), STEP)
+    steps["step"], steps["compute"], steps["overhead"] = range(len(seconds)), seconds - 0.1, 0.1
+    return steps
+
+
+def test_whose_a_steps_time_is_follows_from_what_ranks_measured() -> None:
+    generator = np.random.default_rng(5)
+    common, own = generator.normal(1, 0.1, 400), generator.normal(1, 0.1, (3, 400))
+    assert spread_of([_ran(common)] * 3) == "shared"
+    assert spread_of([_ran(each) for each in own]) == "own"
+    assert spread_of([_ran(common)]) == spread_of([]) == "own", "there is one rank"
+    assert spread_of([_ran(each[:15]) for each in own]) == "shared", "too few steps to tell"
+    slower = [_ran(common + number) for number in range(3)]
+    assert spread_of(slower) == "shared", "a rank that is slower varies no more"
+    shorter = [_ran(common), _ran(common[:300])]
+    assert spread_of(shorter) == "shared"
 
 
 def test_only_the_last_to_finish_can_be_late() -> None:
