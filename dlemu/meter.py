@@ -560,7 +560,7 @@ def _share_spans(steps: Steps, spans: Sequence[Sequence[float]]) -> None:
 
 
 _LEAST_TO_TELL = 20
-"""With fewer steps nobody can tell which part of their variance ranks share."""
+"""With fewer steps it is not known which part of their variance ranks share."""
 _LEAST_SHARED = 0.05
 """A smaller part of it is none: so much is chance, in a few hundred steps."""
 UNUSED = 0.02
