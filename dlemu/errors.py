@@ -84,8 +84,8 @@ _REMEDIES = {
     errno.EOPNOTSUPP: "name another file system; this one does not take the call",
 }
 _OF_THE_DRIVE = {
-    *(errno.EIO, errno.ENODEV, errno.ENXIO, errno.EDQUOT, errno.EFBIG, errno.EMFILE),
-    *(errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSYS),
+    *(errno.EIO, errno.ENODEV, errno.ENXIO, errno.EMFILE, errno.ENFILE, errno.ESTALE),
+    *(errno.ETIMEDOUT, errno.ENOSYS),
 }
 """Errors whose own remedy comes before that of what was tried: another name alone does not help."""
 _CALL = re.compile(r"\b(?:os|fcntl|mmap|socket|select|shutil)\.\w+")
