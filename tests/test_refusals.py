@@ -21,7 +21,6 @@ _REMEDY = re.compile(
 NO_REMEDY = (
     "--config-dir /nosuch",
     "dataset.data_folder=${oops}",
-    "try /proc",
 )
 """Ends of commands whose lines lack one: to be mended."""
 

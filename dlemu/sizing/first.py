@@ -139,7 +139,7 @@ def scratch_folder(place: Place, *, keep: bool) -> Iterator[OwnedFolder]:
             is_cold = not place.has_page_cache or direct(own.path)
         except OSError as error:
             raise DatasetError.of_system(
-                error, place.path, "cannot be written", "name another place"
+                error, place.path, "cannot be written", "name another folder"
             ) from None
         if not is_cold:
             raise DatasetError(
