@@ -120,9 +120,9 @@ class Host:
                 words[index] = f"{key}={min(most, int(value))}"
         end = words.index("--") if "--" in words else len(words)
         forms = [words[0], *(f"{words[0]} {word.partition('=')[0]}" for word in words)]
-        more = chain.from_iterable(SMALLER.get(form, ()) for form in forms)
+        more = [*chain.from_iterable(SMALLER.get(form, ()) for form in forms)]
         if "division=closed" in words and "--dry-run" in words:  # takes no time, and no other keys
-            more = iter(())
+            more = []
         return [*words[:end], *more, *words[end:]]
 
     def do(self, command: Command) -> str:

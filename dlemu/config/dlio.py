@@ -113,11 +113,11 @@ def _rename(raw: dict[str, Any]) -> None:
         if hdf5 == {}:
             del dataset["hdf5"]
     for section, key in (("reader", "preprocess_time"), ("train", "computation_time")):
-        group = raw.get(section)
-        if isinstance(group, dict) and f"{key}_stdev" in group:
-            stdev, mean = group.pop(f"{key}_stdev"), group.get(key, 0.0)
-            group[key] = mean if isinstance(mean, dict) else {"mean": mean}
-            group[key].setdefault("stdev", stdev)
+        own = raw.get(section)
+        if isinstance(own, dict) and f"{key}_stdev" in own:
+            stdev, mean = own.pop(f"{key}_stdev"), own.get(key, 0.0)
+            own[key] = mean if isinstance(mean, dict) else {"mean": mean}
+            own[key].setdefault("stdev", stdev)
 
 
 def _rename_storage(raw: dict[str, Any]) -> None:
