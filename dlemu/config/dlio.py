@@ -85,10 +85,10 @@ def _rename(raw: dict[str, Any]) -> None:
     if "data_reader" in raw:
         raw.setdefault("reader", raw.pop("data_reader"))
     _rename_storage(raw)
-    for group, key in (("dataset", "data_folder"), ("checkpoint", "checkpoint_folder")):
+    for group, name in (("dataset", "data_folder"), ("checkpoint", "checkpoint_folder")):
         keys = raw.get(group)
-        if isinstance(keys, dict) and isinstance(keys.get(key), str):
-            keys[key] = keys[key].removeprefix("file://")
+        if isinstance(keys, dict) and isinstance(keys.get(name), str):
+            keys[name] = keys[name].removeprefix("file://")
     output = raw.get("output")
     if isinstance(output, dict) and isinstance(output.get("metric"), dict):
         metric = raw.setdefault("metric", {})

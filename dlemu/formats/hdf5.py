@@ -283,8 +283,10 @@ def _datasets(file: Any) -> dict[str, Any]:
 
 def records_name(file: Any) -> str:
     """Return the dataset with the samples: that of DLIO's name, else the largest of numbers."""
+    import h5py
+
     for name in ("records_0", "records"):
-        if name in file:
+        if name in file and isinstance(file[name], h5py.Dataset):  # in a damaged file a type, too
             return name
     found = _datasets(file)
     if not found:
