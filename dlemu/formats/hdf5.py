@@ -270,11 +270,12 @@ def _opened(read: Read, file_bytes: int) -> Iterator[Any]:
 
 def _datasets(file: Any) -> dict[str, Any]:
     """Return the datasets of numbers in a file, in all groups, by their names."""
+    import h5py
+
     found: dict[str, Any] = {}
 
     def note(name: str, item: Any) -> None:
-        dtype = getattr(item, "dtype", None)
-        if dtype is not None and dtype.kind in "biufc" and item.shape:
+        if isinstance(item, h5py.Dataset) and item.dtype.kind in "biufc" and item.shape:
             found[name] = item
 
     file.visititems(note)
