@@ -112,7 +112,9 @@ def test_a_prediction_takes_what_was_measured(
     assert told["calibrated"] is True
     assert not (told["at_least"] and told["limit"] == "storage")
     most = found.drive_read_bytes_per_second / (job.metric.au * job.demand)
-    assert told["real_accelerators"] <= 1.0001 * most
+    # N* is as large as a number that passes by the rounding of so small an AU.
+    assert told["real_accelerators"] <= max(1.0001 * most, told["num_accelerators"])
+    assert min(told["feeds"].values()) <= 1.0001 * most
 
 
 @pytest.mark.usefixtures("no_runs")
