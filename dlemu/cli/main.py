@@ -307,6 +307,11 @@ class _Job:
         overrides = words.overrides
         if self.name == "checkpoint" and folder is not None:
             overrides, folder = [*overrides, f"checkpoint.checkpoint_folder={folder}"], None
+        if self.name == "checkpoint" and not {"model", "workload"} & words.values.keys():
+            known = ", ".join(named("model"))
+            raise WorkloadError(
+                f"no model is named; write model=NAME or FILE.yaml (known: {known})"
+            )
         if folder is not None and self.name == "calibrate":
             from dlemu.datagen.survey import dataset_below
 
