@@ -350,7 +350,7 @@ class Trial(Arguments):
         """Return the place of the folder, as the keys `storage.*` reach it.
 
         Raises:
-            WorkloadError: a value is missing or refused, or it is only read.
+            WorkloadError: a value is missing or refused.
         """
         place = place_of(self.folder)
         return place_of(self.folder, place.reach(self.jobs[0].storage if self.jobs else None))
