@@ -141,7 +141,7 @@ because rank 0 may still write results."""
 _LAST_SECONDS = 10.0
 """Time that rank 0 waits for the others to exit, after all have agreed to end."""
 _EXIT_SECONDS = 30
-"""A rank that hangs in MPI_Finalize is killed by SIGALRM after this time."""
+"""A rank that hangs in MPI_Finalize or MPI_Abort is killed by SIGALRM after this time."""
 
 
 class Mpi(World):
@@ -245,7 +245,7 @@ class Mpi(World):
             # launcher prints about an abort may appear before the ranks' own last lines.
             time.sleep(_LINE_SECONDS)
             self._say_launcher_waits()
-            self._comm.Abort(status or 1)
+            _abort(self._comm, status or 1)
         elif agreed == 0:
             self._drop_links()
         else:
@@ -447,8 +447,15 @@ class _Joining(World):
             sys.stderr.flush()
         # MPI's own end, at exit, would wait for those who wait.
         if (mpi := sys.modules.get("mpi4py.MPI")) is not None:
-            mpi.COMM_WORLD.Abort(status)
+            _abort(mpi.COMM_WORLD, status)
         os._exit(status)
+
+
+def _abort(comm: "MPI.Intracomm", status: int) -> None:
+    """End all ranks, and this one also where the launcher, which is asked to, does not answer."""
+    signal.alarm(_EXIT_SECONDS)
+    comm.Abort(status)
+    signal.alarm(0)
 
 
 _joined: World = Alone()
