@@ -292,8 +292,12 @@ def test_ranks_that_do_not_find_each_other_are_told_the_word(
     assert word in str(raised.value)
 
 
+# Each rank writes itself: a launcher that hangs passes nothing on.
 _JOINS = """
 import os, sys
+said = os.open(os.environ["SAID"], os.O_WRONLY | os.O_APPEND)
+os.dup2(said, 1)
+os.dup2(said, 2)
 with open(os.environ["PIDS"], "a") as pids:
     print(os.environ["OMPI_COMM_WORLD_RANK"], os.getpid(), file=pids, flush=True)
 from dlemu.__main__ import main
@@ -313,13 +317,13 @@ sys.exit(main())
 def test_an_interrupt_of_one_that_joins_ends_it_and_so_the_job(stage: str, tmp_path: Path) -> None:
     program = [sys.executable, "-c", _JOINS.replace("STAGE", stage)]
     pids, said = tmp_path / "pids", tmp_path / "said"
-    with open(said, "w") as output:
-        launcher = subprocess.Popen(
-            mpirun(2, *program, "datasize", "workload=unet3d_h100"),
-            env=os.environ | {"PIDS": str(pids)},
-            stdout=output,
-            stderr=output,
-        )
+    said.touch()
+    launcher = subprocess.Popen(
+        mpirun(2, *program, "datasize", "workload=unet3d_h100"),
+        env=os.environ | {"PIDS": str(pids), "SAID": str(said)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
     def started() -> dict[str, int]:
         lines = pids.read_text().splitlines() if pids.exists() else []
