@@ -1,7 +1,10 @@
-"""What dlemu itself costs: python -m benchmarks.own_cost [only=CASE,…] [files=1200] [rounds=1] …
+"""What dlemu itself costs at short steps, all data in memory, where each AU should be 100.
 
-All data lie in memory, so each AU should be 100. CosmoFlow has the shortest step of the published
-workloads, 3.5 ms. A case is processes × accelerators of each:
+    python -m benchmarks.own_cost [only=CASE,…] [files=1200] [rounds=1] [folder=…] [json=FILE]
+    python -m benchmarks.own_cost FILE…          the table of what was stored with json=
+
+CosmoFlow has the shortest step of the published workloads, 3.5 ms. A case is processes ×
+accelerators of each:
 
     1x8    one process, train.processes=1          auto8   as many processes as dlemu takes
     p4x2   four processes of dlemu's own           r4x1    four ranks of mpirun
@@ -9,7 +12,8 @@ workloads, 3.5 ms. A case is processes × accelerators of each:
 
 `only=` takes any; `files` are those of CosmoFlow, and `folder=` keeps all files for a next time.
 Beside the AU stand the barrier (from the moment when all were there, and as the accelerators saw
-it), how far compute overran its target, the CPUs, and the limit that the verdict names.
+it), how far compute overran its target, the ceiling that the verdict tells, the CPUs, and the
+limit that it names. `json=` stores the figures after each run, `keep=FOLDER` its records.
 """
 
 import json
@@ -18,15 +22,24 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Asked, dlemu, goal, in_turn, scratch, spread, tell
+from benchmarks.harness import (
+    Asked,
+    describe_machine,
+    dlemu,
+    goal,
+    lined,
+    scratch,
+    spread,
+    tell,
+)
 from dlemu.config.model import load_workload
 from dlemu.judge.records import map_steps
 
@@ -40,6 +53,10 @@ _WORKLOADS: Mapping[str, tuple[str, int, int]] = {
 """Row, files (CosmoFlow's are asked for) and samples of a file."""
 _LEAST = {"ranks": 96.0, "one process": 97.0}
 """AU that CosmoFlow must reach."""
+_MOST_MICROSECONDS = {"p50": 60.0, "p99": 250.0}
+"""From the moment when all ranks are at a barrier until it opens: what it may take."""
+Figures = dict[str, Any]
+"""Of a run; pairs are the median and the 99th percentile, in µs."""
 
 
 def default_cases(cpus: int) -> list[str]:
@@ -52,7 +69,7 @@ def default_cases(cpus: int) -> list[str]:
     return [*cases, "resnet:auto8", "resnet:r2x1", "unet3d:auto2", "unet3d:r2x1"]
 
 
-def run(folder: Path, files: int, case: str) -> dict[str, Any]:
+def run(folder: Path, files: int, case: str, keep: Path | None = None) -> Figures:
     """Make the run of a case; return its figures."""
     name, _, how = case.rpartition(":")
     name = name or "cosmoflow"
@@ -77,11 +94,11 @@ def run(folder: Path, files: int, case: str) -> dict[str, Any]:
         keys["train.processes"] = processes
     begin = time.perf_counter()
     dlemu("run", keys, ranks=processes if kind == "r" else 1)
-    return figures(folder / "run", time.perf_counter() - begin)
+    return figures(folder / "run", time.perf_counter() - begin, keep)
 
 
-def figures(folder: Path, seconds: float) -> dict[str, Any]:
-    """Return what a run's files say; its folder is removed."""
+def figures(folder: Path, seconds: float, keep: Path | None = None) -> Figures:
+    """Return what a run's files say; its folder is removed, or its records moved to `keep`."""
     summary = json.loads((folder / "summary.json").read_text())
     steps = np.concatenate([part.ravel() for _, part in map_steps(folder)])
     steps = steps[steps["step"] > 0]
@@ -90,13 +107,16 @@ def figures(folder: Path, seconds: float) -> dict[str, Any]:
     barrier = steps["barrier"][order].reshape(-1, total)
     over = steps["compute"] - steps["computation_time"]
     (host,) = summary["measured"]["hosts"]
+    if keep is not None:
+        keep.mkdir(parents=True)
+        for path in (*folder.glob("steps.*.npy"), folder / "summary.json"):
+            shutil.move(path, keep)
     shutil.rmtree(folder)
 
-    def micro(values: Any) -> str:
-        half, most = np.quantile(values, (0.5, 0.99)) * 1e6
-        return f"{half:.0f} / {most:,.0f}"
+    def micro(values: Any) -> list[float]:
+        return [round(float(each) * 1e6, 1) for each in np.quantile(values, (0.5, 0.99))]
 
-    metric = summary["metric"]
+    metric, limit = summary["metric"], summary["limit"] or {"name": "-", "explains": None}
     return {
         "au": metric["train_au_mean_percentage"],
         "rate": metric["train_throughput_mean_samples_per_second"],
@@ -104,46 +124,73 @@ def figures(folder: Path, seconds: float) -> dict[str, Any]:
         "met": micro(barrier.min(axis=1)),
         "barrier": micro(barrier),
         "over": micro(over),
+        "ceiling": summary.get("ceiling_au_percentage"),
         "cpus": 100 * host["cpu_share"],
         "cost": host["process_cpu_seconds"] / max(summary["measured"]["read_bytes"], 1) * 1e9,
         "memory": (host["max_pss_bytes"] or 0) / 2**20,
-        "limit": (summary["limit"] or {"name": "-"})["name"],
+        "limit": limit["name"],
+        "explains": limit.get("explains"),
         "seconds": seconds,
     }
 
 
-def row_of(case: str, rounds: list[dict[str, Any]]) -> dict[str, str]:
+def row_of(case: str, rounds: Sequence[Figures]) -> dict[str, str]:
     """Return the line of a case."""
-    aus, last = [each["au"] for each in rounds], rounds[-1]
-    wanted = 99.0 if ":" in case else _LEAST["ranks" if case.startswith("r") else "one process"]
-    return tell(
-        {
-            "case": case,
-            "processes": str(last["processes"]),
-            "AU %": spread(aus, ".1f"),
-            "goal": goal(aus, least=wanted),
-            "samples/s": f"{median(each['rate'] for each in rounds):,.0f}",
-            "opens p50 / p99 µs": last["met"],
-            "barrier p50 / p99 µs": last["barrier"],
-            "over p50 / p99 µs": last["over"],
-            "CPUs %": f"{last['cpus']:.0f}",
-            "CPU-s/GB": spread([each["cost"] for each in rounds], ".3f"),
-            "memory MiB": f"{last['memory']:,.0f}",
-            "limit": ", ".join(dict.fromkeys(each["limit"] for each in rounds)),
-            "whole run s": f"{median(each['seconds'] for each in rounds):.1f}",
-        }
-    )
+    last, ranks = rounds[-1], case.startswith("r") and ":" not in case
+    wanted = 99.0 if ":" in case else _LEAST["ranks" if ranks else "one process"]
+    goals = [goal([each["au"] for each in rounds], least=wanted)]
+    if ranks:
+        goals += [
+            f"{name} {goal([each['met'][at] for each in rounds], most=most)}"
+            for at, (name, most) in enumerate(_MOST_MICROSECONDS.items())
+        ]
+
+    def of(name: str, form: str) -> str:
+        return spread([each[name] for each in rounds], form)
+
+    def micro(name: str) -> str:
+        half, most = (median(each[name][at] for each in rounds) for at in range(2))
+        return f"{half:.0f} / {most:,.0f}"
+
+    return {
+        "case": case,
+        "processes": str(last["processes"]),
+        "AU %": of("au", ".1f"),
+        "goal": "; ".join(goals),
+        "samples/s": f"{median(each['rate'] for each in rounds):,.0f}",
+        "opens p50 / p99 µs": micro("met"),
+        "barrier p50 / p99 µs": micro("barrier"),
+        "over p50 / p99 µs": micro("over"),
+        "ceiling %": "" if last["ceiling"] is None else of("ceiling", ".1f"),
+        "CPUs %": f"{median(each['cpus'] for each in rounds):.0f}",
+        "CPU-s/GB": of("cost", ".3f"),
+        "memory MiB": f"{last['memory']:,.0f}",
+        "limit": ", ".join(dict.fromkeys(each["limit"] for each in rounds)),
+        "whole run s": f"{median(each['seconds'] for each in rounds):.1f}",
+    }
 
 
 def main(arguments: list[str]) -> None:
-    """Measure in turn and print the table."""
-    asked = Asked(arguments, "only", "files", "rounds", "folder")
+    """Measure in turn and print the table; or print what was stored."""
+    if arguments and all(each.endswith(".json") and "=" not in each for each in arguments):
+        for file in arguments:
+            stored = json.loads(Path(file).read_text())
+            print(f"{stored['machine']}\n\n{lined(starmap(row_of, stored['cases'].items()))}")
+        return
+    asked = Asked(arguments, "only", "files", "rounds", "folder", "keep")
     cases = asked.names("only", default_cases(os.cpu_count() or 1))
+    machine, found = describe_machine(), dict[str, list[Figures]]()
     with scratch() as own:
-        folder = Path(asked.value("folder", str(own)))
-        sides = {case: partial(run, folder, asked.value("files", 1200), case) for case in cases}
-        found = in_turn(sides, asked.value("rounds", 1))
-        asked.show(row_of(case, rounds) for case, rounds in found.items())
+        folder, keep = Path(asked.value("folder", str(own))), asked.value("keep", "")
+        for number in range(asked.value("rounds", 1)):
+            for case in cases if number % 2 == 0 else reversed(cases):
+                kept = Path(keep) / f"{case.replace(':', '_')}.{number}" if keep else None
+                one = run(folder, asked.value("files", 1200), case, kept)
+                found.setdefault(case, []).append(one)
+                tell(row_of(case, [one]))
+                if file := asked.value("json", ""):
+                    Path(file).write_text(json.dumps({"machine": machine, "cases": found}))
+    print(f"{machine}\n\n{lined(starmap(row_of, found.items()))}")
 
 
 if __name__ == "__main__":
