@@ -365,7 +365,10 @@ class Meter:
             WorkloadError: no batch was taken.
         """
         step = self._current("compute")
-        step.asked_compute = self.workload.train.computation_time.draw(self._generator)
+        train = self.workload.train
+        step.asked_compute = train.computation_time.draw(self._generator)
+        if train.first_step_time is not None and step.counted[:2] == (0, 0):
+            step.asked_compute = train.first_step_time
         self._clock.sleep_until(self._loaded + step.asked_compute)
 
     @contextmanager
@@ -563,6 +566,8 @@ _LEAST_TO_TELL = 20
 """With fewer steps it is not known which part of their variance ranks share."""
 _LEAST_SHARED = 0.05
 """A smaller part of it is none: so much is chance, in a few hundred steps."""
+_WARM_UP = 1.5
+"""A first step that is so many times as long as the mean of others, or shorter, is one of them."""
 UNUSED = 0.02
 """A batch on which a loop spent a smaller share of its usual step before it left was not used."""
 
@@ -636,7 +641,8 @@ def own_workload_yaml(
     read; another's workers cost what a DataLoader's cost.
 
     `steps` is (steps,) of `records.STEP`. The first step of an epoch is left out: it starts the
-    loader, and a GPU looks for its fastest kernels. The loop's own work counts as compute: an
+    loader, and a GPU looks for its fastest kernels; train.first_step_time tells how long the job's
+    first one took, where it was longer than all others. The loop's own work counts as compute: an
     emulation without it would be faster than the loop (docs/fidelity.md).
 
     Raises:
@@ -652,6 +658,8 @@ def own_workload_yaml(
     keys: dict[str, object] = {"train.computation_time": normal(compute)}
     if batch:
         keys["reader.batch_size"] = batch
+    if (first := first_step_of(steps)) is not None:
+        keys["train.first_step_time"] = float(f"{first:.6g}")
     if spread != "own":
         keys["train.step_spread"] = spread
     if not by_dlemu and workload.reader.loader.is_dataloader:
@@ -689,6 +697,22 @@ def own_workload_yaml(
             f"deviation of the samples' bytes: that of {workload.name}; files are streams"
         )
     return derived_yaml(workload, name or f"{workload.name}_measured", keys, comment)
+
+
+def first_step_of(steps: Steps) -> float | None:
+    """Return the seconds that a job worked on its first batch, the mean of its ranks.
+
+    None where they are about those of other steps. `steps` is (steps,) of `records.STEP`.
+    """
+    if not len(steps):
+        return None
+    body = steps["compute"] + steps["overhead"]
+    first = (steps["epoch"] == steps["epoch"].min()) & (steps["step"] == 0)
+    others = body[steps["step"] > 0]
+    if not (first.any() and len(others)):
+        return None
+    seconds = float(body[first].mean())
+    return seconds if seconds > max(_WARM_UP * others.mean(), others.max()) else None
 
 
 def spread_of(ranks: Sequence[Steps]) -> str | float:

@@ -502,6 +502,10 @@ class TrainSection(Section):
     """Times that all samples are read."""
     computation_time: Annotated[Duration, _PREDICTED] = Distribution(mean=0.0)
     """Seconds that an accelerator computes on a batch."""
+    first_step_time: Annotated[Seconds | None, Use(by="run")] = None
+    """Seconds that a run's first step computes, that of the first epoch: a job warms up its GPU in
+    it, and its workers read ahead meanwhile. It proves nothing about the storage, so sizings have
+    none. None: as long as other steps."""
     step_spread: Annotated[
         Literal["own", "shared"] | Annotated[float, Field(gt=0, le=1)],
         Use(when=lambda job: job.step_varies),
@@ -530,6 +534,12 @@ class TrainSection(Section):
     where the accelerators ask for more samples a second than one process can hand over."""
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds that hardly any step exceeds."""
+        longest = self.computation_time.longest
+        return max(longest, self.launch_time, self.first_step_time or 0.0)
 
     @property
     def shared_spread(self) -> float:

@@ -72,7 +72,7 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
         if met:
             flatters = not _is_proven(workload, metrics) and (share > _MIN_DIFFERENCE or apart)
         if flatters:
-            found.append(note("read_ahead", share=share, **_whole_au(metrics)))
+            found.append(note("read_ahead", share=share, **_of_whole(workload, metrics)))
     if workers := summary.get("workers"):
         found.append(note("workers_make", **workers))
     if _is_a_job(summary):
@@ -105,7 +105,7 @@ def _is_proven(workload: Workload, metrics: Metrics) -> bool:
 
     No reading can hide there.
     """
-    return passes(metrics.delivered_au_percentage, 100 * workload.metric.au)
+    return passes(_whole_au(workload, metrics), 100 * workload.metric.au)
 
 
 def _near(workload: Workload, metrics: Metrics) -> Iterator[Finding]:
@@ -194,7 +194,7 @@ def _unproven(workload: Workload, metrics: Metrics) -> Iterator[Finding]:
     """Yield why an AU proves nothing that passes only without the first step."""
     au, whole = metrics.au_percentage, metrics.whole_epoch_au_percentage
     share = hidden_share(workload, metrics)
-    figures: dict[str, Any] = _whole_au(metrics)
+    figures: dict[str, Any] = _of_whole(workload, metrics)
     kind: Kind
     if share > _MOST_HIDDEN:
         most = math.ceil(_batches_ahead(workload) / _MOST_HIDDEN - 1e-9)
@@ -214,10 +214,21 @@ def _unproven(workload: Workload, metrics: Metrics) -> Iterator[Finding]:
     yield reason(kind, **figures, keys=keys)
 
 
-def _whole_au(metrics: Metrics) -> dict[str, Any]:
+def _whole_au(workload: Workload, metrics: Metrics) -> float:
+    """Return the AU of the whole time, in which a first step counts for as much as another one.
+
+    What a warm-up computes beyond that is no demand: workers may read far ahead in it.
+    """
+    train = workload.train
+    more = max(0.0, (train.first_step_time or 0.0) - train.computation_time.mean)
+    lowered = 100 * more / metrics.epochs[0].seconds / len(metrics.epochs)
+    return metrics.delivered_au_percentage - lowered
+
+
+def _of_whole(workload: Workload, metrics: Metrics) -> dict[str, Any]:
     """Return the AU of the whole time, and whether the rule leaves out stalls for checkpoints."""
     return {
-        "delivered_au_percentage": metrics.delivered_au_percentage,
+        "delivered_au_percentage": _whole_au(workload, metrics),
         "leaves_out_stalls": metrics.checkpoints is not None,
     }
 

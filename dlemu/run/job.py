@@ -334,9 +334,7 @@ class _Run:
                 if is_first:
                     monitor.started()
                 watchdog.expect(
-                    compute=max(
-                        workload.train.computation_time.longest, workload.train.launch_time
-                    ),
+                    compute=workload.train.longest_step,
                     prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,
                 )
                 epochs = _Epochs(self, loader, monitor, compute, cache, checkpoints)
@@ -511,6 +509,8 @@ class _Epochs:
             seed=workload.train.seed,
             shared=workload.train.shared_spread,
         )
+        if epoch == 0 and workload.train.first_step_time is not None:
+            times[:1] = workload.train.first_step_time
         records = new_steps(epoch, times)
         if self.cache is not None:
             plan = self.cache.begin(plan)

@@ -283,6 +283,7 @@ class _Calibrator:
             **keys,
             "output.folder": str(self._scratch / name),
             "workflow.checkpoint": False,  # writing would slow down what is measured
+            "train.first_step_time": None,
         }
         return run_job(workload.with_keys(keys), world=self._world, say=silent, live=self._live)
 

@@ -469,6 +469,7 @@ def _readable(workload: Workload, place: Place, say: Say) -> Workload:
             "dataset.data_folder": str((place.path / NAME / workload.name).absolute()),
             "reader.odirect": place.has_page_cache,
             "train.epochs": 1,
+            "train.first_step_time": None,  # a short run would have read much of its data in it
             "workflow.checkpoint": False,
             "output.drop_caches": False,
         }

@@ -284,7 +284,8 @@ class Search:
         self, keys: Mapping[str, object], layout: Layout | None = None
     ) -> Outcome | None:
         """Make the run that these keys describe; all ranks call it."""
-        workload = self._workload.with_keys(keys)
+        # A long first step would read ahead of the steps that count.
+        workload = self._workload.with_keys({**keys, "train.first_step_time": None})
         if layout is not None:
             workload = workload.with_keys({"dataset.num_files_train": layout.num_files})
         outcome = run_job(workload, world=self._world, say=silent, live=self._live, layout=layout)

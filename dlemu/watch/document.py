@@ -23,6 +23,7 @@ from dlemu.judge.outcome import with_metrics, without_threshold
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import DatasetFields, Summary
 from dlemu.judge.sums import RankName, Rule, sum_all
+from dlemu.meter import first_step_of
 from dlemu.run.job import complete_summary
 from dlemu.storage.counted import PathBytes
 from dlemu.watch.advice import advice_for
@@ -242,14 +243,15 @@ def _keys_of(
     }
     if workers is not None and workers.cpu_seconds:
         reader["preprocess_time"] = float(f"{workers.cpu_seconds / batch:.4g}")
-    return {
-        "dataset": dataset,
-        "reader": reader,
-        "train": {
-            "epochs": max(1, len(np.unique(steps["epoch"]))),
-            "computation_time": times_of(counted["compute"]),
-        },
+    train: dict[str, Any] = {
+        "epochs": max(1, len(np.unique(steps["epoch"]))),
+        "computation_time": times_of(counted["compute"]),
     }
+    if (first := first_step_of(steps)) is not None:
+        train["first_step_time"] = float(f"{first:.6g}")
+    if launch := fmean(loop.launch for loop in loops):
+        train["launch_time"] = float(f"{min(launch, counted['compute'].mean()):.4g}")
+    return {"dataset": dataset, "reader": reader, "train": train}
 
 
 def times_of(seconds: "np.ndarray[Any, np.dtype[np.float64]]") -> dict[str, Any]:
@@ -442,12 +444,21 @@ def workload_yaml(seen: Seen) -> str:
         lines.append("FILL IN dataset.format: the names of the files do not tell; raw is taken.")
     if seen.workers is None:
         lines.append("FILL IN reader.preprocess_time: no worker was seen making a batch.")
+    by_gpu = any(epoch.by_gpu for loop in seen.loops for epoch in loop.epochs)
+    if by_gpu and not seen.workload.train.launch_time:
+        lines.append(
+            "train.launch_time was not seen: the loop waits for its GPU, or its GPU for no batch."
+        )
     if seen.loops[0].described.get("num_workers") == 0:
         lines.append("The job has no workers (num_workers=0); read_threads=1 reads ahead of it.")
     keys = seen.workload.model_dump(mode="json")
     tree: dict[str, Any] = {"name": seen.workload.name}
     for section, names in _HANDED_OVER.items():
-        tree[section] = {name: keys[section][name] for name in names if name in keys[section]}
+        tree[section] = {
+            name: keys[section][name]
+            for name in names
+            if name in keys[section] and (name not in _IF_SEEN or keys[section][name])
+        }
     for section, name in (("reader", "preprocess_time"), ("train", "computation_time")):
         tree[section][name] = _short(tree[section][name])
     if saves := [save for loop in seen.loops for save in loop.process.saves]:
@@ -494,7 +505,8 @@ _HANDED_OVER = {
         *("data_loader", "batch_size", "read_threads", "prefetch_size", "file_shuffle"),
         "preprocess_time",
     ),
-    "train": ("epochs", "computation_time"),
+    "train": ("epochs", "computation_time", "first_step_time", "launch_time"),
     "metric": ("au",),
 }
 """The keys of the workload file: what was seen, and the threshold."""
+_IF_SEEN = ("first_step_time", "launch_time")

@@ -22,6 +22,11 @@ _OFTEN = 0.2
 """Share of bodies without training above which a loop takes several batches for each step."""
 _TOGETHER = 0.5
 """A loader that is asked in this share of another one's steps is a part of them."""
+_DRAINED = 0.05
+"""A GPU that was idle for this share of its step had done all that was queued."""
+_LONGER = 2.0
+"""A GPU that computes so many times as long as the host took has not been waited for."""
+_LEAST_LAUNCHES = 5
 
 _Values = NDArray[np.float64]
 _Span = tuple[float, float]
@@ -97,6 +102,8 @@ class Loop:
     """Batches for each step of an optimizer; 0: no optimizer was seen."""
     ahead: int
     """Batches that the loop itself takes before it needs them."""
+    launch: float = 0.0
+    """Seconds in which the host queued a step; 0: not seen."""
 
 
 def find_loops(processes: Iterable[Process]) -> list[Loop]:
@@ -153,7 +160,27 @@ def _loop_of(process: Process, rank: int) -> Loop:
         roles=roles,
         batches_a_step=batches / num_steps if num_steps else 0.0,
         ahead=ahead,
+        launch=_launch_of(own),
     )
+
+
+def _launch_of(iterations: Iterable[Iteration]) -> float:
+    """Return how long the host took to queue a step on the GPU, 0 where that was not seen.
+
+    It is seen where the GPU had waited for the batch, so that it began with the host, and still
+    computed long after the host had asked for the next one. A loop that waits for the GPU within
+    its step, as one that reads each loss, shows no such steps.
+    """
+    launches, late = [], 0
+    for each in iterations:
+        for number, (begin, end) in enumerate(_host_bodies(each)):
+            idle, busy = each.on_gpu.get(number, (0.0, 0.0))
+            if number and idle > _DRAINED * busy > 0:
+                late += 1
+                launches += [end - begin] if busy > _LONGER * (end - begin) else []
+    if len(launches) < max(_LEAST_LAUNCHES, late / 2):
+        return 0.0
+    return float(np.quantile(launches, 0.25))  # others waited for a core, or for Python's lock
 
 
 def _grouped(process: Process) -> dict[LoaderKey, list[Iteration]]:

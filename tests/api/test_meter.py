@@ -27,7 +27,7 @@ from dlemu.host.intervals import IntervalSummary
 from dlemu.judge.findings import weighing
 from dlemu.judge.records import STEP
 from dlemu.loaders import Batch
-from dlemu.meter import own_workload_yaml
+from dlemu.meter import first_step_of, own_workload_yaml
 from dlemu.ranks.world import Alone
 from tests.lab.virtual import VirtualClock
 
@@ -131,6 +131,12 @@ def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
     found = loaded(tmp_path, text)
     time = found.train.computation_time
     assert (found.name, time.mean, time.stdev) == ("own", 3.0, 0.0), "without the first step"
+    assert found.train.first_step_time == 50.0, "which is emulated by itself"
+    again = Meter(found, clock=clock)
+    for epoch in range(2):
+        for batch in again.epoch(["batch"] * 2, epoch):
+            again.compute(batch)
+    assert again.steps["computation_time"].tolist() == [50.0, 3.0, 3.0, 3.0]
     assert found.dataset == WORKLOAD.dataset
     assert "waiting for batches: 25.0 %" in text
     assert "the loader does not tell its bytes" in text and "batch_size:" not in text
@@ -256,6 +262,27 @@ def test_a_loop_over_files_in_memory_has_no_verdict() -> None:
     assert "this one lies in memory" in meter.report().splitlines()[0]
     with pytest.raises(WorkloadError, match=r"^Meter: folder /nowhere is no folder; name"):
         Meter(WORKLOAD, folder="/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        pytest.param([9.0, 7.0], 8.0, id="the mean of the ranks"),
+        pytest.param([1.2, 1.2], None, id="about as long as the others"),
+        pytest.param([3.0, 3.0], None, id="another step is longer"),
+    ],
+)
+def test_a_first_step_is_told_where_it_is_longer_than_all(
+    first: list[float], told: float | None
+) -> None:
+    """Each rank has two epochs of three steps; the second one's first step is no warm-up."""
+    steps = np.zeros((2, 2, 3), STEP)
+    steps["epoch"], steps["step"] = np.arange(2)[:, None], np.arange(3)
+    steps["compute"], steps["overhead"] = 0.75, 0.25
+    steps["compute"][:, 1, 0], steps["compute"][1, 1, 2] = 20.0, 3.0
+    steps["compute"][:, 0, 0] = np.array(first) - 0.25
+    assert first_step_of(steps.ravel()) == told
+    assert first_step_of(steps[:, :, :1].ravel()) is first_step_of(steps[:0].ravel()) is None
 
 
 def test_the_threads_time_to_queue_a_step_is_in_the_workload(

@@ -100,6 +100,20 @@ def test_a_slow_first_step_says_how_many_files_dwarf_it() -> None:
     assert of(steps - 20)["verdict"] == "NO VERDICT"
 
 
+def test_what_is_read_while_a_job_warms_up_proves_nothing() -> None:
+    """A first step of 30 s, in which all that follows is read: nothing waits afterwards."""
+
+    def of(num_steps: int) -> Summary:
+        steps = replay(9.0, num_steps=num_steps, window=5)
+        steps["compute"][:, 0] = steps["computation_time"][:, 0] = 30.0
+        return judged(steps, train__first_step_time=30.0)[0]
+
+    (reason,) = figures_of(of(6), "reads_hidden")
+    assert reason["delivered_au_percentage"] == pytest.approx(100 * 6 / 35, rel=0.05)
+    enough = reason["keys"]["dataset.num_files_train"] // 7
+    assert of(enough)["verdict"] == "PASS"
+
+
 def test_compute_that_v2_credits_is_no_pass() -> None:
     """A host that wakes its accelerators late: 98 % by the rule, 49 % of the demand."""
     steps = replay(5.0, num_steps=500, window=1)

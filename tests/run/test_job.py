@@ -63,6 +63,37 @@ def test_many_accelerators_in_one_process_each_have_their_steps(tmp_path: Path) 
     assert np.allclose(ends, ends[:, :1], atol=1e-6), "all are released at once"
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pytest.param({}, id="one process"),
+        pytest.param({"num_accelerators": 2, "train__processes": 2}, id="two processes"),
+        pytest.param({"reader__data_loader": "pytorch", "reader__read_threads": 1}, id="pytorch"),
+    ],
+)
+def test_only_the_first_step_of_a_run_takes_the_first_steps_time(
+    tmp_path: Path, keys: dict[str, object]
+) -> None:
+    """Its record asks for that much: the AU with the first step counts it, the rule's does not."""
+    job = small_job(tmp_path, **keys, train__first_step_time=0.25, metric__au=0.0001)
+    outcome = ran(job)
+    steps = read_steps(outcome.folder)
+    is_first = (steps["epoch"] == 0) & (steps["step"] == 0)
+    assert (steps["computation_time"] == np.where(is_first, 0.25, 0.005)).all()
+    assert (steps["compute"][is_first] >= 0.249).all() and is_first.any()
+    first, second = outcome.metrics.epochs
+    assert first.first_step_seconds >= 0.249
+    own = steps[steps["accelerator"] == 0]
+    for number, epoch in enumerate((first, second)):
+        of = own[own["epoch"] == number]
+        asked, seconds = of["computation_time"], of["wait"] + of["compute"] + of["barrier"]
+        if outcome.metrics.num_accelerators == 1:
+            assert epoch.whole_epoch_au_percentage == pytest.approx(
+                100 * asked.sum() / seconds.sum()
+            )
+            assert epoch.au_percentage == pytest.approx(100 * asked[1:].sum() / seconds[1:].sum())
+
+
 def test_the_reads_of_an_epoch_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     so_far, took = np.zeros(NUM_BINS), iter([0.001, 0.1])
 

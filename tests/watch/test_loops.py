@@ -180,3 +180,26 @@ def test_epochs_of_one_batch_have_no_steps() -> None:
     loop = loop_of(iteration(steps=[(WAIT, BODY)]))
     assert steps_of([loop], 1.0).size == 0
     assert isinstance(np.asarray(loop.epochs[0].wait), np.ndarray)
+
+
+QUEUED = (0.5, 0.75, 0.75, 1.0, 1.0, 1.0)
+"""Seconds from each batch to the question for the next one."""
+
+
+@pytest.mark.parametrize(
+    ("idle", "busy", "launch"),
+    [
+        pytest.param(1.0, 2.5, 0.75, id="the GPU waits for batches and computes long after"),
+        pytest.param(0.1, 2.5, 0.0, id="the GPU has other work before"),
+        pytest.param(1.0, 1.1, 0.0, id="the loop waits for the GPU in its step"),
+        pytest.param(1.0, -1e-9, 0.0, id="not known"),
+    ],
+)
+def test_the_launch_of_a_step_is_seen_where_the_gpu_begins_with_the_host(
+    idle: float, busy: float, launch: float
+) -> None:
+    made = iteration(steps=[(1.0, 0.25), *((1.0, queued) for queued in QUEUED), (1.0, 9.0)])
+    made.on_gpu = {number: (idle, busy) for number in range(8)}
+    assert loop_of(made).launch == launch
+    made.on_gpu = {number: (idle, busy) for number in range(5)}
+    assert loop_of(made).launch == 0.0, "too few steps tell nothing"

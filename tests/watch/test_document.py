@@ -1,0 +1,55 @@
+"""What the document and the workload of a watched job say, of times that are known."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dlemu.watch.document import Seen, document_of, see, workload_yaml
+from dlemu.watch.events import Iteration, Journals
+from dlemu.watch.launch import Watched
+from tests.watch.test_loops import BODY, WAIT, iteration, process
+
+
+def seen(folder: Path, *iterations: Iteration, **of_process: Any) -> Seen:
+    """Return a job of one process with these passes, as it was seen."""
+    watched = Watched(0, 100.0, Journals(folder))
+    watched.journals.processes["job.1"] = made = process(*iterations)
+    for name, value in of_process.items():
+        setattr(made, name, value)
+    return see(watched, "own", None)
+
+
+def train_of(job: Seen) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(workload_yaml(job))["train"]
+    return found
+
+
+def test_a_warm_up_is_the_first_steps_time_in_the_workload(tmp_path: Path) -> None:
+    """It counts in the AU with the first step alone, here and in the emulation."""
+    slow = [(9.0, 30.0), *([(WAIT, BODY)] * 4)]
+    job = seen(tmp_path, iteration(steps=slow), iteration(number=1, begun=100.0))
+    assert train_of(job) == {"epochs": 2, "computation_time": BODY, "first_step_time": 30.0}
+    first, _ = document_of(job, {"kind": "run", "notes": []}, ["train.py"])["per_epoch"]
+    assert first["au_percentage"] == pytest.approx(100 * BODY / (WAIT + BODY))
+    whole = 100 * (30.0 + 4 * BODY) / (9.0 + 30.0 + 4 * (WAIT + BODY))
+    assert first["whole_epoch_au_percentage"] == pytest.approx(whole)
+    plain = seen(tmp_path, iteration(), iteration(number=1, begun=100.0))
+    assert train_of(plain) == {"epochs": 2, "computation_time": BODY}
+
+
+@pytest.mark.parametrize(("busy", "launch"), [(4.0, 0.5), (0.5, None)], ids=["seen", "not seen"])
+def test_the_launch_is_in_the_workload_or_its_absence_is(
+    tmp_path: Path, busy: float, launch: float | None
+) -> None:
+    """The host queues 0.5 s of each step, the GPU computes for longer, or is waited for."""
+    made = iteration(steps=[(1.0, 0.5)] * 8)
+    made.on_gpu = {number: (1.0, busy) for number in range(8)}
+    job = seen(tmp_path, made)
+    assert train_of(job).get("launch_time") == launch
+    assert ("launch_time was not seen" in workload_yaml(job)) == (launch is None)
+
+
+def test_a_job_without_a_gpu_has_no_word_of_a_launch(tmp_path: Path) -> None:
+    assert "launch" not in workload_yaml(seen(tmp_path, iteration()))
