@@ -115,6 +115,17 @@ def resolve(words: list[str], python: Path, environment: dict[str, str], *option
         return Resolved(json.loads(report.read_text()) if whole else None, done.stdout)
 
 
+def not_source(folder: str, names: list[str]) -> set[str]:
+    """Return those names in a folder of the checkout that are no source, for `shutil.copytree`.
+
+    Hidden files are left out at the top alone: DLIO's results, which tests read, have `.hydra`.
+    """
+    patterns = ["__pycache__", "*.egg-info"]
+    if Path(folder) == ROOT:
+        patterns += [".*", "build", "outputs", "dist"]
+    return shutil.ignore_patterns(*patterns)(folder, names)
+
+
 def build(folder: Path, environment: dict[str, str] | None = None) -> tuple[Path, Path]:
     """Build the sdist, and the wheel from it; return (sdist, wheel).
 
@@ -125,10 +136,7 @@ def build(folder: Path, environment: dict[str, str] | None = None) -> tuple[Path
     """
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "dlemu"
-        ignored = shutil.ignore_patterns(
-            ".*", "build", "outputs", "__pycache__", "*.egg-info", "dist"
-        )
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=not_source)
         tools = Path(scratch) / "tools"
         python = tools / "bin" / "python"
         pip: list[str | Path] = [python, "-m", "pip", "--quiet"]

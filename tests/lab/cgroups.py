@@ -39,7 +39,7 @@ class Throttle(Group):
 
     def hold(self, folder: Path, bytes_per_second: int) -> None:
         """Hold reads of the disk under a folder to a rate, and writes to the same where asked."""
-        number = _disk_number(folder)
+        number = disk_of(folder)
         for what in ("read", "write") if self.writes else ("read",):
             if self.edition == 1:
                 file = f"blkio.throttle.{what}_bps_device"
@@ -140,7 +140,7 @@ def _limit(group: Group, name: str, text: str) -> None:
         pytest.skip(f"{group.folder / name} does not take {text!r}: {error.strerror}")
 
 
-def _disk_number(folder: Path) -> str:
+def disk_of(folder: Path) -> str:
     """Return "major:minor" of the whole disk under a folder: partitions cannot be throttled."""
     device = os.stat(folder).st_dev
     node = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")

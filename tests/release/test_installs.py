@@ -16,8 +16,9 @@ from release.cut import ABOUT_THE_SOURCE, different, unready
 from release.fetch import announcement
 from release.fresh import steps
 from release.pins import following
-from release.pip import ROOT, Resolved, user_environment
+from release.pip import ROOT, Resolved, not_source, user_environment
 from release.resolve import INSTALLS, UNION, blame
+from tests.mutants import tracked
 
 CONFLICT = """\
 ERROR: Cannot install cuda-toolkit[cufile]==13.0.3.0 because these package versions conflict.
@@ -211,3 +212,19 @@ def test_what_a_fresh_machine_is_given_stands_in_the_readme() -> None:
     assert "pip install -c constraints.txt ." in given
     assert "pip install -c constraints.txt '.[torch,mpi,plot]'" in given
     assert "make demo TORCH=no" in given
+
+
+def test_a_build_has_every_tracked_file_but_hidden_ones_at_the_top(tmp_path: Path) -> None:
+    """Files in `.hydra` are tests' data; without them tests of an sdist fail."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout, so nothing says which files belong to it")
+    wanted = {name for name in tracked(ROOT) if not name.startswith(".")}
+    assert any("/.hydra/" in name for name in wanted)
+    left_out = {
+        name
+        for name in wanted
+        for part in (Path(name), *Path(name).parents[:-1])
+        if not_source(str((ROOT / part).parent), [part.name])
+    }
+    assert left_out == set()
+    assert not_source(str(ROOT), [".git", ".venv", "build", "docs"]) == {".git", ".venv", "build"}
