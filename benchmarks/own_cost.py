@@ -109,8 +109,9 @@ def figures(folder: Path, seconds: float, keep: Path | None = None) -> Figures:
     (host,) = summary["measured"]["hosts"]
     if keep is not None:
         keep.mkdir(parents=True)
-        for path in (*folder.glob("steps.*.npy"), folder / "summary.json"):
-            shutil.move(path, keep)
+        for name in ("steps.*", "host.*", "summary.json"):
+            for path in folder.glob(name):
+                shutil.move(path, keep)
     shutil.rmtree(folder)
 
     def micro(values: Any) -> list[float]:

@@ -34,6 +34,8 @@ NETWORK_SECONDS = 3.0
 """Time for the leaders of hosts to connect; after that their messages go through MPI."""
 _ADDRESS_SECONDS = 0.5
 """Time for one address to answer."""
+_LOOK_AGAIN_SECONDS = 1.0
+"""So often a rank that sleeps looks whether its barrier is open, should nobody have woken it."""
 # A host that has lost power sends nothing: probe after 10 s of silence, give up after 3 probes.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
@@ -520,6 +522,8 @@ class Links:
     def _read_sockets(self, seconds: float) -> list[tuple[int, bytes]]:
         """Wait so long for a message on any socket; return what has come."""
         messages = []
+        if self._meeting is not None:
+            seconds = min(seconds, _LOOK_AGAIN_SECONDS)
         for file, _ in self._poll.poll(None if seconds == math.inf else seconds):
             if self._meeting is not None and file == self._meeting.file:
                 self._meeting.rest()

@@ -14,6 +14,14 @@ SPIN_SECONDS = 1e-4
 Waking up takes 30 to 150 µs, so ranks that sleep come late to the next barrier, too. Ranks that
 look leave together, and then meet within some µs (docs/performance.md).
 """
+SHORT_STEP_SECONDS = 0.02
+SHORT_SPIN_SECONDS = 3e-4
+"""After a step that is shorter than SHORT_STEP_SECONDS a rank looks so long, and stops it only when
+the others have come later _PATIENCE times in a row: where one rank was late once, the others would
+sleep, wake up late, and all be late for many steps."""
+_PATIENCE = 3
+_UNSEEN_SECONDS = 2e-5
+"""So long a rank that sees that all have come leaves it to the last one to open."""
 _TIME = struct.Struct("d")
 _MOST_FILES = 250
 """Descriptors that one message may carry: Linux takes 253."""
@@ -22,23 +30,27 @@ _MOST_FILES = 250
 class Meeting:
     """The barrier of a host's ranks, from the view of one of them.
 
-    Shared memory holds one byte a rank, the number of the barrier at which it is (modulo 256), and
-    one for all: the number of the last barrier that they may leave. Each byte of a rank is written
-    by that rank alone; two ranks write the same into the last. So no lock can be left behind by a
-    rank that is killed. A rank that sleeps does so on its sockets and its eventfd, whose writer has
-    changed the memory before.
+    Shared memory holds one byte a rank, the number of the barrier at which it is (modulo 256), one
+    for all, the number of the last barrier that they may leave, and one more a rank: whether it may
+    sleep, on its sockets and its eventfd. Each byte of a rank is written by that rank alone; two
+    ranks write the same into the one for all. So no lock can be left behind by a rank that is
+    killed. Only ranks that may sleep are woken: that takes some µs for each.
     """
 
-    def __init__(self, place: int, files: list[int]) -> None:
+    def __init__(
+        self, place: int, files: list[int], *, now: Callable[[], float] = time.perf_counter
+    ) -> None:
         """Join as rank number `place` of the host; `files` are those of `make_files`."""
         memory, *self._wakers = files
-        self._place, self._num = place, len(self._wakers)
-        self._time_at = -(-(self._num + 1) // _TIME.size) * _TIME.size
+        self._place, self._num, self._now = place, len(self._wakers), now
+        self._may_sleep_at = self._num + 1
+        self._time_at = _time_at(self._num)
         self._memory = mmap.mmap(memory, self._time_at + _TIME.size)
         os.close(memory)
         self._turn = 0
         self._all = bytes(self._num)
-        self._arrived = self._waited = 0.0
+        self._arrived = self._left = self._spin = 0.0
+        self._in_vain = 0
 
     @property
     def file(self) -> int:
@@ -49,7 +61,8 @@ class Meeting:
         """Be at the next barrier."""
         self._turn = (self._turn + 1) % 256
         self._all = bytes([self._turn]) * self._num
-        self._arrived = time.perf_counter()
+        self._arrived = self._now()
+        self._memory[self._may_sleep_at + self._place] = 0
         self._memory[self._place] = self._turn
 
     @property
@@ -68,11 +81,18 @@ class Meeting:
 
     def open(self) -> None:
         """Let all ranks leave."""
-        _TIME.pack_into(self._memory, self._time_at, time.perf_counter())
+        _TIME.pack_into(self._memory, self._time_at, self._now())
         self._memory[self._num] = self._turn
-        for place in range(self._num):
-            if place != self._place:
+        # A system call, as in `may_sleep`: one of the two sees what the other has written.
+        os.getppid()
+        for place, may_sleep in enumerate(self._memory[self._may_sleep_at : self._time_at]):
+            if may_sleep and place != self._place:
                 self.wake(place)
+
+    def may_sleep(self) -> None:
+        """Note that this rank is to be woken; the caller looks once more before it sleeps."""
+        self._memory[self._may_sleep_at + self._place] = 1
+        self.rest()
 
     def wake(self, place: int) -> None:
         """Have a rank look again; the call also makes others see what was written before it."""
@@ -81,25 +101,33 @@ class Meeting:
     def leave(self) -> None:
         """Note how long the others were awaited: so the next barrier knows whether to sleep."""
         (opened,) = _TIME.unpack_from(self._memory, self._time_at)
-        self._waited = opened - self._arrived
+        is_soon = opened - self._arrived < (self._spin or SPIN_SECONDS)
+        self._in_vain = 0 if is_soon else self._in_vain + 1
+        self._left = self._now()
 
     def look(self, *, at_last: Callable[[], None]) -> None:
         """Look for the others: for a short time, if that was enough last time, else once.
 
-        A rank that sees that all have come calls `at_last`, once.
+        The rank that comes last calls `at_last`. Two that come at once may not see each other: who
+        has seen for a while that all are here, or has made a system call, does so as well.
         """
-        until = self._arrived + (SPIN_SECONDS if self._waited < SPIN_SECONDS else 0.0)
-        is_told = False
-        while not self.is_open:
+        is_short = self._arrived - self._left < SHORT_STEP_SECONDS
+        self._spin = SHORT_SPIN_SECONDS if is_short else SPIN_SECONDS
+        looks = self._in_vain < (_PATIENCE if is_short else 1)
+        until = self._arrived + (self._spin if looks else 0.0)
+        if is_told := self.is_full:  # this one came last
+            at_last()
+        seen = 0.0
+        while not self.is_open and (now := self._now()) < until:
             if not is_told and self.is_full:
-                is_told = True
-                at_last()
-            elif time.perf_counter() >= until:
-                break
-        if not (is_told or self.is_open):
-            # Two ranks that come at once may not see each other; after a system call they do.
-            self.rest()
-            if self.is_full:
+                seen = seen or now
+                if is_told := now - seen >= _UNSEEN_SECONDS:
+                    at_last()
+            if now - self._arrived > SPIN_SECONDS:
+                time.sleep(0)  # lets threads that read have Python's lock
+        if not self.is_open:
+            self.may_sleep()
+            if self.is_full and not (is_told or self.is_open):
                 at_last()
 
     def rest(self) -> None:
@@ -113,10 +141,15 @@ class Meeting:
         self._wakers.clear()
 
 
+def _time_at(num: int) -> int:
+    """Return where in the memory of so many ranks the time stands at which a barrier opened."""
+    return -(-(2 * num + 1) // _TIME.size) * _TIME.size
+
+
 def make_files(num: int) -> list[int]:
     """Return the descriptors that the ranks of a host share: the memory, and an eventfd a rank."""
     memory = os.memfd_create("dlemu-barrier")
-    os.ftruncate(memory, mmap.PAGESIZE * (1 + num // mmap.PAGESIZE))
+    os.ftruncate(memory, _time_at(num) + _TIME.size)
     return [memory, *(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(num))]
 
 

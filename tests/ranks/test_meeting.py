@@ -9,7 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from dlemu.ranks.meeting import SPIN_SECONDS, Meeting, make_files, receive_files, send_files
+from dlemu.ranks.meeting import (
+    SHORT_SPIN_SECONDS,
+    SPIN_SECONDS,
+    Meeting,
+    make_files,
+    receive_files,
+    send_files,
+)
 from tests.lab.waiting import LONG
 
 pytestmark = pytest.mark.quick
@@ -20,10 +27,26 @@ def copies(files: list[int]) -> list[int]:
     return [os.dup(file) for file in files]
 
 
+class _Clock:
+    """Goes on by 5 µs each time that it is asked."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        self.time += 5e-6
+        return self.time
+
+
 @pytest.fixture
-def three() -> Iterator[list[Meeting]]:
+def clock() -> _Clock:
+    return _Clock()
+
+
+@pytest.fixture
+def three(clock: _Clock) -> Iterator[list[Meeting]]:
     files = make_files(3)
-    ranks = [Meeting(place, copies(files)) for place in range(3)]
+    ranks = [Meeting(place, copies(files), now=clock) for place in range(3)]
     yield ranks
     for rank in ranks:
         rank.close()
@@ -31,7 +54,11 @@ def three() -> Iterator[list[Meeting]]:
         os.close(file)
 
 
-def test_the_last_one_opens_and_wakes_all_others(three: list[Meeting]) -> None:
+def is_woken(rank: Meeting) -> bool:
+    return bool(select.select([rank.file], [], [], 0)[0])
+
+
+def test_the_last_one_opens_and_wakes_those_that_sleep(three: list[Meeting]) -> None:
     for _ in range(600):  # numbers of barriers come again after 256
         for place, rank in enumerate(three[:2]):
             rank.arrive()
@@ -42,32 +69,91 @@ def test_the_last_one_opens_and_wakes_all_others(three: list[Meeting]) -> None:
         three[2].look(at_last=three[2].open)
         assert all(each.is_open for each in three)
         for rank in three[:2]:
-            assert select.select([rank.file], [], [], 0)[0]
+            assert is_woken(rank)
             rank.rest()
-            assert not select.select([rank.file], [], [], 0)[0]
+            assert not is_woken(rank)
         for rank in three:
             rank.leave()
 
 
-def test_a_rank_looks_only_where_the_others_came_soon_last_time(three: list[Meeting]) -> None:
+def test_who_looks_leaves_the_opening_to_the_last_one_and_is_not_woken(
+    three: list[Meeting], clock: _Clock
+) -> None:
+    first, second, last = three
+    looks = 0
+
+    def come() -> float:
+        """Let the others come while the first one looks: the last one after 40 looks."""
+        nonlocal looks
+        looks += 1
+        if looks == 20:
+            second.arrive()
+        if looks == 40:
+            last.arrive()
+        if looks == 42:
+            last.look(at_last=last.open)
+        return clock()
+
+    first._now = come
+    first.arrive()
+    first.look(at_last=lambda: pytest.fail("the last one opens, and it is soon enough"))
+    assert first.is_open and looks < 50
+    assert not is_woken(first)
+
+
+def test_two_that_come_at_once_and_do_not_see_each_other_do_not_wait(three: list[Meeting]) -> None:
+    first, *others = three
+    for rank in three:
+        rank.arrive()
+    all_here, now, opened = first._all, first._now, []
+
+    def see() -> float:
+        first._all = all_here
+        return now()
+
+    def open() -> None:
+        opened.append(now())
+        first.open()
+
+    # At its first look it does not see what the others have written at the same moment, and they
+    # do not see it.
+    first._all, first._now = bytes(3), see
+    first.look(at_last=open)
+    assert len(opened) == 1 and all(rank.is_open for rank in others)
+
+
+@pytest.mark.parametrize(
+    ("step", "looks", "in_vain"),
+    [(0.0035, SHORT_SPIN_SECONDS, 3), (0.05, SPIN_SECONDS, 1)],
+    ids=["short steps", "long steps"],
+)
+def test_a_rank_looks_only_where_the_others_came_soon(
+    three: list[Meeting], clock: _Clock, step: float, looks: float, in_vain: int
+) -> None:
     first, *others = three
 
     def meet(late: float) -> float:
-        """Return how long the first one looked."""
-        begin = time.perf_counter()
+        """Return how long the first one looked for the others."""
+        clock.time += step
         first.arrive()
-        first.look(at_last=first.open)
-        looked = time.perf_counter() - begin
-        time.sleep(late)
+        begun = clock.time
+        if late:
+            first.look(at_last=first.open)
+        looked = clock.time - begun
+        clock.time += late
         for rank in others:
             rank.arrive()
         others[-1].look(at_last=others[-1].open)
-        first.leave()
+        for rank in three:
+            rank.leave()
         return looked
 
-    assert meet(100 * SPIN_SECONDS) >= SPIN_SECONDS, "the first time it does not know"
-    usual = sorted(meet(100 * SPIN_SECONDS) for _ in range(9))
-    assert usual[4] < SPIN_SECONDS / 2, "now it goes to sleep at once"
+    meet(0.0)
+    for _ in range(2):  # one that comes soon lets it look again
+        found = [meet(0.01) for _ in range(5)]
+        assert found[:in_vain] == pytest.approx([looks] * in_vain, rel=0.2)
+        assert max(found[in_vain:]) < SPIN_SECONDS / 4, "now it goes to sleep at once"
+        meet(0.0)
 
 
 def test_none_leaves_early_and_none_is_left_asleep() -> None:
