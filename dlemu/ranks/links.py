@@ -117,6 +117,17 @@ def own_addresses() -> list[str]:
     return [str(each) for each in sorted(found, key=lambda each: (each.is_loopback, each.version))]
 
 
+def only_loopback() -> str | None:
+    """Return the name of this host's loopback interface if no other one is up."""
+    import psutil
+
+    up = {
+        name: state.flags.split(",") for name, state in psutil.net_if_stats().items() if state.isup
+    }
+    names = [name for name, flags in up.items() if "loopback" in flags]
+    return names[0] if names and len(names) == len(up) else None
+
+
 def _accept(server: socket.socket) -> socket.socket | None:
     """Return the next connection; None if it has gone, or is another user's."""
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from dlemu.errors import LostRankError, RunError, reason_of
 from dlemu.ranks.ending import say_launcher_waits
-from dlemu.ranks.links import Links, Tree, Word, decode, encode
+from dlemu.ranks.links import Links, Tree, Word, decode, encode, only_loopback
 from dlemu.ranks.world import Alone, PeerError, World
 
 
@@ -474,6 +474,11 @@ def _mpi_world() -> "MPI.Intracomm":
         with warnings.catch_warnings():
             # mpi4py warns of a launcher of another MPI; check_world says what to do.
             warnings.simplefilter("ignore", RuntimeWarning)
+            import mpi4py  # noqa: F401  # if that is missing, psutil may be as well
+
+            if "OMPI_MCA_btl_tcp_if_exclude" not in os.environ and (loopback := only_loopback()):
+                # Open MPI leaves it out, and has no way at all in a container without a network.
+                os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", loopback)
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: it finds no MPI library
         raise RunError(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from dlemu.errors import LostRankError, RunError
 from dlemu.ranks import mpi
-from dlemu.ranks.links import Word, decode
+from dlemu.ranks.links import Word, decode, only_loopback
 from dlemu.ranks.mpi import MANAGERS, MPIS, Mpi, check_world, launched_ranks, make_world
 from dlemu.ranks.world import Alone, PeerError
 from tests.lab.many_hosts import ManyHosts
@@ -354,6 +355,39 @@ def _has_ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+@pytest.mark.mpi
+def test_ranks_meet_where_there_is_no_network_but_the_loopback() -> None:
+    """A container with --network=none."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        pytest.skip("needs root, and ip: apt-get install iproute2 util-linux")
+    alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    program = "from dlemu.ranks.mpi import make_world; print(make_world().all_gather(7))"
+    done = subprocess.run(
+        [*alone, *mpirun(2, sys.executable, "-c", program)],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
+    assert done.stdout.splitlines() == ["[7, 7]"] * 2, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("up", "name"),
+    [
+        ({"lo": "up,loopback,running"}, "lo"),
+        ({"lo": "up,loopback,running", "eth0": "up,broadcast"}, None),
+        ({}, None),
+    ],
+)
+def test_the_loopback_is_named_where_nothing_else_is_up(
+    up: dict[str, str], name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = {each: Mock(isup=True, flags=flags) for each, flags in up.items()}
+    states["eth9"] = Mock(isup=False, flags="broadcast")
+    monkeypatch.setattr("psutil.net_if_stats", lambda: states)
+    assert only_loopback() == name
 
 
 def test_torchrun_is_told_to_be_mpirun() -> None:
