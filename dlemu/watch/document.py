@@ -237,8 +237,7 @@ def _keys_of(
     reader: dict[str, Any] = {
         "data_loader": "pytorch",
         "batch_size": batch,
-        "read_threads": max(1, described.get("num_workers") or 0),
-        "prefetch_size": max(1, described.get("prefetch_factor") or 2),
+        **_read_ahead(described),
         "file_shuffle": "off" if "Sequential" in str(described.get("sampler")) else "seed",
     }
     if workers is not None and workers.cpu_seconds:
@@ -252,6 +251,14 @@ def _keys_of(
     if launch := fmean(loop.launch for loop in loops):
         train["launch_time"] = float(f"{min(launch, counted['compute'].mean()):.4g}")
     return {"dataset": dataset, "reader": reader, "train": train}
+
+
+def _read_ahead(described: Mapping[str, Any]) -> dict[str, int]:
+    """Return the workers of a loader, and how many batches they read ahead, all together."""
+    workers, each = described.get("num_workers") or 0, described.get("prefetch_factor") or 2
+    if described.get("kind") == "dali":  # its threads share a batch
+        return {"read_threads": max(1, workers), "prefetch_size": each}
+    return {"read_threads": workers, "prefetch_size": workers * each}
 
 
 def times_of(seconds: "np.ndarray[Any, np.dtype[np.float64]]") -> dict[str, Any]:
@@ -449,8 +456,6 @@ def workload_yaml(seen: Seen) -> str:
         lines.append(
             "train.launch_time was not seen: the loop waits for its GPU, or its GPU for no batch."
         )
-    if seen.loops[0].described.get("num_workers") == 0:
-        lines.append("The job has no workers (num_workers=0); read_threads=1 reads ahead of it.")
     keys = seen.workload.model_dump(mode="json")
     tree: dict[str, Any] = {"name": seen.workload.name}
     for section, names in _HANDED_OVER.items():

@@ -293,10 +293,11 @@ _ROOTS = ("root", "root_dir", "data_dir", "folder", "path", "img_dir")
 
 def _files_of(dataset: Any) -> dict[str, Any]:
     """Return files that a dataset names, evenly drawn, how many it names, and its folder."""
-    for _ in range(8):  # Subset and other wrappers
-        if not hasattr(dataset, "dataset"):
+    for _ in range(8):  # Subset and other wrappers; timm's has a reader
+        inner = getattr(dataset, "dataset", getattr(dataset, "reader", None))
+        if inner is None:
             break
-        dataset = dataset.dataset
+        dataset = inner
     named: dict[str, Any] = {}
     for name in _LISTS:
         found = getattr(dataset, name, None)

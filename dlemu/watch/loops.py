@@ -146,7 +146,8 @@ def _loop_of(process: Process, rank: int) -> Loop:
     for number, each in enumerate(own):
         following = own[number + 1].begun if number + 1 < len(own) else process.ended
         spans = [*map(_span, others), *((save.begun, save.ended) for save in process.saves)]
-        epoch, more = _epoch_of(each, following, partners, spans)
+        by_steps = None if partners else _ahead_of(each, following, process.optimizer_steps)
+        epoch, more = _epoch_of(each, following, partners, spans, by_steps)
         epochs.append(epoch)
         ahead = max(ahead, more)
     batches = sum(len(each.taken) for each in own)
@@ -265,10 +266,12 @@ def _epoch_of(
     following: float | None,
     partners: Sequence[Iteration],
     left_out: Sequence[_Span],
+    by_steps: int | None,
 ) -> tuple[Epoch, int]:
     """Return one pass, and how many batches the loop took before it needed them.
 
-    `following` is when the next pass began, or the process ended.
+    `following` is when the next pass began, or the process ended. `by_steps` is what the steps of
+    an optimizer tell of the batches taken ahead.
     """
     begun = min([iteration.begun, *(p.begun for p in partners if _starts(p, iteration))])
     taken, num = np.array(iteration.taken), len(iteration.taken)
@@ -297,7 +300,7 @@ def _epoch_of(
     for begin, end in inside:
         number = int(np.searchsorted(taken, begin, side="right")) - 1
         body[number] -= min(max(0.0, min(end, ends[number]) - begin), body[number])
-    body, ahead = _settled(body)
+    body, ahead = _settled(body) if by_steps is None else (np.roll(body, -by_steps), by_steps)
     if num > max(1, ahead):
         usual = float(np.median(body[: num - max(1, ahead)]))
         if ahead or last is None:
@@ -317,6 +320,21 @@ def _epoch_of(
         left_out=inside,
     )
     return epoch, ahead
+
+
+def _ahead_of(
+    iteration: Iteration, following: float | None, optimizer_steps: Sequence[float]
+) -> int | None:
+    """Return how many batches a loop took before the first step of its optimizer needed them.
+
+    None where that is not known: a step takes several batches, or a pass has no step for each.
+    """
+    until = np.inf if following is None else following
+    steps = np.sort([time for time in optimizer_steps if iteration.taken[0] <= time <= until])
+    before = np.searchsorted(steps, iteration.taken)  # of each batch
+    ahead = int((before == 0).sum()) - 1
+    own = np.maximum(np.arange(len(before)) - ahead, 0)
+    return ahead if len(steps) == len(before) and (before == own).all() else None
 
 
 def _starts(partner: Iteration, iteration: Iteration) -> bool:

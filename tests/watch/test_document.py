@@ -21,6 +21,23 @@ def seen(folder: Path, *iterations: Iteration, **of_process: Any) -> Seen:
     return see(watched, "own", None)
 
 
+def read_ahead(folder: Path, **described: object) -> tuple[int, int, int]:
+    """Return the workers of a job's workload, the batches ahead that it names, and those it has."""
+    made = iteration()
+    job = seen(folder, made, loaders={made.loader: {"kind": "torch", **described}})
+    reader = job.workload.reader
+    return reader.read_threads, reader.prefetch_size, reader.batches_ahead
+
+
+def test_as_many_batches_are_read_ahead_as_the_jobs_workers_did(tmp_path: Path) -> None:
+    """A DataLoader's factor is that of each worker; dlemu's key, as DLIO's, is that of all."""
+    assert read_ahead(tmp_path, num_workers=12, prefetch_factor=2) == (12, 24, 24)
+    assert read_ahead(tmp_path, num_workers=3, prefetch_factor=None) == (3, 6, 6)
+    assert read_ahead(tmp_path, num_workers=0) == (0, 0, 0), "the job reads by itself"
+    assert read_ahead(tmp_path, kind="dali", num_workers=4, prefetch_factor=2)[:2] == (4, 2)
+    assert read_ahead(tmp_path, kind="webdataset") == (0, 0, 0)
+
+
 def train_of(job: Seen) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(workload_yaml(job))["train"]
     return found

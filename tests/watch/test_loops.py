@@ -141,6 +141,20 @@ def test_a_loop_that_takes_a_batch_ahead_has_its_own_bodies() -> None:
     assert loop.epochs[0].body.tolist() == [3.0, 5.0, 7.0, 5.0], "the last is not seen: the median"
 
 
+def test_the_optimizers_steps_tell_that_a_batch_is_taken_ahead() -> None:
+    """Copying the first batch takes a while, and the first step 90 s: times tell nothing."""
+    steps = [(WAIT, 2.0), (WAIT, 90.0), (WAIT, 5.0), (WAIT, 7.0)]
+    made = iteration(steps=steps)
+    ends = [taken + 0.5 for taken in made.taken[1:]] + [110.0]
+    loop = loop_of(made, optimizer_steps=ends)
+    assert loop.ahead == 1
+    assert loop.epochs[0].body.tolist() == [90.0, 5.0, 7.0, 7.0], "the last is not seen: the median"
+    plain = loop_of(made, optimizer_steps=[taken + 0.5 for taken in made.taken])
+    assert plain.ahead == 0 and plain.epochs[0].body.tolist() == [2.0, 90.0, 5.0, 7.0]
+    skipped = loop_of(made, optimizer_steps=ends[:-1])
+    assert skipped.ahead == 0, "a scaler of gradients leaves out a first step"
+
+
 def test_batches_taken_together_share_their_compute() -> None:
     """As transformers accumulates gradients: two batches, then both are computed."""
     loop = loop_of(iteration(steps=[(WAIT, 0.0), (WAIT, 8.0)] * 3))

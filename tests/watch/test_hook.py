@@ -1,0 +1,22 @@
+"""What the hook finds in objects of a job."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dlemu.watch import hook
+
+
+@pytest.mark.parametrize("inner", [None, "dataset", "reader"], ids=["itself", "Subset", "timm's"])
+def test_the_files_that_a_dataset_names_are_found_behind_wrappers(
+    tmp_path: Path, inner: str | None
+) -> None:
+    names = [str(tmp_path / f"{number}.jpg") for number in range(600)]
+    dataset = SimpleNamespace(samples=[(name, 0) for name in names], root=str(tmp_path))
+    if inner is not None:
+        dataset = SimpleNamespace(**{inner: dataset})
+    found = hook._files_of(dataset)
+    assert found["root"] == str(tmp_path) and found["num_files"] == 600
+    assert found["files"][:2] == [names[0], names[2]], "some of them, evenly drawn"
+    assert hook._files_of(SimpleNamespace()) == {}
