@@ -5,6 +5,7 @@ yet, and they share its memory. Rank 0 is the process that asks for them.
 """
 
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -155,6 +156,7 @@ def serve() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # rank 0 ends with them, and so do the ranks
     _end_with_parent()
     run, *files = named_by(sys.argv[1]), *map(int, sys.argv[2:])
+    gc.freeze()  # the ranks share what is there; a collection would copy its pages
     for rank, file in enumerate(files, 1):
         if os.fork() == 0:
             _end_with_parent()

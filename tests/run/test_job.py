@@ -1,5 +1,6 @@
 """One run as a library calls it: its folder, its seed, its failures, and an AU known beforehand."""
 
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -92,6 +93,20 @@ def test_only_the_first_step_of_a_run_takes_the_first_steps_time(
                 100 * asked.sum() / seconds.sum()
             )
             assert epoch.au_percentage == pytest.approx(100 * asked[1:].sum() / seconds[1:].sum())
+
+
+def test_what_was_there_before_a_run_is_not_collected_during_its_steps(tmp_path: Path) -> None:
+    """A full collection of all modules' objects stops a process for several steps."""
+    gc.unfreeze()  # the tests' own process may have frozen some
+    frozen, there = [], len(gc.get_objects())
+
+    def say(text: str) -> None:
+        if text.startswith("epoch "):
+            frozen.append(gc.get_freeze_count())
+
+    run_job(small_job(tmp_path), say=say)
+    assert len(frozen) == 2 and min(frozen) > there / 2
+    assert gc.get_freeze_count() == 0, "the caller's own are collected again"
 
 
 def test_the_reads_of_an_epoch_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
