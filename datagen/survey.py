@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import accumulate
+from functools import cache, cached_property, partial
+from itertools import accumulate, cycle, islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -23,21 +23,22 @@ from dlemu.config.model import Workload, load_workload
 from dlemu.config.published import origin_of, word
 from dlemu.config.sections import ColumnSection
 from dlemu.config.source import WordSource
-from dlemu.datagen.counting import count_samples, with_file
+from dlemu.datagen.counting import ForeignFiles, count_samples
 from dlemu.datagen.manifest import MANIFEST, keys_for, read_manifest, read_plan
 from dlemu.datagen.target import WORK
 from dlemu.dataset.layout import Dataset, FirstFiles, Layout, Samples, amount_of, layout_of
 from dlemu.dataset.rule import datagen_command, resolve_auto
-from dlemu.errors import DatasetError, WorkloadError
+from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.formats import FORMATS, Places, format_of
 from dlemu.formats.csv import TEXT_BYTES
 from dlemu.formats.parquet import stored_columns
 from dlemu.ranks.world import World
 from dlemu.storage.folder import Folder, left_behind
 from dlemu.storage.pagecache import OnFile
-from dlemu.storage.place import place_of
-from dlemu.units import ceil_div, counted
+from dlemu.storage.place import Place, place_of
+from dlemu.units import ceil_div, counted, format_bytes
 
+_T = TypeVar("_T")
 _NO_SHAPE = {
     f"dataset.{key}" for key in ("num_files_train", "seed", "file_prefix", "num_subfolders_train")
 }
@@ -64,14 +65,66 @@ def find_workload(folder: Path, own_format: str = "") -> str:
     if stored is None:
         if named := named_below(folder):
             raise WorkloadError(f"{folder} holds no dataset of dlemu's; {named}")
-        what = "holds no dataset of dlemu's" if folder.is_dir() else "is not there"
-        raise _unknown(f"{folder} {what}, so nothing says which workload to take")
+        if not folder.is_dir():
+            raise _unknown(f"{folder} is not there, so nothing says which workload to take")
+        raise _without_a_step(folder, Glance.at(place_of(folder)))
     origin = stored[1]
     if origin is None:
         raise _unknown(f"{folder} does not say for which workload it was written")
     if origin not in known_workloads() and not Path(origin).is_file():
         raise _unknown(f"{folder} was written for workload={origin}, which is not there")
     return origin
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What a folder of another tool holds, as far as names, sizes and one header tell."""
+
+    format: str
+    num_files: int
+    sample_bytes: float
+    """About: of the first file's samples."""
+    num_samples: float
+
+    @classmethod
+    def at(cls, place: Place) -> "Glance | None":
+        """Return what lies in a place; None: no files of a format that their names tell."""
+        _, names, listed = _listed(place)
+        name, paths = _most(_by_end(names))
+        if not paths:
+            return None
+        files, kind, each = ForeignFiles(place, listed), FORMATS[name], 1
+        size = float(np.mean([files.num_bytes(path) for path in paths[:: _step(paths)]]))
+        with suppress(DlemuError, OSError):  # damaged: then who reads it says so
+            each = files.use(paths[0], partial(kind.count, path=files.path(paths[0]))) or 1
+        return cls(name, len(paths), size / each, float(each * len(paths)))
+
+    def is_like(self, row: Workload) -> bool:
+        """Return whether a workload trains on such samples."""
+        if self.format in _PICTURES:
+            return row.dataset.format in _PICTURES or row.name.startswith(_OF_PICTURES)
+        family = next((each for each in _FAMILIES if self.format in each), (self.format,))
+        return row.dataset.format in family and self.differs(row) < math.log(_ALIKE)
+
+    def differs(self, row: Workload) -> float:
+        """Return the logarithm of how many times larger, or smaller, a workload's samples are."""
+        return abs(math.log(max(1.0, self.sample_bytes) / row.dataset.stored_bytes))
+
+    def rows(self) -> list[str]:
+        """Return the published workloads that train on such samples, the most alike first."""
+        rows = [_published(name) for name in known_workloads() if _OF_BENCHMARK.search(name)]
+        alike = [row for row in rows if self.is_like(row)]
+        fit = [row for row in alike if row.reader.batch_size <= self.num_samples]
+        return [row.name for row in sorted(fit or alike, key=self.differs)]
+
+    def __str__(self) -> str:
+        return (
+            f"{counted(self.num_files, f'{self.format} file')}, of about "
+            f"{format_bytes(self.sample_bytes)} a sample"
+        )
+
+
+_published = cache(load_workload)
 
 
 def named_below(folder: Path) -> str:
@@ -107,10 +160,13 @@ def folders_below(folder: Path, name: str = "") -> list[Path]:
     return [each for each in entries[:_MOST_BELOW] if each.is_dir()]
 
 
-def as_it_is(workload: Workload, folder: Path, given: Mapping[str, str]) -> Workload:
+def as_it_is(
+    workload: Workload, folder: Path, given: Mapping[str, str], *, looks: bool = False
+) -> Workload:
     """Return the workload with the dataset in a folder, whose files stay as they are.
 
-    Keys that were `given` keep their values. Without a dataset of dlemu's, only the folder is set.
+    Keys that were `given` keep their values. Files of another tool are looked at if it `looks`;
+    else, as without any files, only the folder is set.
 
     Raises:
         WorkloadError: the dataset is another workload's.
@@ -122,7 +178,8 @@ def as_it_is(workload: Workload, folder: Path, given: Mapping[str, str]) -> Work
     refuse_other(workload)
     stored = _stored(folder)
     if stored is None:
-        return workload
+        found = find_foreign(workload) if looks else None
+        return workload if found is None else found.workload
     keys = keys_for(stored[0], workload)
     return workload.with_keys({key: keys[key] for key in keys if key not in given})
 
@@ -177,6 +234,24 @@ def _stored(folder: Path) -> tuple[Layout, str | None] | None:
     return None if plan is None else (plan.dataset, plan.workload)
 
 
+def _without_a_step(folder: Path, found: Glance | None) -> WorkloadError:
+    """Return the error for files that nobody describes: they say no batch and no step time."""
+    if found is None:
+        return _unknown(
+            f"{folder} holds no dataset of dlemu's, so nothing says which workload to take"
+        )
+    what = f"{folder} holds {found}: they do not say batch and time of a step"
+    rows = found.rows()[:_MOST_NAMED]
+    if rows:
+        first, *others = rows
+        also = f" (alike: {', '.join(others)})" if others else ""
+        return WorkloadError(f"{what}; add workload={first}{also}, or a file.yaml of yours")
+    return WorkloadError(
+        f"{what}, and no published workload has such samples; add workload=FILE.yaml, or "
+        "workload=unet3d_h100 name=mine reader.batch_size=SAMPLES train.computation_time=SECONDS"
+    )
+
+
 def _unknown(why: str) -> WorkloadError:
     return WorkloadError(
         f"{why}; add workload=NAME (dlemu help workloads lists them) or a file.yaml"
@@ -190,6 +265,15 @@ _OF_SIZE = {
     for key in ("record_length_bytes", "record_length_bytes_distribution", "record_dims")
 }
 """Keys by which a user says how large samples are."""
+_PICTURES, _OF_PICTURES = ("jpeg", "png"), ("resnet50", "retinanet", "stable_diffusion", "flux")
+"""Formats of pictures, and how the names of workloads begin that train on pictures."""
+_FAMILIES = (("npz", "npy", "hdf5"), ("tfrecord", "webdataset", "mds"), ("parquet", "csv"))
+"""Formats that hold the same samples: arrays, records, rows."""
+_OF_BENCHMARK = re.compile(r"(?<!_real)_h100$")
+"""Names of rows that are proposed: others have the same samples and another step."""
+_ALIKE = 3.0
+"""Samples of other files are alike where neither are so many times as large as the others."""
+_MOST_NAMED = 3
 _TAKEN_BY_NAME = (
     *("npz", "npy", "hdf5", "tfrecord", "jpeg", "png", "parquet", "webdataset", "mds", "csv"),
 )
@@ -208,6 +292,10 @@ _PARTS = re.compile(r"(\d+)")
 _LABELLED = re.compile(r"_[xy](\.[^./]*)?$")
 _SHARD = re.compile(r"-\d+-of-\d+$")
 _TRAINING = re.compile(r"(^|/)train(?=[-_./\d]|ing)", re.IGNORECASE)
+_OF_DLEMU = re.compile(r"dlemu[-_][^/]*/")
+"""Folders that commands of dlemu make in the folder that they try or write to."""
+_HIDDEN = re.compile(r"(^|/)\.|/$")
+"""Names of objects that no dataset has; one that ends in "/" stands for a folder."""
 _HELD_OUT = re.compile(r"(^|/)(val|valid|validation|test|dev|eval)(?=[-_./\d])", re.IGNORECASE)
 
 
@@ -227,6 +315,28 @@ class SurveyedLayout(Layout):
     """Of the names, sizes and times of all files, where their samples were counted."""
     notes: tuple[str, ...] = ()
     """What was left out, and why; a line each."""
+    bytes_of_objects: tuple[int, ...] = ()
+    """Of each, as they were listed; files are asked when they are needed."""
+
+    @property
+    def is_foreign(self) -> bool:
+        return True
+
+    @cached_property
+    def listed_bytes(self) -> Samples | None:
+        return np.array(self.bytes_of_objects, np.int64) if self.bytes_of_objects else None
+
+    def repeated(self, num_files: int) -> "SurveyedLayout":
+        def again(of_each: tuple[_T, ...]) -> tuple[_T, ...]:
+            return tuple(islice(cycle(of_each), num_files))
+
+        return replace(
+            self,
+            num_files=num_files,
+            paths=again(self.paths),
+            uneven=again(self.uneven),
+            bytes_of_objects=again(self.bytes_of_objects),
+        )
 
     @cached_property
     def counts(self) -> Samples | None:
@@ -287,16 +397,16 @@ class SurveyedLayout(Layout):
 
     def __str__(self) -> str:
         return (
-            f"{self.num_files:,} {self.format} files were found, their samples have "
+            f"{len({*self.paths}):,} {self.format} files were found, their samples have "
             f"{self.mean_bytes:,.0f} bytes on average; {self.num_opened} were opened, with "
-            f"{self._each} samples each"
+            f"{self._each} each"
         )
 
     @property
     def _each(self) -> str:
         if not self.uneven:
-            return f"{self.samples_per_file}"
-        return f"{min(self.uneven)} to {self.samples_per_file}"
+            return counted(self.samples_per_file, "sample")
+        return f"{min(self.uneven)} to {self.samples_per_file} samples"
 
 
 def find_dataset(
@@ -347,20 +457,45 @@ def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
         if asked < have:
             layout = FirstFiles.of(layout, asked)
         return Dataset(workload, layout, notes=notes, access=access)
-    if not place.has_paths:
+    if not (folder.is_dir() if place.has_paths else _holds_some(place)):
+        what = "is not there" if place.has_paths else f"holds no {MANIFEST} and no files"
         raise DatasetError(
-            f"{folder} has no {MANIFEST}, which says what lies there: objects are never listed in "
-            f"a run; generate it, or copy a whole folder of dlemu datagen there: "
-            f"{datagen_command(workload, workload.num_files)}"
-        )
-    if not folder.is_dir():
-        raise DatasetError(
-            f"dataset.data_folder {folder} is not there; generate it: "
+            f"dataset.data_folder {folder} {what}; generate it: "
             f"{datagen_command(workload, workload.num_files)}"
         )
     said = said_keys(workload)
-    workload, found = survey(folder, workload, at=at, all_files=auto or _NUMBER not in said)
-    return Dataset(workload, found, False, (f"no manifest in {folder}: {found}", *found.notes))
+    workload, found = survey(
+        folder, workload, access=access, at=at, all_files=auto or _NUMBER not in said
+    )
+    return as_found(workload, found, access)
+
+
+def find_foreign(workload: Workload, access: Any = None) -> Dataset | None:
+    """Return the dataset of another tool in the workload's data folder; None: it holds no files.
+
+    Raises:
+        DatasetError: the files are not what the user has said, or dlemu has not written them all.
+    """
+    place = place_of(workload.data_folder, access)
+    if not _holds_some(place):
+        return None
+    workload, found = survey(
+        place.path, workload, access=access, all_files=_NUMBER not in said_keys(workload)
+    )
+    return as_found(workload, found, access)
+
+
+def _holds_some(place: Place) -> bool:
+    return next(iter(place.list("")), None) is not None
+
+
+def as_found(workload: Workload, layout: Layout, access: Any = None) -> Dataset:
+    """Return the dataset of a layout: of one that was surveyed with what the survey says of it."""
+    if not layout.is_foreign:
+        return Dataset(workload, layout, access=access)
+    assert isinstance(layout, SurveyedLayout)
+    notes = (f"no manifest in {workload.data_folder}: {layout}", *layout.notes)
+    return Dataset(workload, layout, False, notes, access=access)
 
 
 def said_keys(workload: Workload) -> set[str]:
@@ -402,48 +537,64 @@ def _amount_of(workload: Workload, layout: Layout) -> tuple[str, ...]:
 
 
 def survey(
-    folder: Path, workload: Workload, *, at: OnFile = lambda path: None, all_files: bool = False
+    folder: Path,
+    workload: Workload,
+    *,
+    access: Any = None,
+    at: OnFile = lambda path: None,
+    all_files: bool = False,
 ) -> tuple[Workload, SurveyedLayout]:
     """Return the layout of a dataset without a manifest, from file names and a few headers.
 
     And the workload that reads it: format, number of files, samples and sizes are those that were
     found, unless the user has said them (`said_keys`). Names may be any; files are read in the
     order of `_in_order`. Where a format tells how many samples a file holds, each is asked. With
-    more files than dataset.num_files_train the first are read; with `all_files` all are. `at` is
-    called with each folder or file before it is read.
+    more files than dataset.num_files_train the first are read; with `all_files` all are. `access`
+    is what the place's `reach` has returned; `at` is called with each folder or file before it is
+    read.
 
     Raises:
         DatasetError: there are too few files, or what they hold is not what the user has said.
     """
-    if (folder / WORK).exists():
-        raise DatasetError(f"{folder} is unfinished; start dlemu datagen again, it continues")
     at(f"{folder}/train")
+    place = place_of(folder, access)
+    if (folder / WORK).exists() if place.has_paths else any(place.list(WORK)):
+        raise DatasetError(f"{folder} is unfinished; start dlemu datagen again, it continues")
     said, before = said_keys(workload), workload
     if said & {*_OF_SIZE, _SAMPLES} and _SPREAD not in said:  # that of a row is of its own mean
         workload = workload.with_keys({_SPREAD: 0})
-    workload, paths, notes = _paths(folder, workload, all_files, said)
+    tree, listed, sizes = _listed(place)
+    files = ForeignFiles(place, sizes, at)
+    workload, paths, notes = _paths(folder, tree, listed, workload, all_files, said)
     wanted = layout_of(workload)
     is_said = _SAMPLES in said
-    counted_ = count_samples(folder, paths, workload, is_said=is_said, at=at)
+    counted_ = count_samples(files, paths, workload, is_said=is_said)
     counts, notes = counted_.numbers, (*notes, *counted_.notes)
+    if counted_.is_chunked and not place.has_paths:
+        raise DatasetError(
+            f"{folder}/{paths[0]} has chunks, which only h5py reads, and it opens no file in "
+            f"{place.word}; copy the dataset to a folder, or repack it without chunks"
+        )
     if counted_.is_chunked and not workload.dataset.by_h5py:
         workload = workload.with_keys({"dataset.enable_chunking": True})
         wanted = layout_of(workload)
     if wanted.format == "parquet" and not workload.dataset.parquet.columns:
-        wanted = replace(wanted, columns=_columns_of(folder / paths[0], wanted.columns))
+        wanted = replace(wanted, columns=_columns_of(files, paths[0], wanted.columns))
     each = max(counts) if counts else wanted.samples_per_file
     wanted = replace(wanted, num_files=len(paths), samples_per_file=each)
     chosen = sorted({0, len(paths) // 2, len(paths) - 1})
+    if counted_.ends_alone:  # the others were taken to be like the first
+        chosen = sorted({0, len(paths) - 1})
     places = []
     for file in chosen:
         at(f"{folder}/{paths[file]}")
-        places.append(_locate(folder / paths[file], wanted, counts[file] if counts else each))
-    lengths = np.concatenate([place.lengths for place in places])
-    sizes = [(folder / paths[file]).stat().st_size for file in chosen]
-    step = ceil_div(len(paths), _MOST_SIZES)
-    size = float(np.mean([(folder / path).stat().st_size for path in paths[::step]]))
+        places.append(_locate(files, paths[file], wanted, counts[file] if counts else each))
+    lengths = np.concatenate([each.lengths for each in places])
+    opened = sum(files.num_bytes(paths[file]) for file in chosen)
+    step = _step(paths)
+    size = float(np.mean([files.num_bytes(path) for path in paths[::step]]))
     in_file = float(np.mean(counts[::step])) if counts else each
-    besides = (sum(sizes) - float(lengths.sum())) * in_file / len(lengths)
+    besides = (opened - float(lengths.sum())) * in_file / len(lengths)
     dataset = workload.dataset
     needs_largest = workload.hands_over and dataset.record_length_bytes_resize is None
     seen = {
@@ -453,10 +604,11 @@ def survey(
         "paths": paths,
         "num_opened": len(chosen),
         # Slow on a network file system, so rank 0 does it for all ranks.
-        "largest_bytes": largest_file(folder, paths, at) if needs_largest else None,
+        "largest_bytes": files.largest(paths) if needs_largest else None,
         "uneven": counts if len({*counts}) > 1 else (),
         "fingerprint": counted_.fingerprint,
         "notes": notes,
+        "bytes_of_objects": tuple(map(files.listed.__getitem__, paths)) if files.listed else (),
     }
     found = SurveyedLayout(**(vars(wanted) | seen))
     keys = _keys_found(folder, workload, found, said)
@@ -522,27 +674,20 @@ def _short(value: Any) -> Any:
     return round(value) if isinstance(value, float) else value
 
 
-def _columns_of(path: Path, default: tuple[ColumnSection, ...]) -> tuple[ColumnSection, ...]:
+def _columns_of(
+    files: ForeignFiles, name: str, default: tuple[ColumnSection, ...]
+) -> tuple[ColumnSection, ...]:
     """Return the columns of a parquet file where the keys name none: all are read, as stored.
 
     A file with the one column that the keys stand for is left to them.
     """
-    found = with_file(path, stored_columns)
+    found = files.use(name, stored_columns)
     if [*found] == [column.name for column in default]:
         return default
     return tuple(
         ColumnSection(name=name, dtype="uint8", size=max(1, round(size)), read=True)
         for name, size in found.items()
     )
-
-
-def largest_file(folder: Path, paths: Iterable[str], at: OnFile = lambda path: None) -> int:
-    """Return the bytes of the largest of these files, whose paths are below the folder."""
-    largest = 0
-    for path in paths:
-        at(f"{folder}/{path}")
-        largest = max(largest, os.stat(f"{folder}/{path}").st_size)
-    return largest
 
 
 def _has_other_mean(workload: Workload, found: SurveyedLayout) -> bool:
@@ -565,22 +710,47 @@ def _refuse_mean(folder: Path, workload: Workload, mean: float) -> NoReturn:
     )
 
 
+def _listed(place: Place) -> tuple[str, Sequence[str], Mapping[str, int]]:
+    """Return the folder in which the files lie, the paths of all below it, and bytes of objects.
+
+    They lie below `train/`, or anywhere where there is no `train/`. The paths are below the place.
+    """
+    if place.has_paths:
+        tree = "train" if (place.path / "train").is_dir() else ""
+        if not tree and named_below(place.path):  # of another dataset nothing is read
+            return "", (), {}
+        paths = (path for path, _ in place.list(tree))
+        return tree, [*paths] if tree else [p for p in paths if not _OF_DLEMU.match(p)], {}
+    for tree in ("train", ""):
+        found = {
+            key: num
+            for key, num in place.list(tree)
+            if not (_HIDDEN.search(key) or _OF_DLEMU.match(key))
+        }
+        if found:
+            return tree, list(found), found
+    return "", (), {}
+
+
 def _paths(
-    folder: Path, workload: Workload, all_files: bool, said: set[str]
+    folder: Path,
+    tree: str,
+    listed: Sequence[str],
+    workload: Workload,
+    all_files: bool,
+    said: set[str],
 ) -> tuple[Workload, tuple[str, ...], tuple[str, ...]]:
     """Return the paths of the files that are read, in order, and lines about those that are not.
 
-    They lie below `train/`, or anywhere in the folder where there is no `train/`. The workload has
-    their format, where none are of its own and the user has not said it.
+    `tree` and `listed` are what `_listed` has found. The workload has their format, where none are
+    of its own and the user has not said it.
     """
     notes = []
-    tree = "train" if (folder / "train").is_dir() else ""
     place = folder / tree
-    named = "" if tree else named_below(folder)  # of another dataset nothing is read
-    by_end = {} if named else _by_end(Folder(folder).list(tree))
+    by_end = _by_end(listed)
     found = _of_format(workload.dataset.format, by_end)
     if not found and "dataset.format" not in said:
-        workload, found = _by_their_names(workload, by_end)
+        workload, found = _by_their_names(workload, by_end, said)
     dataset = workload.dataset
     own = layout_of(workload).suffix
     if not found:
@@ -589,7 +759,7 @@ def _paths(
         remedy = "set dataset.format, or generate the dataset: dlemu datagen"
         raise DatasetError(
             f"{place} has no {dataset.format} files (of others: {have}); "
-            f"{named or named_below(folder) or remedy}"
+            f"{(place_of(folder).has_paths and named_below(folder)) or remedy}"
         )
     if not tree and any(map(_TRAINING.search, found)):
         held_out = {path for path in found if _HELD_OUT.search(path)}
@@ -628,17 +798,30 @@ def _of_format(name: str, by_end: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _by_their_names(
-    workload: Workload, by_end: Mapping[str, Sequence[str]]
+    workload: Workload, by_end: Mapping[str, Sequence[str]], said: set[str]
 ) -> tuple[Workload, list[str]]:
     """Return the workload with the format of most files, and these; no files if none is known."""
-    of_formats = {name: _of_format(name, by_end) for name in _TAKEN_BY_NAME}
-    name = max(of_formats, key=lambda name: len(of_formats[name]))
-    if not of_formats[name]:
+    name, paths = _most(by_end)
+    if not paths:
         return workload, []
     keys: dict[str, object] = {"dataset.format": name, "dataset.compression": "none"}
     if name == "csv":  # lines of text
         keys["dataset.record_element_type"] = "uint8"
-    return workload.with_keys(keys), of_formats[name]
+    if _SAMPLES not in said:  # those of the row are of files of its own format
+        keys[_SAMPLES] = 1
+    return workload.with_keys(keys), paths
+
+
+def _most(by_end: Mapping[str, Sequence[str]]) -> tuple[str, list[str]]:
+    """Return the format of most files, as far as the ends of names tell, and these files."""
+    of_formats = {name: _of_format(name, by_end) for name in _TAKEN_BY_NAME}
+    name = max(of_formats, key=lambda name: len(of_formats[name]))
+    return name, of_formats[name]
+
+
+def _step(paths: Sequence[str]) -> int:
+    """Return the step at which `_MOST_SIZES` of all files are asked for their sizes."""
+    return ceil_div(len(paths), _MOST_SIZES)
 
 
 def first_files(asked: int, have: int) -> str:
@@ -646,20 +829,20 @@ def first_files(asked: int, have: int) -> str:
     return f"dataset.num_files_train={asked}: the first {asked:,} of {have:,} files are read"
 
 
-def _by_end(files: Iterable[tuple[str, "os.DirEntry[str]"]]) -> dict[str, list[str]]:
+def _by_end(paths: Iterable[str]) -> dict[str, list[str]]:
     """Return paths by the ends of their names, in small letters and without the dot.
 
     "": of names as train-00000-of-01024, and of all others without a dot.
     """
     as_written: dict[str, list[str]] = {}
-    for below, entry in files:
-        name = entry.name
+    for below in paths:
+        name = below.rpartition("/")[2]
         if not left_behind(name):
             _, dot, end = name.rpartition(".")
             as_written.setdefault(end if dot else "", []).append(below)
     found: dict[str, list[str]] = {}
-    for end, paths in as_written.items():  # few, but for shards: tfrecord-00000-of-01024
-        found.setdefault(_SHARD.sub("", end).lower(), []).extend(paths)
+    for end, those in as_written.items():  # few, but for shards: tfrecord-00000-of-01024
+        found.setdefault(_SHARD.sub("", end).lower(), []).extend(those)
     return found
 
 
@@ -698,7 +881,7 @@ def _in_order(paths: list[str]) -> list[str]:
     return sorted(paths, key=key)
 
 
-def _locate(path: Path, wanted: Layout, num_samples: int) -> Places:
+def _locate(files: ForeignFiles, name: str, wanted: Layout, num_samples: int) -> Places:
     """Return where a file's samples lie, by its header."""
-    kind = format_of(wanted)
-    return with_file(path, partial(kind.locate, num_samples=num_samples, path=str(path)))
+    locate = partial(format_of(wanted).locate, num_samples=num_samples, path=files.path(name))
+    return files.use(name, locate)

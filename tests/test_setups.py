@@ -22,6 +22,7 @@ from dlemu import loaders
 from dlemu.config.model import Workload, check_workload, load_workload
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.survey import find_dataset
+from dlemu.dataset import rule
 from dlemu.dataset.plan import make_plan
 from dlemu.errors import RunError, WorkloadError, system_line
 from dlemu.formats.tfrecord import TfRecord
@@ -29,9 +30,11 @@ from dlemu.host.devices import counted_devices, devices_under, files_below, moun
 from dlemu.judge.outcome import remarks_of
 from dlemu.ranks.world import Alone
 from dlemu.report.words import note_lines
+from dlemu.sizing.first import find_files, full_measurement
 from dlemu.storage import files
 from dlemu.storage.files import direct_unit
 from dlemu.storage.owned import why_full
+from dlemu.storage.place import place_of
 from dlemu.storage.s3 import access_of
 from dlemu.storage.s3.store import Store
 from dlemu.tools.paths.cells import smallest_direct
@@ -214,6 +217,101 @@ def test_a_folder_says_by_itself_what_it_holds(tmp_path: Path, printed: Printed,
     assert words["dataset.num_files_train"] == str(found.num_files_train)
     said = printed("run", "workload=unet3d_h100", str(folder), "reader.batch_size=2", "--dry-run")
     assert f"dataset:  {told}" in said and "would be accepted" in said
+
+
+@pytest.mark.parametrize("command", ["run", "size", "predict", "steptime", "datasize"])
+def test_files_of_others_say_no_step_and_the_line_names_who_reads_such(
+    tmp_path: Path, printed: Printed, command: str
+) -> None:
+    """Before: "holds no dataset of dlemu's, so nothing says which workload to take"."""
+    make("imagenet", tmp_path / "pictures")
+    make("kits19", tmp_path / "volumes")
+    (tmp_path / "tables").mkdir()
+    for part in range(2):
+        (tmp_path / "tables" / f"{part}.csv").write_text("1,2\n" * 9)
+    said = printed(command, str(tmp_path / "pictures"), status=1)
+    assert "pictures holds 18 jpeg files, of about 2.9 KiB a sample: they do not say batch" in said
+    assert "add workload=stable_diffusion_h100 (alike: retinanet_h100, flux_h100), or" in said
+    others = printed(command, str(tmp_path / "volumes"), status=1)
+    assert "no published workload has such samples; add workload=FILE.yaml, or workload=" in others
+    assert "2 csv files" in printed(command, str(tmp_path / "tables"), status=1)
+    assert "\n" not in said.strip() + others.strip()
+
+
+def test_the_workload_that_is_named_for_pictures_reads_them(
+    tmp_path: Path, printed: Printed
+) -> None:
+    """Before: "must be a multiple of 1 where a jpeg file holds 1251 samples" for resnet50_h100."""
+    make("imagenet", tmp_path / "pictures")
+    line = printed("run", str(tmp_path / "pictures"), status=1)
+    for row in ("resnet50_h100", *re.findall(r"\w+_h100", line)):
+        words = [str(tmp_path / "pictures"), f"workload={row}", "reader.batch_size=2"]
+        said = printed("run", *words, "reader.data_loader=threads", "--dry-run")
+        assert "18 jpeg files were found" in said and "would be accepted" in said
+
+
+KINDS = {"imagenet": "jpeg", "laion": "webdataset", "huggingface": "parquet"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_search_and_a_calibration_read_a_real_dataset(
+    tmp_path: Path, printed: Printed, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: "holds no whole dataset of dlemu's; write one". One survey, and the same line."""
+    keys = make(name, tmp_path / "data")
+    folder, out = str(keys["data_folder"]), tmp_path / "size"
+    before = tree(tmp_path / "data")
+    note = f"no manifest in {folder}: {keys['num_files_train']} {KINDS[name]} files were found"
+    job = [f"dataset.data_folder={folder}", "workload=unet3d_h100", "reader.batch_size=1"]
+    job += ["reader.data_loader=threads", "reader.read_threads=1", "reader.prefetch_size=1"]
+    job += ["train.epochs=1", "metric.au=0.0001", "train.computation_time=0.005"]
+    search = ["size", *job, "size.max_accelerators=1", "size.confirm=1", "host_memory=1KiB"]
+    monkeypatch.setattr(rule, "STEPS_PER_EPOCH", 10)
+    said = printed(*search, f"output.folder={out}")
+    assert f"note: {note}" in said
+    (run,) = out.glob("runs/*/summary.json")
+    assert any(note in str(each) for each in json.loads(run.read_text())["notes"])
+    (survey,) = out.rglob("*survey.json")
+    described = json.loads(survey.read_text())
+    assert described["num_files"] == keys["num_files_train"]
+    more = printed(*search, f"output.folder={tmp_path / 'more'}", "num_hosts=999999", status=1)
+    assert "add files to it, or name another dataset, or take size.quick=true" in more
+    assert "dlemu datagen" not in more, "nothing is written into it"
+    assert tree(tmp_path / "data") == before
+
+
+def test_a_prediction_is_of_the_samples_of_a_real_dataset(tmp_path: Path, printed: Printed) -> None:
+    """Before: of the published row's samples, whatever the folder held."""
+    (tmp_path / "train").mkdir()
+    for number in range(40):
+        (tmp_path / "train" / f"{number}.jpg").write_bytes(bytes(11_466 + number))
+    words = ["workload=resnet50_h100", "drive=d7_ps1010", "--json"]
+    read = json.JSONDecoder().raw_decode
+    row, _ = read(printed("predict", *words))
+    own, _ = read(printed("predict", str(tmp_path), *words))
+    demand = own["demand_bytes_per_second"] / row["demand_bytes_per_second"]
+    assert demand == pytest.approx(0.1, rel=0.01)
+
+
+def test_a_try_reads_pictures_that_are_there(tmp_path: Path) -> None:
+    """Before: it wrote files beside them. Volumes are still written for those who read such."""
+    for number in range(40):
+        (tmp_path / f"{number}.jpg").write_bytes(bytes(3000 + number))
+    (tmp_path / "dlemu-try").mkdir()
+    (tmp_path / "dlemu-try" / "img_1_of_9.jpg").write_bytes(bytes(10))
+    keys: dict[str, object] = {
+        "dataset.record_length_bytes": 3000,
+        "dataset.num_samples_per_file": 1,
+    }
+    found = find_files(place_of(tmp_path), load_workload("resnet50_h100", keys))
+    assert found is not None and not found.written and found.layout.num_files == 40
+    again = found.layout.repeated(90)
+    assert again.path(85) == found.layout.path(5) and again.num_samples == 90
+    needs, commands = full_measurement(place_of(tmp_path), found, 1, 4, feeds=1.0, write_rate=1e9)
+    assert "files even for a quick search, there are 40" in needs and not commands
+    assert find_files(place_of(tmp_path), load_workload("unet3d_h100", keys)) is None
+    large = load_workload("resnet50_h100")
+    assert find_files(place_of(tmp_path), large) is None, "fewer bytes than a try writes"
 
 
 def test_a_word_of_the_user_that_contradicts_the_files_is_refused(

@@ -165,6 +165,10 @@ _THAT_LOOK = (*_OF_MODELS, "run", "size")
 """Commands that refuse another workload's dataset where they look at it, or read none."""
 
 
+_WITHOUT_FILES = ("predict", "datasize", "steptime")
+"""Commands that read no dataset: of files of another tool in FOLDER they are told the sizes."""
+
+
 def call(name: str, words: Sequence[str], world: World) -> int:
     """Do a command; return the exit status. All ranks call it."""
     command = COMMANDS[name]
@@ -332,7 +336,8 @@ class _Job:
         if folder is not None:
             from dlemu.datagen.survey import as_it_is
 
-            workload = as_it_is(workload, folder, words.values)
+            looks = self.name in _WITHOUT_FILES
+            workload = as_it_is(workload, folder, words.values, looks=looks)
         elif "workload" in words.values and self.name not in _THAT_LOOK:
             from dlemu.datagen.survey import refuse_other
 

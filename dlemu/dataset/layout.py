@@ -99,6 +99,23 @@ class Layout:
         whole = self.mean_bytes / self.element_bytes
         return int(self.mean_bytes) if self.stdev_bytes == 0 and whole.is_integer() else None
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the files are those of another tool: dlemu adds none to them."""
+        return False
+
+    @property
+    def listed_bytes(self) -> Samples | None:
+        """Bytes of each object that dlemu did not write, int64 (files,), as they were listed."""
+        return None
+
+    def repeated(self, num_files: int) -> "Layout":
+        """Return so many files: these, again and again.
+
+        For a short look at storage that O_DIRECT reads: no page cache keeps what was read before.
+        """
+        return Repeated.of(self, num_files)
+
     def file_of(self, samples: Samples) -> Samples:
         """Return the file number of each sample."""
         return samples // self.samples_per_file
@@ -222,10 +239,7 @@ class _ByFilesOf(Layout):
 
 
 class Repeated(_ByFilesOf):
-    """Files that are read as if there were more: file i stands for file i modulo their number.
-
-    For a short look at storage that O_DIRECT reads: no page cache keeps what was read before.
-    """
+    """Files that are read as if there were more: file i stands for file i modulo their number."""
 
     def path(self, file: int) -> str:
         return self.real.path(file % self.real.num_files)
@@ -456,6 +470,8 @@ def file_sizes(dataset: Dataset) -> Samples:
     """
     layout = dataset.layout
     if not dataset.known_places:
+        if (listed := layout.listed_bytes) is not None:
+            return listed[: layout.num_files]
         try:
             found = [
                 os.stat(dataset.folder / layout.path(file)).st_size

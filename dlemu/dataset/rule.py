@@ -235,7 +235,7 @@ class FilesBound:
     """Together they are enough for `wanted_accelerators`."""
     wanted_accelerators: int
     command: str
-    """It extends the dataset."""
+    """It extends the dataset; "": the files are of another tool, which adds some."""
     writes_another: bool
     """It writes another one beside it: one in a bucket is not extended."""
 
@@ -285,7 +285,7 @@ class SizeCheck:
             most_accelerators=self.most_accelerators,
             num_more_files=files - have,
             wanted_accelerators=wanted,
-            command=_extending(self.workload, files),
+            command="" if self.layout.is_foreign else _extending(self.workload, files),
             writes_another=not self.workload.place.has_paths,
         )
 
@@ -318,7 +318,7 @@ class SizeCheck:
             )
         else:
             size = DatasetSize(workload, accelerators, self.memory)
-            if have >= size.num_files:
+            if self.layout.num_samples >= max(size.samples_for_steps, size.samples_for_memory):
                 return
             by_steps, by_memory = f"{STEPS_PER_EPOCH} steps an epoch", f"{MEMORY_MULTIPLE} x memory"
             why = (
@@ -327,7 +327,10 @@ class SizeCheck:
             )
             or_else = ", or take size.quick=true and a result that says so"
         ahead = max(accelerators, math.ceil(_HEADROOM * min(expected, 4 * accelerators)))
-        raise DatasetError(f"{why}; {_to_extend(workload, self.files_for(ahead))}{or_else}")
+        more = "add files to it, or name another dataset"
+        if not self.layout.is_foreign:
+            more = _to_extend(workload, self.files_for(ahead))
+        raise DatasetError(f"{why}; {more}{or_else}")
 
     @property
     def _least_steps(self) -> int:

@@ -29,6 +29,7 @@ class Csv(Bare):
 
     ways = ("stream",)
     why_equal = ""
+    counts_by_reading = True
 
     def stored(self, content: bytes, num_bytes: int) -> bytes:
         text = _TEXT[np.frombuffer(content, np.uint8)[: num_bytes // NUMBER_BYTES]].tobytes()

@@ -272,6 +272,8 @@ class Format(ABC):
     """Whether a sample is a row, scattered over columns: see `parquet`, the only such format."""
     by_dali = False
     """Whether DALI has a reader for such files."""
+    counts_by_reading = False
+    """Whether `count` reads all parts of a file, where no index lies beside it."""
 
     def of(self, layout: Any) -> "Format":
         """Return the format of the files of a layout (`dlemu.dataset.layout.Layout`)."""

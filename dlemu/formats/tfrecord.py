@@ -51,6 +51,7 @@ class TfRecord(Format):
     other_suffixes = ("tfrecords", "tfrec", "")
     why_equal = ""
     by_dali = True
+    counts_by_reading = True
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
         offsets = np.empty(num_samples, np.int64)

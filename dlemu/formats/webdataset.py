@@ -54,6 +54,7 @@ class WebDataset(Format):
     suffix = "tar"
     tail_bytes = len(_END)
     why_equal = ""
+    counts_by_reading = True
 
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
         found: list[tarfile.TarInfo] = []

@@ -29,9 +29,13 @@ _MOUNT = re.compile(
 SECTOR = 512  # bytes; /sys counts these, whatever the drive's own sector size is
 IN_MEMORY = ("tmpfs", "ramfs")
 """File systems that never read a drive."""
-_FOLDERS_LOOKED_INTO, _LOOKED_AT, _MOST_LISTED = 16, 32, 4096
-"""Subfolders that `files_below` opens; links and folders, and other entries of each,
-that it looks at, of so many at most: over a network each look is a round trip."""
+_FOLDERS_LOOKED_INTO = 16
+"""Folders that `files_below` opens."""
+_LOOKED_AT = (32, 8)
+"""Links and folders of each, and other entries, that it looks at: over a network each look is a
+round trip, and a file is seldom a mount of its own."""
+_MOST_LISTED, _MOST_LISTED_BELOW = 1024, 128
+"""Entries of the first folder, and of each below it, that are listed at most."""
 T = TypeVar("T")
 
 
@@ -146,34 +150,40 @@ def mount_under(folder: Path, *, proc: Path = PROC) -> Mount | None:
 
     Of several it is that of the first file of a sample.
     """
-    return mount_of(files_below(folder)[0].resolve(), read_mounts(proc=proc))
+    return mount_of(next(files_below(folder)).resolve(), read_mounts(proc=proc))
 
 
-def files_below(folder: Path) -> list[Path]:
-    """Return a file of a folder's on each file system that holds some of them.
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield a file of a folder's on each file system that holds some of them.
 
     A sample is looked at, of `train/` where a dataset has one; links are followed. Where there is
     no file yet, that is the folder in which the files will lie.
     """
     if not folder.is_dir() or folder.resolve() == Path("/"):
-        return [folder]
+        yield folder
+        return
     start = folder / "train" if (folder / "train").is_dir() else folder
-    found: dict[int, Path] = {}
+    found = set[int]()
     left, seen = [start], 0
     while left and seen < _FOLDERS_LOOKED_INTO:
+        most = _MOST_LISTED_BELOW if seen else _MOST_LISTED
         seen += 1
-        with suppress(OSError), os.scandir(left.pop(0)) as all_entries:
-            entries = list(islice(all_entries, _MOST_LISTED))
-            kinds: tuple[list[os.DirEntry[str]], ...] = ([], [])  # apart, and plain files
-            for entry in entries:
+        kinds: tuple[list[os.DirEntry[str]], ...] = ([], [])  # apart, and plain files
+        with suppress(OSError), os.scandir(left.pop(0)) as entries:
+            for entry in islice(entries, most):
                 kinds[not (entry.is_symlink() or entry.is_dir())].append(entry)
-            for entry in chain(*(each[:: len(each) // _LOOKED_AT + 1] for each in kinds)):
-                with suppress(OSError):  # a broken link
-                    if entry.is_dir():
-                        left.append(Path(entry.path))
-                    elif entry.is_file():
-                        found.setdefault(entry.stat().st_dev, Path(entry.path))
-    return list(found.values()) or [start]
+        few = (each[:: len(each) // most + 1] for each, most in zip(kinds, _LOOKED_AT, strict=True))
+        for entry in chain.from_iterable(few):
+            with suppress(OSError):  # a broken link
+                if entry.is_dir():
+                    left.append(Path(entry.path))
+                    continue
+                device = entry.stat().st_dev if entry.is_file() else None
+            if device is not None and device not in found:
+                found.add(device)
+                yield Path(entry.path)
+    if not found:
+        yield start
 
 
 def existing(folder: Path) -> Path:

@@ -128,6 +128,7 @@ Kind = Literal[
     "confirming",
     "expected_to_fail",
     "fast_drive_feeds",
+    "full_needs_files",
     "full_needs_room",
     "full_takes",
     "going_on_after",

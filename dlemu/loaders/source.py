@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.config.model import Workload
-from dlemu.datagen.survey import SurveyedLayout, largest_file
-from dlemu.dataset.layout import Dataset, Layout, Samples
+from dlemu.datagen.survey import SurveyedLayout
+from dlemu.dataset.layout import Dataset, Layout, Samples, file_sizes
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import DatasetError, DlemuError, WorkloadError, system_line
+from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.formats import format_of
 from dlemu.host.processes import free_memory_bytes, usable_cpus
 from dlemu.loaders.cache.reader import CacheReader
@@ -145,7 +145,9 @@ class Source:
         return str(self.dataset.folder)
 
     def file_bytes(self, file: int) -> int:
-        """Return the bytes of a file that dlemu wrote."""
+        """Return the bytes of a file that dlemu wrote, or of an object, which was listed."""
+        if (listed := self.layout.listed_bytes) is not None:
+            return int(listed[file])
         sizes = self.layout.sizes(self.layout.samples_of(file))
         return int(format_of(self.layout).file_bytes(sizes[None])[0])
 
@@ -446,10 +448,7 @@ def sample_bytes(source: Source) -> int:
         )
     largest = layout.largest_bytes if isinstance(layout, SurveyedLayout) else None
     if largest is None:
-        try:
-            largest = largest_file(source.dataset.folder, map(layout.path, range(layout.num_files)))
-        except OSError as error:
-            raise DatasetError(system_line(error)) from None
+        largest = int(file_sizes(source.dataset).max())
     mean = ceil_div(largest, layout.samples_per_file)
     return min(largest, mean + int(_MOST_STDEVS * layout.stdev_bytes))
 

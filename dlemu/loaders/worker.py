@@ -137,12 +137,17 @@ class _WholeFileReader(_InPlaceReader):
             yield 1
 
     def _files_of(self, task: Task) -> Iterator[ReadFile]:
-        """Yield what is known of a batch's objects, which dlemu wrote."""
-        assert task.places is not None
+        """Yield what is known of a batch's objects: of those of other tools only their sizes."""
+        if task.places is None:
+            for file in task.fetch.tolist():
+                num_bytes = self._source.file_bytes(file)
+                yield ReadFile(self._source.path(file), num_bytes, num_bytes)
+            return
         offsets, lengths, sizes = task.places
         wanted = sizes if self._checks else offsets + lengths
         known = zip(task.fetch.tolist(), sizes.tolist(), wanted.tolist(), strict=True)
-        return (ReadFile(self._source.path(file), size, most) for file, size, most in known)
+        for file, size, most in known:
+            yield ReadFile(self._source.path(file), size, most)
 
     def _read_file(self, file: File, number: int, place: Sequence[int] | None) -> None:
         if place is None:

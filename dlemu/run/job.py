@@ -27,7 +27,7 @@ from dlemu.checkpoint.in_run import (
 from dlemu.clock import Clock, WallClock, after_launch
 from dlemu.config.model import Workload
 from dlemu.datagen.counting import SURVEY
-from dlemu.datagen.survey import SurveyedLayout, find_dataset
+from dlemu.datagen.survey import SurveyedLayout, as_found, find_dataset
 from dlemu.dataset.layout import Dataset, Layout, needed_ratio
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators, num_processes
@@ -150,8 +150,17 @@ def run_job(
             clock, say = clock or WallClock.calibrate(), say if world.rank == 0 else silent
             started = first_fields("run", workload, world)
             dataset = _prepare(workload, world, watchdog, layout)
-            run = _Run(dataset, world, clock, say, watchdog, live)
+            run = _Run(dataset, world, clock, say, watchdog, live, looked=layout is None)
             return run.carry_out(run.introduce(started), on_cut)
+
+
+def keep_survey(dataset: Dataset, path: Path) -> None:
+    """Write what was found of a dataset without a manifest, beside results, never into its folder.
+
+    Nothing is written of a dataset of dlemu's.
+    """
+    if isinstance(dataset.layout, SurveyedLayout):
+        write_json(path, dataset.layout.described(dataset.folder))
 
 
 def run_rank(world: World, workload: Workload, layout: Layout | None) -> None:
@@ -171,7 +180,7 @@ def _prepare(
         dataset = find_dataset(workload, world, watch=watchdog.phase, at=watchdog.at)
     else:
         access = world.on_first(lambda: workload.access)
-        dataset = Dataset(workload, layout, access=access)
+        dataset = as_found(workload, layout, access)
     if world.rank == 0:  # refuses what cannot be planned
         num_steps = _count_steps(dataset, num_accelerators(dataset.workload, world))
         if workload.workflow.checkpoint:
@@ -189,6 +198,8 @@ class _Run:
     say: Say
     watchdog: Watchdog
     live: Live
+    looked: bool
+    """Whether the run itself has looked at the dataset."""
 
     @property
     def workload(self) -> Workload:
@@ -279,7 +290,7 @@ class _Run:
                 if is_first:
                     self.say(lines_of(facts_of(summary)))
                 record.write()
-                self._keep_survey(folder)
+                self._keep_survey(folder / SURVEY)
                 gathered = self._gather(folder, self._replay(record, is_first=is_first))
                 return None if gathered is None else self._judge(record, gathered)
         except BaseException:
@@ -287,12 +298,11 @@ class _Run:
                 _show_ended_epochs(self.workload, folder, summary, on_cut)
             raise
 
-    def _keep_survey(self, folder: Path) -> None:
-        """Write what was found of a dataset without a manifest, never into its own folder."""
-        found = self.dataset.layout
-        if self.world.rank == 0 and isinstance(found, SurveyedLayout):
-            with self.watchdog.phase(f"writing to {folder}"):
-                write_json(folder / SURVEY, found.described(self.workload.data_folder))
+    def _keep_survey(self, path: Path) -> None:
+        """Write what was found of a dataset without a manifest; a search keeps it for its runs."""
+        if self.world.rank == 0 and self.looked:
+            with self.watchdog.phase(f"writing to {path.parent}"):
+                keep_survey(self.dataset, path)
 
     @contextmanager
     def _recorded(self, summary: Summary) -> Iterator[Record]:

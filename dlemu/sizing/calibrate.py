@@ -21,10 +21,11 @@ import numpy as np
 from dlemu.config.keys import all_keys
 from dlemu.config.model import Workload, read_by
 from dlemu.config.published import command
+from dlemu.datagen.counting import SURVEY
 from dlemu.datagen.manifest import read_manifest
-from dlemu.datagen.survey import named_below
+from dlemu.datagen.survey import as_found, find_foreign, named_below
 from dlemu.datagen.write import generate
-from dlemu.dataset.layout import Dataset, Layout
+from dlemu.dataset.layout import Layout
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory, listed, read_text
@@ -37,10 +38,10 @@ from dlemu.judge.records import Steps, read_steps, write_json
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.cost import barrier_cost
 from dlemu.ranks.world import World
-from dlemu.report.words import calibrated_rate, told
+from dlemu.report.words import calibrated_rate, note_line, told
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
-from dlemu.run.job import check_job, run_job
+from dlemu.run.job import check_job, keep_survey, run_job
 from dlemu.run.live import Live
 from dlemu.run.workers import TwoRates
 from dlemu.sizing.answers import identity_of_job
@@ -87,15 +88,21 @@ def calibrate_host(
             given = workload.output.folder
             record = stack.enter_context(recorded(given, "calibration", world, workload))
 
-        def prepare() -> tuple[Workload, Layout | None, Path]:
+        def prepare() -> tuple[Workload, Workload, Layout | None, Path]:
             scratch = stack.enter_context(_scratch_folder())
-            return _for_memory(workload, world, scratch), _find_target(workload), scratch
+            job, target = _find_target(workload)
+            return job, _for_memory(job, world, scratch), target, scratch
 
-        memory, target, scratch = world.on_first(prepare)
+        workload, memory, target, scratch = world.on_first(prepare)
         if world.rank == 0:
             num_files = target.num_files if target else None
             head = introduced(workload, host=world.host, num_files=num_files)
             say(lines_of(facts_of(head)))
+            if target is not None:
+                dataset = as_found(workload, target)
+                keep_survey(dataset, record.folder / SURVEY)
+                for line in dataset.notes:
+                    say(note_line(line))
         calibration = _Calibrator(workload, world, say, scratch, live or Live()).calibrate(
             memory, target
         )
@@ -137,30 +144,32 @@ def _scratch_folder() -> Iterator[Path]:
         yield own.path
 
 
-def _find_target(workload: Workload) -> Layout | None:
-    """Return the layout of the target's dataset; None: there is no target."""
+def _find_target(workload: Workload) -> tuple[Workload, Layout | None]:
+    """Return the workload that reads the target's dataset, and its layout; None: no target."""
     if workload.dataset.data_folder is None:
-        return None
+        return workload, None
     if not workload.place.has_paths:
         raise WorkloadError(
             f"dlemu calibrate reads files, and {workload.data_folder} is {workload.place.word}; "
             "leave dataset.data_folder out to calibrate the host alone"
         )
     manifest = read_manifest(workload.data_folder)
-    if manifest is None:
+    below = named_below(workload.data_folder) if manifest is None else ""
+    found = find_foreign(workload) if manifest is None and not below else None
+    if manifest is None and found is None:
         raise DatasetError(
             f"{workload.data_folder} holds no whole dataset of dlemu's; "
-            + (
-                named_below(workload.data_folder)
-                or f"write some files: {datagen_command(workload, _few_files(workload))}"
-            )
+            + (below or f"write some files: {datagen_command(workload, _few_files(workload))}")
         )
     if lies_in_memory(workload.data_folder):
         raise DatasetError(
             f"{workload.data_folder} lies in memory, where no storage is read; name a folder "
             "on the storage, or leave dataset.data_folder out to calibrate the host alone"
         )
-    return manifest.layout
+    if found is not None:
+        return found.workload, found.layout
+    assert manifest is not None
+    return workload, manifest.layout
 
 
 def _few_files(workload: Workload) -> int:
@@ -259,7 +268,7 @@ class _Calibrator:
         with self._live.doing("probing the drive"):
             probed = self._world.on_first(
                 lambda: probe_dataset(
-                    Dataset(workload, layout), num_readers=_PROBE_READERS, seconds=_PROBE_SECONDS
+                    as_found(workload, layout), num_readers=_PROBE_READERS, seconds=_PROBE_SECONDS
                 )
             )
         rate = probed or workload.demand
@@ -276,16 +285,23 @@ class _Calibrator:
             "train.epochs": 1,
             "train.total_training_steps": max(_LEAST_STEPS, min(batches // number, num_steps)),
         }
-        return self._run(workload, "target", keys)
+        return self._run(workload, "target", keys, layout if layout.is_foreign else None)
 
-    def _run(self, workload: Workload, name: str, keys: Mapping[str, object]) -> Outcome | None:
+    def _run(
+        self,
+        workload: Workload,
+        name: str,
+        keys: Mapping[str, object],
+        layout: Layout | None = None,
+    ) -> Outcome | None:
         keys = {
             **keys,
             "output.folder": str(self._scratch / name),
             "workflow.checkpoint": False,  # writing would slow down what is measured
             "train.first_step_time": None,
         }
-        return run_job(workload.with_keys(keys), world=self._world, say=silent, live=self._live)
+        job = workload.with_keys(keys)
+        return run_job(job, world=self._world, say=silent, live=self._live, layout=layout)
 
     def _begin(self, text: str) -> None:
         """Say what is measured next."""

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,11 +31,12 @@ from pydantic import Field
 from dlemu.config.model import Workload, load_workload
 from dlemu.config.published import command
 from dlemu.config.types import Arguments, Listed, MostBytes, Seconds, Section, Use
+from dlemu.datagen.counting import SURVEY
 from dlemu.datagen.manifest import read_manifest
-from dlemu.datagen.survey import folders_below
+from dlemu.datagen.survey import Glance, as_found, find_foreign, folders_below
 from dlemu.datagen.verify import verify
 from dlemu.datagen.write import generate
-from dlemu.dataset.layout import Dataset, Layout, Repeated, layout_of
+from dlemu.dataset.layout import Layout, layout_of
 from dlemu.dataset.rule import REACHED_BY, SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
 from dlemu.host.devices import devices_under, lies_in_memory
@@ -43,9 +45,9 @@ from dlemu.judge.folders import hold
 from dlemu.judge.header import host_of
 from dlemu.loaders import most_accelerators
 from dlemu.ranks.world import Alone
-from dlemu.report.words import told
+from dlemu.report.words import note_line, told
 from dlemu.report.words.places import facts_of, lines_of
-from dlemu.run.job import check_job
+from dlemu.run.job import check_job, keep_survey
 from dlemu.run.live import Live
 from dlemu.run.workers import workers_of
 from dlemu.sizing.answers import First, Sized, SizingRecord, Target, names_of
@@ -102,6 +104,8 @@ _TIMING_SECONDS = 15.0
 """So much time must be left where the workers of a DataLoader are timed."""
 _FREE_SHARE = 0.9
 _LEAST_FILES = 2
+_MOST_OBJECTS = 20_000
+"""Of another tool, that are listed."""
 _SEEDS = 64
 
 
@@ -196,7 +200,28 @@ def find_files(place: Place, workload: Workload) -> Files | None:
             own = workload.with_keys(keys)
             manifest.check(layout_of(own), path)
             return Files(own, layout, written=False)
+    with suppress(DlemuError, OSError):  # not what the user has said: then files are written
+        return _foreign_files(place, workload)
     return None
+
+
+def _foreign_files(place: Place, workload: Workload) -> Files | None:
+    """Return files of another tool in a folder, if the workload trains on such samples.
+
+    None also where there are many objects to list, or fewer bytes than a try would write.
+    """
+    if not place.has_paths:
+        few = islice(place.list(""), _MOST_OBJECTS + 1)
+        if sum(1 for _ in few) > _MOST_OBJECTS:
+            return None
+    found = Glance.at(place)
+    if found is None or not found.is_like(workload):
+        return None
+    if found.num_samples * found.sample_bytes < _LEAST_FILES * _file_bytes(workload):
+        return None
+    keys: dict[str, object] = {"dataset.data_folder": str(place.path.absolute())}
+    dataset = find_foreign(workload.with_keys(keys), place.access)
+    return None if dataset is None else Files(dataset.workload, dataset.layout, written=False)
 
 
 def _free(place: Place) -> float:
@@ -280,6 +305,8 @@ def full_measurement(
         own = (path for path in (place.path / NAME).rglob("*") if path.is_file())
         free += sum(path.lstat().st_blocks * 512 for path in own)
     job, have = _job(place, files)
+    if files.layout.is_foreign:
+        free = 0.0  # nothing is written into a dataset of another tool
     for quick in (False, True):
         job = job.with_keys({"size.quick": quick, "train.epochs": 1 if quick else 5})
         check = SizeCheck(job, layout_of(job), measure_memory(job, Alone()))
@@ -288,6 +315,8 @@ def full_measurement(
         if num_bytes <= free:
             break
     else:
+        if files.layout.is_foreign:
+            return told("full_needs_files", num_files=num_files, have_files=have), ()
         return told("full_needs_room", needed_bytes=num_bytes, free_bytes=free), ()
     more: dict[str, object] = {"dataset.data_folder": job.data_folder}
     if quick:
@@ -397,6 +426,10 @@ def try_storage(
             until = time.perf_counter() + share
             one = _Try(storage, files, record, until=until, end=end, say=say, access=target.access)
             say(f"{place + 1}/{len(datasets)} {one.describe()}")
+            dataset = as_found(files.workload, files.layout)
+            keep_survey(dataset, results / f"{name}.{files.workload.name}.{SURVEY}")
+            for line in dataset.notes:
+                say(note_line(line))
             found = one.find()
             number = found.num_accelerators
             needs, commands = full_measurement(
@@ -537,7 +570,7 @@ class _Try(Search):
         """Return the answer for the workload."""
         if self._files.written:
             generate(self._files.workload, world=Alone())
-        dataset = Dataset(self._workload, self._files.layout, access=self._access)
+        dataset = as_found(self._workload, self._files.layout, self._access)
         rate = probed_rate(dataset, once=True)
         threshold = 100 * self._workload.metric.au
         taken = self._workload.metric.au * self._workload.demand
@@ -599,14 +632,15 @@ class _Try(Search):
             raise _TimeIsUp
         self._workload = self._workload.with_keys({"train.total_training_steps": num_steps})
         files = self._num_files(number, num_steps)
-        return super()._measure(number, Repeated.of(self._files.layout, files))
+        return super()._measure(number, self._files.layout.repeated(files))
 
     def _num_files(self, accelerators: int, num_steps: int) -> int:
         """Return the files of an epoch; where files hold many samples, each stream ends in one."""
-        per_file = self._files.layout.samples_per_file
+        layout = self._files.layout
         samples = num_steps * self._workload.reader.batch_size * accelerators
-        streams = self._workload.reader.num_streams * accelerators if per_file > 1 else 0
-        return ceil_div(samples, per_file) + streams
+        streams = self._workload.reader.num_streams * accelerators
+        more = streams if layout.samples_per_file > 1 else 0
+        return ceil_div(samples * layout.num_files, layout.num_samples) + more
 
     def _left(self) -> str:
         return format_left(self._end - time.perf_counter(), before="; ")

@@ -19,8 +19,9 @@ from typing import Any
 from dlemu.checkpoint.in_run import planned_in_run
 from dlemu.checkpoint.plan import share_of
 from dlemu.config.model import Workload
+from dlemu.datagen.counting import SURVEY
 from dlemu.datagen.manifest import read_manifest
-from dlemu.datagen.survey import refuse_other
+from dlemu.datagen.survey import as_found, find_foreign, refuse_other
 from dlemu.dataset.layout import Dataset, Layout, file_sizes
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
@@ -36,10 +37,10 @@ from dlemu.loaders import descriptors_needed, most_accelerators
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import uses_cache
 from dlemu.ranks.world import World
-from dlemu.report.words import sentence, told
+from dlemu.report.words import note_line, sentence, told
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
-from dlemu.run.job import check_job, run_job
+from dlemu.run.job import check_job, keep_survey, run_job
 from dlemu.run.live import Live
 from dlemu.sizing.answers import (
     FIRST_DATASET,
@@ -164,6 +165,10 @@ class Search:
         if world.rank == 0:
             own = introduced(self._workload, host=world.host, num_hosts=world.num_hosts)
             self._say(lines_of(facts_of(own)))
+            dataset = as_found(self._workload, layout)
+            keep_survey(dataset, self._folder / f"{self._name}.{SURVEY}")
+            for line in dataset.notes:
+                self._say(note_line(line))
         memory = measure_memory(self._workload, world)
         self._enough = SizeCheck(self._workload, layout, memory)
         self._points = world.on_first(self._runs_before)
@@ -286,6 +291,8 @@ class Search:
         """Make the run that these keys describe; all ranks call it."""
         # A long first step would read ahead of the steps that count.
         workload = self._workload.with_keys({**keys, "train.first_step_time": None})
+        if layout is None and self._enough.layout.is_foreign:
+            layout = self._enough.layout  # which was surveyed once
         if layout is not None:
             workload = workload.with_keys({"dataset.num_files_train": layout.num_files})
         outcome = run_job(workload, world=self._world, say=silent, live=self._live, layout=layout)
@@ -329,17 +336,21 @@ def settle(workload: Workload, world: World) -> tuple[Workload, Layout, Finding 
     """Return the workload for its files, their layout, and why size.max_accelerators is lower."""
     access = workload.access
     manifest = read_manifest(workload.data_folder, access, with_files=workload.place.has_paths)
-    if manifest is None:
-        raise DatasetError(
-            f"{workload.data_folder} holds no whole dataset of dlemu's; write one, here for "
-            f"{FIRST_DATASET} accelerators, more need more files: "
-            f"{datagen_command(workload, 'auto', num_accelerators=FIRST_DATASET)}"
-        )
-    refuse_other(workload)
     keys: dict[str, object] = {}
-    number = "dataset.num_files_train"
-    if number not in workload.given or workload.dataset.num_files_train == "auto":
-        keys[number] = manifest.layout.num_files
+    if manifest is None:
+        found = find_foreign(workload, access)
+        if found is None:
+            raise DatasetError(
+                f"{workload.data_folder} holds no whole dataset of dlemu's; write one, here for "
+                f"{FIRST_DATASET} accelerators, more need more files: "
+                f"{datagen_command(workload, 'auto', num_accelerators=FIRST_DATASET)}"
+            )
+        workload, layout = found.workload, found.layout
+    else:
+        refuse_other(workload)
+        layout, number = manifest.layout, "dataset.num_files_train"
+        if number not in workload.given or workload.dataset.num_files_train == "auto":
+            keys[number] = layout.num_files
     if workload.size.quick:
         keys["reader.odirect"] = True
     workload = workload.with_keys(keys)
@@ -354,7 +365,7 @@ def settle(workload: Workload, world: World) -> tuple[Workload, Layout, Finding 
         if most < workload.size.max_accelerators:
             workload = workload.with_keys({"size.max_accelerators": most})
             bound = reason("model_spread", num_accelerators=most)
-    return workload, manifest.layout, bound
+    return workload, layout, bound
 
 
 def point_of(workload: Workload, outcome: Outcome, seconds: float, *, in_memory: bool) -> Point:
@@ -413,7 +424,7 @@ def first_number(target: Target, enough: SizeCheck, world: World, say: Say) -> t
         access = world.on_first(lambda: workload.access)
         own = cached = 0.0
         if world.local_rank == 0:
-            dataset = Dataset(workload, enough.layout, access=access)
+            dataset = as_found(workload, enough.layout, access)
             own = min(probed_rate(dataset), workload.origin.read_bandwidth or math.inf)
             cached = _cache_rate(dataset)
         rates = world.all_gather((own, cached))

@@ -26,6 +26,7 @@ from dlemu.loaders.source import Source, sample_bytes
 from dlemu.ranks.world import Alone
 from dlemu.storage import folder as storage_folder
 from dlemu.storage.files import read_regular
+from dlemu.units import counted
 from tests.lab.dataset import flip, generated, tree, workload_of, write_tfrecord
 from tests.lab.many_hosts import ManyHosts
 
@@ -279,7 +280,7 @@ def test_one_rank_looks_at_all_sizes_for_all_ranks(
     bare = Dataset(workload, replace(found, largest_bytes=None), known_places=False)
     other = replace(source, dataset=bare)
     wanted = sample_bytes(other)
-    monkeypatch.setattr("dlemu.loaders.source.largest_file", None)
+    monkeypatch.setattr("dlemu.loaders.source.file_sizes", None)
     monkeypatch.setattr(Path, "stat", None)
     assert sample_bytes(source) == wanted
     with pytest.raises(TypeError):
@@ -299,7 +300,7 @@ def test_survey_of_a_dataset_of_dlio(
 
     assert found.path(3) == f"train/{below}my_img_3_of_4.{name}"
     assert (found.num_files, found.samples_per_file, found.mean_bytes) == (4, num_samples, 600)
-    assert str(found).endswith(f"; 3 were opened, with {num_samples} samples each")
+    assert str(found).endswith(f"; 3 were opened, with {counted(num_samples, 'sample')} each")
 
 
 def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_from_nothing_to_a_verdict_in_a_place_of_ones_own(
     url = f"{OWN}{tmp_path}/data"
     words = [*SMALL, f"dataset.data_folder={url}"]
     said = printed("run", *QUICK, words[-1], f"output.folder={tmp_path / 'none'}", status=1)
-    assert "has no dlemu.json, which says what lies there" in said
+    assert "holds no dlemu.json and no files; generate it: dlemu datagen" in said
     assert "56 npz files of 1 sample" in printed("datagen", *words)
     assert len([*tmp_path.glob("data/train/*.npz")]) == 56, "read as others would"
     assert not (tmp_path / "data" / ".dlemu").exists() or not any(tmp_path.glob("data/.dlemu/*"))

@@ -8,9 +8,10 @@ from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 def _enough(f: Any) -> str:
     way = "in a bucket, write another one" if f.writes_another else "extend it"
+    by = f"; {way}: {f.command}" if f.command else ""
     return (
         f"{counted(f.num_files, 'file')} are enough for {f.most_accelerators}; "
-        f"{f.num_more_files:,} more are enough for {f.wanted_accelerators}; {way}: {f.command}"
+        f"{f.num_more_files:,} more are enough for {f.wanted_accelerators}{by}"
     )
 
 
@@ -110,6 +111,9 @@ SEARCHES: Mapping[str, Callable[[Any], str]] = {
     ),
     "trying": _trying,
     # of a try
+    "full_needs_files": lambda f: (
+        f"needs {f.num_files:,} files even for a quick search, there are {f.have_files:,}"
+    ),
     "full_needs_room": lambda f: (
         f"needs {format_bytes(f.needed_bytes)} even for a quick search; "
         f"{format_bytes(f.free_bytes)} are free"

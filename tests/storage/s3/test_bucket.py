@@ -17,14 +17,18 @@ from obstore.store import S3Store
 
 from dlemu.cli.main import run
 from dlemu.config.compose import compose_words
-from dlemu.config.model import check_workload
+from dlemu.config.model import check_workload, load_workload
+from dlemu.datagen.survey import find_dataset
 from dlemu.datagen.write import generate
 from dlemu.ranks.world import Alone
+from dlemu.sizing.first import find_files
+from dlemu.storage.place import path_of, place_of
 from dlemu.storage.s3.store import Store
 from tests.lab import commands
 from tests.lab.commands import dlemu
 from tests.lab.mpirun import mpirun
 from tests.lab.object_server import Moto, RangeServer, moto_server
+from tests.lab.real_datasets import LAYOUTS, make
 from tests.lab.waiting import LONG
 
 Printed = Callable[..., str]
@@ -113,7 +117,7 @@ def test_an_interrupted_datagen_goes_on(
         with pytest.raises(KeyboardInterrupt):
             generate(check_workload(compose_words([*SMALL, data])), world=Alone())
     assert "some/where/dlemu.json" not in names(outside)
-    assert "has no dlemu.json" in printed("run", *QUICK, data, status=1)
+    assert "is unfinished; start dlemu datagen" in printed("run", *QUICK, data, status=1)
     assert "unfinished dataset" in printed("datagen", *SMALL, data, "dataset.seed=7", status=1)
     moto.seen.clear()
     assert "5 written now, the others were there" in printed("datagen", *SMALL, data)
@@ -261,3 +265,79 @@ def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
     assert "no progress for 2" in line
     assert "reads train/img_" in line
     assert f" from {server.url}" in line
+
+
+BY_READING = ("imagenet_tfrecords", "laion", "clicks")
+"""Layouts whose objects are counted by reading all of each: the first and the last alone."""
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_objects_of_others_are_surveyed(
+    outside: S3Store, moto: Moto, tmp_path: Path, printed: Printed, name: str
+) -> None:
+    """Before: "has no dlemu.json, ... objects are never listed in a run"."""
+    keys = make(name, tmp_path / "data")
+    top = Path(str(keys["data_folder"]))
+    for path in top.rglob("*"):
+        if path.is_file():
+            obstore.put(outside, f"of/others/{path.relative_to(top)}", path.read_bytes())
+    if (top / "train").is_dir():  # as a console makes a folder
+        obstore.put(outside, "of/others/train", b"")
+    url = f"s3://{outside.config['bucket']}/of/others"
+    words = ["workload=unet3d_h100", f"dataset.data_folder={url}", "reader.batch_size=2"]
+    job = load_workload("unet3d_h100", {"dataset.data_folder": str(top)})
+    there = find_dataset(job, Alone()).layout
+    run = ["run", *words, "reader.data_loader=threads", "train.computation_time=0.001"]
+    run += ["train.epochs=1", "metric.au=0.0001", f"output.folder={tmp_path / 'run'}"]
+    if name == "histology":
+        assert "chunks, which only h5py reads, and it opens no file" in printed(*run, status=1)
+        return
+    said = printed(*run)
+    assert f"note: no manifest in {url}: {there.num_files} {keys['format']} files were" in said
+    few = f"samples were counted in the first and the last of {there.num_files} objects"
+    assert (few in said) == (name in BY_READING and there.num_files > 2)
+    survey = json.loads((tmp_path / "run" / "survey.json").read_text())
+    assert survey["num_samples"] == there.num_samples
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "complete"
+    assert summary["metric"]["train_au_percentage"]
+    read = {path.relative_to(top) for path in top.rglob("*") if path.is_file()}
+    gets = {key.partition("/of/others/")[2] for key in moto.seen.keys}
+    assert len(gets & {*map(str, read)}) >= there.num_files, "each was read"
+    ours = {"of/others/train"} if (top / "train").is_dir() else set[str]()
+    assert {*names(outside)} == {f"of/others/{each}" for each in read} | ours
+
+
+def test_a_search_and_a_try_read_objects_of_others(
+    outside: S3Store, moto: Moto, tmp_path: Path, printed: Printed
+) -> None:
+    for number in range(40):
+        obstore.put(outside, f"of/cats/cat.{number}.jpg", bytes(3000 + number))
+    url = f"s3://{outside.config['bucket']}/of"
+    job = ["reader.batch_size=1", "reader.read_threads=1", "reader.prefetch_size=1"]
+    job += ["train.computation_time=0.01", "train.epochs=1", "reader.data_loader=threads"]
+    search = ["size", "workload=resnet50_h100", f"dataset.data_folder={url}", "size.quick=true"]
+    search += [*job, "size.max_accelerators=1", "size.confirm=1", "metric.au=0.0001"]
+    note = f"no manifest in {url}: 40 jpeg files were found"
+    assert f"dataset:  {note}" in printed(*search, "--dry-run")
+    folder = tmp_path / "size"
+    assert f"note: {note}" in printed(*search, f"output.folder={folder}")
+    (survey,) = folder.glob("*survey.json")
+    assert json.loads(survey.read_text())["num_samples"] == 40
+    assert not [*folder.glob("runs/*/survey.json")], "the search keeps it for its runs"
+    (run,) = folder.glob("runs/*/summary.json")
+    assert any(note in str(each) for each in json.loads(run.read_text())["notes"])
+
+    keys: dict[str, object] = {
+        **{"dataset.record_length_bytes": 3000, "dataset.num_samples_per_file": 1},
+        "reader.data_loader": "threads",
+    }
+    workload = load_workload("resnet50_h100", keys)
+    place = place_of(path_of(url))
+    found = find_files(place, workload)
+    assert found is not None and not found.written and found.layout.num_files == 40
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("dlemu.sizing.first._MOST_OBJECTS", 39)
+        assert find_files(place, workload) is None, "many objects are not listed"
+    unlike = load_workload("unet3d_h100", keys)
+    assert find_files(place, unlike) is None, "no pictures are read for volumes"
