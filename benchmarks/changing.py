@@ -39,17 +39,18 @@ class Row(NamedTuple):
 
 
 _RUN = ("run", "workload=resnet50_h100")
+_SIZE = ("size", "workload=resnet50_h100", "size.quick=true")
 ROWS = {
     "1": Row([(0, 100), (33, 37.5)], None, [*_RUN, "num_accelerators=2"]),
     "2": Row([(0, 100), (70, 37.5)], None, [*_RUN, "num_accelerators=1"]),
     "3": Row([(0, 100), (45, 37.5)], None, ["try", "FOLDER", "workloads=[resnet50_h100]"]),
-    "4": Row([(0, 100), (75, 37.5)], None, ["size", "workload=resnet50_h100"]),
-    "5": Row([(0, 100), (10, 37.5)], 20, ["size", "workload=resnet50_h100"]),
+    "4": Row([(0, 100), (75, 37.5)], None, _SIZE),
+    "5": Row([(0, 100), (10, 37.5)], 20, _SIZE),
     "6": Row([(0, 100), (12, 37.5)], None, ["calibrate", "workload=resnet50_h100"]),
     "7": Row([(0, 110), (4, 60)], 8, [*_RUN, "num_accelerators=2"]),
     "8": Row([(0, 40), (30, 120)], None, [*_RUN, "num_accelerators=2"]),
     "calm run": Row([(0, 100)], None, [*_RUN, "num_accelerators=2"]),
-    "calm size": Row([(0, 100)], None, ["size", "workload=resnet50_h100"]),
+    "calm size": Row([(0, 100)], None, _SIZE),
 }
 
 
