@@ -181,7 +181,9 @@ def test_a_dry_run_says_cells_and_time_and_writes_nothing(
     assert run(["paths", "d0,d1", *words, "--dry-run"]) == 0
     *_, cells, last = capsys.readouterr().out.splitlines()
     # How wide the first column is depends on what is known of the host's drives.
-    assert " ".join(cells.split()) == "cells: 32 cells, 0 of them measured before; 24 x 45 s = 18:00"
+    assert (
+        " ".join(cells.split()) == "cells: 32 cells, 0 of them measured before; 24 x 45 s = 18:00"
+    )
     assert last == "dlemu paths would be accepted; nothing was written"
     assert sorted(path.name for path in folders[0].parent.rglob("*")) == ["d0", "d1"]
 
