@@ -1,14 +1,16 @@
 """Is the emulated AU that of a real job? python -m benchmarks.fidelity FOLDER [key=value …]
 
-    cells=NET/RATE/LOOP/ARM+ARM,…  repeats=3 json=found.json
+    cells=NET/RATE/LOOP/ARM+ARM[/STEPS],…  repeats=3 json=found.json until=SECONDS
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
     python -m benchmarks.fidelity steps JSON...         the table of what `dlemu steptime` stored
     python -m benchmarks.fidelity nearest JSON...       the same beside the published step
 
-Nets: unet3d (npz files of 16 MB), resnet50 (npy), resnet50_jpeg4, _jpeg8 and _jpeg12 (so many
-workers decode JPEG files), resnet50_npy2_b400 and others of batch 400, cosmoflow (hdf5) and
-cosmoflow_graph (its step as one CUDA graph). LOOP: pipelined, or rule. The arms of a cell, which
-docs/fidelity.md explains, as it does their AU:
+Nets: unet3d (npz files of 16 MB), resnet50 (npy), resnet50_jpeg2, _jpeg4, _jpeg8 and _jpeg12 (so
+many workers decode JPEG files), resnet50_npy2_b400 and others of batch 400, resnet50_dali_npy4,
+_dali_jpeg4 and others (DALI with so many threads), cosmoflow (hdf5) and cosmoflow_graph (its step
+as one CUDA graph). LOOP: pipelined, or rule. STEPS: of an epoch, else as long as docs/fidelity.md
+says. No cell begins later than `until`. The arms of a cell, which that page explains, as it does
+their AU:
 
 R   the real job (`fidelity_real`), plain PyTorch
 E   `dlemu run` of the loop with the pytorch loader, without CUDA, with the times of R's step alone
@@ -17,7 +19,8 @@ M   E with the times that `dlemu.Meter` has found in R's loop, in a run whose re
 T   M with the threads loader
 B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart
 N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock
-D   E with reader.cost=dataloader, and nothing given by hand but the time of decoding pictures
+D   E with reader.cost=dataloader, and no cost given by hand; of a net that DALI reads for,
+    `dlemu run` with reader.data_loader=dali
 L   D with lean workers
 
 As root, a cgroup holds reads to RATE times the demand (bytes of a batch / c); 0: they are not held.
@@ -27,12 +30,14 @@ launch-bound, c is timed once. On a host without a GPU, small inputs are trained
 the program.
 """
 
+import math
 import multiprocessing
 import os
 import resource
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -46,7 +51,17 @@ import numpy as np
 import yaml
 
 import dlemu
-from benchmarks.fidelity_real import FILES, Net, Real, files_of, nets, plain_loader, write_pictures
+from benchmarks.fidelity_real import (
+    FILES,
+    DaliBatches,
+    Net,
+    Real,
+    Spent,
+    files_of,
+    nets,
+    plain_loader,
+    write_pictures,
+)
 from benchmarks.fidelity_table import (
     Cell,
     Run,
@@ -62,7 +77,6 @@ from dlemu.storage.pagecache import drop
 from dlemu.tools.steptime.steps import time_preprocessing
 from tests.lab import bench, warm
 from tests.lab.cgroups import throttled
-from tests.lab.settings import QUICK
 
 _DECODE_SECONDS = 2.0
 _NUM_ALONE = 6
@@ -71,6 +85,13 @@ _LOAD_SECONDS = 0.5
 """How long the workers' work on a sample is timed: that of decoding, and other work."""
 _REAL = "RBN"
 """Arms with a real job."""
+_SETTINGS = {
+    "dlemu.dataset.rule.cpus_a_process": 1e6,
+    "dlemu.cli.progress.plain_seconds": 600.0,
+    "dlemu.run.workers.folder": "/dev/null/kept",
+    "dlemu.run.workers.SECONDS": 0.02,
+}
+"""Of `dlemu run`: one process, and nothing kept. What the limit is found by is as users have it."""
 
 
 @cache
@@ -87,6 +108,10 @@ class Job:
     net: Net
     folder: Path
     cells: Sequence[Cell]
+    steps: Mapping[Cell, int]
+    """Of cells whose epochs have as many as was asked for."""
+    like: Sequence["Job"]
+    """All jobs, among them those that share their files."""
 
     @property
     def at_once(self) -> bool:
@@ -105,12 +130,18 @@ class Job:
 
     @cached_property
     def num_files(self) -> int:
-        if self.files != self.net.label:  # these jobs share their files
-            like = [each for each in nets() if each.form == self.net.form and not each.seconds]
-            return max(each.batch * each.num_steps(0, 1) for each in like)
-        c = self.real.time_alone()[0]
+        return max(job.own_files for job in self.like if job.files == self.files)
+
+    @cached_property
+    def own_files(self) -> int:
+        c = self.real.time_alone()[0] if self.net.seconds else 1.0
         # c varies: a tenth more than now is needed.
-        return int(1.1 * self.net.batch * max(self.net.num_steps(e.rate, c) for e in self.cells))
+        spare = 1.1 if self.net.seconds else 1.0
+        return int(spare * self.net.batch * max(self.num_steps(cell, c) for cell in self.cells))
+
+    def num_steps(self, cell: Cell, c: float) -> int:
+        """Return the steps of a cell's epoch, where a step takes c seconds."""
+        return self.steps.get(cell) or self.net.num_steps(cell.rate, c)
 
     def workload(self, arm: str, more: Mapping[str, object] | None = None) -> dlemu.Workload:
         """Return how dlemu reads the arm's files."""
@@ -126,11 +157,13 @@ class Job:
             "dataset.record_length_bytes_resize": net.pixels,
             "reader.batch_size": net.batch,
             "reader.read_threads": net.workers,
-            "reader.prefetch_size": net.workers * net.prefetch,
+            "reader.prefetch_size": net.batches_ahead,
             "reader.file_shuffle": "seed",
             "reader.hand_over": "batch",
             "train.epochs": 1,
         }
+        if net.by_dali and "reader.data_loader" in (more or {}):
+            keys |= {"dali.device": "gpu" if self.real.cuda else "cpu"}
         return dlemu.load_workload(f"{net.name}_h100", {**keys, **(more or {})})
 
     @cached_property
@@ -144,18 +177,24 @@ class Job:
         net = self.net
         os.environ[FILES] = f"{net.form}:{net.pixels}:{self.workload('R').data_folder}"
         seconds = _DECODE_SECONDS if net.decodes else _LOAD_SECONDS
-        found = time_preprocessing("benchmarks.fidelity_real:decoding", net.workers, seconds)
+        function = "benchmarks.fidelity_real:decoding"
+        found = time_preprocessing(function, net.workers, seconds)
         print(f"{net.label}, loading a sample: {found.key()}", flush=True)
         return {"reader.preprocess_time": found.key()}
 
     def train(self, arm: str, loop: str, steps: int, repeat: int) -> dict[str, Any]:
         """Run R, B or N; return its times, and what `Meter` says."""
         real, net, workload, one = self.real, self.net, self.workload("R"), arm == "B"
+        folder, synchronous = workload.data_folder, loop == "rule"
+        if net.by_dali:
+            batches = DaliBatches(net, folder, steps, seed=repeat, cuda=real.cuda)
+            return real.train(batches, synchronous=synchronous)
+        spent = Spent(net.workers)
         loader = plain_loader(
-            net, workload.data_folder, steps, seed=repeat, pin=real.cuda, in_one_read=one
+            net, folder, steps, seed=repeat, pin=real.cuda, in_one_read=one, spent=spent
         )
         if arm != "N":
-            return real.train(loader, synchronous=loop == "rule")
+            return {**real.train(loader, synchronous=synchronous), "spent": spent.total()}
         meter = dlemu.Meter(workload, batch_size=net.batch, sample_bytes=self.file_bytes)
         found = real.train(loader, synchronous=loop == "rule", meter=meter)
         metrics = meter.metrics()
@@ -194,12 +233,15 @@ def write(workload: dlemu.Workload) -> None:
 def replayed(run: bench.Run) -> dict[str, Any]:
     """Return the times of `dlemu run`, when it has ended."""
     run.completes()
-    steps, limit = read_steps(run.folder), run.summary["limit"]["name"]
+    steps, limit = read_steps(run.folder), run.summary["limit"]
     shutil.rmtree(run.folder)
     begin, ends = steps["start"][0], steps["start"] + steps["wait"] + steps["compute"]
     whole, seconds = float(ends[-1] - begin), float(ends[-1] - ends[0])
     known = {"whole": whole, "wall": whole, "seconds": seconds, "num_steps": len(steps)}
-    return {**known, "first": float(steps["wait"][0]), "limit": limit}
+    makes = {name: float(steps[name].sum()) for name in ("read", "decode", "hand_over")}
+    waited = float(steps["wait"][1:].sum())
+    known |= {"first": float(steps["wait"][0]), "waited": waited}
+    return {**known, "limit": limit["name"], "evidence": limit, "spent": makes}
 
 
 def counted(folder: Path) -> tuple[float, int, int]:
@@ -215,16 +257,16 @@ def counted(folder: Path) -> tuple[float, int, int]:
 def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]:
     """Run the arms of a cell."""
     real, net = job.real, job.net
-    if net.decodes:  # a host's cores change their speed within minutes
+    by_hand = {*arms} - {*"RDL"}
+    if net.decodes and by_hand:  # a host's cores change their speed within minutes
         vars(job).pop("loading", None)
         assert job.loading
     if net.label == "cosmoflow":  # launch-bound
         c, stdev, launch = job.alone
     else:
-        c, stdev = real.time_alone(synchronous=cell.loop == "rule")
-        launch = real.launch_seconds()
+        c, stdev, launch = real.timed(synchronous=cell.loop == "rule")
     rate = cell.rate * net.batch * job.file_bytes / c
-    steps = min(net.num_steps(cell.rate, c), job.num_files // net.batch)
+    steps = min(job.num_steps(cell, c), job.num_files // net.batch)
     metered = job.metered if set("MT") & set(arms) else {}
     keys = {
         "train.total_training_steps": steps,
@@ -234,7 +276,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
         "train.seed": 123 + repeat,
         "reader.preprocess": "cpu",
     }
-    loading = job.loading if net.decodes or {*arms} - {*"RDL"} else {}
+    loading = job.loading if by_hand else {}
     turns = [[arm] for arm in arms]
     if job.at_once and {"R", "E"} <= set(arms):
         turns = [["E", "R"], *([arm] for arm in arms if arm not in "RE")]
@@ -245,10 +287,11 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
             replays: dict[str, bench.Run] = {}
             found: dict[str, dict[str, Any]] = {}
             for arm in turn:
-                own = metered if arm in "MT" else {}
-                own = own if arm in "DL" and not net.decodes else {**loading, **own}
+                own = {} if arm in "DL" else {**loading, **(metered if arm in "MT" else {})}
                 own = {**own, "reader.cost": "dataloader" if arm == "D" else "lean"}
                 loader = "threads" if arm == "T" else "pytorch"
+                if net.by_dali:
+                    loader, own = "dali", {}
                 workload = job.workload(arm, {**keys, "reader.data_loader": loader, **own})
                 drop(files_of(workload.data_folder))
                 held = throttled((workload.data_folder, int(rate))) if rate else nullcontext()
@@ -270,7 +313,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
         drive = {"cpu_seconds": cpu, "reads": int(reads), "read_bytes": int(num_bytes)}
         for arm, times in found.items():
             known = {"cell": cell, "arm": arm, "repeat": repeat, "batch": net.batch}
-            known |= {"c": c, "stdev": stdev, "launch": launch}
+            known |= {"c": c, "stdev": stdev, "launch": launch, "held": rate}
             known |= {"metered": metered} if arm in "MT" else {}
             runs.append(Run(**{**known, **(drive if len(turn) == 1 else {}), **times}))
     return runs
@@ -281,22 +324,27 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
     import torch
 
     begin = time.perf_counter()
-    warm.settings = QUICK
+    warm.settings = _SETTINGS
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     cells: list[tuple[Cell, list[str]]] = []
+    steps: dict[Cell, int] = {}
     for word in asked.names("cells", []):
-        label, rate, loop, given = word.split("/")
+        label, rate, loop, given, *own = word.split("/")
         cell = Cell(device=device, net=label, loop=loop, rate=float(rate))
         cells.append((cell, given.split("+")))
+        if own:
+            steps[cell] = int(own[0])
 
     def say(text: str) -> None:
         print(f"{time.perf_counter() - begin:.0f} s: {text}", flush=True)
 
     known, labels = {net.label: net for net in nets()}, dict.fromkeys(cell.net for cell, _ in cells)
-    jobs = {
-        label: Job(known[label], folder, [cell for cell, _ in cells if cell.net == label])
-        for label in labels
-    }
+    jobs: dict[str, Job] = {}
+    every: list[Job] = []
+    for label in labels:
+        own_cells = [cell for cell, _ in cells if cell.net == label]
+        jobs[label] = Job(known[label], folder, own_cells, steps, every)
+        every.append(jobs[label])
     wanted = [job.workload(arm) for job in jobs.values() for arm in ("RE" if job.at_once else "R")]
     say("the networks are ready")
     context = multiprocessing.get_context("spawn")
@@ -307,11 +355,16 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
     by_hand = {cell.net for cell, given in cells if {*given} - {*"RDL"}}
     assert all(jobs[label].loading for label in by_hand if not known[label].decodes)
     runs: list[Run] = []
-    for repeat in range(asked.value("repeats", 3)):
+    done: Counter[Cell] = Counter()  # a cell may be named several times
+    for _ in range(asked.value("repeats", 3)):
         for job in jobs.values():  # what takes the host's cores changes within minutes
             vars(job).pop("metered", None)
         for cell, arms in cells:
-            found = measure(jobs[cell.net], cell, arms, repeat)
+            if time.perf_counter() - begin > asked.value("until", math.inf):
+                say("no time is left")
+                return tables(runs)
+            found = measure(jobs[cell.net], cell, arms, done[cell])
+            done[cell] += 1
             runs += found
             aus = ", ".join(f"{run.arm} {run.whole_au:.2f} ({run.au:.2f})" for run in found)
             times = (found[0].c, found[0].launch, max(run.busy for run in found))
@@ -337,4 +390,4 @@ PRINTS = {
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] not in PRINTS:
         warm.prepare()  # E's processes are forked off one without CUDA, which survives no fork
-    gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "cells", "repeats", "plot")
+    gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "cells", "repeats", "plot", "until")

@@ -1,7 +1,8 @@
 """A training job in plain PyTorch for `benchmarks.fidelity`: datasets, DataLoader, loop.
 
 It shares no line with dlemu's readers and loaders: files are opened by np.load, h5py and PIL, and
-torch.utils.data.DataLoader reads them. Only the network is that of `dlemu steptime`.
+torch.utils.data.DataLoader reads them; or DALI's own readers do. Only the network is that of
+`dlemu steptime`.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ import dlemu
 WARM_UP = 15
 ALONE_SECONDS = 0.6
 """Steps that time a network alone last this long."""
+STEP_LASTS = 120.0
+"""Seconds for which a step's time holds: a GPU's changes by a thousandth."""
 _SIDE = 224
 PIXELS = 3 * _SIDE**2
 """Bytes of a decoded picture."""
@@ -56,6 +60,8 @@ class Net:
     seconds: float = _EPOCH_SECONDS
     """Of an epoch that storage holds back, at least."""
     side: int | None = None
+    by_dali: bool = False
+    """DALI reads: `workers` are its threads, `prefetch` is the depth of its pipeline."""
     graph: bool = False
     """Whether the step is replayed as one CUDA graph."""
 
@@ -73,10 +79,14 @@ class Net:
         """Bytes of a sample that the network takes, at most."""
         return PIXELS if self.name == "resnet50" else 2**21
 
+    @property
+    def batches_ahead(self) -> int:
+        return self.prefetch if self.by_dali else self.workers * self.prefetch
+
     def num_steps(self, rate: float, c: float) -> int:
         """Return the steps of an epoch: what is read ahead hides a tenth of it at most."""
         return max(
-            _IN_FLIGHT * (self.workers * self.prefetch + 1),
+            _IN_FLIGHT * (self.batches_ahead + 1),
             math.ceil(self.seconds * min(rate, 1.0) / c),
         )
 
@@ -88,11 +98,21 @@ def _few(form: str, workers: int) -> Net:
     return Net(label, 400, size, form, workers=workers, prefetch=prefetch, seconds=0.0)
 
 
+def _dali(form: str, threads: int, batch: int = 400, side: int | None = None) -> Net:
+    """Return a ResNet-50 that DALI reads for, with so many threads."""
+    size = PIXELS if form == "npy" else 120_000
+    label = f"resnet50_dali_{form}{threads}"
+    return Net(
+        label, batch, size, form, workers=threads, prefetch=2, seconds=0.0, side=side, by_dali=True
+    )
+
+
 ON_GPU = [
     # Volumes of 146.6 MB would ask for more than the drive gives; the crop that is trained on is
     # the benchmark's.
     Net("unet3d", 1, 16_000_000, "npz"),
     Net("resnet50", 200, PIXELS, "npy", seconds=30.0),
+    Net("resnet50_jpeg2", 200, 120_000, "jpeg", workers=2, prefetch=1, seconds=0.0),
     Net("resnet50_jpeg4", 200, 120_000, "jpeg", workers=4, prefetch=1, seconds=0.0),
     Net("resnet50_jpeg8", 200, 120_000, "jpeg", workers=8, prefetch=1, seconds=0.0),
     Net("resnet50_jpeg12", 200, 120_000, "jpeg", workers=12, prefetch=1, seconds=0.0),
@@ -101,14 +121,16 @@ ON_GPU = [
     # Jobs whose workers are near their limit.
     *(_few("npy", number) for number in (2, 4, 8, 12)),
     *(_few("jpeg", number) for number in (4, 8, 12)),
+    *(_dali(form, number) for form in ("npy", "jpeg") for number in (1, 2, 4, 8, 12)),
 ]
 ON_CPU = [
     Net("unet3d", 1, 2_000_000, "npz", workers=1, prefetch=1, side=64, seconds=0.0),
     Net("resnet50", 4, PIXELS, "npy", workers=1, side=32, seconds=0.0),
-    Net("resnet50_jpeg4", 4, 30_000, "jpeg", workers=2, prefetch=1, side=32, seconds=0.0),
+    Net("resnet50_jpeg4", 4, 120_000, "jpeg", workers=2, prefetch=1, side=32, seconds=0.0),
     Net("cosmoflow", 1, 300_000, "hdf5", workers=1, side=32, seconds=0.0),
     Net("resnet50_npy2_b400", 16, PIXELS, "npy", workers=2, side=32, seconds=0.0),
     Net("resnet50_npy4_b400", 16, PIXELS, "npy", workers=4, side=32, seconds=0.0),
+    *(_dali(form, 2, batch=16, side=32) for form in ("npy", "jpeg")),
 ]
 
 
@@ -123,21 +145,74 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("train/**/*") if path.is_file())
 
 
+SPENT = ("samples", "load", "load_cpu", "batches", "collate", "collate_cpu", "queued")
+"""What a worker has done: how many samples and batches; seconds by the clock, of the CPU, and those
+in which it could run and had no CPU."""
+
+
+class Spent:
+    """What the workers of a DataLoader have done, in memory that they share."""
+
+    def __init__(self, workers: int) -> None:
+        torch: Any = import_module("torch")
+        table = torch.zeros((workers, len(SPENT)), dtype=torch.float64).share_memory_()
+        self._rows = table.numpy()
+
+    def add(self, first: int, *figures: float) -> None:
+        """Add to a worker's figures, from the one numbered `first` on. Called in the worker."""
+        self._rows[self._own()][first : first + len(figures)] += figures
+
+    def _note_queued(self) -> None:
+        text = Path("/proc/thread-self/schedstat").read_text()
+        self._rows[self._own()][-1] = int(text.split()[1]) / 1e9
+
+    def _own(self) -> int:
+        import torch
+
+        worker = torch.utils.data.get_worker_info()
+        return 0 if worker is None else int(worker.id)
+
+    def collate(self, samples: Any) -> Any:
+        """Put a batch together as a DataLoader does by itself."""
+        import torch
+
+        begin, cpu = time.perf_counter(), time.thread_time()
+        batch = torch.utils.data.default_collate(samples)
+        self.add(3, 1, time.perf_counter() - begin, time.thread_time() - cpu)
+        self._note_queued()
+        return batch
+
+    def total(self) -> dict[str, float]:
+        """Return the figures of all workers together."""
+        return dict(zip(SPENT, self._rows.sum(0).tolist(), strict=True))
+
+
 class Files:
     """A plain map-style dataset: one file, one sample. `__getitem__` opens, reads, decodes."""
 
     def __init__(
-        self, folder: Path, form: str, most_bytes: int, *, in_one_read: bool = False
+        self,
+        folder: Path,
+        form: str,
+        most_bytes: int,
+        *,
+        in_one_read: bool = False,
+        spent: Spent | None = None,
     ) -> None:
         self.paths = [str(path) for path in files_of(folder)]
         self._form, self._most, self._in_one_read = form, most_bytes, in_one_read
+        self._spent = spent
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, number: int) -> Any:
+        begin, cpu = time.perf_counter(), time.thread_time()
         path = self.paths[number]
-        return self.sample(io.BytesIO(Path(path).read_bytes()) if self._in_one_read else path)
+        found = self.sample(io.BytesIO(Path(path).read_bytes()) if self._in_one_read else path)
+        if self._spent is not None:
+            self._spent.add(0, 1, time.perf_counter() - begin, time.thread_time() - cpu)
+        return found
 
     def sample(self, file: Any) -> Any:
         """Return the sample of a file, given by its path or as an open one."""
@@ -218,7 +293,7 @@ def write_pictures(folder: Path, number: int, num_bytes: int) -> None:
 
 
 def plain_loader(
-    net: Net, folder: Path, num_steps: int, *, seed: int, pin: bool, in_one_read: bool
+    net: Net, folder: Path, num_steps: int, *, seed: int, pin: bool, in_one_read: bool, spent: Spent
 ) -> Any:
     """Return a DataLoader over the files of a folder, in an order of its own.
 
@@ -226,18 +301,69 @@ def plain_loader(
     """
     import torch
 
-    data = Files(folder, net.form, net.pixels, in_one_read=in_one_read)
-    order = np.random.default_rng(seed).permutation(len(data))[: num_steps * net.batch]
+    data = Files(folder, net.form, net.pixels, in_one_read=in_one_read, spent=spent)
+    order = _order(len(data), net, num_steps, seed)
     library: Any = torch.utils.data
     return library.DataLoader(
         data,
         batch_size=net.batch,
-        sampler=order.tolist(),
+        sampler=order,
         num_workers=net.workers,
         prefetch_factor=net.prefetch,
         pin_memory=pin,
         drop_last=True,
+        collate_fn=spent.collate,
     )
+
+
+def _order(num_files: int, net: Net, num_steps: int, seed: int) -> list[int]:
+    order = np.random.default_rng(seed).permutation(num_files)[: num_steps * net.batch]
+    return [int(number) for number in order]
+
+
+class DaliBatches:
+    """An epoch of DALI's batches, uint8 (batch, bytes) on the device; it is built when made."""
+
+    def __init__(self, net: Net, folder: Path, num_steps: int, *, seed: int, cuda: bool) -> None:
+        dali: Any = import_module("nvidia.dali")
+        paths = [str(path) for path in files_of(folder)]
+        paths = [paths[number] for number in _order(len(paths), net, num_steps, seed)]
+        self._steps, self._cuda = num_steps, cuda
+        self._pipeline: Any = dali.Pipeline(
+            batch_size=net.batch,
+            num_threads=net.workers,
+            device_id=0 if cuda else None,
+            prefetch_queue_depth=net.prefetch,
+            seed=seed,
+        )
+        with self._pipeline:
+            if net.decodes:
+                files, _ = dali.fn.readers.file(files=paths, labels=[0] * len(paths))
+                pictures = dali.fn.decoders.image(files, device="mixed" if cuda else "cpu")
+                samples = dali.fn.random_resized_crop(
+                    pictures, size=[_SIDE, _SIDE], random_area=[0.3, 1.0]
+                )
+                samples = dali.fn.flip(samples, horizontal=dali.fn.random.coin_flip())
+            else:
+                samples = dali.fn.readers.numpy(files=paths)
+                samples = samples.gpu() if cuda else samples
+            samples = dali.fn.reinterpret(samples, dtype=dali.types.UINT8, shape=[-1])
+            self._pipeline.set_outputs(samples)
+        self._pipeline.build()
+
+    def __iter__(self) -> Iterator[Any]:
+        torch: Any = import_module("torch")
+        if not self._cuda:
+            for _ in range(self._steps):
+                yield torch.from_numpy(self._pipeline.run()[0].as_array().copy())
+            return
+        stream = torch.cuda.Stream()
+        for _ in range(self._steps):
+            made = self._pipeline.run()[0]
+            with torch.cuda.stream(stream):  # DALI fills its memory anew: the step has a copy
+                batch = torch.from_dlpack(made.as_tensor()).clone()
+            stream.synchronize()
+            yield batch
 
 
 def _unsearched(precision: str, batch: int, device: str) -> Callable[[], object]:
@@ -277,6 +403,7 @@ class Real:
         self.target = self.training.net.target(net.batch, self.device)
         self.alone = self.training.data(net.batch)
         self._replay: Any = None
+        self._timed: dict[bool, tuple[float, tuple[float, float, float]]] = {}
         if self.cuda and net.graph:
             self._input = self.alone.clone()
             self._replay = self.training.graph(self._input, self.target)
@@ -322,6 +449,14 @@ class Real:
         times = [self.between(a, b) for a, b in itertools.pairwise(marks[1:])]
         return statistics.fmean(times), statistics.stdev(times)
 
+    def timed(self, *, synchronous: bool) -> tuple[float, float, float]:
+        """Return mean and stdev of a step alone, and its launch, no older than `STEP_LASTS`."""
+        when, found = self._timed.get(synchronous, (-math.inf, (0.0, 0.0, 0.0)))
+        if time.perf_counter() - when > STEP_LASTS:
+            found = (*self.time_alone(synchronous=synchronous), self.launch_seconds())
+            self._timed[synchronous] = time.perf_counter(), found
+        return found
+
     def launch_seconds(self) -> float:
         """Return the host's seconds to queue a step while the device has nothing to do."""
         found = []
@@ -345,12 +480,14 @@ class Real:
             loader = meter.epoch(loader, 0, device=self.device if self.cuda else None)
         batches = iter(loader)
         opened = time.perf_counter() - begin
-        first: list[float] = []
+        waits: list[float] = []
 
         def noted() -> Iterator[Any]:
+            asked = begin
             for batch in batches:
-                first.append(time.perf_counter() - begin)
+                waits.append(time.perf_counter() - asked)
                 yield batch
+                asked = time.perf_counter()
 
         begins, ends = zip(*loop(noted(), computing), strict=True)
         self.finish()
@@ -362,7 +499,8 @@ class Real:
             "num_steps": len(ends),
             "busy": statistics.fmean(spans),
             "opened": opened,
-            "first": first[0],
+            "first": waits[0],
+            "waited": sum(waits[1:]),
         }
 
     def _step(self, data: Any, computing: Computing) -> tuple[Any, Any]:

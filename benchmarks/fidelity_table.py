@@ -85,6 +85,14 @@ class Run:
     """R: how many they were."""
     limit: str = ""
     """Of an emulation: the one that it named."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """Of an emulation: the limit as its summary has it."""
+    held: float = 0.0
+    """Bytes per second that its reads were held to; 0: they were not."""
+    waited: float = 0.0
+    """Seconds that training waited for batches, but for the first."""
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """R: what its workers have done (`fidelity_real.SPENT`); an emulation: seconds of its."""
     meter_au: float = 0.0
     """N: what `dlemu.Meter` says of this very loop."""
 

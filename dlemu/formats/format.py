@@ -274,6 +274,8 @@ class Format(ABC):
     """Whether DALI has a reader for such files."""
     counts_by_reading = False
     """Whether `count` reads all parts of a file, where no index lies beside it."""
+    is_picture = False
+    """Whether a file of one sample is a picture, which PIL and DALI decode."""
 
     def of(self, layout: Any) -> "Format":
         """Return the format of the files of a layout (`dlemu.dataset.layout.Layout`)."""

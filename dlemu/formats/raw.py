@@ -38,8 +38,15 @@ class Bare(Format):
             sink.payload(sample, size)
 
 
-class Jpeg(Bare):
+class Picture(Bare):
     """Such files, each usually one image."""
+
+    by_dali = True
+    is_picture = True
+
+
+class Jpeg(Picture):
+    """The same, with the names that cameras give."""
 
     other_suffixes = ("jpg", "jpe")
 
@@ -108,4 +115,4 @@ def locate_by(indexes: Sequence[bytes], file_bytes: int, *, num_samples: int) ->
     return Places(offsets.astype(np.int64), lengths.astype(np.int64))
 
 
-FORMAT, JPEG, INDEXED = Bare(), Jpeg(), Indexed()
+FORMAT, JPEG, PNG, INDEXED = Bare(), Jpeg(), Picture(), Indexed()

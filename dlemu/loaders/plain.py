@@ -7,6 +7,7 @@ measures the storage instead: for small samples it costs a fifth.
 """
 
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -26,7 +28,7 @@ from torch.utils.data import Dataset as TorchDataset
 from dlemu.errors import VERIFY, DatasetError, WorkloadError, in_short
 from dlemu.formats import format_of
 from dlemu.formats.format import Parsed
-from dlemu.loaders.pipes import many_workers
+from dlemu.loaders.pipes import many_workers, unwatched
 from dlemu.loaders.source import Cost, Note, Source, Task, sample_bytes
 from dlemu.loaders.steps import IDLE, READING
 from dlemu.loaders.worker import Preparing
@@ -50,11 +52,23 @@ def _hdf5(path: str) -> Any:
         return file["records_0" if "records_0" in file else "records"][...]
 
 
-def _picture(path: str) -> Any:
+def _picture(path: str, side: int | None = None) -> Any:
+    """Return a picture's pixels, uint8 (height, width, 3), scaled to a square if one is wanted."""
     from PIL import Image
 
     with Image.open(path) as image:
-        return np.asarray(image.convert("RGB"))
+        pixels = image.convert("RGB")
+    if side is not None:
+        pixels = pixels.resize((side, side), Image.Resampling.BILINEAR)
+    return np.asarray(pixels)
+
+
+def _side(num_bytes: int | None) -> int | None:
+    """Return the side of a square RGB picture of so many bytes; None: there is none."""
+    if num_bytes is None:
+        return None
+    side = math.isqrt(num_bytes // 3)
+    return side if 3 * side * side == num_bytes else None
 
 
 def _bytes(path: str) -> Any:
@@ -63,9 +77,14 @@ def _bytes(path: str) -> Any:
 
 
 def _undecoded(path: str) -> Any:
-    """Return a picture's bytes, read as PIL reads them: by so many at a time."""
+    """Return a picture's bytes, read as PIL reads them: the first few, then by so many at a time.
+
+    Linux reads ahead by how much the first call asks for: a picture of 120 kB in three requests.
+    """
     parts = []
     with open(path, "rb") as file:
+        file.read(_PIL_PREFIX)
+        file.seek(0)
         while part := file.read(_PIL_BYTES):
             parts.append(part)
     return np.frombuffer(bytearray(b"".join(parts)), np.uint8)
@@ -78,9 +97,10 @@ _LOADS: dict[str, Load] = {
     "bin": _bytes,
     "raw": _bytes,
 }
-_PICTURES = ("jpeg", "png")
 _PIL_BYTES = 65_536
 """PIL's ImageFile.MAXBLOCK."""
+_PIL_PREFIX = 16
+"""Bytes by which PIL tells what a file is, and the library's buffer fills."""
 _SHARED = "/dev/shm"
 
 
@@ -88,14 +108,16 @@ def load_of(source: Source) -> Load | None:
     """Return how a Dataset loads a file of one sample; None: by the format's own library.
 
     Pictures are decoded by PIL, if they are a job's own and `reader.preprocess_time` does not hold
-    their decoding; dlemu's have no pixels.
+    their decoding; dlemu's have no pixels. They are scaled where training gets a square's bytes.
     """
     layout, workload = source.layout, source.workload
     if layout.samples_per_file > 1 or workload.dataset.by_h5py:
         return None
-    if layout.format in _PICTURES:
+    if format_of(layout).is_picture:
         decodes = not source.dataset.known_places and workload.reader.preprocess_time.mean == 0
-        return _picture if decodes else _undecoded
+        if not decodes:
+            return _undecoded
+        return partial(_picture, side=_side(workload.dataset.record_length_bytes_resize))
     return _LOADS.get(layout.format)
 
 
@@ -299,23 +321,25 @@ def rate_of_workers(source: Source, *, loaders: int, workers: int, seconds: floa
     """Return samples per second of so many DataLoaders at once, with so many workers each.
 
     Nobody waits for storage: the files lie in memory, and hold a batch at least. The first batch
-    of each worker does not count.
+    of each worker does not count. Call it in the main thread, see `pipes.Starter`.
     """
     batch, row_bytes = source.workload.reader.batch_size, sample_bytes(source)
 
-    def take(_: int) -> float:
-        with many_workers():
-            loader: Any = DataLoader(
-                _Batches(source, row_bytes),
-                batch_size=None,
-                sampler=itertools.count(),
-                num_workers=workers,
-                prefetch_factor=2,
-                multiprocessing_context="fork",
-                worker_init_fn=_ignore_interrupts,
-            )
+    def opened() -> Any:
+        loader: Any = DataLoader(
+            _Batches(source, row_bytes),
+            batch_size=None,
+            sampler=itertools.count(),
+            num_workers=workers,
+            prefetch_factor=2,
+            multiprocessing_context="fork",
+            worker_init_fn=_ignore_interrupts,
+        )
+        return iter(loader)
+
+    def take(batches: Any) -> float:
         pinned, times = np.zeros((batch, row_bytes), np.uint8), list[float]()
-        for made in loader:
+        for made in batches:
             np.copyto(pinned, made.numpy())
             times.append(perf_counter())
             counted = times[workers - 1 :]
@@ -323,8 +347,10 @@ def rate_of_workers(source: Source, *, loaders: int, workers: int, seconds: floa
                 break
         return batch * (len(counted) - 1) / (counted[-1] - counted[0])
 
+    with many_workers(), unwatched():
+        each_opened = [opened() for _ in range(loaders)]
     with ThreadPoolExecutor(loaders) as pool:
-        return sum(pool.map(take, range(loaders)))
+        return sum(pool.map(take, each_opened))
 
 
 def _ignore_interrupts(worker: int) -> None:

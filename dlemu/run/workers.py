@@ -38,7 +38,6 @@ _MORE_THAN_CPUS = 1.5
 """More processes than this many times the CPUs get no more done, and need not be timed."""
 _IN_MEMORY = Path("/dev/shm")
 _PREFIX = "dlemu-workers."
-_PICTURES = ("jpeg", "png")
 _KEYS = (
     *("dataset.format", "dataset.record_length_bytes", "dataset.record_length_bytes_stdev"),
     *("dataset.record_length_bytes_resize", "dataset.record_dims", "dataset.record_element_type"),
@@ -130,7 +129,7 @@ def _is_plain(workload: Workload) -> bool:
         and reader.read_threads > 0
         and not dataset.file_format.in_columns
         # What decoding them takes is known of the job's own pictures alone.
-        and (dataset.format not in _PICTURES or reader.preprocess_time.mean > 0)
+        and (not dataset.file_format.is_picture or reader.preprocess_time.mean > 0)
         and workload.place.has_paths
     )
 

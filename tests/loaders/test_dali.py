@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("nvidia.dali", reason="needs DALI: pip install 'dlemu[dali-cuda13]'")
 
+from dlemu.config.model import check_workload
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.loaders.dali import pipelines
 from dlemu.loaders.dali.device import spread_batch
@@ -48,6 +49,9 @@ def case_of(folder: Path, dataset: str, keys: Mapping[str, object], accelerators
         ("npy", {"reader.odirect": True}, "numpy"),
         ("tfrecord", {}, "tfrecord"),
         ("tfrecord of 13", {}, "tfrecord"),
+        ("jpeg", {}, "pictures"),
+        ("jpeg", {"reader.odirect": True}, "host memory"),
+        ("jpeg", {"reader.preprocess_time": 0.001}, "host memory"),
         # DALI's reader would go through the page cache all the same.
         ("tfrecord", {"reader.odirect": True}, "host memory"),
         ("npz", {}, "host memory"),
@@ -113,6 +117,32 @@ def test_each_of_its_threads_reads_while_it_is_waited_for(
     with closing(open_dali(case)) as loader:
         [first, *_] = list(loader.epoch(0, case.plan(0)))
     assert first[0].read_seconds == 4, "waited for 1 s"
+
+
+@pytest.mark.parametrize("suffix", ["jpeg", "png"])
+def test_a_job_s_own_pictures_are_decoded(tmp_path: Path, suffix: str) -> None:
+    """Training gets their pixels, cut or padded; dlemu's own pictures have none, only bytes."""
+    Image = pytest.importorskip("PIL.Image")
+    pixels = np.arange(12 * 3, dtype=np.uint8).reshape(12, 1, 1, 3).repeat(8, 1).repeat(9, 2)
+    (tmp_path / "train").mkdir()
+    for number, each in enumerate(pixels):
+        Image.fromarray(each).save(tmp_path / "train" / f"img_{number:02d}_of_12.{suffix}")
+    dataset = {"data_folder": str(tmp_path), "format": suffix, "num_files_train": 12}
+    lengths = {"record_length_bytes": 600, "record_length_bytes_resize": 220}
+    reader = {"data_loader": "dali", "batch_size": 3}
+    case = Case(check_workload({"dataset": dataset | lengths, "reader": reader}))
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "train").iterdir()}
+    with closing(case.open(known_places=False)) as loader:
+        for [batch] in loader.epoch(0, case.plan(0)):
+            assert batch.lengths is not None
+            assert batch.data is not None
+            assert batch.lengths.tolist() == [220] * 3
+            names = [Path(case.layout.path(file)).name for file in batch.samples.tolist()]
+            assert batch.num_bytes == sum(sizes[name] for name in names)
+            for sample, row in zip(batch.samples.tolist(), batch.data, strict=True):
+                near = np.abs(row[:216].astype(int) - pixels[sample].reshape(-1)) <= 3
+                assert near.all(), "JPEG loses little of one colour"
+                assert not row[216:].any()
 
 
 def test_counts_what_its_own_readers_read(tmp_path: Path) -> None:

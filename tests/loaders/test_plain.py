@@ -1,7 +1,11 @@
 """Workers that cost what a plain DataLoader's cost (reader.cost=dataloader)."""
 
+import builtins
+import io
 import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -12,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.loaders import plain
+from dlemu.loaders.pipes import Starter
 from dlemu.loaders.steps import IDLE
 from tests.lab.dataset import flip
 from tests.loaders.contract import DATASETS, Case, check_epoch, make_case, payload_bytes, read_all
@@ -215,5 +221,93 @@ def test_pictures_of_a_job_are_decoded_unless_its_own_time_holds_that(tmp_path: 
         return found(str(path))
 
     assert load(False).shape == (8, 8, 3)
+    scaled = load(False, **{"dataset.record_length_bytes_resize": 3 * 5 * 5})
+    assert scaled.shape == (5, 5, 3), "training gets the bytes of a square"
+    assert (scaled >= 190).all()
+    assert load(False, **{"dataset.record_length_bytes_resize": 100}).shape == (8, 8, 3)
     assert load(True).tobytes() == path.read_bytes()
     assert load(False, **{"reader.preprocess_time": 0.01}).tobytes() == path.read_bytes()
+
+
+class Requests(io.FileIO):
+    """A file that notes how many bytes each call asks the kernel for."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.asked: list[int] = []
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        self.asked.append(len(buffer))
+        return super().readinto(buffer)
+
+
+def test_a_picture_is_asked_for_as_pil_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux reads ahead by the first call: by one long call a file came in a third of requests."""
+    from PIL import Image
+
+    path = str(tmp_path / "one.jpg")
+    noise = np.random.default_rng(0).integers(0, 256, (250, 250, 3), np.uint8)
+    Image.fromarray(noise).save(path, quality=95)
+    raw = Requests(path)
+    with Image.open(io.BufferedReader(raw)) as image:
+        image.load()
+    ours = Requests(path)
+    opened = lambda path, mode: io.BufferedReader(ours)  # noqa: E731
+    monkeypatch.setattr(builtins, "open", opened)
+    found = plain._undecoded(path)
+    monkeypatch.undo()
+    assert found.tobytes() == Path(path).read_bytes()
+    assert len(found) > 65_536, "more than a call"
+    assert ours.asked[0] == raw.asked[0] <= 8192
+    assert ours.asked[1] == raw.asked[1]
+
+
+@pytest.mark.parametrize(("cost", "by_main"), [("dataloader", True), ("lean", False)])
+def test_a_plain_worker_has_the_main_thread_s_memory(
+    cost: str, by_main: bool, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forked off another thread it kept a batch's pages, and was a seventh too cheap."""
+    assert threading.current_thread() is threading.main_thread(), "tests run in it"
+    handler = signal.getsignal(signal.SIGCHLD)
+    asked: list[threading.Thread] = []
+    iterates = DataLoader.__iter__
+
+    def noted(self: Any) -> Any:
+        asked.append(threading.current_thread())
+        return iterates(self)
+
+    monkeypatch.setattr(DataLoader, "__iter__", noted)
+    keys = {**PLAIN, "reader.cost": cost, "reader.read_threads": 1}
+    read_all(make_case(folders / "npy", "npy", keys))
+    assert [each is threading.main_thread() for each in asked] == [by_main]
+    assert signal.getsignal(signal.SIGCHLD) is handler, "torch's would raise anywhere"
+
+
+def test_in_another_thread_plain_workers_outlive_it(folders: Path) -> None:
+    case = make_case(folders / "npy", "npy", PLAIN | {"reader.read_threads": 1})
+    with closing(case.open()) as loader:
+        first: list[Any] = []
+        steps = loader.epoch(0, case.plan(0))
+        thread = threading.Thread(target=lambda: first.append(next(steps)))
+        thread.start()
+        thread.join()
+        assert len([*first, *steps]) == case.plan(0).num_steps
+
+
+def test_an_interrupt_waits_until_workers_are_started() -> None:
+    starter, begun = Starter(), []
+
+    def start() -> None:
+        signal.raise_signal(signal.SIGINT)
+        begun.append("all")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            starter.call_as_plain(start)
+        assert begun == ["all"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -20,6 +20,7 @@ from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import RunError, WorkloadError
+from dlemu.formats import format_of
 from dlemu.loaders import Batch, Loader
 from dlemu.loaders.dali.device import DeviceReader
 from dlemu.loaders.dali.pipelines import (
@@ -39,7 +40,7 @@ from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda
 from dlemu.storage.gpu.cufile import Driver, availability
 
-Way = Literal["numpy", "numpy through cuFile", "tfrecord", "host memory", "GPU memory"]
+Way = Literal["numpy", "numpy through cuFile", "pictures", "tfrecord", "host memory", "GPU memory"]
 """Who reads: DALI's readers, or ours into host memory, or ours into the GPU's through cuFile."""
 
 
@@ -225,7 +226,10 @@ def _choose(source: Source, *, through_cufile: bool) -> Way:
         return "host memory"
     if layout.format == "npy" and layout.samples_per_file == 1:
         return "numpy"
+    if layout.samples_per_file == 1 and format_of(layout).is_picture and not source.direct:
+        return "pictures"
     # DALI's TFRecord reader accepts use_o_direct, but reads through the page cache all the same.
+    # Its reader of other files does not have it.
     if layout.format != "tfrecord" or source.direct or layout.counts is not None:
         return "host memory"
     indexed = (source.dataset.folder / layout.index_paths(0)[0]).exists()
