@@ -611,7 +611,7 @@ def place_faults(place: Place) -> Iterator[str]:
             yield from _broken({promise: _OF_PLACES[promise]}, trial, "in this place", broken)
         finally:
             with suppress(Exception):  # whatever a user's module raises
-                own.delete(*trial.names())
+                place.delete(*(f"{own.path.name}/{name}" for name in trial.names()))
                 shutil.rmtree(own.path)  # where names need folders
 
 

@@ -51,6 +51,9 @@ class Fsspec(Place):
         for name in names:
             with suppress(FileNotFoundError):
                 self._system.rm_file(self._path(name))
+            with suppress(OSError):  # the first that is not empty ends it
+                while name := name.rpartition("/")[0]:
+                    self._system.rmdir(self._path(name))
 
     @property
     def _system(self) -> Any:

@@ -445,6 +445,13 @@ def test_the_first_files_of_a_larger_dataset_are_read(tmp_path: Path) -> None:
     assert dataset.layout.path(27) == "train/img_27_of_56.npz" and dataset.layout.num_samples == 28
 
 
+ONE_SMALL = [
+    *("checkpoint.scale=0.0001", "checkpoint.num_checkpoints_write=1", "progress=off"),
+    *("checkpoint.num_checkpoints_read=1", "checkpoint.time_between_checkpoints=0"),
+]
+"""A checkpoint that takes no time: a published model rests for seconds between any two."""
+
+
 # --- what a host's file systems take --------------------------------------------------------------
 
 
@@ -463,9 +470,8 @@ def test_sectors_larger_than_a_page(tmp_path: Path, printed: Printed) -> None:
         words = [*QUICK, data, out, "reader.odirect=true", "reader.hand_over=batch"]
         printed("run", *words, status=0)
         checkpoint = f"checkpoint.checkpoint_folder={drive / 'ck'}"
-        sizes = ["checkpoint.scale=0.0001", "checkpoint.num_checkpoints_write=1"]
         kept = [checkpoint, "checkpoint.odirect=true", f"output.folder={tmp_path / 'ck'}"]
-        printed("checkpoint", "model=llama3_8b", *sizes, *kept, "checkpoint.verify=true")
+        printed("checkpoint", "model=llama3_8b", *ONE_SMALL, *kept, "checkpoint.verify=true")
         assert smallest_direct(drive) == 16384
 
 
@@ -519,11 +525,10 @@ def test_a_host_whose_folders_are_not_synced(tmp_path: Path, number: int) -> Non
     environment = with_checkout() | {"LD_PRELOAD": str(without_folder_sync(tmp_path, number))}
     data, out = f"dataset.data_folder={tmp_path / 'data'}", f"output.folder={tmp_path / 'run'}"
     kept = [f"checkpoint.checkpoint_folder={tmp_path / 'ck'}", f"output.folder={tmp_path / 'out'}"]
-    sizes = ["checkpoint.scale=0.0001", "checkpoint.num_checkpoints_write=1", "progress=off"]
     for words, said in (
         (["datagen", *SMALL, data], "all written now"),
         (["run", *QUICK, data, out], "PASS"),
-        (["checkpoint", "model=llama3_8b", *kept, *sizes], "a checkpoint of llama3_8b"),
+        (["checkpoint", "model=llama3_8b", *kept, *ONE_SMALL], "a checkpoint of llama3_8b"),
     ):
         ran = subprocess.run(
             [sys.executable, "-m", "dlemu", *words],
@@ -772,6 +777,39 @@ def test_a_file_url_is_a_folder() -> None:
     workload = check_workload(tree)
     assert workload.data_folder == Path("/mnt/data")
     assert workload.checkpoint.checkpoint_folder == "/nvme/ck"
+
+
+def test_a_key_of_samples_is_not_taken_for_one_of_checkpoints(
+    tmp_path: Path, printed: Printed
+) -> None:
+    """Before: taken without a word and without an effect."""
+    words = ["checkpoint", "model=llama3_8b", "--dry-run"]
+    for key in ("odirect=true", "io_depth=4", "piece_bytes=1MiB"):
+        name = key.partition("=")[0]
+        said = printed(*words, f"reader.{key}", status=1)
+        assert said == f"dlemu: reader.{name} is of reading samples; checkpoints have " + (
+            f"checkpoint.{name}\n"
+        )
+    said = printed(*words, "reader.read_threads=3", "checkpoint.io_depth=2")
+    assert said.startswith("ignored: reader.read_threads\n")
+
+
+@pytest.mark.parametrize("division", ["open", "closed"])
+def test_no_key_is_advised_that_the_closed_division_forbids(
+    tmp_path: Path, printed: Printed, monkeypatch: pytest.MonkeyPatch, division: str
+) -> None:
+    """Before: "free space, or add checkpoint.keep=1 checkpoint.scale=..." in both."""
+    words = [f"checkpoint.checkpoint_folder={tmp_path / 'ck'}", "checkpoint.fsync=true"]
+    words += ["num_accelerators=8", "metric.edition=v3.0", f"division={division}"]
+    words += [f"output.folder={tmp_path / 'out'}"]
+    monkeypatch.setattr("dlemu.checkpoint.folder.disk_bytes", lambda folder: (0, 10**9))
+    monkeypatch.setattr("dlemu.storage.owned.disk_bytes", lambda folder: (0, 10**9))
+    said = printed("checkpoint", "model=llama3_8b", *words, "--dry-run", status=1)
+    assert "free, too little for 10 checkpoints of 104.7 GiB" in said
+    if division == "closed":
+        assert said.endswith("; free space, or name another checkpoint.checkpoint_folder\n")
+    else:
+        assert "; free space, or add checkpoint.keep=1 checkpoint.scale=" in said
 
 
 def test_a_run_whose_servers_were_not_checked_says_but(tmp_path: Path) -> None:

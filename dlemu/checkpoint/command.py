@@ -302,6 +302,8 @@ class CheckpointJob:
             if error.errno in _FULL:
                 problem = why_full(self._folder, error)
                 remedy = "free space, or add checkpoint.keep=1 or a smaller checkpoint.scale"
+                if self._opened.place.is_closed:
+                    remedy = "free space, or name another checkpoint.checkpoint_folder"
             why = f"{self._folder} {problem}, what was written is removed"
             raise RunError(why, remedy=remedy) from error
 

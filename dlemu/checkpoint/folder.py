@@ -71,6 +71,8 @@ class CheckpointFolder(OwnedFolder):
     """A folder of checkpoints on a file system, as dlemu owns it by a record."""
 
     section: CheckpointSection = field(kw_only=True)
+    is_closed: bool = field(default=False, kw_only=True)
+    """Whether the closed division's rules hold, which fix number and size of checkpoints."""
 
     def of(self, record: CheckpointRecord | None) -> Self:
         """Return the same place, where the files of this record are dlemu's."""
@@ -133,10 +135,11 @@ class CheckpointFolder(OwnedFolder):
         keep = "checkpoint.keep=1" if number > 2 else ""
         scale = f"checkpoint.scale={_scale(free, num_bytes):g}" if 0 < free < 2 * num_bytes else ""
         add = " ".join(filter(None, (keep, scale))) or "checkpoint.num_checkpoints_write=1"
+        fewer = f"add {add}" if not self.is_closed else f"name another {KEY}"
         room(
             self.path,
             num_bytes * number + _ROOM,
-            f"free space, or add {add}" if free else "free space",
+            f"free space, or {fewer}" if free else "free space",
             what=f"{counted(number, 'checkpoint')} of {format_bytes(num_bytes)}",
             held_bytes=held,
             error=WorkloadError,
@@ -185,12 +188,14 @@ class CheckpointPlace(OwnedPlace, CheckpointFolder):
         return Reader(self.place.at(accelerator).reader(keys), content)
 
 
-def checkpoints_at(path: Path, access: Any, section: CheckpointSection) -> CheckpointFolder:
+def checkpoints_at(
+    path: Path, access: Any, section: CheckpointSection, *, is_closed: bool = False
+) -> CheckpointFolder:
     """Return where checkpoints lie; `access` is what the place's `reach` has returned."""
     fields, place = (RECORD, lambda below: False, KEY), place_of(path, access)
     if place.has_paths:
-        return CheckpointFolder(path, *fields, section=section)
-    return CheckpointPlace(path, *fields, section=section, place=place)
+        return CheckpointFolder(path, *fields, section=section, is_closed=is_closed)
+    return CheckpointPlace(path, *fields, section=section, is_closed=is_closed, place=place)
 
 
 _ROOM = 1 << 20
@@ -269,7 +274,8 @@ def opened(workload: Workload, plan: ShardPlan, world: World, tell: Tell) -> Ite
             or nothing that could be read.
     """
     path, key = folder_of(workload), workload.checkpoint
-    place = checkpoints_at(path, world.on_first(lambda: access_to(workload)), key)
+    access = world.on_first(lambda: access_to(workload))
+    place = checkpoints_at(path, access, key, is_closed=workload.division == "closed")
     with ExitStack() as stack:
 
         def take(record: CheckpointRecord | None) -> CheckpointRecord:
@@ -301,7 +307,8 @@ def opened(workload: Workload, plan: ShardPlan, world: World, tell: Tell) -> Ite
 
 def examine(workload: Workload, plan: ShardPlan) -> None:
     """Raise what `opened` would raise, as far as it can be known without making the folder."""
-    place = checkpoints_at(folder_of(workload), access_to(workload), workload.checkpoint)
+    path, key, is_closed = folder_of(workload), workload.checkpoint, workload.division == "closed"
+    place = checkpoints_at(path, access_to(workload), key, is_closed=is_closed)
     _, entries = place.look()
     place.check_room(plan.num_bytes, entries)
 

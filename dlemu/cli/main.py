@@ -342,6 +342,8 @@ class _Job:
             from dlemu.datagen.survey import refuse_other
 
             refuse_other(workload)
+        if self.name == "checkpoint":
+            return _for_checkpoints(workload)
         if not self.about.replays:
             return workload
         idle = idle_keys(workload, self.name, world.num_hosts)
@@ -379,6 +381,28 @@ class _Job:
         from dlemu.storage.place import path_of
 
         return path_of(word, keys[0])
+
+
+_OF_SAMPLES = ("dataset.", "reader.", "train.", "cache.", "dali.")
+"""Groups of keys that say what is read of a dataset, and how."""
+
+
+def _for_checkpoints(workload: Any) -> Any:
+    """Return a workload whose given keys without an effect on checkpoints are `ignored`.
+
+    Raises:
+        WorkloadError: checkpoints have a key of their own for what such a key says.
+    """
+    from dlemu.config.keys import all_keys
+    from dlemu.config.model import read_by
+
+    given = [key for key in workload.given if key.startswith(_OF_SAMPLES)]
+    idle = [key for key in given if "checkpoint" not in read_by(key)]
+    for key in idle:
+        own = f"checkpoint.{key.rpartition('.')[2]}"
+        if key.startswith("reader.") and own in all_keys():
+            raise WorkloadError(f"{key} is of reading samples; checkpoints have {own}")
+    return workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
 
 
 def _table(words: Words) -> list[Words]:

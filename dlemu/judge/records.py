@@ -31,6 +31,7 @@ from dlemu.config.model import Workload, check_workload
 from dlemu.config.source import SIZES, WordSource, acts
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short, system_error
 from dlemu.judge.earlier import sizing_of_today, summary_of_today
+from dlemu.plugins import own_version
 from dlemu.storage.files import (
     append_whole,
     check_regular,
@@ -295,29 +296,54 @@ def read_sizing(folder: Path) -> dict[str, Any]:
     """Return a sizing's document, ended or not; {} if there is none.
 
     Raises:
-        RunError: it is damaged.
+        RunError: it is damaged, or of a version that is not read here.
     """
     path = folder / SIZING
     try:
-        tree = sizing_of_today(_read_tree(path))
+        stored = _read_tree(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    try:
+        tree = sizing_of_today(stored)
         assert tree["kind"] == "sizing"
         for answer in tree["answers"]:
             assert {"target", "workload", "num_accelerators"} <= dict(answer).keys()
         for search in tree["unfinished"].values():
             for point in search["points"]:
                 assert all(np.isfinite(point[name]) for name in _OF_A_RUN)
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (*DAMAGE, AssertionError) as error:
-        raise damaged(path, in_short(error)) from None
+    except (*DAMAGE, AssertionError):
+        by = _written_by(stored, folder)
+        raise RunError(
+            f"{path} has a form that dlemu {own_version()} does not read; it was written by "
+            f"{f'dlemu {by}' if by else 'another version'}, or changed since",
+            remedy="read it by the dlemu that wrote it, or name another output.folder",
+        ) from None
     return tree
+
+
+def _written_by(document: object, folder: Path) -> str:
+    """Return the version of dlemu that wrote a search, as it or its last run says; else ""."""
+    runs = sorted(folder.glob(f"runs/*/{SUMMARY}"))
+    with suppress(OSError, DlemuError):
+        document = [document, *map(_read_tree, runs[-1:])]
+    left = [document]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            versions = each.get("versions")
+            if isinstance(versions, Mapping) and isinstance(versions.get("dlemu"), str):
+                return ascii(versions["dlemu"])[1:-1][:40]
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return ""
 
 
 def damaged(path: Path, why: str, more: str = "") -> RunError:
     """Return the error for a file of a result that cannot be used, with what to do."""
     remedy = "restore it from a copy, or run again"
     if path.name == SIZING:
-        remedy = "remove it, and the search begins anew, or name another output.folder"
+        remedy = "restore it from a copy, or name another output.folder"
     return RunError(f"{path}{more} is damaged: {why}", remedy=remedy)
 
 

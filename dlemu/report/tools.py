@@ -190,8 +190,9 @@ def _drives(row: Document) -> str:
 def _load_verdict(name: str, document: Document) -> Verdict:
     best = max(document["cells"], key=lambda cell: cell["bytes_per_second"])
     part = ", computed from a part" if document["scale"] < 1 else ""
+    loads = "loads" if document["model"] else "load"
     return Verdict(
-        f"{name} loads in {format_seconds(best['whole_model_seconds'])}{part}: "
+        f"{name} {loads} in {format_seconds(best['whole_model_seconds'])}{part}: "
         f"{format_rate(best['bytes_per_second'])} by {best['way']} with "
         f"{counted(best['readers'], 'reader')}, {best['share_of_drive']:.0%} of the "
         f"drive's {format_rate(document['drive_bytes_per_second'])} ({document['drive_source']})"

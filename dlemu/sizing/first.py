@@ -243,11 +243,11 @@ def plan_files(
     least = sum(_LEAST_FILES * _file_bytes(workload) for workload in workloads)
     if least > room:
         remedy = "raise max_bytes" if room == max_bytes else "free space"
-        has = "room for all" if math.isinf(free) else f"{format_bytes(free)} free"
+        most = f"dlemu try may write {format_bytes(room)} to {place.path}"
+        if not math.isinf(free):
+            most += f", which has {format_bytes(free)} free"
         raise RunError(
-            f"{place.path} has {has}, and dlemu try may write "
-            f"{format_bytes(room)} of it; {format_bytes(least)} are needed: {remedy}, or name "
-            "fewer workloads"
+            f"{most}; {format_bytes(least)} are needed: {remedy}, or name fewer workloads"
         )
     planned: list[Files] = []
     for left, workload in zip(range(len(workloads), 0, -1), workloads, strict=True):

@@ -84,8 +84,7 @@ class ObjectReader(ExtentReader):
     ) -> None:
         super().__init__(piece_bytes=HEAD_BYTES, io_depth=1, max_open=max_open)
         self._ask, self._most, self._whole = get, in_flight, whole
-        self._most_whole = range_bytes or WHOLE_BYTES
-        self._range = range_bytes or RANGE_BYTES
+        self._most_whole, self._range = request_bytes(range_bytes)
         self._helpers = Helpers(in_flight) if in_flight > 1 else None
         self._given_up = threading.Event()
         self._sizes: dict[str, int] = {}
@@ -271,11 +270,18 @@ def probe_objects(
     return rate_of(read, num_readers=num_readers, seconds=seconds)
 
 
+def request_bytes(range_bytes: int | None) -> tuple[int, int]:
+    """Return the size up to which one request gets an object, and that of the requests of others.
+
+    `range_bytes` as in ObjectReader.
+    """
+    return range_bytes or WHOLE_BYTES, range_bytes or RANGE_BYTES
+
+
 def requests_of(num_bytes: float, range_bytes: int | None) -> int:
     """Return how many requests get a whole object; `range_bytes` as in ObjectReader."""
-    if num_bytes <= (range_bytes or WHOLE_BYTES):
-        return 1
-    return math.ceil(num_bytes / (range_bytes or RANGE_BYTES))
+    most_whole, each = request_bytes(range_bytes)
+    return 1 if num_bytes <= most_whole else math.ceil(num_bytes / each)
 
 
 def _length(part: Part) -> int:

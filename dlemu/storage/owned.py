@@ -282,8 +282,12 @@ class OwnedFolder:
 
     def _clean_at_last(self, say: Callable[[str], None]) -> None:
         self.clean()
-        if self.path.exists():
+        if self._stays():
             say(self._left)
+
+    def _stays(self) -> bool:
+        """Return whether something is left of it."""
+        return self.path.exists()
 
     @property
     def _left(self) -> str:
@@ -343,10 +347,8 @@ class OwnedPlace(OwnedFolder):
         # What is removed meanwhile is not to be met in the middle of a list.
         return iter([name for name, _ in self.place.list(start.rstrip("/"))])
 
-    def _clean_at_last(self, say: Callable[[str], None]) -> None:
-        self.clean()
-        if [*self._below()]:
-            say(self._left)
+    def _stays(self) -> bool:
+        return bool([*self._below()])
 
     @property
     def _left(self) -> str:

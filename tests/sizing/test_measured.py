@@ -399,10 +399,30 @@ def test_a_search_goes_on_after_its_last_run(tmp_path: Path) -> None:
             SizingRecord(tmp_path).open("a", SETTINGS, IDENTITY | other)
     content = (tmp_path / "sizing.json").read_text()
     wrong = (content.replace("91.0", value) for value in ('"x"', "NaN"))
-    for damage in (content.rstrip()[:-1], *wrong):
+    later = r"has a form that dlemu \S+ does not read; it was written by another version"
+    cases = [(content.rstrip()[:-1], r"is damaged: .*; restore it from a copy, or name another")]
+    for damage, said in (*cases, *((each, later) for each in wrong)):
         (tmp_path / "sizing.json").write_text(damage)
-        with pytest.raises(RunError, match=r"sizing\.json is damaged: .*; remove it, and the"):
+        with pytest.raises(RunError, match=rf"sizing\.json {said}") as error:
             SizingRecord(tmp_path)
+        assert "remove" not in str(error.value)
+
+
+def test_a_search_of_a_later_version_is_told_by_which_it_was_written(tmp_path: Path) -> None:
+    """Nobody is told to remove results: the dlemu that wrote them reads them."""
+    run = tmp_path / "runs" / "a.01.n1"
+    run.mkdir(parents=True)
+    by = "it was written by dlemu 7.1, or changed since; read it by the dlemu that wrote it, or"
+    later = {"kind": "sizing of 2031", "answers": [{"versions": {"dlemu": "7.1"}}]}
+    (tmp_path / "sizing.json").write_text(json.dumps(later))
+    with pytest.raises(RunError) as error:
+        SizingRecord(tmp_path)
+    assert by in str(error.value)
+    (tmp_path / "sizing.json").write_text('{"kind": "sizing of 2031"}')
+    (run / "summary.json").write_text('{"versions": {"dlemu": "7.1"}}')
+    with pytest.raises(RunError) as error:
+        SizingRecord(tmp_path)
+    assert by in str(error.value)
 
 
 @pytest.mark.parametrize(
