@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from dlemu import loaders
+from dlemu.config.compose import value_of
 from dlemu.config.model import Workload, check_workload, load_workload
 from dlemu.config.sections import StorageSection
 from dlemu.datagen.survey import find_dataset
@@ -751,6 +752,15 @@ OTHER_FILES = {
     "index: {index_type: DISKANN}\nworkflow: {compact: True}\n": (
         "is of MLPerf Storage's benchmark of vector databases (vectordb), which dlemu does not"
     ),
+    "hosts: 127.0.0.1\ndata_dir: /mnt/nvme\nresults_dir: /root/results\n": (
+        "is of mlpstorage itself: its own options; name the file of a training workload"
+    ),
+    "System:\n  name: Acme 9000\n  released: 2025-03-01\n": (
+        "a value in it is a date, which no key of a workload takes; quote it if it is a name, or"
+    ),
+    "dataset: {num_files_train: 4}\nreader: {batch_size: 2}\n": (
+        "dataset.format is not set; add dataset.format=npz, or that of your files"
+    ),
     "user_templates: {chatbot: {}}\nqos_profiles: {interactive: {}}\n": (
         "is of MLPerf Storage's benchmark of key-value caches (kvcache), which dlemu does not"
     ),
@@ -764,6 +774,45 @@ def test_a_file_that_is_no_workload_says_why(tmp_path: Path, printed: Printed, t
     path.write_text(text)
     said = printed("run", f"workload={path}", status=1)
     assert said.count("\n") == 1 and OTHER_FILES[text] in said
+
+
+MOVED: dict[str, dict[str, object]] = {
+    "checkpoint: {num_checkpoints: 7}": {"checkpoint.num_checkpoints_write": 7},
+    "checkpoint: {recovery_after_steps: 1000}": {},
+    "checkpoint: {optimization_groups: [100, 20], model_datatype: bf16}": {
+        "model.optimization_groups": [100, 20],
+        "model.model_datatype": "bf16",
+    },
+    "model: mine\ncheckpoint: {layer_parameters: [5, 6]}": {"model.layer_parameters": [5, 6]},
+    "model: {parallelism: {zero_stage: -1}}": {"model.parallelism.zero_stage": 0},
+    "workflow: {do_eval: False}": {},
+}
+"""What files of DLIO of 2022 to 2024 have, and what it is now."""
+
+
+@pytest.mark.parametrize("text", MOVED)
+def test_keys_of_earlier_versions_of_dlio_are_taken(tmp_path: Path, text: str) -> None:
+    """Before: "unknown key checkpoint.num_checkpoints; did you mean ...num_checkpoints_read?"."""
+    path = tmp_path / "own.yaml"
+    batch = "dataset: {format: npz, num_files_train: 4, batch_size: 3, record_length_std: 5}"
+    path.write_text(f"{batch}\n{text}\n")
+    job = load_workload(str(path))
+    tree_of_job = job.model_dump(mode="json")
+    now = {"reader.batch_size": 3, "dataset.record_length_bytes_stdev": 5.0, **MOVED[text]}
+    assert {key: value_of(tree_of_job, key) for key in now} == now
+
+
+def test_a_file_that_a_run_of_dlio_has_kept_is_the_workload_of_it(
+    tmp_path: Path, printed: Printed
+) -> None:
+    """Before: "dataset.format is not set": Hydra keeps it below `workload`."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "workload:\n  model: {name: unet3d}\n  dataset: {format: npy, num_files_train: 9}\n"
+        "  reader: {batch_size: 5}\n"
+    )
+    said = printed("run", f"workload={path}", "--cfg=job")
+    assert "format: npy" in said and "batch_size: 5" in said
 
 
 def test_a_file_url_is_a_folder() -> None:

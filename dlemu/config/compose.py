@@ -95,7 +95,7 @@ def compose(
     if source is WordSource.INSTALLED and name not in (known := named(group)):
         raise WorkloadError(no_row(group, name, known))
     path = find(group, name)
-    return _composed(path, read_yaml(path), [*overrides.items()], source)
+    return _composed(path, _read_job(path), [*overrides.items()], source)
 
 
 def compose_words(
@@ -121,7 +121,7 @@ def compose_words(
             pairs[place] = key, str(find("drive", value, config_dir))
     group = "workload" if asked["workload"] else "model"
     path = _choose(group, asked[group], config_dir)
-    return _composed(path, read_yaml(path) | dict(models), [*models, *pairs], source)
+    return _composed(path, _read_job(path) | dict(models), [*models, *pairs], source)
 
 
 def _composed(
@@ -297,6 +297,15 @@ def _choose(group: str, names: Sequence[str], config_dir: Path | None) -> Path:
         raise WorkloadError(f"{group}= is set {len(names)} times: {', '.join(names)}; keep one")
     refuse_tilde(group, names[0])
     return find(group, names[0], config_dir)
+
+
+def _read_job(path: Path) -> dict[str, Any]:
+    """Return the keys of a file, also of one that a run of DLIO has kept: below `workload`."""
+    tree = read_yaml(path)
+    inner = tree.get("workload")
+    if isinstance(inner, dict) and not tree.keys() & {"dataset", "reader", "model", "defaults"}:
+        return {key: value for key, value in tree.items() if key != "workload"} | inner
+    return tree
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -562,6 +571,11 @@ def _in_one_line(path: Path) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         # The lines below the first are Hydra's own advice, which names files that users never saw.
         why = str(error).splitlines()[0]
+        if dated := re.fullmatch(r"Value '(date|datetime)' is not a supported primitive type", why):
+            why = (
+                f"a value in it is a {dated[1]}, which no key of a workload takes; quote it if it "
+                "is a name, or name the file of a workload"
+            )
         if _HYDRAS_OWN.search(why):
             why = (
                 "it is a file of a Hydra application, not a workload; name the file of a workload, "

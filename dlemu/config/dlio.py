@@ -21,7 +21,7 @@ _IGNORED_KEYS = {
     "write_threads",
     "workflow": "debug profiling",
     "model": "type",
-    "checkpoint": "randomize_tensor ksm type recovery_rank_shift",
+    "checkpoint": "randomize_tensor ksm type recovery_rank_shift recovery_after_steps",
     "output": "log_file log_level",
     "storage": "storage_library storage_options post_generation_settle_seconds "
     "use_mpi_endpoint_distribution load_balance_strategy",
@@ -81,9 +81,14 @@ def _take_ignored(raw: dict[str, Any]) -> Iterator[str]:
 
 def _rename(raw: dict[str, Any]) -> None:
     """Move DLIO's keys that have another place or another name here."""
+    for section, names in _OLD.items():
+        if isinstance(keys := raw.get(section), dict):
+            for old in names.keys() & keys.keys():
+                keys.setdefault(names[old], keys.pop(old))
     _rename_model(raw)
     if "data_reader" in raw:
         raw.setdefault("reader", raw.pop("data_reader"))
+    _rename_batch(raw)
     _rename_storage(raw)
     for group, name in (("dataset", "data_folder"), ("checkpoint", "checkpoint_folder")):
         keys = raw.get(group)
@@ -120,6 +125,13 @@ def _rename(raw: dict[str, Any]) -> None:
             own[key].setdefault("stdev", stdev)
 
 
+def _rename_batch(raw: dict[str, Any]) -> None:
+    """Move the batch, which was the dataset's in the first files of DLIO."""
+    dataset, reader = raw.get("dataset"), raw.setdefault("reader", {})
+    if isinstance(dataset, dict) and isinstance(reader, dict) and "batch_size" in dataset:
+        reader.setdefault("batch_size", dataset.pop("batch_size"))
+
+
 def _rename_storage(raw: dict[str, Any]) -> None:
     """Move DLIO's storage.storage_options to the keys that they are here; others are ignored."""
     storage, reader = raw.get("storage"), raw.setdefault("reader", {})
@@ -151,6 +163,19 @@ def _rename_storage(raw: dict[str, Any]) -> None:
             reader.setdefault("multiprocessing_context", "spawn")
 
 
+_OF_MODELS = {
+    *("num_layers", "layer_parameters", "optimization_groups", "parallelism"),
+    *("model_datatype", "optimizer_datatype"),
+}
+"""Keys of a model that were the checkpoint's in DLIO before 2.0."""
+_OLD = {
+    "dataset": {"record_length_std": "record_length_bytes_stdev"},
+    "checkpoint": {"num_checkpoints": "num_checkpoints_write"},
+    "workflow": {"do_eval": "evaluation"},
+}
+"""DLIO's earlier names of keys: those of its files of 2022 to 2024."""
+
+
 def _rename_model(raw: dict[str, Any]) -> None:
     """Take a model that is given by its name alone, and DLIO's names of its keys."""
     checkpoint = raw.get("checkpoint")
@@ -158,13 +183,21 @@ def _rename_model(raw: dict[str, Any]) -> None:
         size = checkpoint.pop("model_size")
         if isinstance(group := raw.setdefault("model", {}), dict):
             group.setdefault("model_size_bytes", size)
+    checkpoint = checkpoint if isinstance(checkpoint, dict) else {}
+    moved = checkpoint.keys() & _OF_MODELS
     model = raw.get("model")
-    if model is None:
+    if model is None and not moved:
         raw.pop("model", None)
         return
+    model = raw["model"] = {} if model is None else model
     if not isinstance(model, dict):
         known = str(model) in named("model") or str(model).endswith((".yaml", ".yml"))
         model = raw["model"] = model_keys(str(model)) if known else {"name": str(model)}
+    for key in moved:
+        model.setdefault(key, checkpoint.pop(key))
+    parallelism = model.get("parallelism")
+    if isinstance(parallelism, dict) and parallelism.get("zero_stage") == -1:  # none, in DLIO
+        parallelism["zero_stage"] = 0
     if "name" in model:
         raw.setdefault("name", str(model["name"]))
     if "model_size" in model:  # as the files of MLPerf Storage have it
@@ -182,23 +215,26 @@ def _plain(value: Any) -> Any:
     return {str(shown[key]): _plain(inner) for key, inner in value.items()}
 
 
+_VECTORS = "MLPerf Storage's benchmark of vector databases (vectordb), which dlemu does not emulate"
 _OTHERS = {
-    "vector databases (vectordb)": {"database", "index", "search"},
-    "key-value caches (kvcache)": {
+    _VECTORS: {"database", "index", "search"},
+    "MLPerf Storage's benchmark of key-value caches (kvcache), which dlemu does not emulate": {
         *("user_templates", "qos_profiles", "qos_distribution", "kv_cache"),
         *("gpu_backend", "cpu_backend", "nvme_backend"),
     },
+    "mlpstorage itself: its own options": {"hosts", "data_dir", "results_dir"},
+    "a submission to MLPerf Storage: it describes a system": {"System", "Power", "Nodes"},
 }
-"""Groups of keys in files of MLPerf Storage's other benchmarks."""
+"""Groups of keys in files of MLPerf Storage that are no workloads."""
 _LEAST_GROUPS = 2
 """Of them, for a file to be of that benchmark."""
 
 
 def other_benchmark(tree: Mapping[str, Any]) -> str:
-    """Return what a file's benchmark is about that is none of training; "" for other files."""
+    """Return of what a file of MLPerf Storage is that is none of training; "" for other files."""
     dataset = tree.get("dataset")
     if isinstance(dataset, dict) and "num_vectors" in dataset:
-        return next(iter(_OTHERS))
+        return _VECTORS
     if isinstance(dataset, dict) and "format" in dataset:
         return ""
     found = (name for name, groups in _OTHERS.items() if len(groups & tree.keys()) >= _LEAST_GROUPS)

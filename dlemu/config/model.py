@@ -402,9 +402,8 @@ def check_workload(
         )
     if about := other_benchmark(tree):
         raise WorkloadError(
-            f"{tree.get('made_from') or 'the file'} is of MLPerf Storage's benchmark of {about}, "
-            "which dlemu does not emulate; name the file of a training workload, or a name (dlemu "
-            "help workloads lists them)"
+            f"{tree.get('made_from') or 'the file'} is of {about}; name the file of a training "
+            "workload, or a name (dlemu help workloads lists them)"
         )
     raw = translated(tree)
     try:
@@ -416,6 +415,8 @@ def check_workload(
         name = str(raw["name"])
         if text == "dataset.format is not set" and name in named("model"):
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
+        elif text == "dataset.format is not set":
+            text += "; add dataset.format=npz, or that of your files (dlemu help dataset.format)"
         elif text == "dataset is not set":
             made = raw.get("made_from") or name
             text = f"{made} is no workload: it has no group of keys dataset, with format= and more"
