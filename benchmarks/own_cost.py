@@ -176,7 +176,7 @@ def main(arguments: list[str]) -> None:
     if arguments and all(each.endswith(".json") and "=" not in each for each in arguments):
         for file in arguments:
             stored = json.loads(Path(file).read_text())
-            print(f"{stored['machine']}\n\n{lined(starmap(row_of, stored['cases'].items()))}")
+            print(f"{stored['machine']}\n\n{lined(starmap(row_of, stored['cases'].items()))}\n")
         return
     asked = Asked(arguments, "only", "files", "rounds", "folder", "keep")
     cases = asked.names("only", default_cases(os.cpu_count() or 1))
