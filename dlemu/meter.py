@@ -40,6 +40,7 @@ from dlemu.ranks.world import Alone, World
 from dlemu.report.run import present_run
 from dlemu.report.text import render_text
 from dlemu.run.compute import CudaStream, HostStream, StreamClock
+from dlemu.run.replay import with_allreduce
 from dlemu.storage.counted import PathBytes
 
 B = TypeVar("B")
@@ -288,7 +289,9 @@ class Meter:
             self._asked = stream.record()
             return
         step.computed = stream.record()
-        self._world.barrier()
+        allreduce = 0.0 if step.asked_compute is None else self.workload.train.allreduce_time
+        world = self._world
+        with_allreduce(allreduce, world.barrier, lambda: world.opened, self._clock)()
         self._asked = step.met = stream.record()
         self._keep(step)
         while self._under_way and self._under_way[0].stream.passed(self._under_way[0].met):

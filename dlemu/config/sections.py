@@ -529,6 +529,11 @@ class TrainSection(Section):
     Python's lock, as a job queues the step's kernels. They are a part of computation_time, at most
     all of it; a step whose thread waits for a core or the lock may end late. A rank with several
     accelerators spends them once."""
+    allreduce_time: Annotated[Seconds, Use(by="run size predict")] = 0.0
+    """Seconds that a job's all-reduce takes in each step beyond computation_time: a step ends no
+    sooner after its last accelerator was there. What it takes is told apart from the storage's part
+    and from dlemu's own barrier, which is a part of these seconds; between hosts they begin when
+    that has opened."""
     processes: Annotated[Literal["auto"] | Positive, Use(closed=True)] = "auto"
     """Processes that share a run's accelerators where no mpirun starts ranks. `auto`: more than one
     where the accelerators ask for more samples a second than one process can hand over."""

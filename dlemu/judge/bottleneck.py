@@ -52,6 +52,8 @@ _CARRIED = 0.5
 """A link is a limit of reads only if it received this share of the bytes that were read."""
 _HARDLY_BUSY = 0.5
 """A drive that is busy for less of the time in which it is read is no limit: a cap above it is."""
+_SEEN = 0.001
+"""The evidence names an all-reduce that took at least this share of the time."""
 _AMPLIFIED = 1.1
 """The evidence names storage that gave this many times the bytes that the format needs."""
 _LOSSY = 0.001
@@ -66,6 +68,7 @@ LimitName = Literal[
     "barrier",
     "own barrier",
     "oversleep",
+    "all-reduce",
     "checkpoints",
     "none",
     "unclear",
@@ -103,6 +106,9 @@ def find_run_limit(evidence: Evidence) -> Limit:
             return limit
         if limit.explains >= _ENOUGH:
             more = (*_amplified(evidence), note("explains", share=limit.explains))
+            if limit.name != "all-reduce" and parts.allreduce >= _SEEN:
+                rest = note("explains_rest", share=limit.explains)
+                more = (_took(evidence), *_amplified(evidence), rest)
             return Limit(limit.name, (*limit.evidence, *more), limit.advice, limit.explains)
     unexplained = note("unexplained", lost_share=parts.total, parts=asdict(parts))
     return Limit("unclear", (unexplained, *_amplified(evidence), *_cpus(evidence)))
@@ -203,7 +209,7 @@ def _explained_by_cpus(evidence: Evidence, host: HostReport) -> float:
     busy = (used.host_cpu_share or 0.0) + (used.host_steal_share or 0.0)
     if busy > _CPU_FULL:  # others used the CPUs: all waits but those without CPU count
         without_cpu = 0.0 if lacked is None else parts.read + parts.preprocess
-        explained = _part(evidence, parts.total - parts.uneven - without_cpu)
+        explained = _part(evidence, parts.total - parts.allreduce - parts.uneven - without_cpu)
     if lacked is None:
         return explained
     stopped = (used.throttled_seconds or 0.0) + used.stolen_seconds
@@ -250,6 +256,18 @@ def _lateness(evidence: Evidence) -> Limit | None:
     )
     fewer = [note("use_fewer_accelerators_a_host")] if _several_a_host(evidence) else []
     return Limit(name, (found, *_cpus(evidence)), (*fewer, note("leave_cores")), explains)
+
+
+def _allreduce(evidence: Evidence) -> Limit | None:
+    """Return `all-reduce` for what the job's own took; the other limits explain the rest."""
+    parts = evidence.losses.parts
+    explains = min(1.0, parts.allreduce / parts.total)
+    return Limit("all-reduce", (_took(evidence),), (note("the_jobs_own"),), explains)
+
+
+def _took(evidence: Evidence) -> Finding:
+    seconds = evidence.workload.train.allreduce_time
+    return note("allreduce_took", share=evidence.losses.parts.allreduce, seconds=seconds)
 
 
 def _uneven(evidence: Evidence) -> Limit | None:
@@ -414,7 +432,7 @@ def _reads(evidence: Evidence) -> Limit | None:
 
 
 _SUSPECTS = (
-    _checkpoints, _slow_rank, _host_cpu, _lateness, _uneven, _loader, _network, _reads,
+    _allreduce, _checkpoints, _slow_rank, _host_cpu, _lateness, _uneven, _loader, _network, _reads,
 )  # fmt: skip
 """The order in which limits are tried."""
 
@@ -522,8 +540,9 @@ def _unclear(evidence: Evidence, why: Finding) -> Limit:
 
 
 def _part(evidence: Evidence, share: float) -> float:
-    """Return a share of the time as a share (0-1) of all that was lost."""
-    return min(1.0, max(0.0, share / evidence.losses.parts.total))
+    """Return a share of the time as a share (0-1) of all that the job itself did not take."""
+    parts = evidence.losses.parts
+    return min(1.0, max(0.0, share / max(parts.total - parts.allreduce, 1e-9)))
 
 
 def _lost(evidence: Evidence) -> Finding:

@@ -52,12 +52,14 @@ Kind = Literal[
     # what limited it
     "cap_above_drive",
     "ceiling",
+    "allreduce_took",
     "compute_overran",
     "compute_unequal",
     "cpus",
     "cpus_unknown",
     "device_busy",
     "explains",
+    "explains_rest",
     "host_cpus",
     "late_batches",
     "latencies",
@@ -85,6 +87,7 @@ Kind = Literal[
     "waited_for_reads",
     # what to try
     "as_asked",
+    "the_jobs_own",
     "decode_less",
     "end_other_programs",
     "faster_links",

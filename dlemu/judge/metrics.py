@@ -67,8 +67,11 @@ class LostShares:
     """Compute took longer than asked."""
     uneven: float = 0.0
     """Its compute was asked to take longer than the accelerators' mean."""
+    allreduce: float = 0.0
+    """All accelerators were at the barrier, and the job's all-reduce (`train.allreduce_time`) was
+    not over: a part of the job that neither the storage nor dlemu costs."""
     meeting: float = 0.0
-    """All accelerators were at the barrier, and it had not opened yet."""
+    """All accelerators were at the barrier, the all-reduce was over, and it had not opened yet."""
 
     @property
     def waited(self) -> float:
@@ -78,7 +81,7 @@ class LostShares:
     @property
     def total(self) -> float:
         """All that was lost."""
-        return self.waited + self.oversleep + self.uneven + self.meeting
+        return self.waited + self.oversleep + self.uneven + self.allreduce + self.meeting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +111,7 @@ class Losses:
 def find_losses(sums: Sums) -> Losses:
     """Return the losses in the steps that count; the sums are whole, as `measure_sums` checks."""
     return Losses(
-        parts=find_parts(sums.epochs, sums.rule.preprocess_seconds),
+        parts=find_parts(sums.epochs, sums.rule),
         ranks=_ranks(sums, _seconds(sums.epochs)),
         making_seconds=sum(each.making for each in sums.epochs),
     )
@@ -120,25 +123,30 @@ def _seconds(epochs: Sequence[EpochSums]) -> float:
     return float((inside["seconds"] - inside["overhead"]).sum()) / len(epochs[0].accelerators)
 
 
-def find_parts(epochs: Sequence[EpochSums], preprocess_seconds: float) -> LostShares:
-    """Return the shares lost in some epochs; a worker sleeps `preprocess_seconds` a sample."""
+def find_parts(epochs: Sequence[EpochSums], rule: Rule) -> LostShares:
+    """Return the shares lost in some epochs."""
     # The latest accelerator of each step.
     last = np.concatenate([each.steps[each.window] for each in epochs])
     accelerators = len(epochs[0].accelerators)
     # A worker may begin with a batch before it is waited for. The wait is divided as all of the
     # time in which the batch was made.
-    of_wait = last["wait"] / np.maximum(making_seconds(last, preprocess_seconds), 1e-9)
+    of_wait = last["wait"] / np.maximum(making_seconds(last, rule.preprocess_seconds), 1e-9)
     own = last["wait"] + last["compute"] + last["barrier"]
+    allreduce = np.minimum(last["barrier"], rule.allreduce_seconds)
     lost = {
         "read": of_wait * last["read"],
         "decode": of_wait * last["decode"],
         "hand_over": of_wait * last["hand_over"],
-        "preprocess": of_wait * preprocess_seconds * last["num_samples"],
+        "preprocess": of_wait * rule.preprocess_seconds * last["num_samples"],
         "oversleep": last["compute"] - last["computation_time"],
         "uneven": last["computation_time"] - last["asked"] / accelerators,
         # Ranks leave a barrier at different moments. A step of all takes as long as the mean of
         # theirs: what the latest one's own lasts longer or shorter was lost, or won, in meeting.
-        "meeting": last["barrier"] + (last["seconds"] - last["overhead"]) / accelerators - own,
+        "meeting": last["barrier"]
+        - allreduce
+        + (last["seconds"] - last["overhead"]) / accelerators
+        - own,
+        "allreduce": allreduce,
     }
     total = max(_seconds(epochs), 1e-9)
     shares = {name: float(part.sum()) / total for name, part in lost.items()}
@@ -421,7 +429,7 @@ def _measure_epoch(sums: EpochSums, rule: Rule) -> EpochMetrics:
         wait_mean_seconds=float(rows["wait"].mean() / num_counted),
         wait_p50_seconds=float(half),
         wait_p99_seconds=float(most),
-        lost=find_parts([sums], rule.preprocess_seconds),
+        lost=find_parts([sums], rule),
         wait_share=share("wait"),
         overhead_share=share("overhead"),
         barrier_share=share("barrier"),

@@ -353,6 +353,9 @@ class Summary(_Summary, total=False):
     ceiling_au_percentage: float
     """AU of some steps without reads, made after the epochs: what dlemu itself can reach on this
     host. Only of steps below 20 ms, where its own cost is seen."""
+    allreduce_seconds: float
+    """Of a step, by train.allreduce_time: they lower the ceiling, too. Only beside it, and above
+    0."""
     worker_cost: str
     """reader.cost of the pytorch loader; "" with another."""
     num_ranks: int

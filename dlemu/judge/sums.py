@@ -75,6 +75,8 @@ class Rule:
     """Steps that do not count at the end of each epoch."""
     preprocess_seconds: float = 0.0
     """That a worker sleeps for each sample. What it computes is in its record, as `decode`."""
+    allreduce_seconds: float = 0.0
+    """That the job's all-reduce takes in each step; they are in its record, as `barrier`."""
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
@@ -89,6 +91,7 @@ class Rule:
                 if workload.reader.preprocess == "sleep"
                 else 0.0
             ),
+            allreduce_seconds=workload.train.allreduce_time,
         )
 
 

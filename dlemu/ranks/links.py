@@ -475,6 +475,11 @@ class Links:
         meeting.leave()
         return True
 
+    @property
+    def opened(self) -> float:
+        """When the last barrier opened on this host; now, if this rank is alone there."""
+        return time.perf_counter() if self._meeting is None else self._meeting.opened
+
     def here(self, pending: set[int]) -> set[int]:
         """Return which of the awaited ranks have arrived, or have released us, on this host."""
         meeting = self._meeting

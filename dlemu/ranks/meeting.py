@@ -50,6 +50,8 @@ class Meeting:
         self._turn = 0
         self._all = bytes(self._num)
         self._arrived = self._left = self._spin = 0.0
+        self.opened = 0.0
+        """When the barrier that this rank has left was opened."""
         self._in_vain = 0
 
     @property
@@ -100,8 +102,8 @@ class Meeting:
 
     def leave(self) -> None:
         """Note how long the others were awaited: so the next barrier knows whether to sleep."""
-        (opened,) = _TIME.unpack_from(self._memory, self._time_at)
-        is_soon = opened - self._arrived < (self._spin or SPIN_SECONDS)
+        (self.opened,) = _TIME.unpack_from(self._memory, self._time_at)
+        is_soon = self.opened - self._arrived < (self._spin or SPIN_SECONDS)
         self._in_vain = 0 if is_soon else self._in_vain + 1
         self._left = self._now()
 

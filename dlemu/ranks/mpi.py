@@ -201,13 +201,13 @@ class Mpi(World):
         begin = time.perf_counter()
         deadline = math.inf if timeout is None else begin + timeout
         self._go_on()
-        if self._links.arrive():
-            return
-        self._wait_for(self._children, begin, deadline)
-        if self._parent is not None:
-            self._links.up(self._parent)
-            self._wait_for([self._parent], begin, deadline)
-        self._links.down(self._children)
+        if not self._links.arrive():
+            self._wait_for(self._children, begin, deadline)
+            if self._parent is not None:
+                self._links.up(self._parent)
+                self._wait_for([self._parent], begin, deadline)
+            self._links.down(self._children)
+        self.opened = self._links.opened
 
     def gather(self, value: T) -> list[T] | None:
         self.barrier()  # so that MPI polls only while it copies

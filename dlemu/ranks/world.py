@@ -36,6 +36,9 @@ class World:
     local_rank = 0
     """Number of this rank among those of its host."""
     num_local_ranks = 1
+    opened = 0.0
+    """When the last barrier opened, on time.perf_counter(): on one host the moment when the last
+    rank came. 0 of one rank."""
     notes: tuple[str, ...] = ()
     """Notes for the run's summary about how the ranks are connected."""
 

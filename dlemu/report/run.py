@@ -31,7 +31,7 @@ from dlemu.report.in_run import checkpoint_lines, checkpoint_plots, host_lines, 
 from dlemu.report.watched import watched_blocks, watched_lines
 from dlemu.report.words import advice_of, evidence_of, fed, note_lines, sentences
 from dlemu.report.words.limits import LOSSES
-from dlemu.units import counted
+from dlemu.units import counted, format_seconds
 
 _LEAST_LOST = 0.0005
 """A loss below this share of the time in every epoch has no row, but for that of reads."""
@@ -104,6 +104,8 @@ def verdict_line(document: Document) -> str:
         required = "" if wanted is None else f", required {wanted:g}%"
         ceiling = document.get("ceiling_au_percentage")
         most = "" if ceiling is None else f", ceiling {ceiling:.1f}% on this host"
+        if most and (allreduce := document.get("allreduce_seconds")):
+            most += f" with an all-reduce of {format_seconds(allreduce)}"
         parts.append(f"AU {metric['train_au_mean_percentage']:.2f}%{most}{required} ({how})")
     if phases := document.get("phases"):
         parts.append(f"this storage feeds {fed(phases)}")

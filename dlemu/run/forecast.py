@@ -55,10 +55,11 @@ class RunForecast:
     @property
     def seconds(self) -> float:
         """Of all epochs: computing or reading, whichever takes longer. Hits take no time."""
-        compute = self.num_steps * self.workload.train.computation_time.mean
+        train = self.workload.train
+        compute = self.num_steps * (train.computation_time.mean + train.allreduce_time)
         if not self.bytes_per_second:
             return math.inf
-        epochs, cache = self.workload.train.epochs, self.cache
+        epochs, cache = train.epochs, self.cache
         num_bytes = [
             self.epoch_bytes if cache is None else cache.origin_bytes(epoch)
             for epoch in range(epochs)

@@ -15,6 +15,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
+import numpy as np
+
 from dlemu.checkpoint.in_run import (
     OwnRank,
     RunCheckpoints,
@@ -75,6 +77,7 @@ from dlemu.run.replay import (
     new_steps,
     replay_blocks,
     replay_epoch,
+    with_allreduce,
 )
 from dlemu.run.workers import is_long_enough, workers_of
 from dlemu.storage.files import count_linked
@@ -349,29 +352,40 @@ class _Run:
                     compute=workload.train.longest_step,
                     prepare=workload.reader.batch_size * workload.reader.preprocess_time.longest,
                 )
-                epochs = _Epochs(self, loader, monitor, compute, cache, checkpoints)
+                barrier = with_allreduce(
+                    workload.train.allreduce_time,
+                    watchdog.barrier,
+                    lambda: self.world.opened,
+                    clock,
+                )
+                epochs = _Epochs(self, loader, monitor, compute, barrier, cache, checkpoints)
                 parts = epochs.replay(record, cold)
-                self._measure_ceiling(record.summary, compute)
+                self._measure_ceiling(record.summary, compute, barrier)
                 if workload.workflow.checkpoint:
                     self._finish_checkpoints(checkpoints, record.summary)
                 self.live.does("gathering the results")
-                most_lost = max(self.world.all_gather(_lost_share(parts)))
+                lost = _lost_share(parts, workload.train.allreduce_time)
+                most_lost = max(self.world.all_gather(lost))
                 with watchdog.phase("probing the drive"):
                     monitor.probe(most_lost)
         return _Replayed(parts, monitor, cache, record.summary.get("checkpoints"))
 
-    def _measure_ceiling(self, summary: Summary, compute: Callable[[float], None]) -> None:
+    def _measure_ceiling(
+        self, summary: Summary, compute: Callable[[float], None], barrier: Callable[[], None]
+    ) -> None:
         """Note the AU that steps as short as these reach here without any reads."""
         seconds = self.workload.train.computation_time.mean
         if not 0 < seconds < replay.SHORT_STEP_SECONDS:
             return
         num_steps = self.world.broadcast(round(replay.ceiling_seconds / seconds))
         if num_steps > 1:
+            if allreduce := self.workload.train.allreduce_time:
+                summary["allreduce_seconds"] = allreduce
             summary["ceiling_au_percentage"] = replay.find_ceiling(
                 self.own,
                 seconds,
                 num_steps,
-                barrier=self.watchdog.barrier,
+                barrier=barrier,
                 clock=self.clock,
                 compute=compute,
             )
@@ -492,6 +506,8 @@ class _Epochs:
     monitor: RunMonitor
     compute: Callable[[float], None]
     """Is busy until a moment of the clock."""
+    barrier: Callable[[], None]
+    """Ends a step: all ranks are there, and the job's all-reduce is over."""
     cache: HostCache | None
     checkpoints: RunCheckpoints | None
 
@@ -537,7 +553,7 @@ class _Epochs:
             with watchdog.phase(f"replaying epoch {epoch + 1}", self.loader.waiting_for):
                 others = 1 if len(run.own) == run.num_accelerators else run.world.num_ranks
                 replay = partial(
-                    replay_epoch, barrier=watchdog.barrier, clock=run.clock, compute=self.compute
+                    replay_epoch, barrier=self.barrier, clock=run.clock, compute=self.compute
                 )
                 batches = self.loader.epoch(epoch, plan)
                 with run.live.epoch(records, workload, self.monitor, others):
@@ -642,9 +658,15 @@ def _count_steps(dataset: Dataset, num_accelerators: int) -> int:
     return count_steps(dataset.workload, dataset.layout, num_accelerators=num_accelerators)
 
 
-def _lost_share(parts: Sequence[Steps]) -> float:
-    """Return the share (0-1) of the time of this rank's accelerators in which they waited."""
-    lost = sum(float(steps["wait"].sum() + steps["barrier"].sum()) for steps in parts)
+def _lost_share(parts: Sequence[Steps], allreduce_time: float) -> float:
+    """Return the share (0-1) of the time of this rank's accelerators in which they waited.
+
+    What the job's all-reduce takes is none of it.
+    """
+    lost = sum(
+        float(steps["wait"].sum() + np.maximum(steps["barrier"] - allreduce_time, 0.0).sum())
+        for steps in parts
+    )
     computed = sum(float(steps["compute"].sum()) for steps in parts)
     return lost / max(lost + computed, 1e-9)
 

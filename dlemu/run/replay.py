@@ -71,6 +71,24 @@ def replay_epoch(
     return steps[: step + 1]
 
 
+def with_allreduce(
+    seconds: float, barrier: Callable[[], None], opened: Callable[[], float], clock: Clock
+) -> Callable[[], None]:
+    """Return a barrier that takes as long as a job's all-reduce, after the last rank was there.
+
+    `opened` tells when the barrier opened, on the same clock; 0 where there is no other rank.
+    """
+    if not seconds:
+        return barrier
+
+    def meet() -> None:
+        came = clock.now()
+        barrier()
+        clock.sleep_until(max(came, opened()) + seconds)
+
+    return meet
+
+
 def find_ceiling(
     accelerators: range,
     seconds: float,
@@ -82,8 +100,9 @@ def find_ceiling(
 ) -> float:
     """Return the AU in percent of steps of so many seconds whose batches are always there.
 
-    What is missing to 100 is dlemu's own cost on this host: waking up, and the barrier. The first
-    step does not count. All ranks call it; 100 on one without accelerators.
+    What is missing to 100 is dlemu's own cost on this host, waking up and the barrier, and the
+    job's all-reduce where the barrier takes as long. The first step does not count. All ranks call
+    it; 100 on one without accelerators.
     """
     batches = [Batch(0, 0, number, np.arange(0), 0, 0.0) for number in accelerators]
     times = np.full((num_steps, len(batches)), seconds)

@@ -3,12 +3,13 @@
 For N accelerators whose steps take `computation_time` t_c and `batch_bytes`:
 
     demand = batch_bytes / t_c
-    AU(N)  = min( t_c / (t_c + o + σ (ln N + 0.577)),       step: overhead and barrier
+    AU(N)  = min( t_c / (t_c + a + o + σ (ln N + 0.577)),   step: all-reduce, overhead and barrier
                   drives · S / ((1 − h) · N · demand),      storage, helped by the page cache
                   server / ((1 − h) · N · demand),          what its servers give together
                   hosts · L / ((1 − h) · N · demand),       what the hosts' links carry
                   hosts · C / (N · demand) )                what the hosts can move
 
+    a  what the job's all-reduce takes in a step beyond its compute (train.allreduce_time)
     o  overhead of a step that nothing overlaps, seconds
     σ  jitter of a step, seconds: the last of N accelerators is σ (ln N + 0.577) late at the barrier
     S  read rate of a drive, h the share of the bytes that the page cache serves
@@ -114,7 +115,7 @@ class Calibration(BaseModel):
 
 
 PredictedLimit = Literal[
-    "storage", "server", "network", "host cpu", "step overhead", "barrier", "none"
+    "storage", "server", "network", "host cpu", "step overhead", "all-reduce", "barrier", "none"
 ]
 """`none`: AU is at its ceiling."""
 AU_NOISE = 0.0036
@@ -182,6 +183,8 @@ class PredictionInput:
 
     computation_time: float
     """Seconds that an accelerator computes on a batch."""
+    allreduce_time: float = 0.0
+    """Seconds of the job's all-reduce in each step."""
     batch_bytes: float
     """Bytes of a batch in storage."""
     threshold: float
@@ -214,6 +217,7 @@ class PredictionInput:
         server, reads = workload.server.read_bandwidth, Reads.of(workload)
         return cls(
             computation_time=workload.train.computation_time.mean,
+            allreduce_time=workload.train.allreduce_time,
             batch_bytes=reads.num_bytes,
             threshold=100 * workload.metric.au,
             drive_read_bytes_per_second=math.inf
@@ -378,6 +382,7 @@ class _Terms:
     bound_by: dict[str, str | None]
     """What limited the measured rate of a resource, if not the resource itself."""
     computation_time: float
+    allreduce: float = 0.0
     overhead: float = 0.0
     jitter: float = 0.0
 
@@ -418,6 +423,7 @@ class _Terms:
             },
             bound_by={"host cpu": host.bound_by, "storage": drive.bound_by},
             computation_time=job.computation_time,
+            allreduce=job.allreduce_time,
             overhead=overhead,
             jitter=jitter,
         )
@@ -433,7 +439,7 @@ class _Terms:
 
     def ceiling(self, num_accelerators: float) -> float:
         """Return AU, 0 to 1, if storage and hosts were no limit."""
-        step = self.computation_time + self.overhead + self.late(num_accelerators)
+        step = self.computation_time + self.allreduce + self.overhead + self.late(num_accelerators)
         return self.computation_time / step
 
     def au(self, num_accelerators: int) -> float:
@@ -442,7 +448,7 @@ class _Terms:
 
     def most(self, threshold: float) -> float:
         """Return the real number of accelerators at which AU (0 to 1) falls to the threshold."""
-        spare = self.computation_time * (1 / threshold - 1) - self.overhead
+        spare = self.computation_time * (1 / threshold - 1) - self.allreduce - self.overhead
         if self.jitter > 0:
             met = math.exp(min(700.0, spare / self.jitter - np.euler_gamma))
         else:
@@ -469,8 +475,12 @@ class _Terms:
             return bound_by or name, bound_by is not None
         if passes(100 * ceiling, threshold):
             return "none", False
-        late = self.late(num_accelerators) > self.overhead
-        return "barrier" if late else "step overhead", False
+        beyond = {
+            "step overhead": self.overhead,
+            "all-reduce": self.allreduce,
+            "barrier": self.late(num_accelerators),
+        }
+        return max(beyond, key=lambda each: beyond[each]), False
 
 
 def _measured_rates(calibration: Calibration, datasheet: _Rate) -> tuple[_Rate, _Rate]:

@@ -154,6 +154,16 @@ EXPECTED: dict[str, tuple[str, str, str]] = {
         "compute_overran cpus explains",
         "use_fewer_accelerators_a_host leave_cores",
     ),
+    "the job's all-reduce takes longer than dlemu's barrier": (
+        "all-reduce",
+        "allreduce_took explains",
+        "the_jobs_own",
+    ),
+    "the job's all-reduce takes less than reads": (
+        "storage",
+        "storage_gave lost device_busy cpus allreduce_took explains_rest",
+        "more_drives fewer_accelerators",
+    ),
     "one of two ranks is late, now this one and now that": (
         "oversleep",
         "compute_overran cpus explains",
@@ -431,7 +441,7 @@ def test_ranks_in_a_queue_for_a_cpu_explain_twice_what_they_lacked(
     """Each of two accelerators lost half a second in 100; 0.3 of the time were late steps."""
     parts = SimpleNamespace(
         **{"oversleep": 0.2, "meeting": 0.1, "waited": 0.0, "total": 0.5, "uneven": 0.0},
-        **{"read": 0.0, "preprocess": 0.0},
+        **{"read": 0.0, "preprocess": 0.0, "allreduce": 0.0},
     )
     whole = SimpleNamespace(
         process_cpu_share=0.6,

@@ -111,8 +111,8 @@ def test_what_is_not_whole_is_refused(what: str, bad: Callable[[Steps], Steps]) 
     assert sum_all([(RankName(0), bad(one)), (RankName(1), two)], Rule()).of_all(2).epochs == ()
 
 
-def losses_of(steps: Steps, names: list[RankName], preprocess_seconds: float = 0.0) -> Losses:
-    return find_losses(sums_of(steps, names, Rule(preprocess_seconds=preprocess_seconds)))
+def losses_of(steps: Steps, names: list[RankName], **rule: float) -> Losses:
+    return find_losses(sums_of(steps, names, Rule(**rule)))  # type: ignore[arg-type]
 
 
 def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:
@@ -151,6 +151,17 @@ def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:
         "18.8% waiting for reads, 18.8% compute overran its target, 6.2% waiting for decoding, "
         "6.2% waiting for the hand-over, 6.2% batches waiting in a queue, 6.2% barrier"
     )
+
+
+@pytest.mark.parametrize(("seconds", "meeting"), [(0.0, 0.5), (0.3, 0.2), (0.5, 0.0), (2.0, 0.0)])
+def test_the_jobs_all_reduce_is_no_part_of_dlemus_own_barrier(
+    seconds: float, meeting: float
+) -> None:
+    """The last of two accelerators comes to the barrier half a second before it opens."""
+    steps = rows(2, 2, wait=[[9, 0], [9, 1]], compute=1.0, computation_time=1.0, barrier=0.5)
+    parts = losses_of(steps, [RankName(0), RankName(1)], allreduce_seconds=seconds).parts
+    assert (parts.allreduce, parts.meeting) == pytest.approx(((0.5 - meeting) / 2.5, meeting / 2.5))
+    assert parts.waited == pytest.approx(1 / 2.5) and parts.total == pytest.approx(1.5 / 2.5)
 
 
 def test_what_was_done_before_the_wait_stands_for_the_wait() -> None:

@@ -92,8 +92,9 @@ def evidence(**changes: Any) -> Evidence:
     steps = steps_of(0.5, 0.5) if steps is None else steps
     num_accelerators = int(steps["accelerator"].max()) + 1
     names = changes.pop("names", [RankName(rank, "a") for rank in range(num_accelerators)])
-    preprocess = changes.pop("preprocess", 0.0)
-    losses = find_losses(sums_of(steps, names, Rule(preprocess_seconds=preprocess)))
+    preprocess, allreduce = changes.pop("preprocess", 0.0), changes.pop("allreduce", 0.0)
+    rule = Rule(preprocess_seconds=preprocess, allreduce_seconds=allreduce)
+    losses = find_losses(sums_of(steps, names, rule))
     measured: dict[str, Any] = {
         "read_seconds": 720.0,
         "worker_seconds": 800.0,
@@ -103,6 +104,7 @@ def evidence(**changes: Any) -> Evidence:
     counted = (*measured, "uncounted_share")
     measured |= {name: changes.pop(name) for name in counted if name in changes}
     keys = {f"reader.{key}": value for key, value in changes.pop("reader", READER).items()}
+    keys["train.allreduce_time"] = allreduce
     seen: dict[str, Any] = {
         "workload": load_workload("unet3d_h100", keys),
         "losses": losses,
@@ -207,6 +209,10 @@ CASES: dict[str, dict[str, Any]] = {
         runqueue_seconds=60.0, probe=None, cpu_share=0.1, host_cpu_share=0.1
     ),
     "all are at the barrier, and stay there": in_steps(0.0, 0.0, barrier=0.1),
+    "the job's all-reduce takes longer than dlemu's barrier": in_steps(0.0, 0.0, barrier=0.1)
+    | {"allreduce": 0.09},
+    "the job's all-reduce takes less than reads": in_steps(0.3, 0.3, barrier=0.35)
+    | {"allreduce": 0.3},
     "one of two ranks is late, now this one and now that": in_steps(0.0, 0.0, compute=TWO_IN_TURN),
     "woken late by a quota": in_steps(0.01, 0.01, compute=1.2) | on(throttled_seconds=30.0),
     # What the others' lines lack.

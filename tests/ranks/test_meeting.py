@@ -120,6 +120,7 @@ def test_two_that_come_at_once_and_do_not_see_each_other_do_not_wait(three: list
     first._all, first._now = bytes(3), see
     first.look(at_last=open)
     assert len(opened) == 1 and all(rank.is_open for rank in others)
+    assert opened[0] - first._arrived < SPIN_SECONDS
 
 
 @pytest.mark.parametrize(

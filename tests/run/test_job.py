@@ -21,6 +21,7 @@ from dlemu.judge.summary import Summary
 from dlemu.loaders.cache.host import forecast_cache
 from dlemu.loaders.threads import ThreadsLoader
 from dlemu.report.words import note_lines
+from dlemu.run import replay
 from dlemu.sizing.predict import supply_of
 from dlemu.storage.counted import NUM_BINS, bin_of
 from tests.lab.commands import ran, small_job, summary_of
@@ -93,6 +94,43 @@ def test_only_the_first_step_of_a_run_takes_the_first_steps_time(
                 100 * asked.sum() / seconds.sum()
             )
             assert epoch.au_percentage == pytest.approx(100 * asked[1:].sum() / seconds[1:].sum())
+
+
+@pytest.mark.parametrize("ranks", ["one process", "two processes", "mpirun"])
+def test_no_step_ends_sooner_than_the_jobs_all_reduce_allows(
+    tmp_path: Path, ranks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 ms after the last accelerator, of whichever rank."""
+    monkeypatch.setattr(replay, "ceiling_seconds", 0.1)
+    keys: dict[str, object] = {
+        "dataset.num_files_train": 8,
+        "dataset.record_length_bytes": 5000,
+        "dataset.record_length_bytes_stdev": 0,
+        "reader.batch_size": 1,
+        "train.computation_time": 0.01,
+        "train.allreduce_time": 0.02,
+        "train.epochs": 2,
+        "train.processes": 2 if ranks == "two processes" else 1,
+        "num_accelerators": 2,
+        "metric.au": 0.0001,
+    }
+    job = small_job(tmp_path, **{key.replace(".", "__"): value for key, value in keys.items()})
+    if ranks == "mpirun":
+        keys |= {"dataset.data_folder": str(job.data_folder)}
+        keys |= {"output.folder": str(tmp_path / "run")}
+        done, _ = run_ranks(tmp_path, "a,a", "run", json.dumps(keys))
+        assert done.returncode == 0, done.stderr
+    else:
+        ran(job)
+    steps, summary = read_steps(tmp_path / "run"), summary_of(tmp_path / "run")
+    assert summary["num_ranks"] == (1 if ranks == "one process" else 2)
+    assert steps["barrier"].min() > 0.0199
+    most = 100 * 0.01 / 0.0299
+    assert summary["metric"]["train_au_mean_percentage"] < most
+    for epoch in summary["per_epoch"]:
+        of_step = epoch["lost"]["allreduce"] / (epoch["au_percentage"] / 100)
+        assert of_step == pytest.approx(0.02 / 0.01, rel=0.01)
+    assert summary["allreduce_seconds"] == 0.02 and summary["ceiling_au_percentage"] < most
 
 
 def test_what_was_there_before_a_run_is_not_collected_during_its_steps(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from dlemu.run.replay import (
     new_steps,
     replay_blocks,
     replay_epoch,
+    with_allreduce,
 )
 from tests.lab.virtual import VirtualClock
 
@@ -53,6 +54,32 @@ def test_each_accelerator_of_a_rank_starts_when_its_own_batch_is_there() -> None
     assert steps["barrier"].tolist() == [[3, 2, 0], [0, 0, 0]]
     assert steps["start"].tolist() == [[0] * 3, [7] * 3]
     assert clock.time == 10
+
+
+@pytest.mark.parametrize(
+    ("late", "opens", "ends"),
+    [
+        pytest.param(0.0, 0.0, 5.0, id="alone"),
+        pytest.param(1.0, 0.25, 6.0, id="the last rank comes a second later"),
+        pytest.param(1.0, 2.5, 6.5, id="the barrier takes longer than the all-reduce"),
+    ],
+)
+def test_a_step_ends_no_sooner_than_the_all_reduce_after_the_last_rank(
+    late: float, opens: float, ends: float
+) -> None:
+    """Compute ends after 3 s, the last rank comes `late`, the barrier takes `opens` from there on,
+    and an all-reduce 2 s."""
+    clock = VirtualClock()
+
+    def barrier() -> None:
+        clock.time += late + opens
+
+    batches = [[batch_of(ready=0)]] * 2
+    meet = with_allreduce(2.0, barrier, lambda: clock.time - opens if late else 0.0, clock)
+    steps = replay_epoch(batches, new_steps(0, np.full((2, 1), 3.0)), barrier=meet, clock=clock)
+    assert steps["barrier"].ravel().tolist() == [ends - 3, ends - 3]
+    assert clock.time == 2 * ends
+    assert with_allreduce(0.0, barrier, lambda: 0.0, clock) is barrier
 
 
 parts = st.floats(0, 100)

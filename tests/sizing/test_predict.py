@@ -77,6 +77,18 @@ def test_the_smallest_of_drives_server_links_and_host_is_named() -> None:
     assert found.read_high / found.read_low == pytest.approx(8948 / 9038 / (1448 / 1538))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "passing", "limit"), [(0.02, True, "none"), (0.04, False, "all-reduce")]
+)
+def test_the_jobs_all_reduce_bounds_au_by_itself(seconds: float, passing: bool, limit: str) -> None:
+    still = HOST.model_copy(update={"overhead": 0.0, "jitter": 0.0})
+    job = replace(UNET3D, num_drives=1000, num_hosts=60, accelerators=1, allreduce_time=seconds)
+    found = predict(job, still)
+    assert found.au_percentage == pytest.approx(100 * 0.323 / (0.323 + seconds))
+    assert (found.au_percentage >= UNET3D.threshold, found.limit) == (passing, limit)
+    assert (predict(replace(job, accelerators=None), still).num_accelerators > 0) is passing
+
+
 def test_what_overhead_and_barrier_bound_has_a_band() -> None:
     many = replace(UNET3D, num_drives=1000, num_hosts=60, accelerators=411)
     jittery = HOST.model_copy(update={"jitter": 0.003, "overhead": 0.004})

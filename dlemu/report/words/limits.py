@@ -13,6 +13,7 @@ LOSSES: Mapping[str, str] = {
     "elsewhere": "batches waiting in a queue",
     "oversleep": "compute overran its target",
     "uneven": "compute times drawn unequal",
+    "allreduce": "all-reduce",
     "meeting": "barrier",
 }
 """The fields of LostShares."""
@@ -110,6 +111,10 @@ EVIDENCE: Mapping[str, Callable[[Any], str]] = {
     "ceiling": lambda f: (
         f"accelerators lost {100 * f.lost_share:.1f}% of their time; this is the ceiling"
     ),
+    "allreduce_took": lambda f: (
+        f"the job's own all-reduce (train.allreduce_time={f.seconds:g}) took "
+        f"{100 * f.share:.1f}% of the time"
+    ),
     "compute_overran": lambda f: (
         f"compute overran its target by {100 * f.share:.1f}% of the run time; the barrier of "
         f"dlemu's own processes took {100 * f.barrier_share:.1f}%, waiting for data "
@@ -130,6 +135,7 @@ EVIDENCE: Mapping[str, Callable[[Any], str]] = {
     ),
     "device_busy": lambda f: f"{f.device} was busy {100 * f.share:.0f}% of the time",
     "explains": lambda f: f"this explains {100 * f.share:.0f}% of the loss",
+    "explains_rest": lambda f: f"this explains {100 * f.share:.0f}% of the rest of the loss",
     "host_cpus": _host_cpus,
     "late_batches": lambda f: (
         f"accelerators lost {100 * f.lost_share:.0f}% of the time: {100 * f.share:.0f}% "
@@ -186,6 +192,9 @@ EVIDENCE: Mapping[str, Callable[[Any], str]] = {
 ADVICE: Mapping[str, Callable[[Any], str]] = {
     "as_asked": lambda f: (
         "this is the workload's own imbalance; faster storage or hosts will not help"
+    ),
+    "the_jobs_own": lambda f: (
+        "this is a part of the job; faster storage or hosts will not help, larger batches will"
     ),
     "decode_less": lambda f: "do less a sample in the workers: decode or resize before training",
     "end_other_programs": lambda f: "end the other programs",
