@@ -1,7 +1,7 @@
 """As the world is set up: one row a set-up, with what dlemu said of it before and says now.
 
-Each row is a report of somebody's real host. What needs root skips without it, and no other row
-needs a privilege.
+Each row is a report of somebody's real host; `python -m tests.test_setups` prints the table. What
+needs root skips without it, and no other row needs a privilege.
 """
 
 import errno
@@ -51,7 +51,7 @@ from tests.lab.commands import (
 )
 from tests.lab.dataset import tree
 from tests.lab.drives import bound, large_sectors, mounted, own_drive
-from tests.lab.preloaded import without_folder_sync
+from tests.lab.preloaded import without_folder_sync, without_new_calls
 from tests.lab.private_ca import certificates, tls_server
 from tests.lab.real_datasets import LAYOUTS, make
 from tests.lab.waiting import LONG
@@ -59,68 +59,233 @@ from tests.lab.waiting import LONG
 ELSEWHERE = {
     "an overlay of a container whose layers are hidden": (
         "0.0% of their pages stayed ... PASS, all of it from memory",
+        "mincore is asked beside cachestat; fadvise always",
         "storage/test_pagecache.py::test_pages_behind_an_overlay_are_seen_and_dropped",
     ),
     "a proxy in the environment": (
         "PASS 99.9 became FAIL 61.8, limit: storage",
+        "not used; storage.proxy= names one, and the verdict says so",
         "loaders/test_objects.py::test_no_proxy_of_the_environment_is_used",
     ),
     "a main process that is killed": (
         "spawned workers of 242 MB stayed for ever",
+        "no worker stays, by any start method",
         "loaders/test_faults.py::test_no_worker_outlives_a_main_process_that_is_killed",
     ),
     "a text for the list of defaults": (
         "89 lines of traceback",
+        "one line: defaults must be a list of names",
         "config/test_compose.py::test_defaults_that_are_no_list_of_names_are_refused_in_one_line",
     ),
     "steps under 20 ms": (
         "an AU with the cost of the tool in it, and no word",
+        "the ceiling of the host stands beside the AU",
         "run/test_replay.py::test_the_ceiling_is_the_au_of_steps_that_read_nothing",
     ),
     "a reader of the output that ends, as in dlemu run | head": (
         "the run ended as failed",
+        "the printing ends, the run does not",
         "test_terminal.py::test_output_that_nobody_takes_ends_the_printing_and_not_the_run",
     ),
     "a stdout that is full or closed": (
         "the run ended as failed",
+        "the run ends as it would",
         "test_terminal.py::test_streams_may_be_closed_or_full",
     ),
     "a cgroup whose memory is taken but for the page cache": (
         "its limit counted, whatever was left of it",
+        "what it may still take counts",
         "host/test_processes.py::test_what_a_group_may_still_take_is_its_limit_without_what_stays",
     ),
     "cuFile on a drive of sectors above 4 KiB": (
         "multiples of 4096 were read",
+        "the unit of the file is asked",
         "storage/gpu/test_cufile.py::test_the_unit_of_the_file_is_asked",
     ),
     "checkpoints of the closed division": (
         "no word, and no check",
+        "the rules of v2.0 and v3.0 are checked",
         "run/test_checkpoint_rules.py::test_what_breaks_a_rule_is_named",
     ),
     "any other error of the operating system": (
         "dlemu: Invalid argument",
+        "file, call and remedy, by one place",
         "test_layers.py::test_one_place_makes_the_lines_of_system_errors",
     ),
     "subfolders that lead to several drives": (
         "the first drive alone was asked for room",
+        "each is asked for its room",
         "datagen/test_write.py::test_subfolders_may_be_links_to_other_drives",
     ),
     "a host that forbids io_uring": (
         "held",
+        "held: a line says why that way is left out",
         "tools/paths/test_paths.py::test_a_host_without_io_uring_is_told_why_in_a_line",
     ),
     "loads of a checkpoint of which nobody knows what came from memory": (
         "limit of the loads: storage",
+        "no limit is named",
         "checkpoint/test_outcome.py::test_the_limit",
     ),
 }
-"""Rows that stand beside what they are of: the set-up, what was said of it, and its test."""
+"""Rows that stand beside what they are of: the set-up, what was said of it, what is, its test."""
+HERE = {
+    "a dataset of others: ImageNet, COCO, KiTS19, LAION, ... (13 layouts)": (
+        '"has no jpeg files", "remove one", "its samples are equal"',
+        "read as it lies, each sample once an epoch",
+        "test_a_real_dataset_is_read_as_it_lies",
+    ),
+    "such a dataset, and no workload": (
+        "nothing says which workload to take",
+        "what it holds, and the workloads that read such samples",
+        "test_files_of_others_say_no_step_and_the_line_names_who_reads_such",
+    ),
+    "pictures for ResNet-50": (
+        "must be a multiple of 1 where a jpeg file holds 1251 samples",
+        "one sample a file",
+        "test_the_workload_that_is_named_for_pictures_reads_them",
+    ),
+    "such a dataset in size and calibrate": (
+        "holds no whole dataset of dlemu's; write one",
+        "one survey, kept beside the results",
+        "test_a_search_and_a_calibration_read_a_real_dataset",
+    ),
+    "more files than dataset.num_files_train": (
+        "refused",
+        "the first are read, and a note says so",
+        "test_the_first_files_of_a_larger_dataset_are_read",
+    ),
+    "sectors of 16 KiB": (
+        '"Invalid argument", "does not take O_DIRECT"',
+        "the unit is asked; all commands work",
+        "test_sectors_larger_than_a_page",
+    ),
+    "a kernel that does not tell that unit": (
+        "4096 was taken",
+        "one is tried for each file system",
+        "test_the_unit_is_tried_where_the_kernel_is_silent",
+    ),
+    "fsync of a folder that is refused": (
+        "dlemu: Invalid argument; name another folder",
+        "noted, and it goes on",
+        "test_a_host_whose_folders_are_not_synced",
+    ),
+    "a drive with errors": (
+        "dlemu: Input/output error",
+        "file, call, and the kernel's log",
+        "test_an_error_of_a_drive_names_file_call_and_remedy",
+    ),
+    "no inodes left": (
+        "accepted, then: is full; free space",
+        "counted before; the line says files",
+        "test_a_file_system_without_inodes",
+    ),
+    "train/ is a link to another drive": (
+        "the root disk, 77.5 % from memory",
+        "the drive of the files",
+        "test_the_drive_is_that_of_the_files",
+    ),
+    "that link, and no room behind it": (
+        "accepted, then: is full",
+        "room is asked where the files will lie",
+        "test_room_is_asked_where_the_files_will_lie",
+    ),
+    "a private certificate authority": (
+        "does not answer (error sending request)",
+        "storage.ca_file=; the reason of a failed handshake",
+        "test_an_authority_of_ones_own",
+    ),
+    "secure: false of DLIO": (
+        "no effect",
+        "storage.verify_tls=false, and BUT",
+        "test_secure_of_dlio_is_mapped",
+    ),
+    "DLIO's 14 files of llama": (
+        "dataset.format is not set",
+        "take dlemu checkpoint workload=...",
+        "test_a_file_without_a_dataset_names_the_command_for_it",
+    ),
+    "files of MLPerf Storage that are no workloads": (
+        "unknown key",
+        "of what they are",
+        "test_a_file_that_is_no_workload_says_why",
+    ),
+    "keys of earlier versions of DLIO": (
+        "unknown key checkpoint.num_checkpoints; did you mean ..._read?",
+        "taken",
+        "test_keys_of_earlier_versions_of_dlio_are_taken",
+    ),
+    "the config.yaml that a run of DLIO has kept": (
+        "dataset.format is not set",
+        "the workload of that run",
+        "test_a_file_that_a_run_of_dlio_has_kept_is_the_workload_of_it",
+    ),
+    "reader.odirect on checkpoints": (
+        "no word, no effect",
+        "checkpoints have checkpoint.odirect",
+        "test_a_key_of_samples_is_not_taken_for_one_of_checkpoints",
+    ),
+    "no room, in the closed division": (
+        "add checkpoint.keep=1 checkpoint.scale=..., which it forbids",
+        "free space, or name another folder",
+        "test_no_key_is_advised_that_the_closed_division_forbids",
+    ),
+    "AWS_ENDPOINT_URL, OMP_NUM_THREADS, ... set": (
+        "not recorded",
+        "in the header and the summary",
+        "test_variables_that_change_what_is_measured_are_kept",
+    ),
+    "400 MB for 32 spawned workers": (
+        "killed without a word",
+        "refused before, with the limit's name",
+        "test_workers_that_a_cgroup_would_kill_are_refused",
+    ),
+    "a last step that is not full": (
+        "16 of 100 samples left out without a word",
+        "a note",
+        "test_samples_that_an_epoch_leaves_out_are_said",
+    ),
+    "7 ranks for 100 samples, 1 file for 3, 33 subfolders for 10": (
+        "held",
+        "held",
+        "test_numbers_that_do_not_divide",
+    ),
+    "PYTHONOPTIMIZE=2, the C locale, Slurm's variables, no HOME": (
+        "held",
+        "held",
+        "test_an_environment_changes_no_verdict",
+    ),
+    "a closed stdin": ("held", "held", "test_stdin_may_be_closed"),
+    "a random uid without passwd and HOME": (
+        "held",
+        "held",
+        "test_a_user_without_a_name_and_a_home",
+    ),
+    "cachestat, statx, pidfd_open, prctl and madvise refused": (
+        "held",
+        "held",
+        "test_a_kernel_without_the_newer_calls",
+    ),
+    "umlauts, commas and quotes in paths": ("held", "held", "test_any_name_of_a_folder"),
+    "HDF5 whose bytes lie in other files": (
+        "held",
+        "held",
+        "test_hdf5_whose_bytes_lie_in_other_files",
+    ),
+    "sectors of 4 KiB (4Kn)": ("held", "held", "test_sectors_of_4_kib"),
+}
+"""The same of the rows below. Held: nothing was wrong before."""
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_each_other_row_is_there(name: str) -> None:
-    module, _, test = ELSEWHERE[name][1].partition("::")
+    module, _, test = ELSEWHERE[name][2].partition("::")
     assert f"\ndef {test}(" in (Path(__file__).parent / module).read_text()
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_each_row_is_there(name: str) -> None:
+    assert callable(globals()[HERE[name][2]])
 
 
 # --- real datasets --------------------------------------------------------------------------------
@@ -890,6 +1055,128 @@ def test_variables_that_change_what_is_measured_are_kept(
     assert "a-secret" not in stored and "another" not in stored and "word@" not in stored
 
 
+# --- what held, and is to hold --------------------------------------------------------------------
+
+
+SURROUNDINGS: dict[str, dict[str, str]] = {
+    "PYTHONOPTIMIZE=2 and the C locale": {
+        **{"PYTHONOPTIMIZE": "2", "LC_ALL": "C", "PYTHONUTF8": "0"},
+        "PYTHONCOERCECLOCALE": "0",
+    },
+    "Slurm's batch environment, and no HOME": {
+        **{"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "HOME": ""},
+    },
+}
+
+
+def told_by(words: list[str], folder: Path, **more: Any) -> str:
+    """Return what a command of its own process prints, which must end well."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "dlemu", *words],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        cwd=folder,
+        timeout=LONG,
+        **more,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return str(ended.stdout)
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_an_environment_changes_no_verdict(tmp_path: Path, data: str, name: str) -> None:
+    surroundings = with_checkout() | SURROUNDINGS[name]
+    words = ["run", *QUICK, data, f"output.folder={tmp_path / 'run'}"]
+    assert "PASS" in told_by(words, tmp_path, env=surroundings)
+
+
+def test_stdin_may_be_closed(tmp_path: Path, data: str) -> None:
+    words = ["run", *QUICK, data, f"output.folder={tmp_path / 'run'}"]
+    assert "PASS" in told_by(words, tmp_path, env=with_checkout(), preexec_fn=lambda: os.close(0))
+
+
+def test_a_user_without_a_name_and_a_home(tmp_path: Path, data: str) -> None:
+    """As a container starts with a random uid."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may be somebody else")
+    tmp_path.chmod(0o777)
+    for above in tmp_path.parents:
+        if not above.stat().st_mode & stat.S_IXOTH and above.owner() == "root":
+            pytest.skip(f"{above} is not open to other users")
+    python = Path(sys.executable).resolve()
+    if not all(path.stat().st_mode & stat.S_IXOTH for path in (python, *python.parents)):
+        pytest.skip(f"{python} is not open to other users")
+    words = ["run", *QUICK, data, f"output.folder={tmp_path / 'run'}"]
+    surroundings = with_checkout() | {"HOME": "/nowhere"}
+    assert "PASS" in told_by(words, tmp_path, env=surroundings, user=54321, group=54321)
+
+
+def test_a_kernel_without_the_newer_calls(tmp_path: Path, data: str) -> None:
+    """cachestat, statx, pidfd_open, prctl and madvise refused, as by a profile of seccomp."""
+    environment = with_checkout() | {"LD_PRELOAD": str(without_new_calls(tmp_path, errno.EPERM))}
+    words = ["run", *QUICK, data, f"output.folder={tmp_path / 'run'}"]
+    assert "PASS" in told_by(words, tmp_path, env=environment)
+
+
+def test_any_name_of_a_folder(tmp_path: Path, printed: Printed) -> None:
+    folder = tmp_path / "Größe, ö=1 'x'"
+    folder.mkdir()
+    job = small_job(folder)
+    assert ran(job).metrics.epochs
+    assert "no bad files" in printed("verify", folder / "data", "--full")
+
+
+@pytest.mark.parametrize(
+    ("files", "each", "accelerators", "folders"), [(100, 1, 7, 0), (1, 12, 3, 0), (10, 1, 1, 33)]
+)
+def test_numbers_that_do_not_divide(
+    tmp_path: Path, files: int, each: int, accelerators: int, folders: int
+) -> None:
+    """7 accelerators for 100 samples, 1 file for 3, 33 subfolders for 10 files."""
+    job = small_job(
+        tmp_path,
+        dataset__format="tfrecord",
+        dataset__num_files_train=files,
+        dataset__num_samples_per_file=each,
+        dataset__num_subfolders_train=folders,
+        num_accelerators=accelerators,
+        reader__batch_size=1,
+    )
+    for epoch in ran(job).metrics.epochs:
+        assert epoch.num_samples == files * each // accelerators * accelerators
+
+
+@pytest.mark.parametrize("kind", ["external", "virtual"])
+def test_hdf5_whose_bytes_lie_in_other_files(tmp_path: Path, kind: str) -> None:
+    import h5py
+
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    for number in range(4):
+        source, shape = tmp_path / f"{number}.bin", (100, 10)
+        with h5py.File(tmp_path / "data" / "train" / f"{number}.h5", "w") as file:
+            if kind == "external":
+                where = [(str(source), 0, 1000)]
+                file.create_dataset("records_0", shape, np.uint8, external=where)[:] = number
+                continue
+            with h5py.File(source, "w") as other:
+                other["d"] = np.full(shape, number, np.uint8)
+            layout = h5py.VirtualLayout(shape, np.uint8)
+            layout[:] = h5py.VirtualSource(str(source), "d", shape)
+            file.create_virtual_dataset("records_0", layout)
+    keys = {"format": "hdf5", "num_files_train": 4, "data_folder": str(tmp_path / "data")}
+    outcome = ran(job_over(keys | {"record_length_bytes": 1000}, tmp_path / "out"))
+    assert {epoch.num_samples for epoch in outcome.metrics.epochs} == {4}
+
+
+def test_sectors_of_4_kib(tmp_path: Path) -> None:
+    with large_sectors(tmp_path, 4096) as drive:
+        (drive / "a").write_bytes(bytes(8192))
+        assert direct_unit(drive / "a") in (512, 4096)
+        assert ran(small_job(drive, reader__odirect=True)).metrics.epochs
+
+
 # --- a cgroup's memory, and samples that are left out ---------------------------------------------
 
 
@@ -915,3 +1202,10 @@ def test_samples_that_an_epoch_leaves_out_are_said(tmp_path: Path) -> None:
     ran(small_job(tmp_path, dataset__num_files_train=50, reader__batch_size=14))
     said = "an epoch leaves out 8 of 50 samples, which do not fill another step of 14"
     assert f"note: {said}" in note_lines(summary_of(tmp_path / "run"))
+
+
+if __name__ == "__main__":  # python -m tests.test_setups
+    print("| set-up | before | now | test |")
+    print("|---|---|---|---|")
+    for setup, (before, now, where) in (ELSEWHERE | HERE).items():
+        print(f"| {setup} | {before} | {now} | {where.rpartition('::')[2]} |")
