@@ -1,23 +1,35 @@
 """A watched job beside its emulation, from what was stored; and what watching costs a job.
 
     python -m benchmarks.watched table [FILE]     cells as docs/fidelity.md shows them
+    python -m benchmarks.watched loops [KIND ...] AU of each kind of loop, by watch and by itself
+    python -m benchmarks.watched held [REPEATS]   a job with a slow first step on a drive held back
     python -m benchmarks.watched cost [PAIRS]     wall time of a small job with and without
 
-`table` prints for each cell the AU that `dlemu watch` told (R) or that `dlemu run` gave with the
-workload that watch wrote (E), and the AU by the script's own figures, where it prints its data
-time.
+`table` prints for each job the AU that `dlemu watch` told, the AU that `dlemu run` gave with the
+workload that watch wrote, and that by the script's own figures, where it prints its data time.
+`loops` runs the jobs of `benchmarks.watched_job`. `held` needs root.
 `cost` runs a loop of 10 ms steps in turn with and without, and prints the median of the ratios.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from benchmarks import watched_job
+from benchmarks.watched_job import KINDS
+from tests.lab.bench import folder_on_disk
+from tests.lab.cgroups import throttled
 
 STORED = Path(__file__).with_name("data") / "watched_h100.json"
+_DLEMU = (sys.executable, "-m", "dlemu")
+_TORCHRUN = ("-m", "torch.distributed.run")
 _JOB = """
 import time, torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -34,23 +46,126 @@ print(time.perf_counter() - begin)
 """
 
 
+_HELD_STEPS, _HELD_BATCH, _HELD_BYTES, _HELD_SECONDS = 60, 4, 500_000, 0.05
+_HELD_JOB = """
+import sys, time, torch
+from pathlib import Path
+from torch.utils.data import DataLoader, Dataset
+folder, batch, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+class Files(Dataset):
+    def __init__(self):
+        self.files = sorted(map(str, Path(folder).iterdir()))
+    def __len__(self):
+        return len(self.files)
+    def __getitem__(self, number):
+        return torch.frombuffer(bytearray(Path(self.files[number]).read_bytes()), dtype=torch.uint8)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = DataLoader(Files(), batch_size=batch, shuffle=True, num_workers=2)
+for number, x in enumerate(loader):
+    time.sleep(seconds if number else 3.0)
+    optimizer.step()
+"""
+"""Its first step takes 3 s."""
+
+
 def table(path: Path = STORED) -> None:
-    """Print the stored cells."""
+    """Print the stored cells: each job, and beside it its emulation under the same throttle."""
     stored = json.loads(path.read_text(encoding="utf-8"))
     print(stored["what"])
-    print("| cell | rate | AU by the rule | whole | by the script | samples/s | limit |")
-    print("|---|--:|--:|--:|--:|--:|---|")
-    for cell in stored["cells"]:
-        rate = cell["rate_bytes_per_second"]
-        own = ""
-        if "own_time_seconds" in cell:
-            waited, whole = (sum(cell[f"own_{name}_seconds"][1:]) for name in ("data", "time"))
-            own = f"{100 * (1 - waited / whole):.1f}"
-        print(
-            f"| {cell['cell']} | {'not held' if rate is None else f'{rate / 1e6:.1f} MB/s'} "
-            f"| {cell['au_percentage']:.1f} | {cell['whole_au_percentage']:.1f} | {own} "
-            f"| {cell['samples_per_second']:.0f} | {cell['limit']} |"
-        )
+    cells = {(cell["script"], cell["cell"]): cell for cell in stored["cells"]}
+    print("| script | held to | AU: job | emulated | | whole: job | emulated | | by the script |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for (script, name), job in cells.items():
+        if "-R" not in name:
+            continue
+        made = cells.get((script, name.replace("-R", "-E")))
+        rate = job["rate_bytes_per_second"]
+        row = [stored["scripts"][script], "not held" if rate is None else f"{rate / 1e6:.1f} MB/s"]
+        for key in ("au_percentage", "whole_au_percentage"):
+            row.append(f"{job[key]:.1f}")
+            row += ["", ""] if made is None else _beside(made[key], job[key])
+        print(f"| {' | '.join([*row, _by_the_script(job)])} |")
+
+
+def _beside(emulated: float, real: float) -> list[str]:
+    return [f"{emulated:.1f}", f"{emulated - real:+.1f}"]
+
+
+def _by_the_script(cell: Mapping[str, Any]) -> str:
+    """Return the AU by the data time that a script prints for each step; "" if it prints none."""
+    if "own_time_seconds" not in cell:
+        return ""
+    waited, whole = (sum(cell[f"own_{name}_seconds"][1:]) for name in ("data", "time"))
+    return f"{100 * (1 - waited / whole):.1f}"
+
+
+def loops(kinds: Sequence[str] = ()) -> None:
+    """Print for each kind of loop the AU of the job's own stopwatch, and that of dlemu watch."""
+    print("| loop | | own stopwatch | dlemu watch | |")
+    print("|---|---|--:|--:|--:|")
+    for name, kind in KINDS.items():
+        if kinds and name not in kinds:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            launcher = [*_TORCHRUN, "--nproc-per-node", "2"] if name == "ddp" else []
+            words = [*launcher, watched_job.__file__, name, f"{folder}/own.json"]
+            _watch(Path(folder), [sys.executable, *words])
+            own = json.loads(Path(folder, "own.json").read_text())
+            seen = _au(Path(folder), "au_percentage")
+        what = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
+        figures = " | ".join([f"{own:.2f}", f"{seen:.2f}", f"{seen - own:+.2f}"])
+        print(f"| {name} | {what} | {figures} |")
+
+
+def _watch(folder: Path, command: Sequence[str], enter: Callable[[], None] | None = None) -> None:
+    """Run a command under dlemu watch, whose results go to folder/out."""
+    words = [*_DLEMU, "watch", f"output.folder={folder}/out", "--", *command]
+    done = subprocess.run(words, capture_output=True, text=True, preexec_fn=enter)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def _au(folder: Path, name: str) -> float:
+    """Return the mean over the epochs of a run in folder/out."""
+    summary: dict[str, Any] = json.loads((folder / "out/summary.json").read_text())
+    return statistics.fmean(epoch[name] for epoch in summary["per_epoch"])
+
+
+def held(repeats: int = 3) -> None:
+    """Print the AU of a job on a drive held to 0.6 of its demand, and of its emulation there."""
+    print("| | AU: job | emulated | | whole: job | emulated | |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    with folder_on_disk() as folder:
+        data = folder / "data"
+        data.mkdir()
+        for number in range(_HELD_STEPS * _HELD_BATCH):
+            (data / f"{number:04}.raw").write_bytes(os.urandom(_HELD_BYTES))
+        rate = round(0.6 * _HELD_BATCH * _HELD_BYTES / _HELD_SECONDS)
+        for number in range(repeats):
+            job, made = folder / f"job{number}", folder / f"made{number}"
+            for each in (job, made):
+                each.mkdir()
+            (job / "job.py").write_text(_HELD_JOB)
+            words = [str(job / "job.py"), str(data), str(_HELD_BATCH), str(_HELD_SECONDS)]
+            with throttled((folder, rate)) as group:
+                _evict(data)
+                _watch(job, [sys.executable, *words], group.enter)
+                _evict(data)
+                run = ["run", f"workload={job}/out/workload.yaml", f"output.folder={made}/out"]
+                subprocess.run([*_DLEMU, *run], capture_output=True, preexec_fn=group.enter)
+            row = []
+            for name in ("au_percentage", "whole_epoch_au_percentage"):
+                row += [f"{_au(job, name):.1f}", *_beside(_au(made, name), _au(job, name))]
+            print(f"| {number + 1} | {' | '.join(row)} |")
+
+
+def _evict(folder: Path) -> None:
+    """Have the next reads come from the drive."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def cost(pairs: int = 5) -> None:
@@ -80,5 +195,9 @@ if __name__ == "__main__":
     what, *given = sys.argv[1:] or ["table"]
     if what == "cost":
         cost(*map(int, given))
+    elif what == "loops":
+        loops(given)
+    elif what == "held":
+        held(*map(int, given))
     else:
         table(*map(Path, given))

@@ -7,11 +7,11 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
-from time import thread_time
+from time import process_time, thread_time
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from dlemu.clock import Clock, WallClock
 from dlemu.config.model import Workload, check_workload
 from dlemu.config.published import derived_yaml, normal
 from dlemu.errors import WorkloadError
-from dlemu.host.devices import mount_under
+from dlemu.host.devices import mount_under, total
 from dlemu.host.intervals import (
     HostObserver,
     IntervalSummary,
@@ -29,13 +29,15 @@ from dlemu.host.intervals import (
 )
 from dlemu.host.network import machine_name, network_name
 from dlemu.host.place import find_host
-from dlemu.judge.evidence import HostReport, combine
+from dlemu.judge.bottleneck import find_run_limit
+from dlemu.judge.evidence import Evidence, HostReport, combine
 from dlemu.judge.findings import note
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import with_metrics, without_threshold
+from dlemu.judge.own_advice import advice_for
 from dlemu.judge.records import STEP, Steps
 from dlemu.judge.summary import Summary
-from dlemu.judge.sums import RankName, Rule, Sums, sum_all
+from dlemu.judge.sums import RankName, Rule, Sums, step_seconds, sum_all
 from dlemu.ranks.world import Alone, World
 from dlemu.report.run import present_run
 from dlemu.report.text import render_text
@@ -184,6 +186,12 @@ class Meter:
         self._watching = ExitStack()
         self._computing = False
         self._loaded = 0.0
+        self._loader: dict[str, Any] = {}
+        """What a DataLoader was made with."""
+        self._cpu: dict[int, float] = {}
+        """Of each epoch, CPU seconds of this process, whose workers have their own."""
+        self._cpu_in_waits = self._cpu_before = 0.0
+        """CPU seconds of the loop's thread in all waits, and its CPU time when it asked."""
         self._timed_by: dict[str, None] = {}
         self._all_emulated = self._by_dlemu = self._of_files = True
         self._generator = np.random.default_rng((workload.train.seed, 0, self._world.rank))
@@ -224,7 +232,7 @@ class Meter:
         set_epoch = getattr(batches, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-        self._begin(epoch, stream)
+        self._begin(epoch, stream, batches)
         try:
             for batch in batches:
                 self.take(batch)
@@ -234,19 +242,24 @@ class Meter:
             if self._now is not None and self._now[1] == epoch:  # not where a later one runs
                 self.end()
 
-    def begin(self, epoch: int, *, device: str | StreamClock | None = None) -> None:
+    def begin(
+        self, epoch: int, *, device: str | StreamClock | None = None, loader: object = None
+    ) -> None:
         """Begin an epoch of a loop that somebody else drives, as a trainer of a framework.
 
         `take(batch)` follows each batch, `ask()` each step, and `end()` the epoch. `epoch` and
-        `device` are those of `Meter.epoch`.
+        `device` are those of `Meter.epoch`, `loader` is what gives the batches, if that is known.
 
         Raises:
             WorkloadError: as `epoch` does.
         """
-        self._begin(epoch, self._stream(epoch, device))
+        self._begin(epoch, self._stream(epoch, device), loader)
 
-    def _begin(self, epoch: int, stream: StreamClock) -> None:
+    def _begin(self, epoch: int, stream: StreamClock, loader: object) -> None:
         self.end()
+        self._loader = {name: getattr(loader, name) for name in _ARGUMENTS if hasattr(loader, name)}
+        self._cpu[epoch] = -process_time()
+        self._cpu_before = thread_time()
         if self._folder is not None:
             self._watching.enter_context(self._folder.epoch(epoch))
         self._asked = stream.record()
@@ -273,6 +286,7 @@ class Meter:
             pauses_before=self._pauses,
         )
         self._pauses = []
+        self._cpu_in_waits += thread_time() - self._cpu_before
         self._now = stream, epoch, number + 1
         self._loaded = self._clock.now()
         self._step = step
@@ -286,7 +300,7 @@ class Meter:
         stream, _, _ = self._of_now("ask")
         step, self._step = self._step, None
         if step is None:  # a report has ended it
-            self._asked = stream.record()
+            self._asked, self._cpu_before = stream.record(), thread_time()
             return
         step.computed = stream.record()
         allreduce = 0.0 if step.asked_compute is None else self.workload.train.allreduce_time
@@ -294,6 +308,7 @@ class Meter:
         with_allreduce(allreduce, world.barrier, lambda: world.opened, self._clock)()
         self._asked = step.met = stream.record()
         self._keep(step)
+        self._cpu_before = thread_time()
         while self._under_way and self._under_way[0].stream.passed(self._under_way[0].met):
             self._store(self._under_way.popleft())
 
@@ -305,6 +320,8 @@ class Meter:
     def end(self) -> None:
         """End an epoch that `begin` began; the last step ends if `ask` did not end it."""
         self._end_open()
+        if self._now is not None:
+            self._cpu[self._now[1]] += process_time()
         self._now = None
         self._watching.close()
 
@@ -410,11 +427,14 @@ class Meter:
             raise WorkloadError("meter.pause() is inside meter.computing(); put it behind it")
         stream = None if self._now is None else self._now[0]
         begin = None if stream is None else stream.record()
+        own, of_thread = process_time(), thread_time()
         with nullcontext() if self._folder is None else self._folder.paused():
             yield
         if stream is not None and self._now is not None:
             pauses = self._pauses if self._step is None else self._step.pauses
             pauses.append((begin, stream.record()))
+            self._cpu[self._now[1]] -= process_time() - own
+            self._cpu_before += thread_time() - of_thread
 
     def _current(self, name: str) -> _Step:
         if self._step is None:
@@ -453,10 +473,10 @@ class Meter:
     def _sums(self) -> Sums | None:
         """Return the sums over the steps of all ranks on rank 0, None elsewhere."""
         parts = self._world.gather(self.steps)
-        rule = Rule.of(self.workload)
-        if parts is not None:
-            self._spread = spread_of(parts)
-        return None if parts is None else sum_all(((RankName(), part) for part in parts), rule)
+        if parts is None:
+            return None
+        self._spread = spread_of(parts)
+        return _sum_up(parts, self.workload)
 
     def workload_yaml(self, name: str = "") -> str:
         """Return a workload file of this rank's loop, for `dlemu run workload=FILE`.
@@ -511,18 +531,19 @@ class Meter:
         Raises:
             WorkloadError: an epoch has fewer than two steps.
         """
-        sums, seen = self._sums(), Summary()
-        metrics = None if sums is None else measure_sums(sums)
+        parts, seen = self._world.gather(self.steps), Summary()
         counted = self._as_counted()
         if self._folder is not None:
-            epochs = np.unique(self.steps["epoch"]).tolist()
-            seen = self._folder.summary(counted, sums, epochs, in_files=self._of_files)
-        if metrics is None:
+            seen = self._folder.summary(counted, parts, self._work(), in_files=self._of_files)
+        if parts is None:
             return None
+        self._spread = spread_of(parts)
+        metrics = measure_sums(_sum_up(parts, self.workload))
         document = with_metrics(seen, counted, metrics)
         if not self._has_threshold:
             document = without_threshold(document)
-        if not self.steps["read"].any():  # a loader not dlemu's does not tell why it was late
+        if not any(part["read"].any() for part in parts):
+            # A loader not dlemu's does not tell why it was late.
             document["per_epoch"] = [{**row, "lost": {}} for row in document["per_epoch"]]
         if self._all_emulated:
             return document
@@ -543,6 +564,56 @@ class Meter:
             "timed_by": list(self._timed_by),
             "notes": notes,
         }
+
+    def _work(self) -> "_Work":
+        return _Work(self._loader, self._by_dlemu, dict(self._cpu), self._cpu_in_waits)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Whose work this rank's batches were."""
+
+    loader: Mapping[str, Any]
+    """What a DataLoader was made with; empty: something else gave the batches."""
+    by_dlemu: bool
+    """Its batches tell how long they were read and decoded."""
+    own_cpu: Mapping[int, float]
+    """Of each epoch, CPU seconds of the rank's own process."""
+    cpu_in_waits: float
+    """CPU seconds of the loop's thread while it waited for batches."""
+
+
+_ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+
+
+def _sum_up(parts: Sequence[Steps], workload: Workload) -> Sums:
+    return sum_all(((RankName(), part) for part in parts), Rule.of(workload))
+
+
+def _divide_waits(parts: Sequence[Steps], works: Sequence[_Work], cpu: float | None) -> bool:
+    """Tell how long batches were read, and how long made by a CPU; return whether that is known.
+
+    Of a DataLoader without workers the loop's thread does both. Workers have the CPU time of the
+    ranks and all of their children, `cpu` seconds, but for the ranks' own. A worker that the loop
+    waits for makes a batch in as many steps as there are workers, or in the wait for the first one.
+
+    `parts` are (steps,) of `records.STEP` of each rank; their `read` and `decode` are set.
+    """
+    num_workers = works[0].loader.get("num_workers")
+    if num_workers is None:
+        return False
+    for part, work in zip(parts, works, strict=True):
+        if num_workers == 0:
+            of_cpu = min(1.0, work.cpu_in_waits / max(float(part["wait"].sum()), 1e-9))
+            part["decode"] = of_cpu * part["wait"]
+            part["read"] = part["wait"] - part["decode"]
+        elif cpu is not None:
+            own = sum(seconds for each in works for seconds in each.own_cpu.values())
+            decode = max(0.0, cpu - own) / sum(map(len, parts))
+            first = part["wait"][part["step"] == 0].mean()
+            made = min(first, num_workers * step_seconds(part).mean())
+            part["decode"], part["read"] = decode, max(0.0, made - decode)
+    return num_workers == 0 or cpu is not None
 
 
 def _share_spans(steps: Steps, spans: Sequence[Sequence[float]]) -> None:
@@ -797,35 +868,72 @@ class WatchedFolder:
         self._parts.append(summarize_interval(seen))
 
     def summary(
-        self, workload: Workload, sums: Sums | None, epochs: Sequence[int], *, in_files: bool
+        self, workload: Workload, parts: Sequence[Steps] | None, work: _Work, *, in_files: bool
     ) -> Summary:
-        """Return `place`, `measured` and `notes` of a run's summary on rank 0; all ranks call it.
+        """Return `place`, `measured`, `notes` and perhaps `limit` of a run's summary on rank 0.
 
-        `epochs` are the numbers of those that have steps, `sums` their sums, None elsewhere.
-        `in_files`: the steps' bytes are those of the files, so that the share of them that came
-        from memory is known.
+        All ranks call it. `parts` are the steps of each, None elsewhere; they get `read` and
+        `decode` where these are known only now. `in_files`: the steps' bytes are those of the
+        files, so that the share of them that came from memory is known.
         """
+        numbers = None if parts is None else np.unique(np.concatenate(parts)["epoch"]).tolist()
+        epochs: list[int] = self._world.broadcast(numbers or [])
         world, mount = self._world, mount_under(self._folder)
         own = HostReport(
             host=world.host,
             epochs=[self._epochs[number] for number in epochs if number in self._epochs],
+            num_workers=max(1, work.loader.get("num_workers", 1)) * len(self._pids),
             direct=False,
             file_system="" if mount is None else mount.kind,
             links=self._links,
             network_name=network_name(),
             machine=machine_name(),
         )
-        hosts = world.gather(None if world.local_rank else own)
-        if hosts is None or sums is None:
+        hosts, works = world.gather(None if world.local_rank else own), world.gather(work)
+        if hosts is None or works is None or parts is None:
             return Summary()
         found = [host for host in hosts if host is not None]
-        each = tuple(replace(one, epoch=number) for number, one in enumerate(sums.epochs))
-        seen = combine(workload, found, replace(sums, epochs=each), PathBytes())
+        limit = self._limit(workload, parts, works, found, in_files=in_files)
+        seen = _evidence(workload, parts, found)
         measured, notes = seen.measured, list(seen.notes)
         if not in_files:
             measured["page_cache_share"] = None
-            measured["page_cache_share_per_epoch"] = [None] * len(each)
+            measured["page_cache_share_per_epoch"] = [None] * len(epochs)
             del measured["read_amplification"]
             notes = [note("sample_bytes_unknown").fields]
         system = [find_host(self._folder, name=world.host)]
-        return Summary(system=system, measured=measured, notes=notes)
+        summary = Summary(system=system, measured=measured, notes=notes)
+        return summary if limit is None else {**summary, "limit": limit}
+
+    def _limit(
+        self,
+        workload: Workload,
+        parts: Sequence[Steps],
+        works: Sequence[_Work],
+        hosts: list[HostReport],
+        *,
+        in_files: bool,
+    ) -> dict[str, Any] | None:
+        """Return what lowered the AU, None where it is not known why batches came late.
+
+        Where the steps do not have the bytes of the files, those of the ranks' read calls count.
+        """
+        counted = total([host.whole.process_cpu_seconds for host in hosts])
+        told = any(part["read"].any() for part in parts)
+        if not (told or _divide_waits(parts, works, counted)):
+            return None
+        if not in_files:
+            calls = total([host.whole.process_rchar for host in hosts])
+            if not calls:
+                return None
+            parts = [part.copy() for part in parts]
+            for part in parts:
+                part["num_bytes"] = calls / sum(map(len, parts))
+        found = asdict(find_run_limit(_evidence(workload, parts, hosts)))
+        return {**found, "advice": advice_for(found["advice"], works[0].loader)}
+
+
+def _evidence(workload: Workload, parts: Sequence[Steps], hosts: list[HostReport]) -> Evidence:
+    sums = _sum_up(parts, workload)
+    each = tuple(replace(one, epoch=number) for number, one in enumerate(sums.epochs))
+    return combine(workload, hosts, replace(sums, epochs=each), PathBytes())

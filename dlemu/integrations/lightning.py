@@ -26,7 +26,9 @@ class MeterCallback(Callback):  # type: ignore[misc]
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         device = pl_module.device
         used = self._device or (f"cuda:{device.index or 0}" if device.type == "cuda" else None)
-        self._meter.begin(trainer.current_epoch, device=used)
+        self._meter.begin(
+            trainer.current_epoch, device=used, loader=getattr(trainer, "train_dataloader", None)
+        )
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int

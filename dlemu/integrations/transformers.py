@@ -23,9 +23,10 @@ class MeterCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, meter: Meter, *, device: str | None = None) -> None:
         self._meter, self._device, self._paused, self._epochs = meter, device, ExitStack(), 0
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         used = self._device or (str(args.device) if args.device.type == "cuda" else None)
-        self._meter.begin(self._epochs, device=used)
+        loader = more.get("train_dataloader")
+        self._meter.begin(self._epochs, device=used, loader=loader)
         self._epochs += 1
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

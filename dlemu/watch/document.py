@@ -20,13 +20,13 @@ from dlemu.host.place import find_host
 from dlemu.judge.evidence import HostReport, combine
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import with_metrics, without_threshold
+from dlemu.judge.own_advice import advice_for
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import DatasetFields, Summary
 from dlemu.judge.sums import RankName, Rule, sum_all
 from dlemu.meter import first_step_of
 from dlemu.run.job import complete_summary
 from dlemu.storage.counted import PathBytes
-from dlemu.watch.advice import advice_for
 from dlemu.watch.events import Saved
 from dlemu.watch.launch import Watched
 from dlemu.watch.loops import Loop, Role, find_loops, steps_of

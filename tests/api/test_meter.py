@@ -249,6 +249,57 @@ def test_the_folder_of_ones_own_loop_is_watched(
     assert any("Meter(sample_bytes=) gives those" in line for line in without)
 
 
+@pytest.mark.parametrize(
+    ("num_workers", "cpu_seconds", "limit", "advice"),
+    [
+        pytest.param(2, 0.6, "storage", [], id="workers wait for the drive"),
+        pytest.param(2, 17.4, "loader", ["num_workers", "prefetch_factor"], id="workers decode"),
+        pytest.param(0, 0.5, "storage", [], id="the loop waits for the drive"),
+        pytest.param(0, 17.5, "loader", ["num_workers"], id="the loop decodes"),
+    ],
+)
+def test_a_loop_with_a_folder_names_its_limit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_workers: int,
+    cpu_seconds: float,
+    limit: str,
+    advice: list[str],
+) -> None:
+    """Six steps wait 3 s each; so much CPU time was used, by workers or in the loop's waits."""
+    counts = (24.0, {"sim0": 0.9}, 6000, None, 6000, 6000, 0.3, 0.0, 4.0, cpu_seconds, 0.0, 0.0)
+    seen = IntervalSummary(*counts, None, device_reads={"sim0": 6000})
+    monkeypatch.setattr(own_loop, "summarize_interval", lambda observations: seen)
+    monkeypatch.setattr(own_loop, "mount_under", lambda folder: None)
+    clock = VirtualClock()
+    used = [0.0]
+    monkeypatch.setattr(own_loop, "process_time", lambda: 0.0)
+    monkeypatch.setattr(own_loop, "thread_time", lambda: used[0])
+
+    class Loader:
+        prefetch_factor = 2
+
+        def __init__(self) -> None:
+            self.num_workers = num_workers
+
+        def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+            for _ in range(6):
+                clock.time += 3.0
+                used[0] += 0.0 if num_workers else cpu_seconds / 6
+                yield np.zeros((4, 100), np.uint8)
+
+    meter = Meter("own", clock=clock, folder=tmp_path)
+    for _ in meter.epoch(Loader(), 0):
+        clock.time += 1.0
+        used[0] += 1.0  # of the model
+    document = meter.document()
+    assert document is not None and document["limit"] is not None
+    assert document["limit"]["name"] == limit, document["limit"]
+    own = [each["figures"].get("argument") for each in document["limit"]["advice"]]
+    assert [each for each in own if each] == advice
+    assert f"limit: {limit}" in meter.report()
+
+
 def test_a_loop_over_files_in_memory_has_no_verdict() -> None:
     """Counted by the real kernel."""
     with TemporaryDirectory(dir="/dev/shm") as folder:

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from dlemu.judge.findings import Finding, note
+from dlemu.judge.own_advice import advice_for
 from dlemu.report.words import advice_of
-from dlemu.watch.advice import advice_for
 
 TORCH = {
     **{"kind": "torch", "num_workers": 4, "prefetch_factor": 2},
