@@ -167,7 +167,7 @@ def see(watched: Watched, name: str, au: float | None) -> Seen:
     if not loops:
         raise RunError(_why_none(watched))
     files, workers = files_of_job(loops, watched), workers_of_job(loops, watched)
-    samples = loops[0].described.get("samples")
+    samples = loops[0].described.get("samples") or _samples_of_pass(loops)
     in_file = 1
     if samples and files.is_all and files.num_files:
         in_file = max(1, round(samples / files.num_files))
@@ -194,6 +194,13 @@ def see(watched: Watched, name: str, au: float | None) -> Seen:
         workload=workload,
         has_threshold=au is not None,
     )
+
+
+def _samples_of_pass(loops: Sequence[Loop]) -> int:
+    """Return the samples of all ranks in a whole pass over their loaders; 0 without one."""
+    passes = zip(*(loop.epochs for loop in loops), strict=False)
+    whole = (each for each in passes if all(epoch.is_whole for epoch in each))
+    return sum(int(epoch.samples.sum()) for epoch in next(whole, ()))
 
 
 def _why_none(watched: Watched) -> str:

@@ -287,7 +287,17 @@ def _describe_torch(loader: Any) -> dict[str, Any]:
     }
 
 
-_LISTS = ("samples", "imgs", "image_paths", "paths", "files", "filenames", "file_list", "images")
+_LISTS = (
+    "samples",
+    "urls",
+    "imgs",
+    "image_paths",
+    "paths",
+    "files",
+    "filenames",
+    "file_list",
+    "images",
+)
 _ROOTS = ("root", "root_dir", "data_dir", "folder", "path", "img_dir")
 
 
@@ -299,11 +309,12 @@ def _files_of(dataset: Any) -> dict[str, Any]:
             break
         dataset = inner
     named: dict[str, Any] = {}
-    for name in _LISTS:
-        found = getattr(dataset, name, None)
+    parts = [dataset, *getattr(dataset, "pipeline", ())[:8]]  # WebDataset's has its shards first
+    for name, part in ((name, part) for name in _LISTS for part in parts):
+        found = getattr(part, name, None)
         if isinstance(found, (list, tuple)) and len(found):
             first = found[0][0] if isinstance(found[0], (list, tuple)) and found[0] else found[0]
-            if isinstance(first, (str, os.PathLike)):
+            if isinstance(first, (str, os.PathLike)) and os.path.exists(first):
                 step = max(1, len(found) // _MOST_FILES)
                 some = found[::step][:_MOST_FILES]
                 paths = [each[0] if isinstance(each, (list, tuple)) else each for each in some]
@@ -445,7 +456,11 @@ def _wrap_webdataset(module: Any, watch: _Watch) -> None:
     begin = pipeline.__iter__
 
     def describe(loader: Any) -> dict[str, Any]:
-        return {"kind": "webdataset", "dataset": "webdataset.DataPipeline", "place": _place()}
+        for stage in loader.pipeline:
+            if hasattr(stage, "num_workers"):  # the DataLoader of a WebLoader
+                return {**_describe_torch(stage), "kind": "webdataset"}
+        own = {"kind": "webdataset", "dataset": "webdataset.DataPipeline", "place": _place()}
+        return {**own, **_files_of(loader)}
 
     class Iterator:
         def __init__(self, batches: Any, loop: _Loop) -> None:

@@ -38,6 +38,19 @@ def test_as_many_batches_are_read_ahead_as_the_jobs_workers_did(tmp_path: Path) 
     assert read_ahead(tmp_path, kind="webdataset") == (0, 0, 0)
 
 
+def test_a_stream_has_as_many_samples_a_file_as_a_whole_pass_gave(tmp_path: Path) -> None:
+    """Two shards, five batches of eight: 20 samples in each of 100 bytes."""
+    names = [str(tmp_path / name) for name in ("a.tar", "b.tar")]
+    for name in names:
+        Path(name).write_bytes(bytes(2000))
+    described = {"kind": "webdataset", "samples": None, "files": names, "num_files": 2}
+    job = seen(tmp_path, iteration(), loaders={1: described})
+    dataset = job.workload.dataset
+    assert (dataset.num_samples_per_file, dataset.record_length_bytes) == (20, 100)
+    cut = seen(tmp_path, iteration(whole=False, gone=30.0), loaders={1: described})
+    assert cut.samples_per_file == 1, "not known"
+
+
 def train_of(job: Seen) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(workload_yaml(job))["train"]
     return found

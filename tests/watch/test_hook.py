@@ -13,6 +13,7 @@ def test_the_files_that_a_dataset_names_are_found_behind_wrappers(
     tmp_path: Path, inner: str | None
 ) -> None:
     names = [str(tmp_path / f"{number}.jpg") for number in range(600)]
+    (tmp_path / "0.jpg").write_bytes(b"x")
     dataset = SimpleNamespace(samples=[(name, 0) for name in names], root=str(tmp_path))
     if inner is not None:
         dataset = SimpleNamespace(**{inner: dataset})
@@ -20,3 +21,12 @@ def test_the_files_that_a_dataset_names_are_found_behind_wrappers(
     assert found["root"] == str(tmp_path) and found["num_files"] == 600
     assert found["files"][:2] == [names[0], names[2]], "some of them, evenly drawn"
     assert hook._files_of(SimpleNamespace()) == {}
+
+
+def test_the_shards_of_a_pipeline_are_files_and_urls_are_not(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"x")
+    shards = [str(tmp_path / "a.tar"), str(tmp_path / "b.tar")]
+    pipeline = [SimpleNamespace(urls=shards), len]
+    assert hook._files_of(SimpleNamespace(pipeline=pipeline))["files"] == shards
+    remote = [SimpleNamespace(urls=["https://host/a.tar"])]
+    assert hook._files_of(SimpleNamespace(pipeline=remote)) == {}
