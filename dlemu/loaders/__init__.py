@@ -25,9 +25,11 @@ from dlemu.config.model import Workload
 from dlemu.config.types import LOADERS
 from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
+from dlemu.dataset.rule import num_processes
 from dlemu.errors import WorkloadError
 from dlemu.host.processes import free_memory
 from dlemu.loaders.cache.host import uses_cache
+from dlemu.ranks.world import World
 from dlemu.storage.counted import NUM_BINS, GetCounts, PathBytes
 from dlemu.units import counted, format_bytes
 
@@ -306,6 +308,21 @@ def most_accelerators(workload: Workload) -> int:
     """Return how many accelerators a rank can emulate at the hard limit."""
     least, _ = find_loader(workload).descriptors(workload)
     return max(0, _limits()[1] - OTHERS) // least
+
+
+def most_of_job(workload: Workload, world: World, asked: int) -> int:
+    """Return how many of the asked accelerators all ranks of a job, or its processes, emulate."""
+    each, most = most_accelerators(workload), asked
+    # Of fewer accelerators a job may start fewer processes.
+    while most > each * (ranks := num_ranks_of(workload, world, most)):
+        most = each * ranks
+    return most
+
+
+def num_ranks_of(workload: Workload, world: World, num_accelerators: int) -> int:
+    """Return the ranks, or processes of dlemu's own, that share so many accelerators."""
+    job = workload.with_keys({"num_accelerators": num_accelerators})
+    return max(world.num_ranks, num_processes(job, world)) if num_accelerators else world.num_ranks
 
 
 def descriptors_needed(workload: Workload, num_accelerators: int) -> int:

@@ -43,7 +43,7 @@ from dlemu.host.devices import devices_under, lies_in_memory
 from dlemu.judge.findings import Finding, note, remark
 from dlemu.judge.folders import hold
 from dlemu.judge.header import host_of
-from dlemu.loaders import most_accelerators
+from dlemu.loaders import most_of_job
 from dlemu.ranks.world import Alone
 from dlemu.report.words import note_line, told
 from dlemu.report.words.places import facts_of, lines_of
@@ -602,7 +602,7 @@ class _Try(Search):
                     ),
                 ),
             )
-        most = min(most_accelerators(self._workload) or _MOST_ACCELERATORS, _MOST_ACCELERATORS)
+        most = most_of_job(self._workload, Alone(), _MOST_ACCELERATORS) or _MOST_ACCELERATORS
         start = max(1, min(math.floor(self._expected) + 1, most))
         goal = Goal(threshold, most, start, confirm=1, is_short=True)
         self._record.add(self._name)

@@ -33,7 +33,7 @@ from dlemu.judge.header import introduced
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome, cached_too_much, judge_run, levels_of
 from dlemu.judge.records import conditions_of
-from dlemu.loaders import descriptors_needed, most_accelerators
+from dlemu.loaders import descriptors_needed, most_of_job, num_ranks_of
 from dlemu.loaders.cache.folder import CacheFolder, entry_path
 from dlemu.loaders.cache.host import uses_cache
 from dlemu.ranks.world import World
@@ -355,10 +355,11 @@ def settle(workload: Workload, world: World) -> tuple[Workload, Layout, Finding 
         keys["reader.odirect"] = True
     workload = workload.with_keys(keys)
     bound = None
-    most = most_accelerators(workload) * world.num_ranks
+    most = most_of_job(workload, world, workload.size.max_accelerators)
     if 0 < most < workload.size.max_accelerators:
         workload = workload.with_keys({"size.max_accelerators": most})
-        need = descriptors_needed(workload, ceil_div(most + 1, world.num_ranks))
+        ranks = num_ranks_of(workload, world, most + 1)
+        need = descriptors_needed(workload, ceil_div(most + 1, ranks))
         bound = reason("too_many_open_files", num_accelerators=most + 1, num_open_files=need)
     if workload.workflow.checkpoint and workload.checkpoint.mode == "subset":
         most = share_of(workload.model, None, "subset").total

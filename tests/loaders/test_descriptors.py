@@ -15,10 +15,19 @@ from unittest.mock import DEFAULT, Mock
 import pytest
 
 from dlemu.config.model import Workload
+from dlemu.dataset import rule
 from dlemu.errors import RunError, WorkloadError
+from dlemu.host.processes import usable_cpus
 from dlemu.judge.records import dump_workload
 from dlemu.library import size
-from dlemu.loaders import OTHERS, check_loader, descriptors_needed, most_accelerators
+from dlemu.loaders import (
+    OTHERS,
+    check_loader,
+    descriptors_needed,
+    most_accelerators,
+    most_of_job,
+)
+from dlemu.ranks.world import Alone
 from tests.lab import warm
 from tests.lab.commands import small_job
 from tests.lab.dataset import workload_of
@@ -152,6 +161,29 @@ def test_a_search_ends_at_the_most_that_can_be_run(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "feeds at least 5 H100s of 3D U-Net" in ended.stdout
     assert f"6 need {OTHERS + 18} open files" in ended.stdout, ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("processes", "num_ranks", "most"),
+    [(1, 1, 5), (3, 1, 15), (9, 1, 20), (1, 4, 20), ("auto", 1, 15)],
+)
+def test_a_job_emulates_what_all_its_processes_can(
+    processes: int | str,
+    num_ranks: int,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Each has files for 5. `auto` takes a process for every 4 here, and 3 at most."""
+    workload = tiny(tmp_path)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (OTHERS + 16, OTHERS + 16))
+    monkeypatch.setattr(rule, "_MOST_CALLS", 4 * 2 / 0.002)
+    monkeypatch.setattr(rule, "cpus_a_process", usable_cpus() / 3)
+    job = workload.with_keys({"train.processes": processes, "train.computation_time": 0.002})
+    job = job.with_keys({"reader.batch_size": 1})
+    world = Alone()
+    world.num_ranks = num_ranks
+    assert most_of_job(job, world, 20) == most
 
 
 def test_where_not_even_one_can_be_run_no_other_number_is_proposed(

@@ -74,7 +74,7 @@ SEARCHES: Mapping[str, Callable[[Any], str]] = {
     "too_few_files": lambda f: f"the dataset was the limit: {_enough(f)}",
     "too_many_open_files": lambda f: (
         f"{f.num_accelerators} need {f.num_open_files} open files in a rank, more than a process "
-        "may have here; use more ranks, or raise the limit as root: ulimit -n "
+        "may have here; use more ranks or train.processes, or raise the limit as root: ulimit -n "
         f"{f.num_open_files}"
     ),
     # what a search does next, and why
