@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dlemu.checkpoint.plan import ShardPlan
 from dlemu.config.compose import datasheet, named
 from dlemu.config.model import Drive, Workload
 from dlemu.dataset.rule import STEPS_PER_EPOCH, DatasetSize, measure_memory
@@ -116,6 +115,8 @@ def _checkpoint(job: Workload, size: DatasetSize) -> dict[str, Any] | None:
     model, key = job.model, job.checkpoint
     if model.num_layers is None and model.model_size_bytes is None:
         return None
+    from dlemu.checkpoint.plan import ShardPlan  # which loads all that writes
+
     num_bytes = ShardPlan.of(job, Alone()).num_bytes
     samples = job.reader.batch_size * size.num_accelerators
     steps = key.steps_between_checkpoints
