@@ -18,6 +18,13 @@ _LAUNCH_BOUND = 0.9
 """Of c: from here on a step is called launch-bound, as `dlemu steptime` does."""
 _SHORTER = 0.7
 """A run of fewer than this share of a cell's most steps is left out: its start weighs more."""
+_IDLE = 0.02
+"""A real job's device that computes for all but this share of the time has no limit, as dlemu's."""
+_ALL_LET_THROUGH = 0.97
+"""From this share of the rate that its reads are held to on, a real job is limited by the storage:
+it has all that is let through."""
+_WORKERS = ("loader", "host cpu")
+"""dlemu's names for a limit of the workers."""
 _OTHERS = ("M", "T", "B", "D", "L")
 """Arms beside R and E."""
 
@@ -97,6 +104,15 @@ class Run:
     """N: what `dlemu.Meter` says of this very loop."""
 
     @property
+    def own_limit(self) -> str:
+        """R: its limit, by its own evidence: whether its device waits, and what its reads get."""
+        computes = self.busy * (self.num_steps - 1) / self.seconds
+        if computes > 1 - _IDLE:
+            return "none"
+        held = self.cell.rate
+        return "storage" if held and self.au >= 100 * _ALL_LET_THROUGH * held else "workers"
+
+    @property
     def whole_au(self) -> float:
         return 100 * self.num_steps * self.c / self.whole
 
@@ -165,8 +181,8 @@ def tables(runs: Sequence[Run]) -> str:
     )
     if not judged:
         count = ""
-    more = (_repeats, _workers, _parts, _meters)
-    parts = [lined(rows), count, *(lined(each(cells)) for each in more)]
+    parts = [lined(rows), count, lined(_repeats(cells)), lined(_workers(cells)), _kinds(cells)]
+    parts += [lined(each(cells)) for each in (_batches_made, _parts, _meters)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -203,10 +219,67 @@ def _workers(cells: Mapping[Cell, Arms]) -> Lines:
             "D - R by the rule": _judged(emulated, real, "au", 2.0),
             "lean - R": _judged(lean, real, "whole_au", 2.0) if lean.keys() & real.keys() else "",
             "R's workers busy": f"{100 * busy:.0f}%",
+            "limit of R": ", ".join(dict.fromkeys(run.own_limit for run in real.values())),
             "limit of D": _limits(emulated),
             "limit of lean": _limits(lean),
             "repeats": str(len(real.keys() & emulated.keys())),
         }
+
+
+def _kinds(cells: Mapping[Cell, Arms]) -> str:
+    """Return the sentence of how many cells of jobs beside such emulations agree, per kind."""
+    found: dict[str, list[tuple[float, float, bool]]] = {}
+    for cell, arms in cells.items():
+        real, emulated = arms.get("R", {}), arms.get("D", {})
+        both = real.keys() & emulated.keys()
+        if both and all(real[n].spent for n in both):
+            kind = "DALI" if "dali" in cell.net else "JPEG" if "jpeg" in cell.net else "npy"
+            off = [abs(fmean(_off(emulated, real, name))) for name in ("whole_au", "au")]
+            same = all(_same_limit(real[n].own_limit, emulated[n].limit) for n in both)
+            found.setdefault(kind, []).append((off[0], off[1], same))
+    words = []
+    for kind, each in found.items():
+        whole, rule, same = zip(*each, strict=True)
+        words.append(
+            f"{kind}: of {len(each)} cells {sum(off <= 1 for off in whole)} are within 1 point of "
+            f"whole AU and {sum(off <= 2 for off in whole)} within 2 (by the rule "
+            f"{sum(off <= 1 for off in rule)} and {sum(off <= 2 for off in rule)}); the limit is "
+            f"R's in {sum(same)}."
+        )
+    return " ".join(words)
+
+
+def _same_limit(real: str, emulated: str) -> bool:
+    return real == emulated or (real == "workers" and emulated in _WORKERS)
+
+
+def _batches_made(cells: Mapping[Cell, Arms]) -> Lines:
+    """Yield what making a batch took R's workers and D's, in milliseconds: means of all runs."""
+    for cell, arms in cells.items():
+        real = [run for run in arms.get("R", {}).values() if run.spent.get("batches")]
+        emulated = [run for run in arms.get("D", {}).values() if run.spent]
+        if not real or not emulated or not cell.net.startswith("resnet50") or "dali" in cell.net:
+            continue
+
+        def of(runs: Sequence[Run], value: Callable[[Run], float]) -> str:
+            return f"{1e3 * fmean(value(run) for run in runs):.0f}"
+
+        yield {
+            **cell.words,
+            "R waits": of(real, lambda run: (run.spent["load"] - _ran(run)) / run.spent["batches"]),
+            "D waits": of(emulated, lambda run: run.spent["read"] / run.num_steps),
+            "R computes": of(real, lambda run: _ran(run) / run.spent["batches"]),
+            "D computes": of(emulated, lambda run: run.spent["decode"] / run.num_steps),
+            "R collates": of(real, lambda run: run.spent["collate"] / run.spent["batches"]),
+            "D collates": of(emulated, lambda run: run.spent["hand_over"] / run.num_steps),
+            "R's first batch": of(real, lambda run: run.first),
+            "D's first batch": of(emulated, lambda run: run.first),
+        }
+
+
+def _ran(run: Run) -> float:
+    """Return seconds of R's workers in loading but for their waits without lack of a CPU."""
+    return run.spent["load_cpu"] + run.spent["queued"]
 
 
 def _limits(runs: Mapping[int, Run]) -> str:

@@ -17,7 +17,6 @@ import os
 import pickle
 import queue
 import select
-import signal
 import sys
 import threading
 import time
@@ -207,11 +206,6 @@ class Starter:
 
     With PR_SET_PDEATHSIG the kernel kills a process when the thread that started it ends, and a
     loader may be iterated in a thread that ends early.
-
-    A process that is forked off another thread than the main one keeps that thread's part of
-    malloc's memory. The worker of a plain job has the main one's: it gives a batch's samples back
-    to the kernel, and takes pages for the next ones anew. Of 150 kB samples that is a seventh of
-    what it costs.
     """
 
     def __init__(self) -> None:
@@ -235,26 +229,6 @@ class Starter:
         self._calls.put(answer)
         return future.result()
 
-    def call_as_plain(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns, called in the main thread if this is it.
-
-        It is not interrupted half way: Ctrl-C is raised when it has returned.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            return self.call(function)
-        before = signal.getsignal(signal.SIGINT)
-        if before is None:  # not Python's: it raises nothing here
-            return function()
-        came: list[int] = []
-        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-        try:
-            with unwatched():
-                return function()
-        finally:
-            signal.signal(signal.SIGINT, before)
-            if came:
-                signal.raise_signal(signal.SIGINT)
-
     def close(self) -> None:
         """End the thread, and with it the processes; may be called again."""
         self._calls.put(None)
@@ -271,8 +245,6 @@ def _run_calls(calls: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
 
 SHUT_DOWN, IS_SHUT_DOWN = "_shutdown_workers", "_shutdown"
 """Names of a DataLoader's iterator: the method that ends its workers, and whether it has."""
-_HANDLES = "_SIGCHLD_handler_set"
-"""Name of torch's note whether it has a handler of SIGCHLD."""
 ITERATOR, WATCHES = "_iterator", "_worker_pids_set"
 """Names of a DataLoader's kept iterator, and of whether torch's handler of SIGCHLD looks at it."""
 
@@ -353,25 +325,6 @@ def many_workers() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         yield
-
-
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """Keep torch from a handler of SIGCHLD for a DataLoader that is iterated in the main thread.
-
-    It would raise wherever that thread is when a worker dies. We look ourselves.
-    """
-    from torch.utils.data._utils import signal_handling
-
-    handling: Any = signal_handling
-    before = getattr(handling, _HANDLES, None)
-    if before is not None:
-        setattr(handling, _HANDLES, True)
-    try:
-        yield
-    finally:
-        if before is not None:
-            setattr(handling, _HANDLES, before)
 
 
 def stop_watching(loader: Any) -> None:

@@ -6,6 +6,7 @@ what such a worker costs, page faults and requests to the storage included. `wor
 measures the storage instead: for small samples it costs a fifth.
 """
 
+import ctypes
 import itertools
 import math
 import os
@@ -28,7 +29,7 @@ from torch.utils.data import Dataset as TorchDataset
 from dlemu.errors import VERIFY, DatasetError, WorkloadError, in_short
 from dlemu.formats import format_of
 from dlemu.formats.format import Parsed
-from dlemu.loaders.pipes import many_workers, unwatched
+from dlemu.loaders.pipes import many_workers
 from dlemu.loaders.source import Cost, Note, Source, Task, sample_bytes
 from dlemu.loaders.steps import IDLE, READING
 from dlemu.loaders.worker import Preparing
@@ -102,6 +103,7 @@ _PIL_BYTES = 65_536
 _PIL_PREFIX = 16
 """Bytes by which PIL tells what a file is, and the library's buffer fills."""
 _SHARED = "/dev/shm"
+_LIBC = ctypes.CDLL(None)
 
 
 def load_of(source: Source) -> Load | None:
@@ -142,6 +144,11 @@ class PlainReader:
         self._opened: tuple[int, Parsed] | None = None
         self._early: dict[int, torch.Tensor] = {}  # samples that were read for a later batch
         self._scheduled = -1
+        # glibc's. Where freed memory lies, and whether the C library keeps it, is chance: it hangs
+        # on what the process has allocated before. The workers of real jobs on H100s were seen to
+        # take a batch's pages from the kernel anew, a seventh of what they cost with 150 kB a
+        # sample; dlemu's, forked off a thread with memory of its own, were not.
+        self._give_back: Callable[[int], object] = getattr(_LIBC, "malloc_trim", _keep)
 
     def start_epoch(self, epoch: int) -> None:
         """Forget what an earlier epoch, perhaps ended early, has left."""
@@ -186,6 +193,8 @@ class PlainReader:
         samples = [self._early.pop(sample) for sample in task.samples.tolist()]
         lengths = [min(len(each), self._row_bytes) for each in samples]
         batch = default_collate([self._row(each) for each in samples])
+        del samples
+        self._give_back(0)
         collated = perf_counter() - begin
         self._note(IDLE, -1)
         decoding = min(seconds, computing)
@@ -321,25 +330,23 @@ def rate_of_workers(source: Source, *, loaders: int, workers: int, seconds: floa
     """Return samples per second of so many DataLoaders at once, with so many workers each.
 
     Nobody waits for storage: the files lie in memory, and hold a batch at least. The first batch
-    of each worker does not count. Call it in the main thread, see `pipes.Starter`.
+    of each worker does not count.
     """
     batch, row_bytes = source.workload.reader.batch_size, sample_bytes(source)
 
-    def opened() -> Any:
-        loader: Any = DataLoader(
-            _Batches(source, row_bytes),
-            batch_size=None,
-            sampler=itertools.count(),
-            num_workers=workers,
-            prefetch_factor=2,
-            multiprocessing_context="fork",
-            worker_init_fn=_ignore_interrupts,
-        )
-        return iter(loader)
-
-    def take(batches: Any) -> float:
+    def take(_: int) -> float:
+        with many_workers():
+            loader: Any = DataLoader(
+                _Batches(source, row_bytes),
+                batch_size=None,
+                sampler=itertools.count(),
+                num_workers=workers,
+                prefetch_factor=2,
+                multiprocessing_context="fork",
+                worker_init_fn=_ignore_interrupts,
+            )
         pinned, times = np.zeros((batch, row_bytes), np.uint8), list[float]()
-        for made in batches:
+        for made in loader:
             np.copyto(pinned, made.numpy())
             times.append(perf_counter())
             counted = times[workers - 1 :]
@@ -347,10 +354,12 @@ def rate_of_workers(source: Source, *, loaders: int, workers: int, seconds: floa
                 break
         return batch * (len(counted) - 1) / (counted[-1] - counted[0])
 
-    with many_workers(), unwatched():
-        each_opened = [opened() for _ in range(loaders)]
     with ThreadPoolExecutor(loaders) as pool:
-        return sum(pool.map(take, each_opened))
+        return sum(pool.map(take, range(loaders)))
+
+
+def _keep(padding: int) -> None:
+    """Leave freed memory to a C library that has no malloc_trim."""
 
 
 def _ignore_interrupts(worker: int) -> None:

@@ -201,9 +201,7 @@ class _Workers:
         self._requests.drop()
         with many_workers():
             try:
-                plain = self._source.workload.plain_workers
-                start = self._starter.call_as_plain if plain else self._starter.call
-                made = start(partial(iter, self._loader))
+                made = self._starter.call(partial(iter, self._loader))
             except OSError as error:
                 disarm(error)
                 self._processes[:] = [each for each in self._processes if each.pid is not None]
