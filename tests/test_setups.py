@@ -443,6 +443,7 @@ def test_a_search_and_a_calibration_read_a_real_dataset(
     more = printed(*search, f"output.folder={tmp_path / 'more'}", "num_hosts=999999", status=1)
     assert "add files to it, or name another dataset, or take size.quick=true" in more
     assert "dlemu datagen" not in more, "nothing is written into it"
+    assert not (tmp_path / "more").exists(), "a search that is refused leaves nothing"
     assert tree(tmp_path / "data") == before
 
 
@@ -522,6 +523,25 @@ def test_what_an_array_holds_is_said_where_nothing_tells(tmp_path: Path) -> None
         dataset = find_dataset(load_workload("unet3d_h100", {**where, **keys}), Alone())
         assert dataset.layout.num_samples == samples
         assert said in "; ".join(dataset.notes)
+
+
+@pytest.mark.parametrize(("channels", "samples"), [(2, 4), (4, 4), (5, 20)])
+def test_a_volume_of_some_channels_is_one_sample(
+    tmp_path: Path, channels: int, samples: int
+) -> None:
+    """Four axes are images where the first is longer than channels; else the nearer in size."""
+    (tmp_path / "train").mkdir()
+    for part in range(4):
+        np.save(tmp_path / "train" / f"{part}.npy", np.zeros((channels, 30, 20, 10), np.uint8))
+    keys: dict[str, object] = {
+        "dataset.data_folder": str(tmp_path),
+        "dataset.record_length_bytes": 6000 * channels,
+        "dataset.record_length_bytes_stdev": 0,
+    }
+    if channels == 5:
+        keys["dataset.record_length_bytes"] = 6000
+    dataset = find_dataset(load_workload("unet3d_h100", keys), Alone())
+    assert dataset.layout.num_samples == samples
 
 
 @pytest.mark.parametrize("name", ["imagenet", "laion"])

@@ -166,7 +166,6 @@ class Search:
             own = introduced(self._workload, host=world.host, num_hosts=world.num_hosts)
             self._say(lines_of(facts_of(own)))
             dataset = as_found(self._workload, layout)
-            keep_survey(dataset, self._folder / f"{self._name}.{SURVEY}")
             for line in dataset.notes:
                 self._say(note_line(line))
         memory = measure_memory(self._workload, world)
@@ -181,6 +180,7 @@ class Search:
             self._introduce()
             self._bound_by_dataset()
             self._record.add(self._name)
+            keep_survey(as_found(given, layout), self._folder / f"{self._name}.{SURVEY}")
             return world.broadcast(self._decide())
         message: Mapping[str, object] | Sized = {}
         while not isinstance(message := world.broadcast(message), Sized):
