@@ -411,7 +411,7 @@ class Distribution(Section):
             scale = self.stdev**2 / self.mean
         return self.mean + 10 * self.stdev + 40 * scale
 
-    def draw(self, generator: np.random.Generator) -> float:
+    def draw(self, generator: "np.random.Generator") -> float:
         """Return one draw in seconds."""
         if self.stdev == 0 and self.type != "exponential":
             return self.mean

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +199,8 @@ _ROOM_FOR_AN_ERROR = 2048
 
 def versions() -> dict[str, str]:
     """Return the versions of dlemu, Python, the kernel and the libraries that read."""
+    from importlib import metadata  # slow, and few commands need it
+
     found = {"dlemu": own_version(), "python": platform.python_version()}
     found["kernel"] = platform.release()
     for name in ("numpy", "h5py", "torch", "mpi4py", "obstore", "nvidia-dali-cuda130"):

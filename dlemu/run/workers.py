@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -166,6 +165,8 @@ class _Rates:
         return self._kept[key]
 
     def _shape(self) -> Mapping[str, Any]:
+        from importlib.metadata import version  # slow, and few commands need it
+
         tree = self._workload.model_dump(mode="json")
         pairs = (key.split(".") for key in _KEYS)
         return {

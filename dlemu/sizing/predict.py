@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.random import default_rng
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -628,7 +627,8 @@ def _simulated(policy: str, capacity: float, *, shuffled: bool, part: float) -> 
     from dlemu.loaders.cache.hits import PlannedCache, planning
 
     files = np.arange(100 * _NUM_PARTS)
-    cache, order = PlannedCache(policy, round(capacity * len(files)), files**0), default_rng(0)
+    cache = PlannedCache(policy, round(capacity * len(files)), files**0)
+    order = np.random.default_rng(0)
     own = max(1, round(part * 100)) * _NUM_PARTS
     with planning(policy):
         for _ in range(round(8 * len(files) / own)):
