@@ -311,10 +311,11 @@ def read_sizing(folder: Path) -> dict[str, Any]:
         for search in tree["unfinished"].values():
             for point in search["points"]:
                 assert all(np.isfinite(point[name]) for name in _OF_A_RUN)
-    except (*DAMAGE, AssertionError):
+    except (*DAMAGE, AssertionError) as error:
         by = _written_by(stored, folder)
+        why = "" if isinstance(error, AssertionError) else f" ({in_short(error)})"
         raise RunError(
-            f"{path} has a form that dlemu {own_version()} does not read; it was written by "
+            f"{path} has a form that dlemu {own_version()} does not read{why}; it was written by "
             f"{f'dlemu {by}' if by else 'another version'}, or changed since",
             remedy="read it by the dlemu that wrote it, or name another output.folder",
         ) from None

@@ -305,14 +305,14 @@ def test_a_damaged_result_and_one_of_another_kind_are_named(
         (answer, infinite, f"{infinite} holds a damaged result: its real_accelerators is no fi"),
         (infinite, answer, f"{infinite} holds a damaged result: its real_accelerators is no fi"),
         (answer, other, "a sizing of resnet50_h100"),
-        (answer, damaged, f"{damaged}/sizing.json is damaged: 'int' object is not iterable"),
+        (answer, damaged, f"{damaged}/sizing.json has a form that dlemu "),
         (answer, dlio, f"{dlio} a run of unet3d_h100"),
     ):
         said = printed("compare", first, second, status=1)
         assert said.startswith("dlemu: ") and said.count("\n") == 1 and line in said
         remedies = ("restore it from a copy, or run again", "or name another output.folder")
         has_remedy = said.rstrip().endswith(remedies)
-        assert has_remedy == ("damaged" in line)
+        assert has_remedy == ("damaged" in line or "has a form" in line)
 
 
 def test_saves_are_not_compared_with_loads(tmp_path: Path, printed: Printed) -> None:
