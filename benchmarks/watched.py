@@ -4,11 +4,13 @@
     python -m benchmarks.watched loops [KIND ...] AU of each kind of loop, by watch and by itself
     python -m benchmarks.watched held [REPEATS]   a job with a slow first step on a drive held back
     python -m benchmarks.watched cost [PAIRS]     wall time of a small job with and without
+    python -m benchmarks.watched hook [PAIRS]     the same within one process, on a GPU if there is
 
 `table` prints for each job the AU that `dlemu watch` told, the AU that `dlemu run` gave with the
 workload that watch wrote, and that by the script's own figures, where it prints its data time.
 `loops` runs the jobs of `benchmarks.watched_job`. `held` needs root.
 `cost` runs a loop of 10 ms steps in turn with and without, and prints the median of the ratios.
+`hook` does so without starting the job anew: what the hook costs, and nothing else of the host.
 """
 
 import json
@@ -191,10 +193,60 @@ def cost(pairs: int = 5) -> None:
     )
 
 
+def hook(pairs: int = 5) -> None:
+    """Print what the hook alone costs a loop of 10 ms steps, with and without in turn."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+    from dlemu.watch import hook as hooked
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model: Any = torch.nn.Linear(8, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    data = TensorDataset(torch.zeros(4 * _HOOK_STEPS, 8))
+
+    def epoch() -> float:
+        loader = DataLoader(data, batch_size=4, num_workers=1, pin_memory=device == "cuda")
+        begin = 0.0
+        for number, (x,) in enumerate(loader):
+            begin = begin if number else time.perf_counter()  # workers start before
+            optimizer.zero_grad()
+            model(x.to(device, non_blocking=True)).sum().backward()
+            optimizer.step()
+            time.sleep(0.01)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    ratios, modules = [], (dataloader.DataLoader, dataloader._BaseDataLoaderIter)
+    plain = dataloader.DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__
+    epoch()
+    with tempfile.TemporaryDirectory() as folder:
+        watch = hooked._Watch(hooked._Journal(folder))
+        for _ in range(pairs):
+            without = epoch()
+            hooked._wrap_torch_loader(dataloader, watch)
+            ends = register_optimizer_step_post_hook(
+                lambda *_: watch.journal.write(f"O {time.perf_counter_ns()}")
+            )
+            ratios.append(epoch() / without)
+            ends.remove()
+            for module, name, own in zip(modules, ("__iter__", "__next__"), plain, strict=True):
+                setattr(module, name, own)
+            print(f"{1e6 * (ratios[-1] - 1) * without / _HOOK_STEPS:+.1f} µs a step of {device}")
+    print(f"with / without, {pairs} pairs: median {statistics.median(ratios):.4f}")
+
+
+_HOOK_STEPS = 200
+
+
 if __name__ == "__main__":
     what, *given = sys.argv[1:] or ["table"]
     if what == "cost":
         cost(*map(int, given))
+    elif what == "hook":
+        hook(*map(int, given))
     elif what == "loops":
         loops(given)
     elif what == "held":

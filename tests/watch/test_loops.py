@@ -165,7 +165,7 @@ def test_batches_taken_together_share_their_compute() -> None:
 def test_the_gpus_clock_goes_before_the_hosts() -> None:
     """The host asks at once for the next batch; the GPU computes meanwhile."""
     made = iteration(steps=[(2.0, 0.5)] * 5)
-    made.on_gpu = {0: (2.0, 2.4), 1: (0.1, 2.4), 2: (0.1, 2.4), 3: (0.1, 2.4), 4: (0.1, -1e-9)}
+    made.on_gpu = {0: (0.3, 2.4), 1: (0.1, 2.4), 2: (0.1, 2.4), 3: (0.1, 2.4), 4: (0.1, -1e-9)}
     epoch = loop_of(made).epochs[0]
     assert epoch.by_gpu
     assert epoch.wait.tolist() == [2.0, 0.1, 0.1, 0.1, 0.1], "workers start before the first"
