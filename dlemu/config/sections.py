@@ -480,10 +480,10 @@ class ReaderSection(Section):
         PyTorch's DataLoader: read_threads x prefetch_factor, none without workers. tf.data:
         prefetch_size batches, and behind them two samples of each stream, which matter only where
         batches are that small (dlemu help rules: "How far each loader reads ahead"). DALI:
-        prefetch_size batches, whose samples all threads read together.
+        prefetch_size batches, whose samples all threads read together, and one in its reader.
         """
         if self.loader.by_dali:
-            return max(1, self.prefetch_size)
+            return max(1, self.prefetch_size) + 1
         if self.loader.by_tf_data:
             return self.prefetch_size + 2 * self.num_streams // self.batch_size
         return self.read_threads * self.prefetch_factor

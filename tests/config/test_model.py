@@ -273,8 +273,8 @@ def test_what_is_written_down_is_read_back(
         ("pytorch", 4, 0, 7, 4),
         ("pytorch", 0, 2, 7, 0),
         ("threads", 3, 7, 1, 9),
-        ("dali", 4, 2, 7, 2),
-        ("native_dali", 4, 0, 7, 1),
+        ("dali", 4, 2, 7, 3),
+        ("native_dali", 4, 0, 7, 2),
         # tf.data: these, and two samples of each stream.
         ("tensorflow", 4, 2, 7, 3),
         ("tensorflow", 4, 2, 1, 10),

@@ -1,11 +1,12 @@
 """DALI's own readers and dlemu's read what others wrote."""
 
 import contextlib
+import ctypes
 import itertools
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,44 @@ def test_its_own_readers_are_asked_when_the_loop_would_ask(
         if step == 4:
             break
     loader.close()
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+@pytest.mark.parametrize("dataset", ["npy", "jpeg", "npz"])
+def test_it_reads_as_far_ahead_as_it_says(tmp_path: Path, dataset: str, prefetch: int) -> None:
+    """By DALI's readers and by ours; with DALI's own iterator for PyTorch they open as many."""
+    keys = {"reader.prefetch_size": prefetch, "reader.batch_size": 3, "reader.read_threads": 2}
+    case = case_of(tmp_path, dataset, keys)
+    ahead = case.workload.reader.batches_ahead
+    with opened_below(tmp_path / "train") as opened, closing(open_dali(case)) as loader:
+        opened()
+        steps = loader.epoch(0, case.plan(0))
+        next(steps)
+        until(lambda: len(opened()) >= 3 * (1 + ahead))
+        assert len(opened()) <= 3 * (1 + ahead) + 1, "DALI opens one file more, to see its shape"
+        next(steps)
+        until(lambda: len(opened()) >= 3 * (2 + ahead))
+
+
+@contextlib.contextmanager
+def opened_below(folder: Path) -> Iterator[Callable[[], set[str]]]:
+    """Give what tells the files of a folder that were opened so far (inotify)."""
+    libc, in_open = ctypes.CDLL(None), 0x20
+    number = libc.inotify_init1(os.O_NONBLOCK)
+    assert libc.inotify_add_watch(number, str(folder).encode(), in_open) >= 0
+    found: set[str] = set()
+
+    def opened() -> set[str]:
+        with contextlib.suppress(BlockingIOError):
+            while events := os.read(number, 1 << 16):
+                while events:
+                    length = int.from_bytes(events[12:16], "little")
+                    found.add(events[16 : 16 + length].rstrip(b"\0").decode())
+                    events = events[16 + length :]
+        return found - {""}
+
+    yield opened
+    os.close(number)
 
 
 def test_each_of_its_threads_reads_while_it_is_waited_for(
