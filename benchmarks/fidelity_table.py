@@ -239,7 +239,8 @@ def _kinds(cells: Mapping[Cell, Arms]) -> str:
             found.setdefault(kind, []).append((off[0], off[1], same))
     words = []
     for kind, each in found.items():
-        whole, rule, same = zip(*each, strict=True)
+        whole, rule = ([one[of] for one in each] for of in (0, 1))
+        same = [one[2] for one in each]
         words.append(
             f"{kind}: of {len(each)} cells {sum(off <= 1 for off in whole)} are within 1 point of "
             f"whole AU and {sum(off <= 2 for off in whole)} within 2 (by the rule "
