@@ -239,7 +239,7 @@ def _kinds(cells: Mapping[Cell, Arms]) -> str:
             found.setdefault(kind, []).append((off[0], off[1], same))
     words = []
     for kind, each in found.items():
-        whole, rule = ([one[of] for one in each] for of in (0, 1))
+        whole, rule = [one[0] for one in each], [one[1] for one in each]
         same = [one[2] for one in each]
         words.append(
             f"{kind}: of {len(each)} cells {sum(off <= 1 for off in whole)} are within 1 point of "

@@ -324,6 +324,8 @@ def gpu_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_gpu_gets_what_the_plan_and_the_generator_say(
     gpu_folders: Path, dataset: str, known: bool, resize: int | None, gds: str
 ) -> None:
+    if dataset == "jpeg" and not known:
+        pytest.skip("DALI decodes a job's own pictures, and these have no pixels")
     folder = gpu_folders / dataset.replace(" ", "_")
     case = case_of(
         folder,

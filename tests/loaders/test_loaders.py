@@ -88,6 +88,8 @@ def test_each_loader_keeps_the_contract(name: str, tmp_path: Path) -> None:
 def test_yields_what_the_plan_and_the_generator_say(
     case: MakeCase, name: str, dataset: str, way: str
 ) -> None:
+    if (name, dataset, way) == ("dali", "jpeg", "foreign"):
+        pytest.skip("DALI decodes a job's own pictures; test_dali.py has some")
     keys = {"reader.read_threads": 2} | WAYS[way][1]
     found = case(dataset, **keys)
     read = []
@@ -156,10 +158,10 @@ def ahead(name: str, workers: int, prefetch: int, *, batch_size: int) -> int:
     """Return the batches that are read ahead of what was taken, as the loader's own would be.
 
     tf.data has prefetched batches, and two samples of each stream behind them. DALI's depth is
-    counted in batches, one at least, whatever its threads.
+    counted in batches, one at least, whatever its threads, and its reader has one more.
     """
     if name == "dali":
-        return max(1, prefetch)
+        return max(1, prefetch) + 1
     if name == "tensorflow":
         return prefetch + 2 * max(1, workers) // batch_size
     return workers * max(1, math.ceil(prefetch / max(1, workers)))
@@ -169,14 +171,14 @@ def ahead(name: str, workers: int, prefetch: int, *, batch_size: int) -> int:
 def test_dalis_threads_share_the_samples_of_each_batch(
     folders: Path, batch: int, count: Callable[[], int]
 ) -> None:
-    """Three threads, two batches ahead: each batch is read by all that it has samples for."""
+    """Three threads, three batches ahead: each batch is read by all that it has samples for."""
     keys = {"reader.data_loader": "dali", "reader.read_threads": 3, "reader.prefetch_size": 2}
     pytest.importorskip("nvidia.dali", reason="pip install 'dlemu[dali-cuda13]'")
     found = make_case(folders / "npz", "npz", {**keys, "reader.batch_size": batch})
     plan, parts, before = found.plan(0), min(3, batch), count()
     with closing(found.open()) as loader:
         for step, [made] in enumerate(loader.epoch(0, plan)):
-            wanted = before + parts * min(step + 1 + 2, plan.num_steps)
+            wanted = before + parts * min(step + 1 + 3, plan.num_steps)
             until(lambda: count() >= wanted, pause=0.002)  # noqa: B023
             assert count() == wanted
             assert made.samples.tolist() == plan.batch(step, 0).tolist()
