@@ -238,16 +238,19 @@ def _kinds(cells: Mapping[Cell, Arms]) -> str:
             same = all(_same_limit(real[n].own_limit, emulated[n].limit) for n in both)
             found.setdefault(kind, []).append((off[0], off[1], same))
     words = []
-    for kind, each in found.items():
-        whole, rule = [one[0] for one in each], [one[1] for one in each]
-        same = [one[2] for one in each]
+    for kind, of_kind in found.items():
+        whole, rule = [one[0] for one in of_kind], [one[1] for one in of_kind]
+        same = [one[2] for one in of_kind]
         words.append(
-            f"{kind}: of {len(each)} cells {sum(off <= 1 for off in whole)} are within 1 point of "
-            f"whole AU and {sum(off <= 2 for off in whole)} within 2 (by the rule "
-            f"{sum(off <= 1 for off in rule)} and {sum(off <= 2 for off in rule)}); the limit is "
-            f"R's in {sum(same)}."
+            f"{kind}: of {len(of_kind)} cells {_near(whole, 1)} are within 1 point of whole AU and "
+            f"{_near(whole, 2)} within 2 (by the rule {_near(rule, 1)} and {_near(rule, 2)}); "
+            f"the limit is R's in {sum(same)}."
         )
     return " ".join(words)
+
+
+def _near(off: Sequence[float], goal: float) -> int:
+    return sum(each <= goal for each in off)
 
 
 def _same_limit(real: str, emulated: str) -> bool:

@@ -177,13 +177,12 @@ class PlainReader:
                 return None
             begin, cpu = perf_counter(), thread_time()
             self._note(READING, self._source.layout.find(sample)[0])
-            size, data = self._sample(sample)
+            size, self._early[sample] = self._sample(sample)
             if sizes is not None and size != sizes[at]:
                 raise DatasetError(
                     f"{self._source.path(sample)}: it holds {size} bytes, {sizes[at]} are wanted",
                     remedy=VERIFY,
                 )
-            self._early[sample] = data
             seconds += perf_counter() - begin
             computing += thread_time() - cpu
             num_bytes += size
