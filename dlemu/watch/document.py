@@ -474,7 +474,8 @@ def workload_yaml(seen: Seen) -> str:
     for section, name in (("reader", "preprocess_time"), ("train", "computation_time")):
         tree[section][name] = _short(tree[section][name])
     if saves := [save for loop in seen.loops for save in loop.process.saves]:
-        lines.append(f"The job saved {saves[-1].path}. To emulate its checkpoints, too, add:")
+        what = saves[-1].path or "into an open file"  # as Lightning does
+        lines.append(f"The job saved {what}. To emulate its checkpoints, too, add:")
         lines.append(_checkpoints(saves, keys["train"]["epochs"], seen.steps))
     if any(role.role == "evaluation" for loop in seen.loops for role in loop.roles):
         lines.append("The job also evaluates, which is not in here: training alone is emulated.")

@@ -405,18 +405,26 @@ def _saving(save: Any, watch: _Watch) -> Any:
     """Return `save(what, where, ...)` with a line for each checkpoint."""
 
     def saving(*words: Any, **named: Any) -> Any:
-        begun = _now()
+        where = words[1] if len(words) > 1 else named.get("f", named.get("filename", ""))
+        begun, at = _now(), _position(where)
         result = save(*words, **named)
         try:
-            where = words[1] if len(words) > 1 else named.get("f", named.get("filename", ""))
             path = os.fspath(where) if isinstance(where, (str, os.PathLike)) else ""
-            size = os.stat(path).st_size if path else 0
+            size = os.stat(path).st_size if path else max(0, _position(where) - at)
             watch.journal.write(f"C {begun} {_now()} {size} {json.dumps(str(path))}")
         except Exception as error:
             watch.journal.note("a checkpoint", error)
         return result
 
     return _like(saving, save)
+
+
+def _position(file: Any) -> int:
+    """Return where an open file stands; 0 of anything else."""
+    try:
+        return int(file.tell())
+    except Exception:
+        return 0
 
 
 def _wrap_dali(module: Any, watch: _Watch) -> None:

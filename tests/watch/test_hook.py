@@ -1,7 +1,9 @@
 """What the hook finds in objects of a job."""
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 
@@ -30,3 +32,17 @@ def test_the_shards_of_a_pipeline_are_files_and_urls_are_not(tmp_path: Path) -> 
     assert hook._files_of(SimpleNamespace(pipeline=pipeline))["files"] == shards
     remote = [SimpleNamespace(urls=["https://host/a.tar"])]
     assert hook._files_of(SimpleNamespace(pipeline=remote)) == {}
+
+
+def test_a_checkpoint_into_an_open_file_has_its_bytes() -> None:
+    lines: list[str] = []
+    watch: Any = SimpleNamespace(journal=SimpleNamespace(write=lines.append))
+
+    def save(what: bytes, where: IO[bytes]) -> int:
+        return where.write(what)
+
+    file = io.BytesIO(b"before")
+    file.seek(0, io.SEEK_END)
+    assert hook._saving(save, watch)(bytes(500), file) == 500
+    kind, _, _, size, path = lines[0].split(" ", 4)
+    assert (kind, size, path) == ("C", "500", '""')
