@@ -12,14 +12,9 @@ SPIN_SECONDS = 1e-4
 """A rank looks so long for the others before it sleeps, if they were there that soon last time.
 
 Waking up takes 30 to 150 µs, so ranks that sleep come late to the next barrier, too. Ranks that
-look leave together, and then meet within some µs (docs/performance.md).
+look leave together, and then meet within some µs (docs/performance.md). Where CPUs are few and
+busy, a rank that looks keeps another one from its CPU for as long: 0.3 ms were too much there.
 """
-SHORT_STEP_SECONDS = 0.02
-SHORT_SPIN_SECONDS = 3e-4
-"""After a step that is shorter than SHORT_STEP_SECONDS a rank looks so long, and stops it only when
-the others have come later _PATIENCE times in a row: where one rank was late once, the others would
-sleep, wake up late, and all be late for many steps."""
-_PATIENCE = 3
 _UNSEEN_SECONDS = 2e-5
 """So long a rank that sees that all have come leaves it to the last one to open."""
 _TIME = struct.Struct("d")
@@ -49,10 +44,8 @@ class Meeting:
         os.close(memory)
         self._turn = 0
         self._all = bytes(self._num)
-        self._arrived = self._left = self._spin = 0.0
-        self.opened = 0.0
+        self._arrived = self._waited = self.opened = 0.0
         """When the barrier that this rank has left was opened."""
-        self._in_vain = 0
 
     @property
     def file(self) -> int:
@@ -103,9 +96,7 @@ class Meeting:
     def leave(self) -> None:
         """Note how long the others were awaited: so the next barrier knows whether to sleep."""
         (self.opened,) = _TIME.unpack_from(self._memory, self._time_at)
-        is_soon = self.opened - self._arrived < (self._spin or SPIN_SECONDS)
-        self._in_vain = 0 if is_soon else self._in_vain + 1
-        self._left = self._now()
+        self._waited = self.opened - self._arrived
 
     def look(self, *, at_last: Callable[[], None]) -> None:
         """Look for the others: for a short time, if that was enough last time, else once.
@@ -113,10 +104,7 @@ class Meeting:
         The rank that comes last calls `at_last`. Two that come at once may not see each other: who
         has seen for a while that all are here, or has made a system call, does so as well.
         """
-        is_short = self._arrived - self._left < SHORT_STEP_SECONDS
-        self._spin = SHORT_SPIN_SECONDS if is_short else SPIN_SECONDS
-        looks = self._in_vain < (_PATIENCE if is_short else 1)
-        until = self._arrived + (self._spin if looks else 0.0)
+        until = self._arrived + (SPIN_SECONDS if self._waited < SPIN_SECONDS else 0.0)
         if is_told := self.is_full:  # this one came last
             at_last()
         seen = 0.0
@@ -125,8 +113,6 @@ class Meeting:
                 seen = seen or now
                 if is_told := now - seen >= _UNSEEN_SECONDS:
                     at_last()
-            if now - self._arrived > SPIN_SECONDS:
-                time.sleep(0)  # lets threads that read have Python's lock
         if not self.is_open:
             self.may_sleep()
             if self.is_full and not (is_told or self.is_open):
