@@ -240,11 +240,11 @@ def _kinds(cells: Mapping[Cell, Arms]) -> str:
     words = []
     for kind, of_kind in found.items():
         whole, rule = [one[0] for one in of_kind], [one[1] for one in of_kind]
-        same = [one[2] for one in of_kind]
+        right = [one[2] for one in of_kind]
         words.append(
             f"{kind}: of {len(of_kind)} cells {_near(whole, 1)} are within 1 point of whole AU and "
             f"{_near(whole, 2)} within 2 (by the rule {_near(rule, 1)} and {_near(rule, 2)}); "
-            f"the limit is R's in {sum(same)}."
+            f"the limit is R's in {sum(right)}."
         )
     return " ".join(words)
 
