@@ -162,6 +162,7 @@ def test_each_of_its_threads_reads_while_it_is_waited_for(
 def test_a_job_s_own_pictures_are_decoded(tmp_path: Path, suffix: str) -> None:
     """Training gets their pixels, cut or padded; dlemu's own pictures have none, only bytes."""
     Image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("nvidia.nvimgcodec", reason="DALI decodes with it: a need of its package")
     pixels = np.arange(12 * 3, dtype=np.uint8).reshape(12, 1, 1, 3).repeat(8, 1).repeat(9, 2)
     (tmp_path / "train").mkdir()
     for number, each in enumerate(pixels):
