@@ -15,8 +15,6 @@ Waking up takes 30 to 150 µs, so ranks that sleep come late to the next barrier
 look leave together, and then meet within some µs (docs/performance.md). Where CPUs are few and
 busy, a rank that looks keeps another one from its CPU for as long: 0.3 ms were too much there.
 """
-_UNSEEN_SECONDS = 2e-5
-"""So long a rank that sees that all have come leaves it to the last one to open."""
 _TIME = struct.Struct("d")
 _MOST_FILES = 250
 """Descriptors that one message may carry: Linux takes 253."""
@@ -101,19 +99,18 @@ class Meeting:
     def look(self, *, at_last: Callable[[], None]) -> None:
         """Look for the others: for a short time, if that was enough last time, else once.
 
-        The rank that comes last calls `at_last`. Two that come at once may not see each other: who
-        has seen for a while that all are here, or has made a system call, does so as well.
+        A rank that sees that all have come calls `at_last`, once.
         """
         until = self._arrived + (SPIN_SECONDS if self._waited < SPIN_SECONDS else 0.0)
-        if is_told := self.is_full:  # this one came last
-            at_last()
-        seen = 0.0
-        while not self.is_open and (now := self._now()) < until:
+        is_told = False
+        while not self.is_open:
             if not is_told and self.is_full:
-                seen = seen or now
-                if is_told := now - seen >= _UNSEEN_SECONDS:
-                    at_last()
+                is_told = True
+                at_last()
+            elif self._now() >= until:
+                break
         if not self.is_open:
+            # Two ranks that come at once may not see each other; after a system call they do.
             self.may_sleep()
             if self.is_full and not (is_told or self.is_open):
                 at_last()

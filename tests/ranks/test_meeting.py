@@ -75,29 +75,27 @@ def test_the_last_one_opens_and_wakes_those_that_sleep(three: list[Meeting]) -> 
             rank.leave()
 
 
-def test_who_looks_leaves_the_opening_to_the_last_one_and_is_not_woken(
+def test_who_looks_leaves_as_soon_as_all_have_come_and_is_not_woken(
     three: list[Meeting], clock: _Clock
 ) -> None:
     first, second, last = three
     looks = 0
 
     def come() -> float:
-        """Let the others come while the first one looks: the last one after 6 looks."""
+        """Let the others come while the first one looks."""
         nonlocal looks
         looks += 1
         if looks == 4:
             second.arrive()
         if looks == 6:
             last.arrive()
-        if looks == 8:
-            last.look(at_last=last.open)
         return clock()
 
     first._now = come
     first.arrive()
-    first.look(at_last=lambda: pytest.fail("the last one opens, and it is soon enough"))
-    assert first.is_open and looks < 12
-    assert not is_woken(first)
+    first.look(at_last=first.open)
+    assert all(rank.is_open for rank in three) and looks < 9
+    assert not any(map(is_woken, three)), "none of them sleeps"
 
 
 def test_two_that_come_at_once_and_do_not_see_each_other_do_not_wait(three: list[Meeting]) -> None:
