@@ -93,14 +93,12 @@ def _process() -> dict[str, Any]:
 class _Loop:
     """One iteration over a loader, kept on its iterator: it ends with it."""
 
-    __slots__ = ("id", "iteration", "number", "pool", "waiting", "watch")
+    __slots__ = ("id", "iteration", "number", "waiting", "watch")
 
     def __init__(self, watch: _Watch, loader_id: int, iteration: int) -> None:
         self.watch, self.id, self.iteration, self.number = watch, loader_id, iteration, 0
-        self.waiting: list[
-            Any
-        ] = []  # (number, asked, taken): marks on the GPU's stream, not passed yet
-        self.pool: list[Any] = []
+        # (number, asked, taken): marks on the GPU's stream, not passed yet
+        self.waiting: list[Any] = []
 
     def __del__(self) -> None:
         try:
@@ -120,7 +118,8 @@ class _Loop:
                 return None
             if torch.cuda.is_current_stream_capturing():
                 return None
-            event = self.pool.pop() if self.pool else torch.cuda.Event(enable_timing=True)
+            pool = self.watch.pool
+            event = pool.pop() if pool else _kept(torch.cuda.Event(enable_timing=True))
             event.record()
             return event
         except Exception as error:
@@ -137,7 +136,19 @@ class _Loop:
             self.watch.journal.write(
                 f"G {self.id} {self.iteration} {number} {int(wait * 1e6)} {int(body * 1e6)}"
             )
-            self.pool += [asked, taken]
+            self.watch.pool += [asked, taken]
+
+
+def _kept(event: Any) -> Any:
+    """Return an event that is never freed; few are made, as they are used again.
+
+    Forked workers have the iterations of before, as garbage. CUDA ends a process that was forked
+    and frees an event.
+    """
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
+    return event
 
 
 class _Rest(_Loop):
@@ -155,6 +166,7 @@ class _Watch:
         self.inside = 0  # depth of watched iterators: a loader inside another one is part of it
         self.num_loaders = 0
         self.unsettled: list[_Loop] = []
+        self.pool: list[Any] = []  # events to use again
 
     def begin(self, loader: Any, describe: Callable[[Any], dict[str, Any]]) -> _Loop:
         """Return the new iteration over a loader; its first one is described."""
@@ -174,7 +186,10 @@ class _Watch:
         """Write what is known by now of iterations that have ended."""
         for rest in self.unsettled:
             rest.settle()
-        self.unsettled = [rest for rest in self.unsettled if len(rest.waiting) > 1]
+            if len(rest.waiting) <= 1:  # of the last batch nothing more is known
+                self.pool += [mark for _, *marks in rest.waiting for mark in marks if mark]
+                rest.waiting.clear()
+        self.unsettled = [rest for rest in self.unsettled if rest.waiting]
 
     def take(self, loop: _Loop | None, take: Callable[[], Any]) -> Any:
         """Take a batch by `take()`, and write down when."""

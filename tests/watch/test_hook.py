@@ -1,6 +1,8 @@
 """What the hook finds in objects of a job."""
 
+import gc
 import io
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -46,3 +48,40 @@ def test_a_checkpoint_into_an_open_file_has_its_bytes() -> None:
     assert hook._saving(save, watch)(bytes(500), file) == 500
     kind, _, _, size, path = lines[0].split(" ", 4)
     assert (kind, size, path) == ("C", "500", '""')
+
+
+def test_no_event_of_cuda_is_ever_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked worker that collects the iterations of before would be aborted by CUDA."""
+    freed, made = list[int](), list[int]()
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            made.append(id(self))
+
+        def __del__(self) -> None:
+            freed.append(id(self))
+
+        def record(self) -> None: ...
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 1.0
+
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True, is_current_stream_capturing=lambda: False, Event=Event
+    )
+    torch = SimpleNamespace(cuda=cuda, is_grad_enabled=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    watch = hook._Watch(hook._Journal(str(tmp_path)))
+    for _ in range(20):
+        loader = SimpleNamespace()
+        loop = watch.begin(loader, lambda _: {})
+        for batch in range(10):
+            watch.take(loop, lambda batch=batch: [batch])
+        del loop, loader
+    del watch
+    gc.collect()
+    assert not freed
+    assert 0 < len(made) < 20, "they are used again"
