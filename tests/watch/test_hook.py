@@ -3,6 +3,7 @@
 import gc
 import io
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -79,7 +80,7 @@ def test_no_event_of_cuda_is_ever_freed(tmp_path: Path, monkeypatch: pytest.Monk
         loader = SimpleNamespace()
         loop = watch.begin(loader, lambda _: {})
         for batch in range(10):
-            watch.take(loop, lambda batch=batch: [batch])
+            watch.take(loop, partial(list, [batch]))
         del loop, loader
     del watch
     gc.collect()
