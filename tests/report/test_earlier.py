@@ -37,7 +37,7 @@ FIRST_LINES = {
     "needs 2.86 GB/s, this storage gives 1.68 GB/s",
     "55662266_checkpoint": "a checkpoint of unet3d takes 6.46 ms; one every 30 minutes",
     "55662266_paths": "fastest: page cache, 922 MB/s by sequential reads of 64.0 KiB, 1 worker",
-    "55662266_load": "the files loads in 161 ms: 267 MB/s by odirect with 2 readers",
+    "55662266_load": "the files load in 161 ms: 267 MB/s by odirect with 2 readers",
     "55662266_calibrate": "calibrated: unet3d_h100, reader.data_loader=pytorch",
 }
 STATUS = {"FAIL": 2, "NO VERDICT": 1}
