@@ -130,27 +130,27 @@ def hosts(folder: Path, num: int) -> Iterator[Hosts]:
     if missing := [name for name in ("ip", "nsenter", "unshare") if shutil.which(name) is None]:
         pytest.skip(f"needs {', '.join(missing)}: apt-get install iproute2 util-linux")
     prefix = f"d{os.getpid()}{next(_numbers)}"
-    shared = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="dlemu-hosts-"))
-    made = Hosts([f"h{index}" for index in range(num)], folder, prefix, shared)
-    bridge = prefix + "br"
-    try:
-        _make(made, bridge)
-    except subprocess.CalledProcessError as error:
-        _remove(made, bridge)
-        shared.rmdir()
-        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
-    for name in made.names:
-        (shared / name).mkdir()
-        (folder / "tmp" / name).mkdir(parents=True)
-        made.set(name, {"TMPDIR": str(folder / "tmp" / name)})
-    enter = folder / "enter"
-    enter.write_text(_ENTER.format(prefix=prefix, folder=folder, shared=shared, pid=os.getpid()))
-    enter.chmod(0o755)
-    try:
-        yield made
-    finally:
-        _remove(made, bridge)
-        shutil.rmtree(shared)
+    # Not a process may be started in the quick tests: that ends this with a skip, too.
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dlemu-hosts-") as shared:
+        made = Hosts([f"h{index}" for index in range(num)], folder, prefix, Path(shared))
+        bridge = prefix + "br"
+        try:
+            _make(made, bridge)
+        except subprocess.CalledProcessError as error:
+            _remove(made, bridge)
+            pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+        for name in made.names:
+            Path(shared, name).mkdir()
+            (folder / "tmp" / name).mkdir(parents=True)
+            made.set(name, {"TMPDIR": str(folder / "tmp" / name)})
+        enter = folder / "enter"
+        pid = os.getpid()
+        enter.write_text(_ENTER.format(prefix=prefix, folder=folder, shared=shared, pid=pid))
+        enter.chmod(0o755)
+        try:
+            yield made
+        finally:
+            _remove(made, bridge)
 
 
 def _make(made: Hosts, bridge: str) -> None:
