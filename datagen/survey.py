@@ -101,8 +101,8 @@ class Glance:
 
     def is_like(self, row: Workload) -> bool:
         """Return whether a workload trains on such samples."""
-        if self.format in _PICTURES:
-            return row.dataset.format in _PICTURES or row.name.startswith(_OF_PICTURES)
+        if FORMATS[self.format].is_picture:
+            return row.dataset.file_format.is_picture or row.name.startswith(_OF_PICTURES)
         family = next((each for each in _FAMILIES if self.format in each), (self.format,))
         return row.dataset.format in family and self.differs(row) < math.log(_ALIKE)
 
@@ -265,8 +265,8 @@ _OF_SIZE = {
     for key in ("record_length_bytes", "record_length_bytes_distribution", "record_dims")
 }
 """Keys by which a user says how large samples are."""
-_PICTURES, _OF_PICTURES = ("jpeg", "png"), ("resnet50", "retinanet", "stable_diffusion", "flux")
-"""Formats of pictures, and how the names of workloads begin that train on pictures."""
+_OF_PICTURES = ("resnet50", "retinanet", "stable_diffusion", "flux")
+"""How the names of workloads begin that train on pictures."""
 _FAMILIES = (("npz", "npy", "hdf5"), ("tfrecord", "webdataset", "mds"), ("parquet", "csv"))
 """Formats that hold the same samples: arrays, records, rows."""
 _OF_BENCHMARK = re.compile(r"(?<!_real)_h100$")
