@@ -30,7 +30,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 BENCH  := start search published
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test truth lint fmt types check coverage bench docs fuzz mutants golden
+.PHONY: help demo quick test plain truth lint fmt types check coverage bench docs fuzz mutants golden
 .PHONY: lab peers installs pins matrix fresh release image clean
 
 help: ## print the targets
@@ -57,6 +57,9 @@ quick: $(VENV)/test.done ## the tests that start no process: a minute
 JOBS ?= 6
 test: $(VENV)/test.done ## all tests; up to three that fail run once more, alone
 	$(PYTEST) --cache-clear -n $(JOBS) --dist worksteal || { [ $$? = 1 ] && $(BIN)/python -m tests.again; }
+
+plain: $(VENV)/test.done ## all tests as a user without any privilege; root gives them up for it
+	$(BIN)/python -m tests.plain -n $(JOBS) --dist worksteal
 
 truth: $(VENV)/test.done ## claims about real time, on an idle host, as root: fifteen minutes
 	$(BIN)/python -m benchmarks.truth

@@ -33,7 +33,7 @@ from dlemu.formats import FORMATS, Places, format_of
 from dlemu.formats.csv import TEXT_BYTES
 from dlemu.formats.parquet import stored_columns
 from dlemu.ranks.world import World
-from dlemu.storage.folder import Folder, left_behind
+from dlemu.storage.folder import left_behind
 from dlemu.storage.pagecache import OnFile
 from dlemu.storage.place import Place, place_of
 from dlemu.units import ceil_div, counted, format_bytes
@@ -47,12 +47,12 @@ _MOST_BELOW = 100
 """So many entries of a folder are looked into."""
 
 
-def find_workload(folder: Path, own_format: str = "") -> str:
-    """Return what `workload=` takes for the dataset in a folder, whole or unfinished.
+def find_workload(folder: Path, own_format: str = "", access: Any = None) -> str:
+    """Return what `workload=` takes for the dataset in a folder or a bucket, whole or unfinished.
 
     `own_format` is the user's word on `dataset.format`: a module of his own may be imported, which
     a dataset alone may not ask for. Where the name is a file, the dataset alone says so, not the
-    user (`WordSource.FOUND`).
+    user (`WordSource.FOUND`). `access` is what the place's `reach` has returned.
 
     Raises:
         WorkloadError: nobody knows; the line asks for workload=.
@@ -61,13 +61,14 @@ def find_workload(folder: Path, own_format: str = "") -> str:
     if own_format:
         with suppress(ValueError):  # which is told where the key is checked
             FORMATS[own_format]
-    stored = _stored(folder)
+    place = place_of(folder, access)
+    stored = _stored(place)
     if stored is None:
-        if named := named_below(folder):
+        if named := named_below(place):
             raise WorkloadError(f"{folder} holds no dataset of dlemu's; {named}")
-        if not folder.is_dir():
+        if not is_there(place):
             raise _unknown(f"{folder} is not there, so nothing says which workload to take")
-        raise _without_a_step(folder, Glance.at(place_of(folder)))
+        raise _without_a_step(folder, Glance.at(place))
     origin = stored[1]
     if origin is None:
         raise _unknown(f"{folder} does not say for which workload it was written")
@@ -127,17 +128,24 @@ class Glance:
 _published = cache(load_workload)
 
 
-def named_below(folder: Path) -> str:
+def is_there(place: Place) -> bool:
+    """Return whether a folder is there; of a place where names need none, whether it holds some."""
+    return place.path.is_dir() if place.has_paths else _holds_some(place)
+
+
+def named_below(place: Place) -> str:
     """Return "name FOLDER/a, which holds one" for a dataset one level below; "" if there is none.
+
+    Without paths nothing below is looked for.
 
     Raises:
         DatasetError: its manifest is damaged.
     """
-    below = dataset_below(folder)
-    return "" if below == folder else f"name {below}, which holds one"
+    below = dataset_below(place) if place.has_paths else place.path
+    return "" if below == place.path else f"name {below}, which holds one"
 
 
-def dataset_below(folder: Path, name: str = "") -> Path:
+def dataset_below(place: Place, name: str = "") -> Path:
     """Return a folder one level below that holds a dataset, `name` before others.
 
     That is the folder itself if it holds one, or none below does.
@@ -145,25 +153,30 @@ def dataset_below(folder: Path, name: str = "") -> Path:
     Raises:
         DatasetError: a manifest is damaged.
     """
-    if _stored(folder) is None:
-        for each in folders_below(folder, name):
-            if _stored(each) is not None:
+    if _stored(place) is None:
+        for each in folders_below(place, name):
+            if _stored(replace(place, path=each)) is not None:
                 return each
-    return folder
+    return place.path
 
 
-def folders_below(folder: Path, name: str = "") -> list[Path]:
-    """Return the folders one level below, `name` before others; of very many only some."""
+def folders_below(place: Place, name: str = "") -> list[Path]:
+    """Return the folders one level below, `name` before others; of very many only some.
+
+    Without paths it is `name` alone: a list may be long.
+    """
+    if not place.has_paths:
+        return [place.path / name] if name else []
     entries: list[Path] = []
     with suppress(OSError):
-        entries = sorted(folder.iterdir(), key=lambda path: (path.name != name, path.name))
+        entries = sorted(place.path.iterdir(), key=lambda path: (path.name != name, path.name))
     return [each for each in entries[:_MOST_BELOW] if each.is_dir()]
 
 
 def as_it_is(
     workload: Workload, folder: Path, given: Mapping[str, str], *, looks: bool = False
 ) -> Workload:
-    """Return the workload with the dataset in a folder, whose files stay as they are.
+    """Return the workload with the dataset in a folder or bucket, whose files stay as they are.
 
     Keys that were `given` keep their values. Files of another tool are looked at if it `looks`;
     else, as without any files, only the folder is set.
@@ -175,11 +188,12 @@ def as_it_is(
     workload = workload.with_keys(
         {"dataset.data_folder": str(folder), "storage.storage_root": "./"}
     )
-    refuse_other(workload)
-    stored = _stored(folder)
+    access = workload.access
+    stored = _stored(place_of(folder, access))
     if stored is None:
-        found = find_foreign(workload) if looks else None
+        found = find_foreign(workload, access) if looks else None
         return workload if found is None else found.workload
+    _refuse_of_other(workload, *stored)
     keys = keys_for(stored[0], workload)
     return workload.with_keys({key: keys[key] for key in keys if key not in given})
 
@@ -195,12 +209,16 @@ def refuse_other(workload: Workload) -> None:
     """
     if not workload.dataset.data_folder:
         return
-    if not place_of(folder := workload.data_folder).has_paths:
+    place = place_of(workload.data_folder)
+    if not place.has_paths:
         return
-    stored = _stored(folder) if os.path.isdir(folder) else None
-    origin = None if stored is None else stored[1]
-    same = origin in (None, workload.made_from)
-    if same or stored is None or not _shape(stored[0], workload):
+    if os.path.isdir(place.path) and (stored := _stored(place)) is not None:
+        _refuse_of_other(workload, *stored)
+
+
+def _refuse_of_other(workload: Workload, layout: Layout, origin: str | None) -> None:
+    """Refuse a workload for the dataset in its data folder, as `refuse_other` does."""
+    if origin in (None, workload.made_from) or not _shape(layout, workload):
         return
     try:
         written_for = load_workload(str(origin), source=WordSource.FOUND)
@@ -209,8 +227,8 @@ def refuse_other(workload: Workload) -> None:
         return
     if _shape(layout_of(_numbered(asked)), written_for):
         raise WorkloadError(
-            f"{folder} holds a {written_for.name} dataset; leave workload= out, or name another "
-            "folder"
+            f"{workload.data_folder} holds a {written_for.name} dataset; leave workload= out, or "
+            "name another folder"
         )
 
 
@@ -225,12 +243,12 @@ def _numbered(workload: Workload) -> Workload:
     return workload.with_keys({"dataset.num_files_train": 1}) if auto else workload
 
 
-def _stored(folder: Path) -> tuple[Layout, str | None] | None:
-    """Return the layout in a folder, and the workload that it was written for if that is known."""
-    manifest = read_manifest(folder)
+def _stored(place: Place) -> tuple[Layout, str | None] | None:
+    """Return the layout in a place, and the workload that it was written for if that is known."""
+    manifest = read_manifest(place.path, place.access, with_files=place.has_paths)
     if manifest is not None:
         return manifest.layout, manifest.workload
-    plan = read_plan(Folder(folder))
+    plan = read_plan(place)
     return None if plan is None else (plan.dataset, plan.workload)
 
 
@@ -457,7 +475,7 @@ def _look_at(workload: Workload, auto: bool, at: OnFile) -> Dataset:
         if asked < have:
             layout = FirstFiles.of(layout, asked)
         return Dataset(workload, layout, notes=notes, access=access)
-    if not (folder.is_dir() if place.has_paths else _holds_some(place)):
+    if not is_there(place):
         what = "is not there" if place.has_paths else f"holds no {MANIFEST} and no files"
         raise DatasetError(
             f"dataset.data_folder {folder} {what}; generate it: "
@@ -717,7 +735,7 @@ def _listed(place: Place) -> tuple[str, Sequence[str], Mapping[str, int]]:
     """
     if place.has_paths:
         tree = "train" if (place.path / "train").is_dir() else ""
-        if not tree and named_below(place.path):  # of another dataset nothing is read
+        if not tree and named_below(place):  # of another dataset nothing is read
             return "", (), {}
         paths = (path for path, _ in place.list(tree))
         return tree, [*paths] if tree else [p for p in paths if not _OF_DLEMU.match(p)], {}
@@ -759,7 +777,7 @@ def _paths(
         remedy = "set dataset.format, or generate the dataset: dlemu datagen"
         raise DatasetError(
             f"{place} has no {dataset.format} files (of others: {have}); "
-            f"{(place_of(folder).has_paths and named_below(folder)) or remedy}"
+            f"{named_below(place_of(folder)) or remedy}"
         )
     if not tree and any(map(_TRAINING.search, found)):
         held_out = {path for path in found if _HELD_OUT.search(path)}

@@ -13,7 +13,9 @@ from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import count_steps, make_plan
 from dlemu.errors import WorkloadError
 from dlemu.loaders import Batch, check_loader, open_loader
+from dlemu.plugins import is_url
 from dlemu.ranks.world import Alone, World
+from dlemu.storage.place import path_of, place_of
 
 _HELD = 2
 """Batches that a loop may use at once: the one it computes on, and the next, which it copies."""
@@ -91,12 +93,16 @@ class TrainingLoader:
 
 
 def _job_of(workload: Workload | str | Path) -> Workload:
-    """Return a workload that may be given by its name, its file, or the folder of its dataset."""
+    """Return a workload that may be given by its name, its file, or where its dataset lies."""
     if isinstance(workload, Workload):
         return workload
-    if isinstance(workload, Path) and workload.is_dir():
-        job = load_workload(find_workload(workload), source=WordSource.FOUND)
-        return as_it_is(job, workload, {})
+    if isinstance(workload, str) and is_url(workload):
+        workload = path_of(workload, "workload")
+    if isinstance(workload, Path) and (
+        not (place := place_of(workload)).has_paths or workload.is_dir()
+    ):
+        name = find_workload(workload, access=place.reach())
+        return as_it_is(load_workload(name, source=WordSource.FOUND), workload, {})
     return load_workload(workload)
 
 
@@ -112,7 +118,7 @@ def make_loader(
 
     Args:
         workload: the dataset, and how it is read; or a name or file as load_workload takes it; or,
-            as a Path, the data folder of a dataset of dlemu's.
+            as a Path, the data folder of a dataset of dlemu's; or the URL of one.
         rank: 0 to num_ranks - 1.
         num_ranks: training processes, one for each accelerator.
         world: the ranks (dlemu.make_world()), instead of `rank` and `num_ranks`. It is needed only

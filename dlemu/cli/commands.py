@@ -305,7 +305,7 @@ dlemu - how many GPUs will this storage feed?
 
   dlemu COMMAND [FOLDER] [workload=NAME] [key=value ...] [options]
 
-  FOLDER is the data folder: its dataset says which workload it was written for.
+  FOLDER is the data folder, or s3://BUCKET/FOLDER: its dataset says which workload is read.
   NAME is one that dlemu help workloads lists, or the path of a YAML file (DLIO's as they are).
 
 {commands}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlemu.cli.commands import COMMANDS, Command, usage
 from dlemu.cli.output import CommandOutput, json_text
@@ -26,6 +26,7 @@ from dlemu.config.compose import (
     named,
     no_workload,
     sweeps,
+    value_of_word,
     without_secrets,
 )
 from dlemu.config.source import WordSource, taken_from_here
@@ -46,6 +47,9 @@ from dlemu.terminal import (
     say,
     set_mode,
 )
+
+if TYPE_CHECKING:
+    from dlemu.storage.place import Place
 
 _MEANT = {
     **{"version": "--version", "list": "help workloads", "bench": "run", "benchmark": "run"},
@@ -319,12 +323,13 @@ class _Job:
         if folder is not None and self.name == "calibrate":
             from dlemu.datagen.survey import dataset_below
 
-            folder = dataset_below(folder, words.values.get("workload", ""))
+            folder = dataset_below(_reached(folder, words), words.values.get("workload", ""))
         source = WordSource.USER
         if folder is not None and "workload" not in words.values:
             from dlemu.datagen.survey import find_workload
 
-            name = find_workload(folder, own_format=words.values.get("dataset.format", ""))
+            own_format = words.values.get("dataset.format", "")
+            name = find_workload(folder, own_format, _reached(folder, words).access)
             overrides, source = [*overrides, f"workload={name}"], WordSource.FOUND
         if words.options.get("--cfg", "job") != "job":
             raise WorkloadError(f"--cfg must be job, got {words.options['--cfg']!r}")
@@ -350,24 +355,20 @@ class _Job:
         return workload.model_copy(update={"ignored": (*workload.ignored, *idle)})
 
     def _folder(self, words: Words) -> Path | None:
-        """Return the data folder that stands on the command line as a word of its own."""
+        """Return the data folder, or the URL of one, that stands there as a word of its own."""
         if not words.others:
             return None
         word = words.others[0]
         if self.name == "checkpoint" and word in named("model"):
             raise WorkloadError(f"{word!r} is no folder and no key=value; write model={word}")
-        if is_url(word) and self.name != "checkpoint":
-            raise WorkloadError(
-                f"{word} alone does not say which workload to take; write workload=NAME "
-                f"dataset.data_folder={word}"
-            )
         is_new = "/" in word or (self.about.makes_folder and word not in known_workloads())
         if not (is_new or Path(word).is_dir()):
             wanted = f"workload={word}" if word in known_workloads() else "key=value, or create it"
             raise WorkloadError(f"{word!r} is no folder and no key=value; write {wanted}")
         if len(words.others) > 1:
             raise WorkloadError(f"one data folder is needed, got {', '.join(words.others)}")
-        if not (self.about.makes_folder or "workload" in words.values or Path(word).exists()):
+        known = self.about.makes_folder or is_url(word) or "workload" in words.values
+        if not (known or Path(word).exists()):
             raise WorkloadError(f"{word} is not there; create or mount it, or name another folder")
         what, keys = "data folder", ["dataset.data_folder", "storage.storage_root"]
         if self.name == "checkpoint":
@@ -378,9 +379,23 @@ class _Job:
                 raise WorkloadError(f"{word} is the {what}, and {key}={other}; keep one")
         if not is_url(word):
             return Path(word)
-        from dlemu.storage.place import path_of
+        from dlemu.storage.place import path_of  # slow: NumPy
 
         return path_of(word, keys[0])
+
+
+def _reached(folder: Path, words: Words) -> "Place":
+    """Return the place of a data folder, as the words storage.* reach it."""
+    from dlemu.config.model import load_workload
+    from dlemu.storage.place import place_of
+
+    place = place_of(folder)
+    if place.has_paths:
+        return place
+    given = words.values.items()
+    keys = {key: value_of_word(key, text) for key, text in given if key.startswith("storage.")}
+    storage = load_workload(min(known_workloads()), keys).storage  # that of any row
+    return replace(place, access=place.reach(storage))
 
 
 _OF_SAMPLES = ("dataset.", "reader.", "train.", "cache.", "dali.")

@@ -154,7 +154,7 @@ def _find_target(workload: Workload) -> tuple[Workload, Layout | None]:
             "leave dataset.data_folder out to calibrate the host alone"
         )
     manifest = read_manifest(workload.data_folder)
-    below = named_below(workload.data_folder) if manifest is None else ""
+    below = named_below(workload.place) if manifest is None else ""
     found = find_foreign(workload) if manifest is None and not below else None
     if manifest is None and found is None:
         raise DatasetError(

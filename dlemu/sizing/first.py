@@ -176,13 +176,9 @@ def _is_ours(name: str) -> bool:
 
 
 def find_files(place: Place, workload: Workload) -> Files | None:
-    """Return a dataset in a folder, or one level below it, that the workload can read.
-
-    Without paths it is looked for under the workload's name alone: a list may be long.
-    """
+    """Return a dataset in a folder, or one level below it, that the workload can read."""
     folder, kept = place.path, place.path / NAME / workload.name
-    below = folders_below(folder, workload.name) if place.has_paths else [folder / workload.name]
-    for path in (folder, kept, *below):
+    for path in (folder, kept, *folders_below(place, workload.name)):
         with suppress(DlemuError, OSError):  # damaged, or somebody else's: then files are written
             manifest = read_manifest(path, place.access)
             if manifest is None or manifest.layout.num_files < _LEAST_FILES:
