@@ -20,6 +20,7 @@ from dlemu.clock import Clock, WallClock
 from dlemu.config.model import Workload, check_workload
 from dlemu.config.published import derived_yaml, normal
 from dlemu.errors import WorkloadError
+from dlemu.findings import note
 from dlemu.host.devices import mount_under, total
 from dlemu.host.intervals import (
     HostObserver,
@@ -31,7 +32,6 @@ from dlemu.host.network import machine_name, network_name
 from dlemu.host.place import find_host
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.evidence import Evidence, HostReport, combine
-from dlemu.judge.findings import note
 from dlemu.judge.metrics import Metrics, measure_sums
 from dlemu.judge.outcome import with_metrics, without_threshold
 from dlemu.judge.own_advice import advice_for

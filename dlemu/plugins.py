@@ -19,6 +19,10 @@ from dlemu.errors import in_short
 _Part = TypeVar("_Part")
 
 
+class UnknownPartError(ValueError):
+    """Nobody knows the name of a part."""
+
+
 def own_version() -> str:
     """Return the version of dlemu, or that it is not installed: a checkout may run as it is."""
     from importlib.metadata import PackageNotFoundError, version  # slow, and few commands need it
@@ -73,8 +77,8 @@ class Registry(Mapping[str, _Part]):
         """Return a part.
 
         Raises:
-            ValueError: nobody knows the name, or what it names is no such part. The text stands
-                behind the key: "must be ...", or "=NAME ...".
+            ValueError: nobody knows the name (UnknownPartError), or what it names is no such part.
+                The text stands behind the key: "must be ...", or "=NAME ...".
         """
         if name not in self._loaded:
             self._loaded[name] = self._load(name, self.place(name))
@@ -90,14 +94,14 @@ class Registry(Mapping[str, _Part]):
         """Return the module of a part, or MODULE:ATTRIBUTE. Nothing is imported.
 
         Raises:
-            ValueError: nobody knows the name.
+            UnknownPartError: nobody knows the name.
         """
         if name in self._house:
             return self._house[name]
         place = name if {*".:"} & {*name} else self._installed.get(name)
         if place is None:
             *most, last = map(repr, self)
-            raise ValueError(
+            raise UnknownPartError(
                 f"must be {', '.join(most)} or {last}, or the dotted path of a module, got {name!r}"
             )
         return place

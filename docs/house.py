@@ -54,7 +54,7 @@ def draw(may_import: Mapping[str, str]) -> str:
     lines = ["```text"]
     for number in range(len(storeys), 0, -1):
         lines.append(f"{number} | {'   '.join(storeys[number - 1])}")
-    lines += ["0 | the ground: errors, units, clock, terminal, plugins", "```", ""]
+    lines += ["0 | the ground: errors, findings, units, clock, terminal, plugins", "```", ""]
     lines += ["| folder | what it is for | may import, beside the ground |", "|---|---|---|"]
     for storey in reversed(storeys):
         for folder in storey:

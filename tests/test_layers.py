@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.prose import names_in, prose_in
+from tests.lab.prose import Prose
 
 ROOT = Path(__file__).parents[1]
 
-GROUND = {"errors", "units", "clock", "terminal", "plugins"}
+GROUND = {"errors", "findings", "units", "clock", "terminal", "plugins"}
 """Modules that stand in dlemu/ itself; every folder may import them."""
 
 MAY_IMPORT = {
@@ -71,8 +71,24 @@ MAY_NEED = {
 INTERFACE = {"hydra": {"config.compose"}, "rich": {"cli.progress", "report.text"}}
 """Libraries of the command line, and the modules that know them."""
 
-PROSE = ("judge", "run", "checkpoint", "sizing")
-"""Folders that judge and measure. They hand on findings; their sentences stand in report/words."""
+PROSE_OF_ITS_OWN = {
+    "report": "the words of findings",
+    "cli": "what a command says of itself: help, questions, what it was asked",
+    "errors": "the lines of errors",
+}
+"""Folders that may have prose; others hand on findings, whose sentences stand in report/words."""
+
+LEFT = {"tools", "contract", "host", "loaders", "watch", "datagen", "dataset", "formats", "meter"}
+"""Folders whose sentences have not moved yet."""
+
+FEW = {
+    "units": (6, "a number with its unit"),
+    "terminal": (2, "dlemu: before an error, and what is said where stdout is full"),
+    "plugins": (1, "the version of a checkout that is not installed"),
+    "__init__": (7, "who imports dlemu is told which part is missing"),
+    "library": (1, "a picture that cannot be drawn is told to a notebook"),
+}
+"""Single modules with a few texts that no person reads for a result, how many, and what for."""
 
 DIRECT = {"storage"}
 """Who may know O_DIRECT: others ask storage."""
@@ -266,15 +282,18 @@ def test_a_bare_error_is_found(text: str, lines: list[int]) -> None:
 
 
 def test_sentences_about_results_stand_in_the_report() -> None:
-    """tests/lab/prose.py says what is counted."""
-    names = names_in(iter(MODULES.values()))
-    found = [
-        f"{path.relative_to(ROOT)}:{line}: {text}"
-        for module, path in MODULES.items()
-        if folder_of(module) in PROSE
-        for line, text in prose_in(path, names)
-    ]
-    assert found == []
+    """No folder has prose but those of the table, and single modules a few: tests/lab/prose.py.
+
+    What is raised is no prose in this sense, nor is what describes a key at the key itself: the one
+    is an error's line, the other its documentation.
+    """
+    prose, found = Prose(MODULES.values()), defaultdict(list)
+    for module, path in MODULES.items():
+        for line, text in prose.of(path):
+            found[folder_of(module)].append(f"{path.relative_to(ROOT)}:{line}: {text}")
+    for folder in found.keys() - PROSE_OF_ITS_OWN.keys() - LEFT:
+        number, why = FEW.get(folder, (0, "report/words has the sentences"))
+        assert len(found[folder]) <= number, (why, found[folder])
 
 
 PROSE_OF = {
@@ -296,6 +315,30 @@ PROSE_OF = {
     "a table that is not raised": ('WHY = {"key": "it is full"}\ndef f(): return WHY["key"]', 1),
     "a phase": ('def f(live):\n    with live.doing("writing the files"): pass', 0),
     "what a phase waits for": ('def waiting_for(self): return "it waits for files"', 0),
+    "raised by who calls": (
+        'def why(n): return f"{n} is too many"\ndef f(): raise RunError(why(3))',
+        0,
+    ),
+    "said by one of its callers": (
+        'def why(n): return f"{n} is too many"\n'
+        "def f(): raise RunError(why(3))\ndef g(): say(why(3))",
+        1,
+    ),
+    "looked at by one of its callers": (
+        'def why(n): return f"{n} is too many"\n'
+        "def f(): raise RunError(why(3))\ndef g(): return 3 if why(3) else 4",
+        0,
+    ),
+    "a table of a class": (
+        'class A:\n    why = "it is full"\n    def f(self): raise RunError(self.why)',
+        0,
+    ),
+    "what a key may be": ('SIZE = ParsedText(size, words="bytes (as 4 KiB)")', 0),
+    "a pattern": ('NAME = re.compile(r"Open Kernel Module (\\d+)")', 0),
+    "commands of a key": ('KEY = Use(by="run size")', 0),
+    "a command": ('def f(pid): return f"kill -9 {pid}"', 0),
+    "a command within a sentence": ('def f(pid): return f"kill -9 {pid} ends it"', 1),
+    "a thread": ('run = Thread(target=f, name="host observer")', 0),
     "not raised by that name": ('def f():\n    why = "it is full"\n    return why', 1),
     "a thing's name": ('def f(self): self.name = f"{n} (CUDA events)"', 0),
     "a name": ('Name = Literal["host cpu"]\nlimit = "host cpu"', 0),
@@ -308,7 +351,7 @@ def test_prose_is_counted_wherever_it_stands(case: str, tmp_path: Path) -> None:
     text, number = PROSE_OF[case]
     path = tmp_path / "module.py"
     path.write_text(text)
-    assert len(prose_in(path, names_in(iter([path])))) == number
+    assert len(Prose([path]).of(path)) == number
 
 
 def test_a_folder_says_what_it_is_for() -> None:

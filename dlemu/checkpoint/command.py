@@ -31,12 +31,12 @@ from dlemu.checkpoint.plan import ShardPlan, planned
 from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DlemuError, RunError, reason_of
+from dlemu.findings import Finding, Tell, note
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import HostObserver, end_of, start_of, summarize_interval
 from dlemu.host.processes import host_memory_bytes
 from dlemu.host.wear import WearWatch, combine_hosts
 from dlemu.judge.evidence import stored_bytes
-from dlemu.judge.findings import Finding, Tell, note
 from dlemu.judge.folders import begun, first_fields
 from dlemu.judge.header import hosts_of
 from dlemu.judge.records import host_file

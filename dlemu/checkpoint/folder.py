@@ -29,7 +29,7 @@ from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload
 from dlemu.datagen.assemble import Content
 from dlemu.errors import DAMAGE, RunError, WorkloadError, in_short
-from dlemu.judge.findings import Tell, note
+from dlemu.findings import Tell, note
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.storage.extents import extent_reader

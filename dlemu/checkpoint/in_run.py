@@ -22,8 +22,8 @@ from dlemu.clock import Clock
 from dlemu.config.checkpoint_sections import CheckpointSection
 from dlemu.config.model import Workload
 from dlemu.errors import RunError, WorkloadError
+from dlemu.findings import Finding, Tell, note
 from dlemu.host.devices import devices_under
-from dlemu.judge.findings import Finding, Tell, note
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import CheckpointFields
 from dlemu.judge.sums import step_seconds

@@ -9,9 +9,9 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from dlemu.checkpoint.files import ReadTimes, WriteTimes
+from dlemu.findings import Finding, fields_of, note
 from dlemu.host.intervals import IntervalSummary
 from dlemu.judge.dlio_names import dlio_clock
-from dlemu.judge.findings import Finding, fields_of, note
 from dlemu.judge.own_rates import Moved, pieces_of
 from dlemu.judge.steady import Piece, Steadiness
 

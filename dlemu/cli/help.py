@@ -94,7 +94,8 @@ def _lines_of(command: str) -> list[str]:
 def _shown(keys: Iterable[Key]) -> Iterator[str]:
     for key in keys:
         yield f"  {key.name}"
-        for text in (key.meaning, key.line):
+        default = f"; default {key.default}" if key.default else ""
+        for text in (key.meaning, f"{key.values}{default}"):
             yield from textwrap.wrap(
                 text, _WIDTH, initial_indent="      ", subsequent_indent="      "
             )

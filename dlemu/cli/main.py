@@ -302,9 +302,9 @@ class _Job:
         if ignored and "--cfg" not in parsed.options:
             say(f"ignored: {', '.join(ignored)}")
         if "--cfg" not in parsed.options:
-            lines = chain.from_iterable(taken_from_here(workload) for workload, _ in jobs)
-            for line in dict.fromkeys(lines):
-                say(line)
+            taken = chain.from_iterable(taken_from_here(workload) for workload, _ in jobs)
+            for part, place in dict.fromkeys(taken):
+                say(f"{part}: taken from the working directory, {place}")
         return jobs
 
     def _workload(self, words: Words, world: World) -> Any:

@@ -131,11 +131,6 @@ class Key:
     """All values, where they are few."""
     is_path: bool = False
 
-    @property
-    def line(self) -> str:
-        """The values and the default in one line."""
-        return f"{self.values}; default {self.default}" if self.default else self.values
-
 
 @cache
 def all_keys() -> Mapping[str, Key]:

@@ -34,7 +34,7 @@ from dlemu.config.compose import (
     set_key,
 )
 from dlemu.config.dlio import IGNORED, is_of_checkpoints, other_benchmark, translated
-from dlemu.config.refusal import describe, group_of, known_keys
+from dlemu.config.refusal import describe, group_of, known_keys, missing_key
 from dlemu.config.sections import (
     CacheSection,
     ClientSection,
@@ -412,12 +412,12 @@ def check_workload(
         if not isinstance(error.__cause__, ValidationError):
             raise  # a drive that is not there
         text = describe(error.__cause__, Workload, IGNORED, lambda: _keys_of(command))
-        name = str(raw["name"])
-        if text == "dataset.format is not set" and name in named("model"):
+        name, missing = str(raw["name"]), missing_key(error.__cause__)
+        if missing == "dataset.format" and name in named("model"):
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
-        elif text == "dataset.format is not set":
+        elif missing == "dataset.format":
             text += "; add dataset.format=npz, or that of your files (dlemu help dataset.format)"
-        elif text == "dataset is not set":
+        elif missing == "dataset":
             made = raw.get("made_from") or name
             text = f"{made} is no workload: it has no group of keys dataset, with format= and more"
         raise WorkloadError(text) from None

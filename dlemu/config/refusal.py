@@ -150,6 +150,12 @@ def describe(
     return f"{key} must be {in_words(choices, kinds)}, got {_shown(one['input'])}"
 
 
+def missing_key(error: ValidationError) -> str:
+    """Return the key that is not set, where that is a model's first error; else ""."""
+    one = error.errors(include_url=False)[0]
+    return ".".join(map(str, one["loc"])) if one["type"] == "missing" else ""
+
+
 def unknown_key(
     key: str, model: type[BaseModel], ignored: Iterable[str], first: Container[str] = ()
 ) -> str:

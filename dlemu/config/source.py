@@ -133,18 +133,21 @@ def _registries() -> dict[str, Registry[Any]]:
     return {"dataset.format": FORMATS, "cache.policy": POLICIES, **loaders}
 
 
-def taken_from_here(workload: Any) -> Iterator[str]:
-    """Yield a line for each part of a job that a user takes from the working directory."""
+def taken_from_here(workload: Any) -> Iterator[tuple[str, str]]:
+    """Yield each part of a job that a user takes from the working directory: `key=name`, and where.
+
+    A place stands as `key=name://...`.
+    """
     registries = _registries()
     del registries["data_reader.data_loader"]
     for key, registry in registries.items():
         name = attrgetter(key)(workload)
         if place := registry.taken_from_here(name):
-            yield f"{key}={name}: taken from the working directory, {place}"
+            yield f"{key}={name}", place
     for key in sorted(_URLS):
         for name in _named_places(attrgetter(key)(workload)):
             if place := _places().taken_from_here(name):
-                yield f"{key}={name}://...: taken from the working directory, {place}"
+                yield f"{key}={name}://...", place
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import numpy as np
 
 from dlemu.config.model import Workload
+from dlemu.findings import Finding, note
 from dlemu.host.devices import total
 from dlemu.host.intervals import IntervalSummary
 from dlemu.host.network import NetworkUse
 from dlemu.judge.evidence import Evidence, HostReport
-from dlemu.judge.findings import Finding, note
 from dlemu.storage.objects import requests_of
 from dlemu.storage.probe import Probe
 

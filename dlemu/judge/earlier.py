@@ -10,7 +10,7 @@ such documents lack beside that follows from the steps of their runs, see `repor
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dlemu.judge.findings import Finding, fields_of, note, reason, remark, weakens
+from dlemu.findings import Finding, fields_of, note, reason, remark, weakens
 
 _SENTENCES = ("reasons", "remarks", "read_ahead", "unlike")
 """Where runs and answers had sentences; the last two had one, or ""."""

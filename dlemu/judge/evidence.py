@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from dlemu.config.model import Workload
+from dlemu.findings import Finding, note
 from dlemu.host.devices import IN_MEMORY, total
 from dlemu.host.intervals import IntervalSummary, PlaceCounts, whole_of
 from dlemu.host.network import NetworkUse, network_use
 from dlemu.host.wear import DriveWrites, combine_hosts
 from dlemu.judge.cache import stored_behind, watched_fields
-from dlemu.judge.findings import Finding, note
 from dlemu.judge.metrics import Losses, checkpoint_cost, find_losses
 from dlemu.judge.steady import Steadiness
 from dlemu.judge.summary import CacheMeasured, CheckpointCost, Measured

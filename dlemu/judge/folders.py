@@ -17,7 +17,7 @@ from typing import Any
 
 from dlemu.config.model import Workload
 from dlemu.errors import DlemuError, RunError, WorkloadError, reason_of, system_error
-from dlemu.judge.findings import Tell, note
+from dlemu.findings import Tell, note
 from dlemu.judge.records import (
     CONFIG,
     SUMMARY,

@@ -18,9 +18,9 @@ import numpy as np
 from dlemu.config.model import Workload
 from dlemu.config.published import differing, published_row
 from dlemu.dataset.rule import DatasetSize, TotalMemory
+from dlemu.findings import Finding, Kind, fields_of, note, reason, remark, weakens, weighing
 from dlemu.judge.capacity import Phase, phases_of, real_accelerators
 from dlemu.judge.dlio_names import dlio_names
-from dlemu.judge.findings import Finding, Kind, fields_of, note, reason, remark, weakens, weighing
 from dlemu.judge.metrics import EpochMetrics, Metrics, passes, t95
 from dlemu.judge.records import UNFINISHED, plain
 from dlemu.judge.steady import Level, trend_of

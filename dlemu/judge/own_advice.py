@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dlemu.judge.findings import note
+from dlemu.findings import note
 
 Fields = Mapping[str, Any]
 _ARGUMENTS = {"dali": ("num_threads", "prefetch_queue_depth")}

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Self
@@ -133,7 +133,7 @@ def end_soon(status: int) -> None:
     timer.start()
 
 
-def say_launcher_waits(hosts: str) -> None:
+def say_launcher_waits(hosts: Iterable[str]) -> None:
     """Say how to end a launcher that waits for hosts which cannot be reached any more.
 
     Open MPI's mpirun waits for them without limit, also after an abort. It is not ours to kill.
@@ -143,4 +143,4 @@ def say_launcher_waits(hosts: str) -> None:
         with open(f"/proc/{parent}/comm", encoding="utf-8", errors="replace") as file:
             name = file.read().strip()
         how = f"kill -9 {parent}" if name in ("prterun", "orterun", "mpirun") else "Ctrl-C twice"
-        complain(f"if mpirun goes on waiting for {hosts}, this ends it: {how}")
+        complain(f"if mpirun goes on waiting for host {', '.join(hosts)}, this ends it: {how}")

@@ -192,7 +192,7 @@ class Mpi(World):
             above = {tree.above(tree.leaders, rank) or 0 for rank in links.unreached}
             numbers = ", ".join(map(str, sorted(above)))
             self.notes = (
-                f"{self._name(links.unreached)} cannot be reached over TCP: there and on "
+                f"{self._ranks_by_host(links.unreached)} cannot be reached over TCP: there and on "
                 f"{'rank' if len(above) == 1 else 'ranks'} {numbers} the barrier tests for "
                 "messages of MPI, and may end a few ms late",
             )
@@ -228,7 +228,7 @@ class Mpi(World):
         return received
 
     def fail(self, error: str) -> None:
-        self._tell(f"{self._name([self.rank])}: {error}")
+        self._fail_others(f"{self._ranks_by_host([self.rank])}: {error}")
 
     def close(self) -> None:
         self.barrier()
@@ -260,7 +260,7 @@ class Mpi(World):
         """Say how to end the launcher, if another host neither answered nor ended."""
         silent = {self._hosts[rank] for rank in self._silent if self.rank == 0} - {self.host}
         if silent:
-            say_launcher_waits("host " + ", ".join(sorted(silent)))
+            say_launcher_waits(sorted(silent))
 
     def _agree_to_end(self, status: int) -> int | None:
         """Return the job's exit status once all ranks are ready to end; None if a rank is not."""
@@ -298,7 +298,7 @@ class Mpi(World):
                         pending.discard(rank)
                         statuses.append(int(text))
                     case (Word.FAILED, text):  # it failed after the last barrier
-                        self._tell(text, but=rank)
+                        self._fail_others(text, but=rank)
         return None if pending else statuses
 
     def _wait_for(self, ranks: Iterable[int], begin: float, deadline: float) -> None:
@@ -340,9 +340,10 @@ class Mpi(World):
                 deadline = time.perf_counter() + _PONG_SECONDS
             elif silent & pending:
                 waited = time.perf_counter() - begin
-                error = f"waited {waited:.3g} s at a barrier for {self._name(silent & pending)}"
+                late = self._ranks_by_host(silent & pending)
+                error = f"waited {waited:.3g} s at a barrier for {late}"
                 if not only_looks:
-                    self._tell(error)
+                    self._fail_others(error)
                 raise RunError(error)
             else:
                 deadline = math.inf
@@ -375,14 +376,16 @@ class Mpi(World):
             case Word.FAILED:
                 error = text
             case Word.GONE:
-                error = f"{self._name([rank])} ended without a word (killed? out of memory?)"
+                error = (
+                    f"{self._ranks_by_host([rank])} ended without a word (killed? out of memory?)"
+                )
             case _:
-                name = self._name([rank])
+                name = self._ranks_by_host([rank])
                 error = f"{name} sent what no rank sends at a barrier: {message[:20]!r}"
-        self._tell(error, but=rank)
+        self._fail_others(error, but=rank)
         raise PeerError(error) if word is Word.FAILED else LostRankError(error)
 
-    def _tell(self, error: str, but: int | None = None) -> None:
+    def _fail_others(self, error: str, but: int | None = None) -> None:
         """Keep the first error of the job, and send it to all neighbours except `but`."""
         if self._failure is None:
             self._failure = error
@@ -390,7 +393,7 @@ class Mpi(World):
                 if rank is not None and rank != but:
                     self._send(rank, Word.FAILED, error)
 
-    def _name(self, ranks: Iterable[int]) -> str:
+    def _ranks_by_host(self, ranks: Iterable[int]) -> str:
         """Return "ranks 3, 5 on host a and rank 7 on host b"."""
         by_host: dict[str, list[str]] = {}
         for rank in sorted(ranks):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from dlemu.judge.findings import weighing
+from dlemu.findings import weighing
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import REPEATABILITY, counting_rows
 from dlemu.judge.records import UNFINISHED

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dlemu.judge.findings import weighing
+from dlemu.findings import weighing
 from dlemu.judge.metrics import passes
 from dlemu.judge.records import write_text
 from dlemu.plugins import is_url

@@ -18,8 +18,8 @@ from dlemu.config.model import Workload, load_model, read_by
 from dlemu.config.published import differing
 from dlemu.config.source import WordSource
 from dlemu.errors import WorkloadError
+from dlemu.findings import Finding, note, reason
 from dlemu.host.processes import host_memory_bytes
-from dlemu.judge.findings import Finding, note, reason
 from dlemu.judge.records import plain
 from dlemu.ranks.world import World
 from dlemu.report.words import sentence

@@ -9,8 +9,8 @@ from pathlib import Path
 from dlemu.config.model import Workload
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, system_line
+from dlemu.findings import note
 from dlemu.host.devices import mount_under
-from dlemu.judge.findings import note
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import World
 from dlemu.report.words import sentence

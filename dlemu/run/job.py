@@ -34,11 +34,11 @@ from dlemu.dataset.layout import Dataset, Layout, needed_ratio
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators, num_processes
 from dlemu.errors import DlemuError, RunError
+from dlemu.findings import Finding, note
 from dlemu.host.processes import memory_bytes
 from dlemu.judge.bottleneck import find_run_limit
 from dlemu.judge.cache import cache_fields
 from dlemu.judge.evidence import Evidence, combine
-from dlemu.judge.findings import Finding, note
 from dlemu.judge.folders import Record, begun, first_fields, keep_leftovers, make
 from dlemu.judge.header import hosts_of
 from dlemu.judge.metrics import Metrics, measure_sums

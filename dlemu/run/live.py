@@ -22,6 +22,7 @@ from dlemu.config.model import Workload
 from dlemu.config.sections import MetricSection
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
+from dlemu.findings import Finding, note
 from dlemu.host.devices import growth, mount_under
 from dlemu.host.intervals import (
     HostObserver,
@@ -36,7 +37,6 @@ from dlemu.host.network import machine_name, network_name
 from dlemu.host.processes import process_age
 from dlemu.host.wear import WearWatch
 from dlemu.judge.evidence import HostReport, may_use_memory, stored_bytes
-from dlemu.judge.findings import Finding, note
 from dlemu.judge.records import Steps, host_file, named
 from dlemu.judge.sums import au_of_each, credited_seconds, left_out, step_seconds
 from dlemu.loaders import Loader

@@ -26,7 +26,7 @@ from dlemu.dataset.rule import (
     required_size,
 )
 from dlemu.errors import WorkloadError
-from dlemu.judge.findings import Finding, fields_of, note, reason
+from dlemu.findings import Finding, fields_of, note, reason
 from dlemu.judge.folders import begun
 from dlemu.judge.outcome import judge_runs, row_of
 from dlemu.judge.records import plain

@@ -26,6 +26,7 @@ from dlemu.config.published import real_h100s, value_of
 from dlemu.datagen.manifest import read_manifest
 from dlemu.dataset.rule import datagen_command
 from dlemu.errors import DAMAGE, DlemuError, WorkloadError, in_short
+from dlemu.findings import Finding, fields_of, note
 from dlemu.host.devices import devices_under
 from dlemu.host.same import (
     age_in_words,
@@ -35,7 +36,6 @@ from dlemu.host.same import (
     what_differs,
     why_not_taken,
 )
-from dlemu.judge.findings import Finding, fields_of, note
 from dlemu.judge.folders import Record, hold, versions
 from dlemu.judge.records import SIZING, check_writable, conditions_of, damaged, read_sizing
 from dlemu.judge.summary import time_of_day

@@ -38,7 +38,7 @@ from dlemu.judge.records import Steps, read_steps, write_json
 from dlemu.judge.summary import time_of_day
 from dlemu.ranks.cost import barrier_cost
 from dlemu.ranks.world import World
-from dlemu.report.words import calibrated_rate, note_line, told
+from dlemu.report.words import calibrated_rate, note_line, telling, told
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.forecast import probe_dataset
 from dlemu.run.job import check_job, keep_survey, run_job
@@ -140,7 +140,7 @@ def _scratch_folder() -> Iterator[Path]:
             if left.fields() is not None:
                 left.clean()
     own = owned(_IN_MEMORY / f"{_SCRATCH}{os.getpid()}.{secrets.token_hex(4)}")
-    with own.passing({"removed_by": "calibrate"}, complain):
+    with own.passing({"removed_by": "calibrate"}, telling(complain)):
         yield own.path
 
 

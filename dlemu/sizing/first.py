@@ -39,13 +39,13 @@ from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.dataset.rule import REACHED_BY, SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, DlemuError, RunError, WorkloadError
+from dlemu.findings import Finding, note, remark
 from dlemu.host.devices import devices_under, lies_in_memory
-from dlemu.judge.findings import Finding, note, remark
 from dlemu.judge.folders import hold
 from dlemu.judge.header import host_of
 from dlemu.loaders import most_of_job
 from dlemu.ranks.world import Alone
-from dlemu.report.words import note_line, told
+from dlemu.report.words import note_line, telling, told
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run.job import check_job, keep_survey
 from dlemu.run.live import Live
@@ -139,7 +139,7 @@ def scratch_folder(place: Place, *, keep: bool) -> Iterator[OwnedFolder]:
     with ExitStack() as stack:
         try:
             fields = {"removed_by": "try"}
-            stack.enter_context(own.passing(fields, complain, keep=keep))
+            stack.enter_context(own.passing(fields, telling(complain), keep=keep))
             is_cold = not place.has_page_cache or direct(own.path)
         except OSError as error:
             raise DatasetError.of_system(
@@ -483,7 +483,7 @@ def _datasets(
     read = {found.workload.data_folder for found in there if found is not None}
     for name in scratch.folders():
         if scratch.path.absolute() / name not in read:
-            scratch.discard(name, say)
+            scratch.discard(name, telling(say))
     rate = _write_rate(replace(place, path=scratch.path))
     missing = [job for job, found in zip(jobs, there, strict=True) if found is None]
     most_each = _WRITE_SHARE * trial.seconds * rate

@@ -36,8 +36,8 @@ from dlemu.config.model import Drive, Workload, load_workload
 from dlemu.config.published import is_measured, real_h100s
 from dlemu.dataset.layout import amount_of, layout_of
 from dlemu.errors import WorkloadError
+from dlemu.findings import Finding, note
 from dlemu.judge.capacity import expect
-from dlemu.judge.findings import Finding, note
 from dlemu.judge.metrics import passes
 from dlemu.units import ceil_div
 

@@ -25,10 +25,10 @@ from dlemu.datagen.survey import as_found, find_foreign, refuse_other
 from dlemu.dataset.layout import Dataset, Layout, file_sizes
 from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
+from dlemu.findings import Finding, note, reason
 from dlemu.host.devices import lies_in_memory
 from dlemu.host.same import age_in_words
 from dlemu.judge.bottleneck import limit_in_memory
-from dlemu.judge.findings import Finding, note, reason
 from dlemu.judge.header import introduced
 from dlemu.judge.metrics import passes
 from dlemu.judge.outcome import Outcome, cached_too_much, judge_run, levels_of

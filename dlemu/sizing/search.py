@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
+from dlemu.findings import Finding, note
 from dlemu.judge.capacity import Capacity, Observed, Phase, infer, phases_of, real_accelerators
-from dlemu.judge.findings import Finding, note
 from dlemu.judge.metrics import passes
 from dlemu.judge.steady import CEILING, Level, trend_of
 

@@ -33,6 +33,7 @@ from dlemu.errors import (
     reason_of,
     system_error,
 )
+from dlemu.findings import Finding, Tell, note
 from dlemu.ranks.ending import last_act
 from dlemu.storage.files import NO_DIRECT, PARTIAL, create, read_regular, write_atomically
 from dlemu.units import format_bytes
@@ -244,9 +245,9 @@ class OwnedFolder:
         """Return the names of all folders in it, also of foreign ones. Raises as `entries` does."""
         return sorted({name.partition("/")[0] for name in self._below() if "/" in name})
 
-    def discard(self, name: str, say: Callable[[str], object]) -> None:
+    def discard(self, name: str, tell: Tell) -> None:
         """Remove a folder in it that a command which was stopped has left, and say so."""
-        say(f"{self.path / name} is left of a command that was stopped, and is removed")
+        tell(note("left_of_stopped", folder=str(self.path / name)))
         self.remove(f"{name}/")
 
     def forget(self) -> None:
@@ -257,11 +258,11 @@ class OwnedFolder:
 
     @contextmanager
     def passing(
-        self, fields: Mapping[str, Any], say: Callable[[str], None], *, keep: bool = False
+        self, fields: Mapping[str, Any], tell: Tell, *, keep: bool = False
     ) -> Iterator[None]:
         """Hold and mark it; at any end it is cleaned, unless `keep`.
 
-        `say` is called where the process ends and files stay: removing them takes too long, or is
+        `tell` is called where the process ends and files stay: removing them takes too long, or is
         not possible.
 
         Raises:
@@ -275,25 +276,24 @@ class OwnedFolder:
             self.write(fields)
             if not keep:
                 # The last act ends after the removal: an interrupted removal is then done again.
-                late = partial(say, self._left)
-                stack.enter_context(last_act(lambda error: self._clean_at_last(say), late=late))
+                late = partial(tell, self._left)
+                stack.enter_context(last_act(lambda error: self._clean_at_last(tell), late=late))
                 stack.callback(self.clean)
             yield
 
-    def _clean_at_last(self, say: Callable[[str], None]) -> None:
+    def _clean_at_last(self, tell: Tell) -> None:
         self.clean()
         if self._stays():
-            say(self._left)
+            tell(self._left)
 
     def _stays(self) -> bool:
         """Return whether something is left of it."""
         return self.path.exists()
 
     @property
-    def _left(self) -> str:
+    def _left(self) -> Finding:
         """What is said where time is up, or a file cannot be removed; asks nothing of storage."""
-        how = f"rm -r {shlex.quote(str(self.path))}"
-        return f"files are left in {self.path}; the same command uses or removes them, or {how}"
+        return note("files_left", folder=str(self.path), command=_removal_of(self.path))
 
     def _is_ours(self, name: str) -> bool:
         return self.is_ours(name) or self.is_ours(name.removesuffix(PARTIAL))
@@ -351,8 +351,12 @@ class OwnedPlace(OwnedFolder):
         return bool([*self._below()])
 
     @property
-    def _left(self) -> str:
-        return f"files are left in {self.path}; the same command uses or removes them"
+    def _left(self) -> Finding:
+        return note("files_left", folder=str(self.path), command=None)
+
+
+def _removal_of(path: Path) -> str:
+    return f"rm -r {shlex.quote(str(path))}"
 
 
 @contextmanager

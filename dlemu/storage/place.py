@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import VERIFY, DatasetError, DlemuError, RunError, WorkloadError, in_short
-from dlemu.plugins import Registry, is_url, named_place
+from dlemu.plugins import Registry, UnknownPartError, is_url, named_place
 from dlemu.storage.counted import Get, Got
 from dlemu.storage.files import Write
 
@@ -362,16 +362,14 @@ def path_of(text: str, key: str = "dataset.data_folder") -> Path:
     name = named_place(text)
     try:
         kind = place_type(name)
+    except UnknownPartError:
+        others = ", ".join(f"{each}://" for each in PLACES if each not in _LOCAL)
+        raise WorkloadError(
+            f"{key}={text}: places are folders, {others} and MODULE:PLACE:// of your own, got "
+            f"{name}://; a server with another protocol may have a gateway for S3"
+        ) from None
     except ValueError as error:
-        own = str(error)
-        if own.startswith("must be"):
-            others = ", ".join(f"{each}://" for each in PLACES if each not in _LOCAL)
-            own = (
-                f": places are folders, {others} and MODULE:PLACE:// of your own, got {name}://; "
-                "a server with another protocol may have a gateway for S3"
-            )
-            raise WorkloadError(f"{key}={text}{own}") from None
-        raise WorkloadError(f"{key}{own}") from None
+        raise WorkloadError(f"{key}{error}") from None
     if kind.has_paths:
         raise WorkloadError(f"{key}={text}: a folder is named by its path alone")
     path = _path_type(name)(text.partition("://")[2].strip("/"))

@@ -23,8 +23,8 @@ from dlemu import Meter
 from dlemu import meter as own_loop
 from dlemu.config.model import Workload, load_workload
 from dlemu.errors import WorkloadError
+from dlemu.findings import weighing
 from dlemu.host.intervals import IntervalSummary
-from dlemu.judge.findings import weighing
 from dlemu.judge.records import STEP
 from dlemu.loaders import Batch
 from dlemu.meter import first_step_of, own_workload_yaml

@@ -17,7 +17,7 @@ from dlemu.checkpoint.outcome import (
     pieces_of_ranks,
     verdict_of,
 )
-from dlemu.judge.findings import note
+from dlemu.findings import note
 from dlemu.judge.steady import steadiness
 from dlemu.report.words import evidence_of
 from tests.lab.stored import counted_interval

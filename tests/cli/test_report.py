@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run
-from dlemu.judge.findings import fields_of, reason
+from dlemu.findings import fields_of, reason
 from dlemu.judge.records import read_config
 from dlemu.sizing.answers import document_of
 from tests.lab.commands import QUICK, Printed, generate

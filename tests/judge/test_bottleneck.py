@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
+from dlemu.findings import Finding
 from dlemu.judge.bottleneck import Limit, _explained_by_cpus, find_run_limit
 from dlemu.judge.evidence import HostReport
-from dlemu.judge.findings import Finding
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import Steps
 from dlemu.judge.steady import Level, Steadiness

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dlemu.config.model import Workload, load_workload
+from dlemu.findings import Finding
 from dlemu.judge.evidence import objects_fields
-from dlemu.judge.findings import Finding
 from dlemu.judge.metrics import Metrics, measure_run
 from dlemu.judge.outcome import cached_too_much, hidden_share, judge_run, remarks_of
 from dlemu.judge.records import Steps

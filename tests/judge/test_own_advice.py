@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dlemu.judge.findings import Finding, note
+from dlemu.findings import Finding, note
 from dlemu.judge.own_advice import advice_for
 from dlemu.report.words import advice_of
 

@@ -30,13 +30,13 @@ from dlemu.checkpoint.plan import ShardPlan, planned
 from dlemu.cli.paths import cells_csv
 from dlemu.cli.scripts import RUN, SIZE, append_rows, rows_of
 from dlemu.config.model import load_model, load_workload
+from dlemu.findings import Finding, note, remark
 from dlemu.host.devices import DeviceCounters
 from dlemu.host.intervals import IntervalSummary, Observation, PlaceCounts
 from dlemu.host.network import NetworkCounters, NicCounters
 from dlemu.host.processes import HostCpu, ProcessCounters
 from dlemu.host.wear import combine_hosts
 from dlemu.judge.evidence import HostReport, combine
-from dlemu.judge.findings import Finding, note, remark
 from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import Outcome, judge_runs, row_of, with_metrics, without_threshold
 from dlemu.judge.records import STEP, write_config, write_steps, write_summary

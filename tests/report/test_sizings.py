@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlemu.judge.findings import fields_of, remark, weakens
+from dlemu.findings import fields_of, remark, weakens
 from dlemu.report import words
 from dlemu.report.blocks import Table, Verdict
 from dlemu.report.page import page_of, section

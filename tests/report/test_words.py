@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import get_args
 
+from dlemu.findings import Finding, Kind, weakens
 from dlemu.judge.earlier import summary_of_today, with_findings
-from dlemu.judge.findings import Finding, Kind, weakens
 from dlemu.judge.records import plain
 from dlemu.report.run import tone_of
 from dlemu.report.stored import read_result

@@ -16,7 +16,7 @@ from dlemu.cli.main import run
 from dlemu.config.model import Workload, load_workload
 from dlemu.dataset.rule import dataset_size
 from dlemu.errors import WorkloadError
-from dlemu.judge.findings import Finding, fields_of, reason, remark, weakens
+from dlemu.findings import Finding, fields_of, reason, remark, weakens
 from dlemu.judge.outcome import _long_gaps, judge_runs
 from dlemu.judge.records import read_steps, read_summary
 from dlemu.judge.summary import RunRow, RunsSummary, Summary, Verdict, time_of_day

@@ -9,7 +9,7 @@ import pytest
 
 from dlemu.config.model import Workload, load_workload
 from dlemu.errors import DatasetError
-from dlemu.judge.findings import note
+from dlemu.findings import note
 from dlemu.loaders import plain
 from dlemu.report.words import sentence
 from dlemu.run import workers

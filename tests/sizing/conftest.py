@@ -9,7 +9,7 @@ import pytest
 
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen.write import generate
-from dlemu.judge.findings import note
+from dlemu.findings import note
 from dlemu.judge.metrics import measure
 from dlemu.judge.outcome import Outcome
 from dlemu.judge.records import STEP, dump_workload, write_steps

@@ -19,7 +19,7 @@ from dlemu.cli.main import run as run_command
 from dlemu.config.model import Workload, load_workload
 from dlemu.config.sections import StorageSection
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
-from dlemu.judge.findings import remark
+from dlemu.findings import remark
 from dlemu.ranks import ending
 from dlemu.report.sizing import _next as next_of
 from dlemu.report.sizing import present_sizing

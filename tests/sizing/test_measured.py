@@ -26,9 +26,9 @@ from dlemu.cli.words import Words
 from dlemu.config.model import Workload, load_workload
 from dlemu.datagen.write import generate
 from dlemu.errors import RunError, WorkloadError
+from dlemu.findings import fields_of, note, remark, weakens, weighing
 from dlemu.host.devices import devices_under
 from dlemu.host.same import age_of
-from dlemu.judge.findings import fields_of, note, remark, weakens, weighing
 from dlemu.judge.folders import hold
 from dlemu.judge.outcome import judge_run
 from dlemu.judge.records import read_sizing, read_steps

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
-from dlemu.judge.findings import Finding, note, reason, remark
+from dlemu.findings import Finding, note, reason, remark
 from dlemu.judge.metrics import passes
 from dlemu.judge.steady import Level
 from dlemu.report.sizing import _gives, present_sizing, sentence

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dlemu.config.published import word
-from dlemu.judge.findings import Finding, Kind, Tell, Weight, note, weighing
+from dlemu.findings import Finding, Kind, Tell, Weight, note, weighing
 from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.report.words.notes import NOTES

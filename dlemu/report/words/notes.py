@@ -35,6 +35,13 @@ NOTES: Mapping[str, Callable[[Any], str]] = {
         f"the data folder lies in memory ({f.file_system}): no storage was read"
         f"{_resident(f.resident_share)}"
     ),
+    "files_left": lambda f: (
+        f"files are left in {f.folder}; the same command uses or removes them"
+        f"{f', or {f.command}' if f.command else ''}"
+    ),
+    "left_of_stopped": lambda f: (
+        f"{f.folder} is left of a command that was stopped, and is removed"
+    ),
     "no_odirect": lambda f: (
         f"reader.odirect=auto: {f.folder} does not take O_DIRECT, reads went through the page cache"
     ),

@@ -222,6 +222,9 @@ Kind = Literal[
     # what a job says before its first run, and between runs
     "run_of_runs",
     "unfinished_run_kept",
+    # what a command that ends, or that was stopped, has left
+    "files_left",
+    "left_of_stopped",
     # notes on a loop of one's own
     "compute_between_batches",
     "compute_by_the_host",
