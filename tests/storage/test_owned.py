@@ -13,6 +13,7 @@ from unittest.mock import Mock, patch
 import pytest
 
 from dlemu.errors import DatasetError, WorkloadError
+from dlemu.findings import Finding
 from dlemu.storage import files, owned
 from dlemu.storage.files import create
 from dlemu.storage.owned import (
@@ -45,6 +46,10 @@ def full(tmp_path: Path) -> OwnedFolder:
         (folder.path / name).touch()
     folder.write({"of": "a test"})
     return folder
+
+
+def _fail(found: Finding) -> None:
+    pytest.fail(found.kind)
 
 
 def test_a_folder_is_held_by_one_and_stays_only_if_it_is_used(tmp_path: Path) -> None:
@@ -174,13 +179,13 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_folder_for_a_while_is_marked_and_goes_and_a_foreign_one_stays(
     full: OwnedFolder,
 ) -> None:
-    with full.passing({"of": "another"}, pytest.fail):
+    with full.passing({"of": "another"}, _fail):
         assert full.fields() == {"of": "another"}
     assert not full.path.exists()
     full.path.mkdir()
     (full.path / "mine").touch()
     refused = pytest.raises(WorkloadError, match="holds mine, which dlemu has not written")
-    with refused, full.passing({}, pytest.fail):
+    with refused, full.passing({}, _fail):
         pass
     assert tree(full.path).keys() == {"mine"}
 

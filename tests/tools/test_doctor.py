@@ -7,10 +7,15 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from dlemu.findings import as_written, note
+from dlemu.report.words import sentence
 from dlemu.tools import doctor
 from dlemu.tools.doctor import Check, examine, what_stops
 
-HEALTHY = [Check(name, "ok", "1") for name in ("NumPy", "h5py", "PyTorch", "DALI", "GPU", "cuFile")]
+HEALTHY = [
+    Check(name, "ok", as_written("1"))
+    for name in ("NumPy", "h5py", "PyTorch", "DALI", "GPU", "cuFile")
+]
 
 
 @pytest.mark.parametrize(
@@ -30,10 +35,11 @@ HEALTHY = [Check(name, "ok", "1") for name in ("NumPy", "h5py", "PyTorch", "DALI
 def test_a_loader_needs_its_own_packages_only(
     absent: str, loader: str, gds: str, stops: bool
 ) -> None:
-    found = [Check(c.name, "missing", "?") if c.name == absent else c for c in HEALTHY]
-    assert what_stops(found, loader, gds) == [f"{absent}: ?"] * stops
-    compat = [*HEALTHY[:-1], Check("cuFile", "note", "through host memory")]
-    assert bool(what_stops(compat, "dali", gds)) == (gds == "require")
+    found = [Check(c.name, "missing", as_written("?")) if c.name == absent else c for c in HEALTHY]
+    assert [each["name"] for each in what_stops(found, loader, gds)] == [absent] * stops
+    compat = [*HEALTHY[:-1], Check("cuFile", "note", note("gds_by_host", is_enough=True))]
+    stopped = [each["found"]["figures"] for each in what_stops(compat, "dali", gds)]
+    assert stopped == [{"is_enough": False}] * (gds == "require")
 
 
 def test_this_host_is_examined_whole(tmp_path: Path) -> None:
@@ -54,12 +60,12 @@ def test_this_host_is_examined_whole(tmp_path: Path) -> None:
     assert wanted <= checks.keys()
     assert any(name.startswith("drive") for name in checks)
     assert checks["NumPy"].state == checks["h5py"].state == "ok"
-    assert re.search(r"sleeps of 3.5 ms end .* late, p99 ", checks["timer"].found)
-    assert re.search(r"2 processes meet within .*, p99 ", checks["barrier"].found)
+    assert re.search(r"sleeps of 3.5 ms end .* late, p99 ", sentence(checks["timer"].found))
+    assert re.search(r"2 processes meet within .*, p99 ", sentence(checks["barrier"].found))
     for check in checks.values():
-        assert check.found
+        assert sentence(check.found)
         if check.state != "ok":
-            assert check.remedy, f"{check.name} has no remedy"
+            assert check.remedy and sentence(check.remedy), f"{check.name} has no remedy"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -75,7 +81,7 @@ def test_a_folder_that_will_not_do_is_noted(folder: str, name: str, remedy: str)
         if folder == "/dev/shm":  # files of others there may be links to a drive
             folder = own.enter_context(TemporaryDirectory(dir=folder))
         check = {check.name: check for check in examine(Path(folder))}[name]
-    assert check.state == "note" and remedy in check.remedy
+    assert check.state == "note" and check.remedy and remedy in sentence(check.remedy)
 
 
 @pytest.mark.parametrize(
@@ -94,5 +100,7 @@ def test_huge_pages_are_as_the_kernel_says(
     if text is not None:
         setting.write_text(text)
     check = doctor.huge_pages(setting)
-    assert (check.state, check.found) == (state, found)
-    assert ("echo madvise" in check.remedy) == (found == "never")
+    assert (check.state, sentence(check.found)) == (state, found)
+    assert ("echo madvise" in sentence(check.remedy) if check.remedy else False) == (
+        found == "never"
+    )

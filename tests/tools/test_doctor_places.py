@@ -7,6 +7,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from dlemu.report.words import sentence
 from dlemu.storage.place import path_of, place_of
 from dlemu.tools import doctor_places
 from dlemu.tools.doctor import Wanted, examined
@@ -17,7 +18,7 @@ from tests.lab.object_server import Moto, moto_server
 
 def checks_of(folder: Path) -> dict[str, tuple[str, str]]:
     found = examined(folder, Wanted(data_loader="threads"))
-    return {each["name"]: (each["state"], each["found"]) for each in found["checks"]}
+    return {each["name"]: (each["state"], sentence(each["found"])) for each in found["checks"]}
 
 
 def test_a_folder_that_is_missing_hides_no_other_finding(tmp_path: Path, printed: Printed) -> None:
@@ -81,8 +82,9 @@ def test_slurm_is_asked_what_it_takes(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (check,) = doctor_places.slurm()
-    assert (check.name, check.state) == ("Slurm", state) and told in check.found
-    assert state == "ok" or "srun --mpi=pmi2 with MPICH" in check.remedy
+    assert (check.name, check.state) == ("Slurm", state) and told in sentence(check.found)
+    remedy = sentence(check.remedy) if check.remedy else ""
+    assert ("srun --mpi=pmi2 with MPICH" in remedy) == (state == "note")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert list(doctor_places.slurm()) == []
 

@@ -11,6 +11,7 @@ from typing import Any
 from dlemu.config.published import word
 from dlemu.findings import Finding, Kind, Tell, Weight, note, weighing
 from dlemu.report.words.checkpoints import CHECKPOINTS
+from dlemu.report.words.doctor import DOCTOR
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.report.words.notes import NOTES
 from dlemu.report.words.progress import PROGRESS
@@ -347,6 +348,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     **CHECKPOINTS,
     **RULES,
     **PROGRESS,
+    **DOCTOR,
     # of any kind
     "as_written": lambda f: f"{f.text}",
     "of_run": _of_run,
