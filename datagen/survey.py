@@ -27,7 +27,7 @@ from dlemu.datagen.counting import ForeignFiles, count_samples
 from dlemu.datagen.manifest import MANIFEST, keys_for, read_manifest, read_plan
 from dlemu.datagen.target import WORK
 from dlemu.dataset.layout import Dataset, FirstFiles, Layout, Samples, amount_of, layout_of
-from dlemu.dataset.rule import datagen_command, resolve_auto
+from dlemu.dataset.rule import datagen_command, extending, resolve_auto
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
 from dlemu.formats import FORMATS, Places, format_of
 from dlemu.formats.csv import TEXT_BYTES
@@ -505,6 +505,29 @@ def find_foreign(workload: Workload, access: Any = None) -> Dataset | None:
 
 def _holds_some(place: Place) -> bool:
     return next(iter(place.list("")), None) is not None
+
+
+def how_written(workload: Workload, num_files: int, *, looks: bool) -> tuple[str, str]:
+    """Return the command that makes the dataset in the data folder so large.
+
+    Else "", and a line that says why there is none: files of others lie there. A bucket is asked
+    only if this `looks`.
+
+    Raises:
+        DatasetError: the manifest is damaged.
+    """
+    there = bool(workload.dataset.data_folder) and (workload.place.has_paths or looks)
+    place = workload.reach() if there else None
+    if place is None or (place.has_paths and not place.path.is_dir()):
+        return datagen_command(workload, num_files), ""
+    if _stored(place) is not None:
+        return extending(workload, num_files), ""
+    if any(not (_OF_DLEMU.match(name) or _HIDDEN.search(name)) for name, _ in place.list("")):
+        return "", (
+            f"{place.path} holds files of others, and dlemu writes none beside them: add files to "
+            "it, or name another folder"
+        )
+    return datagen_command(workload, num_files), ""
 
 
 def as_found(workload: Workload, layout: Layout, access: Any = None) -> Dataset:

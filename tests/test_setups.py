@@ -460,6 +460,23 @@ def test_a_prediction_is_of_the_samples_of_a_real_dataset(tmp_path: Path, printe
     assert demand == pytest.approx(0.1, rel=0.01)
 
 
+def test_nothing_is_advised_to_be_written_beside_a_real_dataset(
+    tmp_path: Path, printed: Printed
+) -> None:
+    """Before: `datasize` ended with a `datagen` into it, which that refuses."""
+    make("imagenet", tmp_path / "pictures")
+    words = ["workload=resnet50_h100", "host_memory=1GiB"]
+    place = f"dataset.data_folder={tmp_path / 'pictures'}"
+    for there in (str(tmp_path / "pictures"), place):
+        said = printed("datasize", there, *words)
+        assert said.endswith("add files to it, or name another folder\n")
+        assert "dlemu datagen" not in said
+    assert printed("datagen", place, *words, "dataset.num_files_train=9", status=1)
+    (tmp_path / "empty").mkdir()
+    said = printed("datasize", f"dataset.data_folder={tmp_path / 'empty'}", *words)
+    assert f"dlemu datagen workload=resnet50_h100 dataset.data_folder={tmp_path / 'empty'}" in said
+
+
 def test_a_try_reads_pictures_that_are_there(tmp_path: Path) -> None:
     """Before: it wrote files beside them. Volumes are still written for those who read such."""
     for number in range(40):
@@ -971,8 +988,18 @@ MOVED: dict[str, dict[str, object]] = {
     "model: mine\ncheckpoint: {layer_parameters: [5, 6]}": {"model.layer_parameters": [5, 6]},
     "model: {parallelism: {zero_stage: -1}}": {"model.parallelism.zero_stage": 0},
     "workflow: {do_eval: False}": {},
+    "generator: {num_workers: 16}": {},
+    "reader: {seed: 42, shuffle: true, data_loader_classname: torch.utils.data.DataLoader}": {},
+    "reader: {storage_type: object, protocol: s3, storage_library: minio, storage_root: b/x, "
+    "storage_options: {region: eu, access_key_id: '', secret_access_key: '', endpoint_url: ''}}": {
+        "storage.storage_type": "s3",
+        "storage.storage_root": "b/x",
+        "storage.region": "eu",
+        "storage.access_key_id": None,
+        "storage.endpoint_url": [],
+    },
 }
-"""What files of DLIO of 2022 to 2024 have, and what it is now."""
+"""What files of DLIO of 2022 to 2024 have, and those of MLPerf Storage v3.0, and what it is now."""
 
 
 @pytest.mark.parametrize("text", MOVED)
@@ -985,6 +1012,32 @@ def test_keys_of_earlier_versions_of_dlio_are_taken(tmp_path: Path, text: str) -
     tree_of_job = job.model_dump(mode="json")
     now = {"reader.batch_size": 3, "dataset.record_length_bytes_stdev": 5.0, **MOVED[text]}
     assert {key: value_of(tree_of_job, key) for key in now} == now
+
+
+VARIABLES = {
+    "${AWS_REGION}": "${AWS_REGION} names no key; write ${oc.env:AWS_REGION} for a variable of the",
+    "${oc.env:NOT_THERE}": "the environment has no NOT_THERE; set it, or write ${oc.env:NOT_THERE,",
+}
+
+
+@pytest.mark.parametrize("text", VARIABLES)
+def test_a_variable_that_is_not_there_says_what_to_write(
+    tmp_path: Path, printed: Printed, text: str
+) -> None:
+    """Before: "Interpolation key 'AWS_REGION' not found", of a file of MLPerf Storage v3.0."""
+    path = tmp_path / "own.yaml"
+    path.write_text(f"dataset: {{format: npz}}\nstorage: {{region: '{text}'}}\n")
+    said = printed("run", f"workload={path}", status=1)
+    assert VARIABLES[text] in said and said.count("\n") == 1
+
+
+def test_one_file_may_hold_all_samples_of_a_dataset() -> None:
+    """As DLIO's DLRM of 4,195,197,692 samples. Before: at most 1,000,000,000."""
+    keys: dict[str, object] = {"dataset.num_samples_per_file": 4_195_197_692}
+    keys |= {"dataset.num_files_train": 1, "dataset.format": "raw"}
+    assert load_workload("unet3d_h100", keys).dataset.num_samples_per_file == 4_195_197_692
+    with pytest.raises(WorkloadError, match="must be at most 10,000,000,000"):
+        load_workload("unet3d_h100", keys | {"dataset.num_files_train": 3})
 
 
 def test_a_file_that_a_run_of_dlio_has_kept_is_the_workload_of_it(

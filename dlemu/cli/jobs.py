@@ -28,9 +28,15 @@ if TYPE_CHECKING:
 
 def datasize(workload: Workload, world: World, words: Words) -> CommandResult:
     """print the size of the dataset that the rules ask for, both terms, and which one won"""
+    from dlemu.datagen.survey import how_written
     from dlemu.dataset.rule import required_size
 
-    return CommandResult(required_size(workload, world).document, [workload], apart=False)
+    document = required_size(workload, world).document
+    if world.rank == 0 and document["command"]:
+        number, looks = int(str(document["num_files"])), bool(words.others)
+        document["command"], why_none = how_written(workload, number, looks=looks)
+        document |= {"why_none": why_none} if why_none else {}
+    return CommandResult(document, [workload], apart=False)
 
 
 def datagen(workload: Workload, world: World, words: Words) -> CommandResult | None:

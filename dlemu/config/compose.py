@@ -106,7 +106,7 @@ def compose_words(
     `source` is who says the name of the workload; all other words are a user's.
     """
     if config_dir is not None and not config_dir.is_dir():
-        raise WorkloadError(f"--config-dir {config_dir} is no folder")
+        raise WorkloadError(f"--config-dir {config_dir} is no folder; name one with workload files")
     asked: dict[str, list[str]] = {"workload": [], "model": []}
     words: list[str] = []
     for word in overrides:
@@ -575,6 +575,15 @@ def _in_one_line(path: Path) -> Iterator[None]:
             why = (
                 f"a value in it is a {dated[1]}, which no key of a workload takes; quote it if it "
                 "is a name, or name the file of a workload"
+            )
+        if unknown := re.fullmatch(r"Interpolation key '(.+)' not found", why):
+            why = (
+                f"${{{unknown[1]}}} names no key; write ${{oc.env:{unknown[1]}}} for a variable of "
+                "the environment, or its value"
+            )
+        if unset := re.search(r"Environment variable '(.+)' not found", why):
+            why = (
+                f"the environment has no {unset[1]}; set it, or write ${{oc.env:{unset[1]},VALUE}}"
             )
         if _HYDRAS_OWN.search(why):
             why = (

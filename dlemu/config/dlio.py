@@ -18,7 +18,7 @@ _IGNORED_KEYS = {
     "record_element_bytes chunk_size",
     "dataset.parquet": "generation_batch_size use_s3dlio_gen",
     "reader": "batch_size_eval computation_threads pin_memory dont_use_mmap data_loader_sampler "
-    "write_threads",
+    "write_threads seed shuffle protocol data_loader_root checkpoint_folder",
     "workflow": "debug profiling",
     "model": "type",
     "checkpoint": "randomize_tensor ksm type recovery_rank_shift recovery_after_steps",
@@ -42,8 +42,11 @@ DECLINED = {
     "workflow.evaluation": "reads files of its own after an epoch, which dlemu does not",
 }
 """What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
-_AS_HERE: tuple[object, ...] = (None, False, "", [], 4, "on_demand", "multi", "posix", "row_group")
-IGNORED = {"framework", "evaluation", "profiling", "logging", *DECLINED} | {
+_AS_HERE: tuple[object, ...] = (
+    *(None, False, "", [], 4, "on_demand", "multi", "posix", "row_group"),
+    "torch.utils.data.DataLoader",
+)
+IGNORED = {"framework", "evaluation", "profiling", "logging", "generator", *DECLINED} | {
     f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
 }
 """Keys that are accepted, named, and have no effect."""
@@ -133,18 +136,24 @@ def _rename_batch(raw: dict[str, Any]) -> None:
 
 
 def _rename_storage(raw: dict[str, Any]) -> None:
-    """Move DLIO's storage.storage_options to the keys that they are here; others are ignored."""
-    storage, reader = raw.get("storage"), raw.setdefault("reader", {})
+    """Move DLIO's storage.storage_options to the keys that they are here; others are ignored.
+
+    Some files of MLPerf Storage v3.0 have the storage's keys below `reader`.
+    """
+    reader = raw.setdefault("reader", {})
+    of_reader = _OF_STORAGE & reader.keys() if isinstance(reader, dict) else set()
+    storage = raw.setdefault("storage", {}) if of_reader else raw.get("storage")
     if not isinstance(storage, dict) or not isinstance(reader, dict):
         return
-    storage = raw["storage"] = dict(storage)
+    storage = raw["storage"] = storage | {key: reader.pop(key) for key in of_reader}
     options = storage.get("storage_options")
     library = storage.get("storage_library")
     if isinstance(options, dict):
         known = ("endpoint_url", "region", "access_key_id", "secret_access_key")
         library = options.get("storage_library", library)
         for name in options.keys() & set(known):
-            storage.setdefault(name, options[name])
+            if options[name] != "":
+                storage.setdefault(name, options[name])
         taken = {*known, "secure"}
         if options.get("secure") is False:  # https without it: any certificate is taken
             storage.setdefault("verify_tls", False)
@@ -153,6 +162,8 @@ def _rename_storage(raw: dict[str, Any]) -> None:
     if "endpoint_uris" in storage:
         storage.setdefault("endpoint_url", storage.pop("endpoint_uris"))
     kind = storage.get("storage_type")
+    if kind == "object":
+        kind = storage["storage_type"] = "s3"
     if kind == "direct_fs":  # a folder, read by s3dlio with O_DIRECT
         storage["storage_type"] = "local_fs"
         reader.setdefault("odirect", True)
@@ -163,6 +174,7 @@ def _rename_storage(raw: dict[str, Any]) -> None:
             reader.setdefault("multiprocessing_context", "spawn")
 
 
+_OF_STORAGE = {"storage_type", "storage_root", "storage_library", "storage_options"}
 _OF_MODELS = {
     *("num_layers", "layer_parameters", "optimization_groups", "parallelism"),
     *("model_datatype", "optimizer_datatype"),

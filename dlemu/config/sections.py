@@ -164,7 +164,7 @@ class DatasetSection(Section):
         Annotated[int, Field(ge=1, le=MOST_FILES)] | Literal["auto"], Use(by=PLANS, closed=True)
     ]
     """Number of files, or "auto": as many as the benchmark's rule asks for (`dlemu datasize`)."""
-    num_samples_per_file: Annotated[int, Field(ge=1, le=10**9), Use(by=PLANS)] = 1
+    num_samples_per_file: Annotated[int, Field(ge=1, le=_MOST_SAMPLES), Use(by=PLANS)] = 1
     """Samples in each file."""
     record_length_bytes: Annotated[
         SampleBytes,

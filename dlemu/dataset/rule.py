@@ -285,7 +285,7 @@ class SizeCheck:
             most_accelerators=self.most_accelerators,
             num_more_files=files - have,
             wanted_accelerators=wanted,
-            command="" if self.layout.is_foreign else _extending(self.workload, files),
+            command="" if self.layout.is_foreign else extending(self.workload, files),
             writes_another=not self.workload.place.has_paths,
         )
 
@@ -341,10 +341,10 @@ def _to_extend(workload: Workload, num_files: int) -> str:
     """Return what makes a dataset larger, for an error."""
     place = workload.place
     way = "extend it" if place.has_paths else f"in {place.word}, write another one"
-    return f"{way}: {_extending(workload, num_files)}"
+    return f"{way}: {extending(workload, num_files)}"
 
 
-def _extending(workload: Workload, num_files: int) -> str:
+def extending(workload: Workload, num_files: int) -> str:
     """Return the command that makes a dataset larger, or another one beside it."""
     if not workload.place.has_paths:
         other = f"{workload.data_folder}_{num_files}"

@@ -57,8 +57,8 @@ def present_datasize(found: Document) -> list[Block]:
         Table(("rule", "samples", "from"), rows, texts=("from",)),
         Lines([f"a file: {each}"]),
     ]
-    if found["excess"]:
-        return [*blocks, Lines([found["excess"]])]
+    if why := found["excess"] or found.get("why_none"):
+        return [*blocks, Lines([why])]
     if not found["has_folder"]:
         here = "written below the working directory; name a folder on the storage instead:"
         blocks.append(Lines([here]))

@@ -363,7 +363,8 @@ def _removal_of(path: Path) -> str:
 def scratch(folder: Path, files: Sequence[str]) -> Iterator[None]:
     """Keep these files in a folder until the end, whatever ends it: they are gone then.
 
-    What a killed process left of them goes first.
+    What a killed process left of them goes first. A slow drive may hold the removal of a file that
+    is being written for longer than an interrupted process waits: then another one removes them.
 
     Raises:
         OSError: a file that is there cannot be removed.
@@ -374,9 +375,23 @@ def scratch(folder: Path, files: Sequence[str]) -> Iterator[None]:
             with suppress(FileNotFoundError):
                 os.unlink(folder / name)
 
+    def remove_later() -> None:
+        import subprocess  # slow, and hardly ever needed
+
+        paths = [os.path.abspath(folder / name) for name in files]
+        none = subprocess.DEVNULL
+        with suppress(OSError):
+            subprocess.Popen(
+                ["rm", "-f", "--", *paths],
+                stdin=none,
+                stdout=none,
+                stderr=none,
+                start_new_session=True,  # no signal for the group of this process reaches it
+            )
+
     remove()
     try:
-        with last_act(remove):
+        with last_act(remove, late=remove_later):
             yield
     finally:
         remove()

@@ -133,7 +133,7 @@ def test_a_part_is_sent_again_and_a_server_that_takes_none_is_named(moto: Moto) 
 def test_after_a_kill_the_same_command_replaces_what_was_left(moto: Moto) -> None:
     many = "checkpoint.num_checkpoints_write=1000"
     process = warm.Popen([*warm.COMMAND, *WORDS, many], stdout=-1, stderr=-1, env=os.environ)
-    until(lambda: f"ck/{RECORD}" in there() and len(there()) > 2, "objects", pause=0.01)
+    until(lambda: f"ck/{RECORD}" in there() and len(there()) > 2, "objects", by=process)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL

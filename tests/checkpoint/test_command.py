@@ -155,7 +155,7 @@ _SAVES += ["checkpoint.keep=1", "model.model_size_bytes=20MB", "output.folder=ou
 def test_an_interrupt_leaves_nothing() -> None:
     command = [*warm.COMMAND, "checkpoint", *_SAVES]
     process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=Path.cwd())
-    until(lambda: list(Path("ck").glob("*/*.partial")), "a file that is written", pause=0.001)
+    until(lambda: list(Path("ck").glob("*/*.partial")), "a file", pause=0.001, by=process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=LONG)
     assert (process.returncode, said) == (130, "dlemu: interrupted\n")
@@ -228,7 +228,7 @@ def test_a_rank_that_is_killed_is_named() -> None:
     words = [*_SAVES, "num_accelerators=3", "checkpoint.time_between_checkpoints=600"]
     command = mpirun(3, *warm.COMMAND, "checkpoint", *words)
     with bench.launched(command, Path("out")) as run:
-        until(lambda: list(Path("ck").glob("*_step1")), "a whole checkpoint", pause=0.001)
+        until(lambda: list(Path("ck").glob("*_step1")), "a checkpoint", pause=0.001, by=run.process)
         run.ranks()[1].kill()
         assert run.end() != 0
     said = [line for line in run.errors if line.startswith("dlemu: ")]

@@ -88,7 +88,7 @@ def goes_through(workload: Path, keys: list[str], drive: Path) -> None:
 def test_a_drive_that_fills_up_ends_a_run(tmp_path: Path, drive: Path, asynchronous: bool) -> None:
     workload, keys = bench.small(tmp_path), words(drive, asynchronous)
     with bench.start(workload, *keys, *_FOR_LONG) as run:
-        until(lambda: len(names_in(drive)) > 1, pause=0.001)
+        until(lambda: len(names_in(drive)) > 1, pause=0.001, by=run.process)
         # A checkpoint that is removed makes room for another, so once may not be enough.
         until(lambda: fill(drive).exists() and run.process.poll() is not None)
         has_failed(run, r"checkpoint \S+ cannot be written \(No space left on device\); free .*")
@@ -101,7 +101,7 @@ def test_a_drive_that_fills_up_ends_a_run(tmp_path: Path, drive: Path, asynchron
 def test_after_a_kill_during_a_write_the_same_command_works(tmp_path: Path, drive: Path) -> None:
     workload, keys = bench.small(tmp_path), words(drive)
     with bench.start(workload, *keys, *_FOR_LONG) as run:
-        until(lambda: list(drive.glob("new/ck/*/*.partial")), pause=0.001)
+        until(lambda: list(drive.glob("new/ck/*/*.partial")), pause=0.001, by=run.process)
         run.process.kill()
         assert run.end() == -signal.SIGKILL
         assert run.summary["status"] == "incomplete"
@@ -115,7 +115,7 @@ def test_a_drive_that_stops_to_answer_is_named(
 ) -> None:
     workload, keys = bench.small(tmp_path), words(drive, asynchronous)
     with bench.start(workload, *keys, *_FOR_LONG) as run:
-        until(lambda: len(names_in(drive)) > 1, pause=0.001)
+        until(lambda: len(names_in(drive)) > 1, pause=0.001, by=run.process)
         with frozen(drive):
             time_flies()
             until(lambda: run.errors, pause=0.001)
@@ -134,7 +134,7 @@ def test_dlemu_checkpoint_names_it_as_well(
     many = "checkpoint.num_checkpoints_write=1000000"
     command = [*warm.COMMAND, "checkpoint", *keys, many]
     process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=tmp_path)
-    until(lambda: list(folder.glob("*/*")), pause=0.001)
+    until(lambda: list(folder.glob("*/*")), pause=0.001, by=process)
     with frozen(drive):
         time_flies()
         assert process.stderr is not None

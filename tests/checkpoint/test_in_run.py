@@ -214,7 +214,7 @@ def test_an_interrupted_run_leaves_whole_files(tmp_path: Path) -> None:
     words = ["workflow.checkpoint=true", f"checkpoint.checkpoint_folder={folder}"]
     words += ["model.model_size_bytes=20MB", "checkpoint.steps_between_checkpoints=5"]
     with bench.start(workload, *words, "checkpoint.asynchronous=true", "train.epochs=200") as run:
-        until(lambda: len(names_in(folder)) >= 2, "two checkpoints")
+        until(lambda: len(names_in(folder)) >= 2, "two checkpoints", by=run.process)
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130
     assert all(name.endswith(".pt") for name in names_in(folder))

@@ -54,7 +54,7 @@ SAID = {
     "datagen": (f"{DATASET} --dry-run", 0, "dlemu datagen would be accepted"),
     "calibrate": (f"{DATASET} reader.data_loader=threads", 1, f"files, and {DATASET} is a bucket"),
     "predict": (f"{DATASET} drive=d7_ps1010", 0, "accelerators of unet3d_h100"),
-    "datasize": (DATASET, 0, "unet3d_h100 with 1 emulated accelerator needs"),
+    "datasize": (f"{DATASET} host_memory=1GiB", 0, f"dataset.data_folder={DATASET}_"),
     "steptime": (f"{DATASET} --cfg job", 0, f"data_folder: {DATASET}"),
     "verify": (f"{DATASET} storage.retries=2", 0, "no bad files"),
     "checkpoint": (f"{DATASET} model=llama3_8b --dry-run", 1, f"{DATASET} holds dlemu"),

@@ -147,7 +147,7 @@ def test_a_signal_ends_a_run_and_says_so(
     words = [*QUICK, data, keys, "output.folder=run"]
     command = [*warm.COMMAND, "run", *words]
     process = warm.Popen(command, stdout=-1, stderr=-1, text=True, cwd=tmp_path)
-    until((tmp_path / "run" / seen).exists, "the first records")
+    until((tmp_path / "run" / seen).exists, "the first records", by=process)
     process.send_signal(number)
     out, said = process.communicate(timeout=LONG)
     assert (process.returncode, said) == (130, "dlemu: interrupted\n")

@@ -201,7 +201,7 @@ def test_the_command_line_is_interrupted_as_one(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    until((tmp_path / "out" / "steps.1.npy").exists, "the first records of another process")
+    until((tmp_path / "out" / "steps.1.npy").exists, "the first records", by=process)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=LONG)
     lines = [line for line in said.splitlines() if not line.startswith("run: ")]

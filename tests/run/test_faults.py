@@ -206,7 +206,11 @@ def test_a_read_that_never_ends_is_named(
             workload, f"dataset.data_folder={point}", num_ranks=num_ranks, own_shared=True
         ) as run,
     ):
-        until(lambda: log.exists() and f"{stuck.name} hangs" in log.read_text(), "the read")
+        until(
+            lambda: log.exists() and f"{stuck.name} hangs" in log.read_text(),
+            "the read",
+            by=run.process,
+        )
         time_flies()
         fails(run, f"rank {num_ranks - 1} on host ", stuck.name, "output.stall_seconds")
 

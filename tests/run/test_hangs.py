@@ -173,7 +173,7 @@ def test_the_first_ctrl_c_ends_paths_and_its_files_go(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     with command(tmp_path, "paths", "target", "seconds=60", "file_size=1GiB") as process:
-        until(lambda: list(target.glob("dlemu_paths.[0-9]")), "its files")
+        until(lambda: list(target.glob("dlemu_paths.[0-9]")), "its files", by=process)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=LONG)
     assert (process.returncode, errors) == (130, "dlemu: interrupted\n")

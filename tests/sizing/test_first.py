@@ -258,7 +258,7 @@ def test_a_signal_during_a_run_leaves_nothing_or_what_the_next_removes(
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    until(lambda: list((tmp_path / "out").glob("runs/*/summary.json")), "the first run")
+    until(lambda: list((tmp_path / "out").glob("runs/*/summary.json")), "the first run", by=child)
     assert left(drive) == {"dlemu-try"}
     os.killpg(child.pid, number)
 

@@ -187,7 +187,7 @@ def test_a_killed_search_goes_on_where_it_was(job: Workload) -> None:
     command = [*warm.COMMAND, "size", file_of(job)]
     endless = [*command, "size.confirm=100"]
     child = warm.Popen(endless, stdout=subprocess.DEVNULL, start_new_session=True)
-    until(lambda: len(points()) >= 2, "two runs")
+    until(lambda: len(points()) >= 2, "two runs", by=child)
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     kept = points()

@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from dlemu.storage.owned import (
     room,
     scratch,
 )
+from tests.lab.commands import execute
 from tests.lab.dataset import tree
+from tests.lab.waiting import LONG, until
 
 OURS = re.compile(r"step_\d+/(part_\d+)?")
 
@@ -202,6 +205,26 @@ def test_scratch_files_go_at_any_end_and_those_of_a_killed_process_first(tmp_pat
     with scratch(tmp_path, ["a"]):
         pass
     assert tmp_path.exists(), "a target's folder is the user's, empty or not"
+
+
+def test_scratch_files_go_where_their_removal_takes_longer_than_an_interrupt_waits(
+    tmp_path: Path,
+) -> None:
+    """Before: a drive that was being written held the first removal, and all files stayed."""
+    code = f"""
+import os, pathlib, time
+from dlemu.ranks import ending
+from dlemu.storage.owned import scratch
+folder, ending._ACT_SECONDS = pathlib.Path({str(tmp_path)!r}), 0.0
+with scratch(folder, ["a", "b", "-c"]):
+    os.unlink = lambda path: time.sleep({LONG})
+    for name in ("a", "b", "-c", "mine"):
+        (folder / name).touch()
+    ending.end_process(KeyboardInterrupt(), 7)
+"""
+    ended = execute([sys.executable, "-c", code], cwd=tmp_path)
+    assert ended.returncode == 7, ended.stderr
+    until(lambda: [*tmp_path.iterdir()] == [tmp_path / "mine"], "the files' end")
 
 
 def test_direct_is_what_the_file_system_says(tmp_path: Path) -> None:

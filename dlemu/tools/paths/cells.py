@@ -52,7 +52,9 @@ _SMALLEST_FILE = 16 << 20
 _AT_ONCE = 4
 """Files that are written at the same time."""
 _PIECE = 16 << 20
-"""Bytes of one write."""
+"""Random bytes that are made at once."""
+_WRITE = 1 << 20
+"""Bytes of one write: an interrupt waits for no more of them."""
 OnEvent = Callable[[str], object]
 
 
@@ -463,9 +465,9 @@ def write_random_file(
                 piece = random.integers(0, 1 << 64, _PIECE // 8, np.uint64).view(np.uint8)
                 data = piece[: num_bytes - start].data
                 while data:
-                    data = data[file.write(data) :]
-                if stopped is not None and stopped.is_set():
-                    return
+                    if stopped is not None and stopped.is_set():
+                        return
+                    data = data[file.write(data[:_WRITE]) :]
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError as error:

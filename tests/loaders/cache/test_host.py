@@ -238,7 +238,7 @@ def test_a_run_that_is_killed_leaves_a_sound_cache(tmp_path: Path) -> None:
     slow = {"output.folder": str(tmp_path / "killed"), "origin.latency": 0.2}
     job.write_text(dump_workload(workload.with_keys(slow)))
     process = warm.Popen([*warm.COMMAND, "run", f"workload={job}"])
-    until(lambda: cache.exists() and len(list(cache.iterdir())) >= 6, "some entries")
+    until(lambda: cache.exists() and len(list(cache.iterdir())) >= 6, "some entries", by=process)
     process.kill()
     process.wait()
     whole = [path for path in entries(cache).values() if path.suffix != PARTIAL]

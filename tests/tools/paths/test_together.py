@@ -205,7 +205,7 @@ def test_a_rank_that_is_killed_while_it_measures_is_named(folders: tuple[Path, .
     folder = folders[0].parent
     command = mpirun(2, "--bind-to", "none", sys.executable, "-m", "dlemu", *words)
     with launched(command, folder, folder) as run:
-        until(lambda: len(list(reading(run))) == 4, "all readers")
+        until(lambda: len(list(reading(run))) == 4, "all readers", by=run.process)
         run.ranks()[1].kill()
         assert run.end() != 0
         lines = [each for each in run.errors if each.startswith("dlemu: ")]
