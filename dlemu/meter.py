@@ -188,6 +188,8 @@ class Meter:
         self._loaded = 0.0
         self._loader: dict[str, Any] = {}
         """What a DataLoader was made with."""
+        self._starts: list[float] = []
+        """Seconds that a DataLoader took to start a worker, of each epoch that began so."""
         self._cpu: dict[int, float] = {}
         """Of each epoch, CPU seconds of this process, whose workers have their own."""
         self._cpu_in_waits = self._cpu_before = 0.0
@@ -234,7 +236,10 @@ class Meter:
             set_epoch(epoch)
         self._begin(epoch, stream, batches)
         try:
-            for batch in batches:
+            before = self._clock.now()
+            iterator = iter(batches)
+            self._note_start(self._clock.now() - before)
+            for batch in iterator:
                 self.take(batch)
                 yield batch
                 self.ask()
@@ -324,6 +329,12 @@ class Meter:
             self._cpu[self._now[1]] += process_time()
         self._now = None
         self._watching.close()
+
+    def _note_start(self, seconds: float) -> None:
+        """Note how long a DataLoader took to start its workers, where it has started them."""
+        workers = self._loader.get("num_workers") or 0
+        if workers and not (self._starts and self._loader.get("persistent_workers")):
+            self._starts.append(seconds / workers)
 
     def _keep(self, step: _Step) -> None:
         """Take a step that has ended on the host, with what its batch tells."""
@@ -499,6 +510,8 @@ class Meter:
             launch_seconds=median(self._launches) if self._launches else 0.0,
             spread=self._spread if self._world.num_ranks > 1 else "own",
             by_dlemu=self._by_dlemu,
+            starts=self._starts,
+            persistent=bool(self._loader.get("persistent_workers")),
         )
 
     def _as_counted(self) -> Workload:
@@ -708,11 +721,14 @@ def own_workload_yaml(
     launch_seconds: float = 0.0,
     spread: str | float = "own",
     by_dlemu: bool = True,
+    starts: Sequence[float] = (),
+    persistent: bool = False,
 ) -> str:
     """Return a workload file with the batch, sample bytes and compute of these steps.
 
     `spread`: whose a step's time is, as train.step_spread tells it. `by_dlemu`: dlemu's loader
-    read; another's workers cost what a DataLoader's cost.
+    read; another's workers cost what a DataLoader's cost. `starts`: seconds in which a DataLoader
+    started a worker, where that was seen; `persistent`: its workers last for all epochs.
 
     `steps` is (steps,) of `records.STEP`. The first step of an epoch is left out: it starts the
     loader, and a GPU looks for its fastest kernels; train.first_step_time tells how long the job's
@@ -740,6 +756,7 @@ def own_workload_yaml(
         with suppress(WorkloadError):  # a way of reading that no Dataset has
             workload.with_keys({"reader.cost": "dataloader"})
             keys["reader.cost"] = "dataloader"
+            keys |= keys_of_start(starts, persistent=persistent)
     if launch_seconds:
         keys["train.launch_time"] = float(f"{min(launch_seconds, compute.mean()):.4g}")
     known = bool(batch and counted["num_bytes"].sum()) and not workload.dataset.record_dims
@@ -771,6 +788,14 @@ def own_workload_yaml(
             f"deviation of the samples' bytes: that of {workload.name}; files are streams"
         )
     return derived_yaml(workload, name or f"{workload.name}_measured", keys, comment)
+
+
+def keys_of_start(starts: Sequence[float], *, persistent: bool) -> dict[str, object]:
+    """Return the keys of a job that started workers, each in so many seconds; the median counts."""
+    if not starts:
+        return {}
+    keys: dict[str, object] = {"reader.worker_start_time": float(f"{median(starts):.4g}")}
+    return {**keys, "reader.persistent_workers": True} if persistent else keys
 
 
 def first_step_of(steps: Steps) -> float | None:

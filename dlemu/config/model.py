@@ -294,6 +294,13 @@ class Workload(Section):
         return self.reader.cost == "dataloader" and self.reader.loader.is_dataloader
 
     @property
+    def starts_workers(self) -> bool:
+        """Whether a run takes as long to start its workers as a job."""
+        reader = self.reader
+        starts = self.plain_workers or reader.worker_start_time is not None
+        return starts and reader.loader.is_dataloader and reader.read_threads > 0
+
+    @property
     def drops_each_epoch(self) -> bool:
         """Whether each epoch begins without the dataset in the page cache, not the first alone."""
         asked = self.output.drop_each_epoch

@@ -422,6 +422,19 @@ class ReaderSection(Section):
         Use(when=lambda job: job.by_pytorch and job.has_workers),
     ] = "fork"
     """How PyTorch starts its workers."""
+    worker_start_time: Annotated[
+        Seconds | None,
+        Field(le=60),
+        Use(when=lambda job: job.by_pytorch and job.has_workers),
+    ] = None
+    """Seconds in which a job starts each of its workers, one after the other, before the first
+    batch: a process that holds a GPU takes longer to fork (15 to 23 ms beside an H100). Meter and
+    watch find it. null: as long as it takes a run of dlemu, which has no GPU."""
+    persistent_workers: Annotated[
+        bool, Use(when=lambda job: job.starts_workers and job.has_epochs)
+    ] = False
+    """With cost=dataloader or worker_start_time: whether workers last for all epochs. `false`, as
+    PyTorch has it: each epoch starts its own."""
     gds: Annotated[
         Literal["require", "prefer", "off"],
         BeforeValidator(off_for_false),

@@ -84,6 +84,8 @@ class KeyContext:
     """DALI reads into a GPU."""
     has_workers: bool
     """Workers read, not the rank itself."""
+    starts_workers: bool
+    """A run takes as long to start them as a job."""
     hands_over: bool
     """Training gets the batches."""
     prepares: bool

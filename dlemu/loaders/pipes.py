@@ -259,9 +259,13 @@ class Requests:
     def __init__(self) -> None:
         self.held = False
         self._kept: list[Callable[[], None]] = []
+        self._process = os.getpid()
 
     def watch(self, queue: Any) -> Any:
-        """Return the queue; from now on its messages are held back while `held` is set."""
+        """Return the queue; from now on its messages are held back while `held` is set.
+
+        Those of a forked process, which may have been started meanwhile, are not.
+        """
         put, reference = type(queue).put, weakref.ref(queue)  # a cycle would keep the queue alive
 
         def put_or_keep(*message: Any, **how: Any) -> None:
@@ -269,7 +273,7 @@ class Requests:
             if queue is None:  # torch's iterator, collected with its queue, sends a last message
                 return
             now = partial(put, queue, *message, **how)
-            if self.held:
+            if self.held and os.getpid() == self._process:
                 self._kept.append(now)
             else:
                 now()

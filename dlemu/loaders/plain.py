@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import math
 import os
+import random
 import shutil
 import signal
 import stat
@@ -30,7 +31,7 @@ from dlemu.errors import VERIFY, DatasetError, WorkloadError, in_short
 from dlemu.formats import format_of
 from dlemu.formats.format import Parsed
 from dlemu.loaders.pipes import many_workers
-from dlemu.loaders.source import Cost, Note, Source, Task, sample_bytes
+from dlemu.loaders.source import Cost, Note, Source, Task, sample_bytes, square_side
 from dlemu.loaders.steps import IDLE, READING
 from dlemu.loaders.worker import Preparing
 from dlemu.storage.counted import CountedFile
@@ -54,22 +55,35 @@ def _hdf5(path: str) -> Any:
 
 
 def _picture(path: str, side: int | None = None) -> Any:
-    """Return a picture's pixels, uint8 (height, width, 3), scaled to a square if one is wanted."""
+    """Return a picture's pixels, uint8 (height, width, 3).
+
+    If a square is wanted, a part is cut out at random, scaled to it, and mirrored half of the time,
+    as the recipes for ImageNet do: to scale a whole picture takes twice as long as such a part.
+    """
     from PIL import Image
 
     with Image.open(path) as image:
         pixels = image.convert("RGB")
     if side is not None:
-        pixels = pixels.resize((side, side), Image.Resampling.BILINEAR)
-    return np.asarray(pixels)
+        part = _random_part(pixels.width, pixels.height)
+        pixels = pixels.resize((side, side), Image.Resampling.BILINEAR, part)
+        if random.random() < 0.5:
+            pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.array(pixels)
 
 
-def _side(num_bytes: int | None) -> int | None:
-    """Return the side of a square RGB picture of so many bytes; None: there is none."""
-    if num_bytes is None:
-        return None
-    side = math.isqrt(num_bytes // 3)
-    return side if 3 * side * side == num_bytes else None
+def _random_part(width: int, height: int) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of a part of a picture, drawn at random.
+
+    Its share of the picture and its shape are those of torchvision's RandomResizedCrop, as it is
+    by default: 8 to 100 % of the area, 3 to 4 up to 4 to 3. One that does not fit is cut.
+    """
+    area = random.uniform(0.08, 1.0) * width * height
+    shape = math.exp(random.uniform(-_LONGEST, _LONGEST))
+    across = min(width, max(1, round(math.sqrt(area * shape))))
+    down = min(height, max(1, round(math.sqrt(area / shape))))
+    left, top = random.randint(0, width - across), random.randint(0, height - down)
+    return left, top, left + across, top + down
 
 
 def _bytes(path: str) -> Any:
@@ -98,6 +112,8 @@ _LOADS: dict[str, Load] = {
     "bin": _bytes,
     "raw": _bytes,
 }
+_LONGEST = math.log(4 / 3)
+"""Of a part of a picture: logarithm of width / height."""
 _PIL_BYTES = 65_536
 """PIL's ImageFile.MAXBLOCK."""
 _PIL_PREFIX = 16
@@ -110,7 +126,8 @@ def load_of(source: Source) -> Load | None:
     """Return how a Dataset loads a file of one sample; None: by the format's own library.
 
     Pictures are decoded by PIL, if they are a job's own and `reader.preprocess_time` does not hold
-    their decoding; dlemu's have no pixels. They are scaled where training gets a square's bytes.
+    their decoding; dlemu's have no pixels. A part of each is scaled where training gets a square's
+    bytes.
     """
     layout, workload = source.layout, source.workload
     if layout.samples_per_file > 1 or workload.dataset.by_h5py:
@@ -119,7 +136,7 @@ def load_of(source: Source) -> Load | None:
         decodes = not source.dataset.known_places and workload.reader.preprocess_time.mean == 0
         if not decodes:
             return _undecoded
-        return partial(_picture, side=_side(workload.dataset.record_length_bytes_resize))
+        return partial(_picture, side=square_side(workload.dataset.record_length_bytes_resize))
     return _LOADS.get(layout.format)
 
 

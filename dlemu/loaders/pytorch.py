@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import parent_process
@@ -88,6 +89,8 @@ class PyTorchLoader(WorkersLoader):
         self._slots = [each.slots for each in shared if each.slots is not None]
         self._pinned = [each.pinned for each in self._workers if each.pinned is not None]
         self._takers: Takers | None = None
+        self._start_seconds: float | None = None
+        """That the start of an accelerator's workers takes a job; None: they were not started."""
 
     @classmethod
     def reads(cls, workload: Workload) -> bool:
@@ -113,12 +116,34 @@ class PyTorchLoader(WorkersLoader):
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
         # Fork all workers before a taker starts: a fork copies locks that other threads hold.
-        batches = [workers.epoch(epoch, plan) for workers in self._workers]
+        batches = self._start(epoch, plan)
         self._takers = Takers(batches, when_asked=self._source.reads_when_asked)
         try:
             yield from self._takers.steps(plan.num_steps, look=self._look)
         finally:
             self._end_epoch()
+
+    def _start(self, epoch: int, plan: EpochPlan) -> list[Iterator[Batch]]:
+        """Return the accelerators' batches, when a job had started its workers.
+
+        A DataLoader asks for no batch before it has started all of its workers. Those of dlemu last
+        for all epochs: where the job's do not, each epoch waits as long as their start takes.
+        Accelerators are processes of their own in a job, which start theirs at the same time.
+        """
+        workload, begin = self._source.workload, perf_counter()
+        reader = workload.reader
+        if self._start_seconds is not None:
+            if workload.starts_workers and not reader.persistent_workers:
+                time.sleep(self._start_seconds)
+            return [workers.epoch(epoch, plan, hold=False) for workers in self._workers]
+        batches = [workers.epoch(epoch, plan, hold=True) for workers in self._workers]
+        self._start_seconds = (perf_counter() - begin) / len(self._workers)
+        if reader.worker_start_time is not None:
+            self._start_seconds = reader.worker_start_time * reader.read_threads
+            time.sleep(max(0.0, begin + self._start_seconds - perf_counter()))
+        for workers in self._workers:
+            workers.send()
+        return batches
 
     def pids(self) -> list[int]:
         return [pid for workers in self._workers for pid in workers.pids()]
@@ -192,13 +217,17 @@ class _Workers:
                 **several,
             )
 
-    def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[Batch]:
-        """Start the workers on an epoch; return its batches, which `_batches` yields."""
+    def epoch(self, epoch: int, plan: EpochPlan, *, hold: bool) -> Iterator[Batch]:
+        """Prepare the workers for an epoch; return its batches, which `_batches` yields.
+
+        `hold`: they are started now, and asked for batches by `send` only.
+        """
         assert self._loader is not None, "closed"
         self.shared.serial[0] += 1
         tasks, serial = self._source.tasks(epoch, plan, self._accelerator), self.shared.serial[0]
         self._order.asked = (_pack(serial, task) for task in tasks)
         self._requests.drop()
+        self._requests.held = hold
         with many_workers():
             try:
                 made = self._starter.call(partial(iter, self._loader))
@@ -214,6 +243,11 @@ class _Workers:
                 self.look()
                 raise
         return self._batches(epoch, plan, made)
+
+    def send(self) -> None:
+        """Send the requests that are held back."""
+        self._requests.held = False
+        self._requests.send()
 
     def _batches(self, epoch: int, plan: EpochPlan, made: Iterator[_Made]) -> Iterator[Batch]:
         """Yield the batches; send the next request when the generator is advanced again."""

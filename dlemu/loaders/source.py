@@ -453,6 +453,14 @@ def sample_bytes(source: Source) -> int:
     return min(largest, mean + int(_MOST_STDEVS * layout.stdev_bytes))
 
 
+def square_side(num_bytes: int | None) -> int | None:
+    """Return the side of a square picture in RGB of so many bytes; None: there is none."""
+    if num_bytes is None:
+        return None
+    side = math.isqrt(num_bytes // 3)
+    return side if 3 * side * side == num_bytes else None
+
+
 def _slots_and_rows(source: Source) -> tuple[int, int]:
     num_slots = source.workload.batches_in_flight - 1 + source.keep
     return num_slots, source.workload.reader.batch_size

@@ -24,7 +24,7 @@ from dlemu.judge.own_advice import advice_for
 from dlemu.judge.records import Steps
 from dlemu.judge.summary import DatasetFields, Summary
 from dlemu.judge.sums import RankName, Rule, sum_all
-from dlemu.meter import first_step_of
+from dlemu.meter import first_step_of, keys_of_start
 from dlemu.run.job import complete_summary
 from dlemu.storage.counted import PathBytes
 from dlemu.watch.events import Saved
@@ -247,6 +247,10 @@ def _keys_of(
         **_read_ahead(described),
         "file_shuffle": "off" if "Sequential" in str(described.get("sampler")) else "seed",
     }
+    starts = [each for loop in loops for each in loop.starts]
+    kept = bool(described.get("persistent_workers"))
+    for key, value in keys_of_start(starts, persistent=kept).items():
+        reader[key.removeprefix("reader.")] = value
     if workers is not None and workers.cpu_seconds:
         reader["preprocess_time"] = float(f"{workers.cpu_seconds / batch:.4g}")
     train: dict[str, Any] = {
@@ -516,10 +520,10 @@ _HANDED_OVER = {
     ),
     "reader": (
         *("data_loader", "batch_size", "read_threads", "prefetch_size", "file_shuffle"),
-        "preprocess_time",
+        *("preprocess_time", "worker_start_time", "persistent_workers"),
     ),
     "train": ("epochs", "computation_time", "first_step_time", "launch_time"),
     "metric": ("au",),
 }
 """The keys of the workload file: what was seen, and the threshold."""
-_IF_SEEN = ("first_step_time", "launch_time")
+_IF_SEEN = ("first_step_time", "launch_time", "worker_start_time", "persistent_workers")

@@ -33,6 +33,8 @@ class Iteration:
     """When the loader said that it has no more batches."""
     gone: float | None = None
     """When the job dropped the iterator."""
+    opened: float | None = None
+    """When the loader had started its workers."""
 
     @property
     def last_sign(self) -> float:
@@ -92,6 +94,8 @@ class Process:
             case "E", [loader, iteration, time]:
                 key = (loader, iteration)
                 self.iterations[key] = Iteration(loader, iteration, time * NS)
+            case "I", [loader, iteration, time]:
+                self.iterations[loader, iteration].opened = time * NS
             case "B", [loader, iteration, asked, taken, samples, num_bytes, grad]:
                 of = self.iterations[loader, iteration]
                 of.asked.append(asked * NS)

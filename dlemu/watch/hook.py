@@ -14,6 +14,7 @@ share. The lines (`watch.events` reads them):
     S time                                     its interpreter has started
     L id JSON                                  a loader: what it is made of
     E id iteration time                        an iteration begins
+    I id iteration time                        its workers have been started
     B id iteration asked taken samples bytes grad   a batch
     G id iteration number wait body            the same on the GPU, nanoseconds
     X id iteration time                        the loader had no more batches
@@ -362,6 +363,8 @@ def _wrap_torch_loader(module: Any, watch: _Watch) -> None:
         found = begin(self)
         try:
             found._dlemu_loop = loop
+            if loop is not None:
+                watch.journal.write(f"I {loop.id} {loop.iteration} {_now()}")
         except Exception as error:
             watch.journal.note("an iterator", error)
         return found

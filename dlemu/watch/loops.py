@@ -104,6 +104,8 @@ class Loop:
     """Batches that the loop itself takes before it needs them."""
     launch: float = 0.0
     """Seconds in which the host queued a step; 0: not seen."""
+    starts: tuple[float, ...] = ()
+    """Seconds in which the loader started a worker, of each iteration that began so."""
 
 
 def find_loops(processes: Iterable[Process]) -> list[Loop]:
@@ -162,7 +164,21 @@ def _loop_of(process: Process, rank: int) -> Loop:
         batches_a_step=batches / num_steps if num_steps else 0.0,
         ahead=ahead,
         launch=_launch_of(own),
+        starts=_starts_of(own, process),
     )
+
+
+def _starts_of(iterations: Sequence[Iteration], process: Process) -> tuple[float, ...]:
+    """Return how long a loader took to start a worker, of each iteration that started them."""
+    found: list[float] = []
+    loaders = set[int]()
+    for each in iterations:
+        described = process.loaders.get(each.loader, {})
+        workers, kept = described.get("num_workers"), described.get("persistent_workers")
+        if each.opened is not None and workers and not (kept and each.loader in loaders):
+            found.append((each.opened - each.begun) / workers)
+        loaders.add(each.loader)
+    return tuple(found)
 
 
 def _launch_of(iterations: Iterable[Iteration]) -> float:

@@ -185,6 +185,27 @@ def test_a_job_of_several_ranks_shares_its_steps_and_its_workers_cost_what_they_
     assert found.reader.cost == "lean", "no Dataset reads so"
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_start_of_a_loader_s_workers_is_in_the_workload(tmp_path: Path, kept: bool) -> None:
+    """The median of epochs; where workers last, they start in the first one alone."""
+
+    class Starting(Delayed):
+        num_workers, persistent_workers = 4, kept
+
+        def __iter__(self) -> Iterator[str]:
+            self.clock.time += 1.0 if len(self.epochs) == 1 else 0.4
+            return super().__iter__()
+
+    clock = VirtualClock()
+    meter, loader = Meter(WORKLOAD, clock=clock), Starting(clock, 1.0, 1.0, 1.0)
+    for epoch in range(3):
+        for _ in meter.epoch(loader, epoch):
+            clock.time += 3.0
+    found = loaded(tmp_path, meter.workload_yaml("own")).reader
+    assert found.worker_start_time == (0.25 if kept else 0.1)
+    assert found.persistent_workers is kept
+
+
 def test_a_loader_of_ones_own_is_counted_by_its_batches(tmp_path: Path) -> None:
     """Batches of 16 samples of 64 KiB, one a second: 16 samples/s, 1 MB/s."""
     arrays = {"x": np.zeros((16, 65_536), np.uint8)}

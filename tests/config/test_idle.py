@@ -50,6 +50,13 @@ def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run
         ("reader.io_depth", 8, {"reader.cost": "dataloader"}, {}),
         ("reader.cost", "dataloader", {"reader.data_loader": "threads"}, {}),
         ("reader.multiprocessing_context", "spawn", {"reader.read_threads": 0}, {}),
+        ("reader.worker_start_time", 0.02, {"reader.read_threads": 0}, {}),
+        (
+            "reader.persistent_workers",
+            True,
+            {"train.epochs": 2},
+            {"reader.cost": "dataloader", "train.epochs": 2},
+        ),
         ("reader.gds", "prefer", DALI, GPU),
         ("dali.gpus_per_host", 2, {}, GPU),
         ("dali.gpus_per_host", 2, DALI, {"train.compute": "gpu"}),

@@ -38,6 +38,21 @@ def test_as_many_batches_are_read_ahead_as_the_jobs_workers_did(tmp_path: Path) 
     assert read_ahead(tmp_path, kind="webdataset") == (0, 0, 0)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_start_of_workers_is_in_the_workload(tmp_path: Path, kept: bool) -> None:
+    passes = [iteration(number=number, begun=100.0 * number) for number in range(3)]
+    for made, seconds in zip(passes, (2.0, 0.8, 0.8), strict=True):
+        made.opened = made.begun + seconds
+    described = {"kind": "torch", "num_workers": 4, "persistent_workers": kept}
+    job = seen(tmp_path, *passes, loaders={1: described})
+    assert job.workload.reader.worker_start_time == (0.5 if kept else 0.2)
+    reader = yaml.safe_load(workload_yaml(job))["reader"]
+    assert reader["worker_start_time"] == (0.5 if kept else 0.2)
+    assert reader.get("persistent_workers", False) is kept
+    unseen = seen(tmp_path, iteration(), loaders={1: described})
+    assert "worker_start_time" not in workload_yaml(unseen)
+
+
 def test_a_stream_has_as_many_samples_a_file_as_a_whole_pass_gave(tmp_path: Path) -> None:
     """Two shards, five batches of eight: 20 samples in each of 100 bytes."""
     names = [str(tmp_path / name) for name in ("a.tar", "b.tar")]

@@ -30,7 +30,7 @@ from dlemu.errors import VERIFY, DatasetError, RunError, system_line
 from dlemu.formats import format_of
 from dlemu.formats.tfrecord import read_index
 from dlemu.loaders import Batch
-from dlemu.loaders.source import Source
+from dlemu.loaders.source import Source, square_side
 from dlemu.storage.files import read_regular
 
 dali: Any = import_module("nvidia.dali")
@@ -75,12 +75,16 @@ def read_pictures(
     """Return a pipeline of files, each a picture; where it `decodes`, a sample is its pixels.
 
     On a GPU, if batches end there: its hardware decodes a part, its cores and the host the rest.
+    Where training gets the bytes of a square, a part of each is cut out at random and scaled to it.
     """
+    side = square_side(settings.resize)
     with _pipeline(settings, depth) as pipeline:
         samples, _ = dali.fn.readers.file(files=list(paths))
         if decodes:
             device = "cpu" if settings.gpu is None else "mixed"
             samples = dali.fn.decoders.image(samples, device=device)
+            if side is not None:
+                samples = dali.fn.random_resized_crop(samples, size=[side, side])
         _set_outputs(pipeline, samples, settings)
     return pipeline
 
