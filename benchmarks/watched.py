@@ -227,9 +227,7 @@ def hook(pairs: int = 5) -> None:
         for _ in range(pairs):
             without = epoch()
             hooked._wrap_torch_loader(dataloader, watch)
-            ends = register_optimizer_step_post_hook(
-                lambda *_: watch.journal.write(f"O {time.perf_counter_ns()}")
-            )
+            ends = register_optimizer_step_post_hook(watch.ended)
             ratios.append(epoch() / without)
             ends.remove()
             for module, name, own in zip(modules, ("__iter__", "__next__"), plain, strict=True):

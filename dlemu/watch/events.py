@@ -23,12 +23,11 @@ class Iteration:
     asked: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    num_bytes: list[int] = field(default_factory=list)
-    """Of each batch, in memory."""
     with_grad: list[bool] = field(default_factory=list)
     on_gpu: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By the number of a batch: seconds that the GPU had nothing to do while the job waited for
-    it, and seconds from then to the next question (below 0: not known)."""
+    it, and seconds from then to the next question. Below 0: the first is not told, and in the
+    second; the second is not known."""
     exhausted: float | None = None
     """When the loader said that it has no more batches."""
     gone: float | None = None
@@ -96,12 +95,11 @@ class Process:
                 self.iterations[key] = Iteration(loader, iteration, time * NS)
             case "I", [loader, iteration, time]:
                 self.iterations[loader, iteration].opened = time * NS
-            case "B", [loader, iteration, asked, taken, samples, num_bytes, grad]:
+            case "B", [loader, iteration, asked, taken, samples, grad]:
                 of = self.iterations[loader, iteration]
                 of.asked.append(asked * NS)
                 of.taken.append(taken * NS)
                 of.samples.append(samples)
-                of.num_bytes.append(num_bytes)
                 of.with_grad.append(bool(grad))
             case "G", [loader, iteration, number, wait, body]:
                 self.iterations[loader, iteration].on_gpu[number] = (wait * NS, body * NS)

@@ -6,17 +6,19 @@ which may have neither dlemu nor this version of Python: only the standard libra
 newer is used. It imports no framework. It waits until the job imports one, and wraps a few of its
 functions. Whatever fails here is written down and never reaches the job.
 
-Each process appends lines of words to a file of its own, each with one `write`: a job that is
-killed loses nothing. Times are nanoseconds of the monotonic clock, which all processes of a host
-share. The lines (`watch.events` reads them):
+Each process appends lines of words to a file of its own. What a loop does in each step is kept for
+a quarter of a second and then written at once: a call of the system in each step would cost more
+than all else here. A job that is killed loses no more than that. Times are nanoseconds of the
+monotonic clock, which all processes of a host share. The lines (`watch.events` reads them):
 
     P JSON                                     a process of the job, the first line of its file
     S time                                     its interpreter has started
     L id JSON                                  a loader: what it is made of
     E id iteration time                        an iteration begins
     I id iteration time                        its workers have been started
-    B id iteration asked taken samples bytes grad   a batch
-    G id iteration number wait body            the same on the GPU, nanoseconds
+    B id iteration asked taken samples grad    a batch
+    G id iteration number wait body            the same on the GPU, nanoseconds; wait -1: as body,
+                                               it is in it, and was short for the host
     X id iteration time                        the loader had no more batches
     D id iteration time                        its iterator is gone
     F begun ended cpu samples                  a worker made a batch
@@ -32,12 +34,21 @@ import json
 import os
 import sys
 import time
+from _thread import get_ident as _thread
 
 if False:  # of typing only, which is not imported in the job
     from collections.abc import Callable
     from typing import Any
 
 _now = time.perf_counter_ns
+_KEPT = 250_000_000
+"""Nanoseconds for which a step's line is kept, at most, while the loop takes batches."""
+_SHORT = 200_000
+"""Nanoseconds that the host waits for a batch below which the GPU is not asked for its own wait."""
+_SOME = 8
+"""Of short waits, the GPU tells one in so many."""
+_MOST_KEPT = 1024
+"""Lines that are kept, at most."""
 _MOST_FILES = 256
 """Files of a dataset that are named: their sizes are a sample."""
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -50,20 +61,30 @@ class _Journal:
 
     def __init__(self, folder: str) -> None:
         self.folder, self.pid, self.file = folder, 0, -1
+        self.kept: list[str] = []  # lines, which are nothing to Python's garbage collector
+        self.keep = self.kept.append
+        self.written = 0  # when
 
-    def write(self, line: str) -> None:
-        """Append a line; a full disk or a folder that is gone ends the writing, not the job."""
+    def write(self, line: str = "") -> None:
+        """Append what was kept and a line.
+
+        A full disk or a folder that is gone ends the writing, not the job.
+        """
         try:
             if self.pid != os.getpid():
                 self.pid = os.getpid()
                 name = f"job.{self.pid}.{_now()}"
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self.file = os.open(os.path.join(self.folder, name), flags, 0o644)
-                self.write("P " + json.dumps(_process()))
-            if self.file >= 0:
-                os.write(self.file, (line + "\n").encode("utf-8", "backslashreplace"))
+                os.write(self.file, ("P " + json.dumps(_process()) + "\n").encode())
+            lines = self.kept[:]
+            del self.kept[: len(lines)]
+            lines += [line] if line else []
+            if self.file >= 0 and lines:
+                os.write(self.file, ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
         except Exception:
             self.file = -1
+        self.written = _now()
 
     def note(self, what: str, error: Exception) -> None:
         """Write down what failed."""
@@ -94,15 +115,18 @@ def _process() -> dict[str, Any]:
 class _Loop:
     """One iteration over a loader, kept on its iterator: it ends with it."""
 
-    __slots__ = ("id", "iteration", "number", "waiting", "watch")
+    __slots__ = ("id", "iteration", "number", "pid", "waiting", "watch")
 
     def __init__(self, watch: _Watch, loader_id: int, iteration: int) -> None:
         self.watch, self.id, self.iteration, self.number = watch, loader_id, iteration, 0
-        # (number, asked, taken): marks on the GPU's stream, not passed yet
+        self.pid = os.getpid()
+        # (number, asked, taken or None, their pool): marks on the GPU's stream, not passed yet
         self.waiting: list[Any] = []
 
     def __del__(self) -> None:
         try:
+            if self.pid != os.getpid():
+                return  # a fork's copy
             self.watch.journal.write(f"D {self.id} {self.iteration} {_now()}")
             if self.waiting:
                 rest = _Rest(self.watch, self.id, self.iteration)
@@ -111,36 +135,91 @@ class _Loop:
         except Exception:
             pass
 
-    def mark(self) -> Any:
-        """Queue a mark on the stream of the GPU that this thread computes on; None without one."""
-        try:
-            torch = sys.modules.get("torch")
-            if torch is None or not torch.cuda.is_initialized():
-                return None
-            if torch.cuda.is_current_stream_capturing():
-                return None
-            pool = self.watch.pool
-            event = pool.pop() if pool else _kept(torch.cuda.Event(enable_timing=True))
-            event.record()
-            return event
-        except Exception as error:
-            self.watch.journal.note("a mark", error)
-            return None
-
     def settle(self) -> None:
-        """Write the times of batches whose successor the GPU has seen; never wait for it."""
-        while len(self.waiting) > 1 and self.waiting[1][1].query():
-            number, asked, taken = self.waiting.pop(0)
-            following, wait, body = self.waiting[0], asked.elapsed_time(taken), -1e-6
+        """Keep the times of batches whose successor the GPU has seen; never wait for it."""
+        waiting, done = self.waiting, 0
+        while done + 1 < len(waiting) and waiting[done + 1][1].query():
+            number, asked, taken, pool = waiting[done]
+            following, wait, body, begun = waiting[done + 1], -1e-6, -1e-6, asked
+            if taken is not None:
+                wait, begun = asked.elapsed_time(taken), taken
             if following[0] == number + 1:
-                body = taken.elapsed_time(following[1])
-            self.watch.journal.write(
+                body = begun.elapsed_time(following[1])
+            self.watch.journal.keep(
                 f"G {self.id} {self.iteration} {number} {int(wait * 1e6)} {int(body * 1e6)}"
             )
-            self.watch.pool += [asked, taken]
+            pool += [asked] if taken is None else [asked, taken]
+            done += 1
+        del waiting[:done]
 
 
-def _kept(event: Any) -> Any:
+class _Gpu:
+    """Marks on the stream of the GPU that a thread computes on, at the least cost.
+
+    `Event.record` of torch finds the current stream by a dozen functions in Python, which takes
+    longer than all else here. What they call in the end is called at once where it is there.
+    """
+
+    def __init__(self, journal: _Journal) -> None:
+        self.journal = journal
+        self.streams: dict[Any, tuple[Any, list[Any]]] = {}  # with the events to use again
+        self.current: Callable[[], Any] | None = None
+        self.capturing: Callable[[], bool] | None = None
+        self.record: Callable[[Any, Any], Any] | None = None
+
+    def mark(self) -> tuple[Any, list[Any]] | None:
+        """Queue a mark; return it with the pool that it goes back to, None without a GPU."""
+        try:
+            if self.current is None and not self._find():
+                return None
+            if self.capturing():  # type: ignore[misc]
+                return None
+            key = self.current()  # type: ignore[misc]
+            found = self.streams.get(key)
+            if found is None:
+                found = self.streams[key] = (_stream_of(key), [])
+            stream, pool = found
+            event = pool.pop() if pool else _new_event()
+            self.record(event, stream)  # type: ignore[misc]
+            return event, pool
+        except Exception as error:
+            self.journal.note("a mark", error)
+            return None
+
+    def _find(self) -> bool:
+        """Find how this torch tells the stream of a thread, once the job uses a GPU."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return False
+        self.capturing = torch.cuda.is_current_stream_capturing
+        try:
+            own = torch._C
+            self.capturing = own._cuda_isCurrentStreamCapturing
+            device, current = own._cuda_getDevice, own._cuda_getCurrentStream
+            _stream_of(current(device()))
+            self.record = own._CudaEventBase.record
+            self.current = lambda: current(device())
+        except Exception:
+            self.record = torch.cuda.Event.record
+            self.current = torch.cuda.current_stream
+        return True
+
+    def forked(self) -> None:
+        """Use no GPU in a forked child: CUDA does not work there."""
+        self.current = None
+
+
+def _stream_of(key: Any) -> Any:
+    """Return the stream that `_Gpu.current` names."""
+    if isinstance(key, tuple):
+        number, device, kind = key
+        return sys.modules["torch"].cuda.Stream(
+            stream_id=number, device_index=device, device_type=kind
+        )
+    return key
+
+
+def _new_event() -> Any:
     """Return an event that is never freed; few are made, as they are used again.
 
     Forked workers have the iterations of before, as garbage. CUDA ends a process that was forked
@@ -148,6 +227,7 @@ def _kept(event: Any) -> Any:
     """
     import ctypes
 
+    event = sys.modules["torch"].cuda.Event(enable_timing=True)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
     return event
 
@@ -164,10 +244,11 @@ class _Watch:
 
     def __init__(self, journal: _Journal) -> None:
         self.journal = journal
-        self.inside = 0  # depth of watched iterators: a loader inside another one is part of it
+        self.gpu = _Gpu(journal)
+        # Threads that are in a watched iterator: a loader inside another one is part of it.
+        self.inside: set[int] = set()
         self.num_loaders = 0
         self.unsettled: list[_Loop] = []
-        self.pool: list[Any] = []  # events to use again
 
     def begin(self, loader: Any, describe: Callable[[Any], dict[str, Any]]) -> _Loop:
         """Return the new iteration over a loader; its first one is described."""
@@ -188,38 +269,48 @@ class _Watch:
         for rest in self.unsettled:
             rest.settle()
             if len(rest.waiting) <= 1:  # of the last batch nothing more is known
-                self.pool += [mark for _, *marks in rest.waiting for mark in marks if mark]
+                for _, asked, taken, pool in rest.waiting:
+                    pool += [asked] if taken is None else [asked, taken]
                 rest.waiting.clear()
         self.unsettled = [rest for rest in self.unsettled if rest.waiting]
 
-    def take(self, loop: _Loop | None, take: Callable[[], Any]) -> Any:
-        """Take a batch by `take()`, and write down when."""
-        if self.inside or loop is None:
-            return take()
-        self.inside += 1
-        asked, first = _now(), loop.mark()
+    def take(self, loop: _Loop | None, take: Callable[[Any], Any], batches: Any) -> Any:
+        """Take a batch by `take(batches)`, and keep when."""
+        thread = _thread()
+        if loop is None or thread in self.inside:
+            return take(batches)
+        self.inside.add(thread)
+        asked, mark = _now(), self.gpu.mark()
         try:
-            batch = take()
+            batch = take(batches)
         except StopIteration:
+            if mark is not None:
+                loop.waiting.append((loop.number, mark[0], None, mark[1]))
             self.journal.write(f"X {loop.id} {loop.iteration} {asked}")
-            if first is not None:
-                loop.waiting.append((loop.number, first, None))
             raise
         finally:
-            self.inside -= 1
+            self.inside.discard(thread)
         taken = _now()
         try:
-            samples, num_bytes = _size_of(batch)
-            self.journal.write(
-                f"B {loop.id} {loop.iteration} {asked} {taken} {samples} {num_bytes} {_grad()}"
-            )
-            if first is not None:
-                loop.waiting.append((loop.number, first, loop.mark()))
-                loop.settle()
-            loop.number += 1
+            self.taken(loop, batch, asked, taken, mark)
         except Exception as error:
             self.journal.note("a batch", error)
         return batch
+
+    def taken(self, loop: _Loop, batch: Any, asked: int, taken: int, mark: Any) -> None:
+        """Keep when a batch was taken; `mark` is the GPU's from before."""
+        number, journal = loop.number, self.journal
+        loop.number = number + 1
+        samples = _samples_of(batch)
+        journal.keep(f"B {loop.id} {loop.iteration} {asked} {taken} {samples} {_grad()}")
+        if mark is not None:
+            after = None
+            if taken - asked > _SHORT or number % _SOME == 0:
+                after = self.gpu.mark()
+            loop.waiting.append((number, mark[0], after and after[0], mark[1]))
+        if taken - journal.written > _KEPT or len(journal.kept) > _MOST_KEPT:
+            loop.settle()
+            journal.write()
 
     def end(self) -> None:
         """Write the end of this process."""
@@ -229,29 +320,43 @@ class _Watch:
             self.journal.note("the last batches", error)
         self.journal.write(f"Z {_now()}")
 
+    def forked(self) -> None:
+        """Leave to the parent what is its own: the lines that it keeps, and its GPU."""
+        self.journal.kept.clear()
+        self.unsettled.clear()
+        self.inside.clear()
+        self.gpu.forked()
+
+    def ended(self, *_: Any) -> None:
+        """Keep when a step of an optimizer has ended."""
+        journal, now = self.journal, _now()
+        journal.keep(f"O {now}")
+        if len(journal.kept) > _MOST_KEPT:  # no batch is taken meanwhile, and nothing written
+            journal.write()
+
 
 def _grad() -> int:
     torch = sys.modules.get("torch")
     return 1 if torch is None or torch.is_grad_enabled() else 0
 
 
-def _size_of(batch: Any, depth: int = 0) -> tuple[int, int]:
-    """Return a batch's samples and bytes, by its first arrays: 0 where they are not known."""
-    shape, num_bytes = getattr(batch, "shape", None), getattr(batch, "nbytes", None)
+def _samples_of(batch: Any, depth: int = 0) -> int:
+    """Return a batch's samples, by the first array in it: 0 where they are not known."""
+    shape = getattr(batch, "shape", None)
     if shape is not None:
-        return (int(shape[0]) if len(shape) else 0), int(num_bytes or 0)
+        return int(shape[0]) if len(shape) else 0
+    is_list = isinstance(batch, (list, tuple))
     if depth < 3:
         items: Any = ()
-        if isinstance(batch, dict) or hasattr(batch, "keys"):
-            items = [batch[key] for key in batch]
-        elif isinstance(batch, (list, tuple)):
+        if is_list:
             items = batch
-        found = [_size_of(each, depth + 1) for each in list(items)[:8]]
-        samples = next((n for n, _ in found if n), 0)
-        if not samples and isinstance(batch, (list, tuple)) and depth == 0:
-            samples = len(batch)
-        return samples, sum(n for _, n in found)
-    return 0, 0
+        elif isinstance(batch, dict) or hasattr(batch, "keys"):
+            items = [batch[key] for key in batch]
+        for each in items[:8]:
+            samples = _samples_of(each, depth + 1)
+            if samples:
+                return samples
+    return len(batch) if is_list and depth == 0 else 0
 
 
 def _described(describe: Callable[[Any], dict[str, Any]], loader: Any) -> dict[str, Any]:
@@ -278,7 +383,7 @@ def _describe_torch(loader: Any) -> dict[str, Any]:
         length = len(dataset)
     except Exception:
         length = None
-    sampler = getattr(loader, "sampler", None)
+    sampler = _sampler_of(loader)
     method = context.get_start_method() if context is not None else None
     if method is None and loader.num_workers:
         import multiprocessing
@@ -301,6 +406,17 @@ def _describe_torch(loader: Any) -> dict[str, Any]:
         "torch": str(sys.modules["torch"].__version__),
         **_files_of(dataset),
     }
+
+
+def _sampler_of(loader: Any) -> Any:
+    """Return what draws a loader's samples, also inside samplers of batches, as accelerate's."""
+    batches, sampler = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
+    for _ in range(8):
+        if batches is None:
+            break
+        sampler = getattr(batches, "sampler", sampler)
+        batches = getattr(batches, "batch_sampler", None)
+    return sampler
 
 
 _LISTS = (
@@ -337,12 +453,27 @@ def _files_of(dataset: Any) -> dict[str, Any]:
                 named = {"files": [os.path.abspath(os.fspath(p)) for p in paths]}
                 named["num_files"] = len(found)
                 break
+    named = named or _files_of_table(dataset)
     for name in _ROOTS:
         root = getattr(dataset, name, None)
         if isinstance(root, (str, os.PathLike)) and os.path.isdir(root):
             named["root"] = os.path.abspath(os.fspath(root))
             break
     return named
+
+
+def _files_of_table(dataset: Any) -> dict[str, Any]:
+    """Return what the paths in a table of Hugging Face's `datasets` name, as of an ImageFolder."""
+    table: Any = getattr(dataset, "data", None)
+    for name in list(getattr(dataset, "column_names", None) or ())[:64]:
+        column = table.column(name)
+        inner = (column.type.field(number) for number in range(column.type.num_fields))
+        if "path" in [field.name for field in inner]:
+            rows = range(0, len(column), max(1, len(column) // _MOST_FILES))
+            paths = [column[row].as_py()["path"] for row in rows][:_MOST_FILES]
+            if paths and all(path and os.path.isabs(path) for path in paths):
+                return {"files": paths, "num_files": len(dataset)}
+    return {}
 
 
 # --- what is wrapped ------------------------------------------------------------------------------
@@ -353,7 +484,7 @@ def _wrap_torch_loader(module: Any, watch: _Watch) -> None:
     begin, take = loader.__iter__, iterator.__next__
 
     def __iter__(self: Any) -> Any:
-        if _in_worker() or watch.inside:
+        if _in_worker() or _thread() in watch.inside:
             return begin(self)
         loop = None
         try:
@@ -370,7 +501,7 @@ def _wrap_torch_loader(module: Any, watch: _Watch) -> None:
         return found
 
     def __next__(self: Any) -> Any:
-        return watch.take(getattr(self, "_dlemu_loop", None), lambda: take(self))
+        return watch.take(getattr(self, "_dlemu_loop", None), take, self)
 
     loader.__iter__, iterator.__next__ = _like(__iter__, begin), _like(__next__, take)
 
@@ -405,10 +536,7 @@ def _timed(fetch: Any, watch: _Watch) -> Any:
 
 
 def _wrap_optimizer(module: Any, watch: _Watch) -> None:
-    def ended(*_: Any, **__: Any) -> None:
-        watch.journal.write(f"O {_now()}")
-
-    module.register_optimizer_step_post_hook(ended)
+    module.register_optimizer_step_post_hook(watch.ended)
 
 
 def _wrap_save(module: Any, watch: _Watch) -> None:
@@ -468,7 +596,7 @@ def _wrap_dali(module: Any, watch: _Watch) -> None:
         if loop is None:
             loop = self.__dict__["_dlemu_loop"] = watch.begin(self, describe)
         try:
-            return watch.take(loop, lambda: take(self))
+            return watch.take(loop, take, self)
         except StopIteration:
             self.__dict__["_dlemu_loop"] = None
             raise
@@ -496,10 +624,10 @@ def _wrap_webdataset(module: Any, watch: _Watch) -> None:
             return self
 
         def __next__(self) -> Any:
-            return watch.take(self._dlemu_loop, lambda: next(self.batches))
+            return watch.take(self._dlemu_loop, next, self.batches)
 
     def __iter__(self: Any) -> Any:
-        if _in_worker() or watch.inside:
+        if _in_worker() or _thread() in watch.inside:
             return begin(self)
         try:
             loop = watch.begin(self, describe)
@@ -509,6 +637,17 @@ def _wrap_webdataset(module: Any, watch: _Watch) -> None:
         return Iterator(iter(begin(self)), loop)
 
     pipeline.__iter__ = _like(__iter__, begin)
+
+
+def _exiting(leave: Any, watch: _Watch) -> Any:
+    """Return `os._exit`, which runs nothing else at the end, with what was kept written first."""
+
+    def exiting(status: int) -> None:
+        if watch.journal.kept:
+            watch.journal.write()
+        leave(status)
+
+    return exiting
 
 
 def _like(function: Any, original: Any) -> Any:
@@ -597,6 +736,8 @@ def _start() -> None:
 
         watch = _Watch(_Journal(folder))
         atexit.register(watch.end)
+        os.register_at_fork(after_in_child=watch.forked)
+        os._exit = _like(_exiting(os._exit, watch), os._exit)
         watch.journal.write(f"S {_now()}")
         sys.meta_path.insert(0, _Finder(watch))
     _go_on(own)

@@ -65,8 +65,6 @@ class Epoch:
     wait: _Values
     body: _Values
     samples: NDArray[np.int64]
-    num_bytes: NDArray[np.int64]
-    """In memory."""
     by_gpu: bool
     """Whether the GPU's clock tells most of the times."""
     is_whole: bool
@@ -190,14 +188,38 @@ def _launch_of(iterations: Iterable[Iteration]) -> float:
     """
     launches, late = [], 0
     for each in iterations:
+        on_gpu = _on_gpu(each)
         for number, (begin, end) in enumerate(_host_bodies(each)):
-            idle, busy = each.on_gpu.get(number, (0.0, 0.0))
+            idle, busy = on_gpu.get(number, (0.0, 0.0))
             if number and idle > _DRAINED * busy > 0:
                 late += 1
                 launches += [end - begin] if busy > _LONGER * (end - begin) else []
     if len(launches) < max(_LEAST_LAUNCHES, late / 2):
         return 0.0
     return float(np.quantile(launches, 0.25))  # others waited for a core, or for Python's lock
+
+
+def _on_gpu(iteration: Iteration) -> dict[int, _Span]:
+    """Return by batch how long the GPU had nothing to do, and how long it then had its step.
+
+    Of short waits of the host, the GPU told some. In the others it was idle for the same share.
+    """
+    host = dict(enumerate(np.subtract(iteration.taken, iteration.asked).tolist()))
+    untold = [number for number, (idle, _) in iteration.on_gpu.items() if idle < 0]
+    longest = max((host.get(number, 0.0) for number in untold), default=0.0)
+    told = [
+        (idle, host[number])
+        for number, (idle, _) in iteration.on_gpu.items()
+        if idle >= 0 and 0 < number < len(host) and host[number] <= longest
+    ]
+    whole = sum(waited for _, waited in told)
+    share = min(1.0, sum(idle for idle, _ in told) / whole) if whole else 1.0
+    found = dict(iteration.on_gpu)
+    for number in untold:
+        busy = found[number][1]
+        idle = share * host.get(number, 0.0)
+        found[number] = (idle, busy) if busy < 0 else (min(idle, busy), busy - min(idle, busy))
+    return found
 
 
 def _grouped(process: Process) -> dict[LoaderKey, list[Iteration]]:
@@ -296,7 +318,7 @@ def _epoch_of(
     last = _end_of_last(iteration, [time for time in signs if time is not None])
     ends = np.array([*iteration.asked[1:], taken[-1] if last is None else last])
     body = ends - taken
-    for number, (idle, busy) in iteration.on_gpu.items():
+    for number, (idle, busy) in _on_gpu(iteration).items():
         if 0 < number < num:  # before the first batch, workers start: the host's clock tells
             wait[number] = idle
         if number < num and busy >= 0:
@@ -330,7 +352,6 @@ def _epoch_of(
         wait=wait[:num],
         body=body[:num],
         samples=np.array(iteration.samples[:num], np.int64),
-        num_bytes=np.array(iteration.num_bytes[:num], np.int64),
         by_gpu=2 * len(iteration.on_gpu) > num,
         is_whole=iteration.exhausted is not None,
         left_out=inside,

@@ -27,7 +27,6 @@ def iteration(
         made.asked.append(now)
         made.taken.append(now + wait)
         made.samples.append(8)
-        made.num_bytes.append(800)
         made.with_grad.append(True)
         now += wait + body
     made.exhausted = now if whole else None
@@ -117,7 +116,6 @@ def test_two_loaders_in_turn_are_one_loop() -> None:
             now += wait
             each.taken.append(now)
             each.samples.append(8)
-            each.num_bytes.append(0)
             each.with_grad.append(True)
         now += BODY
     first.exhausted = now
