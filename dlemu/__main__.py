@@ -1,5 +1,6 @@
 """`python -m dlemu`, and the `dlemu` command."""
 
+import gc
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ def main() -> int:
     # NumPy starts a thread for each CPU to multiply matrices, and each spins for 0.1 s. dlemu
     # multiplies none, and starts many processes at once on the CPUs that it measures.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    gc.set_threshold(200_000, 20, 100)
     try:
         from dlemu.cli.main import run
 
