@@ -5,16 +5,23 @@ import os
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from resource import RUSAGE_THREAD, getrusage
 
-SPIN_SECONDS = 1e-4
-"""A rank looks so long for the others before it sleeps, if they were there that soon last time.
+SPIN_SECONDS, BUSY_SPIN_SECONDS = 3e-4, 1e-4
+"""A rank looks so long for the others before it sleeps, if they came that soon a moment ago.
 
 Waking up takes 30 to 150 µs, so ranks that sleep come late to the next barrier, too. Ranks that
-look leave together, and then meet within some µs (docs/performance.md). Where CPUs are few and
-busy, a rank that looks keeps another one from its CPU for as long: 0.3 ms were too much there.
+look leave together, and then meet within some µs (docs/performance.md). The second is for a host
+whose CPUs are few and busy: there a rank that looks keeps another one from its CPU.
 """
+_REMEMBERED = 4
+"""Barriers of which one must have been short: one rank that is late once shall not send all to
+sleep, which then come late one after the other."""
+_TURNS, _PREEMPTIONS = 32, 4
+"""The CPUs are busy if so many times within so many barriers another program took this thread's."""
 _TIME = struct.Struct("d")
 _MOST_FILES = 250
 """Descriptors that one message may carry: Linux takes 253."""
@@ -31,18 +38,29 @@ class Meeting:
     """
 
     def __init__(
-        self, place: int, files: list[int], *, now: Callable[[], float] = time.perf_counter
+        self,
+        place: int,
+        files: list[int],
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        preempted: Callable[[], int] = lambda: getrusage(RUSAGE_THREAD).ru_nivcsw,
     ) -> None:
-        """Join as rank number `place` of the host; `files` are those of `make_files`."""
+        """Join as rank number `place` of the host; `files` are those of `make_files`.
+
+        `preempted` tells how often another program has taken the CPU of the calling thread.
+        """
         memory, *self._wakers = files
         self._place, self._num, self._now = place, len(self._wakers), now
+        self._count_preempted = preempted
         self._may_sleep_at = self._num + 1
         self._time_at = _time_at(self._num)
         self._memory = mmap.mmap(memory, self._time_at + _TIME.size)
         os.close(memory)
         self._turn = 0
+        self._spin, self._preempted = BUSY_SPIN_SECONDS, preempted()
+        self._waits: deque[float] = deque([0.0], maxlen=_REMEMBERED)
         self._all = bytes(self._num)
-        self._arrived = self._waited = self.opened = 0.0
+        self._arrived = self.opened = 0.0
         """When the barrier that this rank has left was opened."""
 
     @property
@@ -94,14 +112,18 @@ class Meeting:
     def leave(self) -> None:
         """Note how long the others were awaited: so the next barrier knows whether to sleep."""
         (self.opened,) = _TIME.unpack_from(self._memory, self._time_at)
-        self._waited = self.opened - self._arrived
+        self._waits.append(self.opened - self._arrived)
+        if self._turn % _TURNS == 0:
+            before, self._preempted = self._preempted, self._count_preempted()
+            is_busy = self._preempted - before >= _PREEMPTIONS
+            self._spin = BUSY_SPIN_SECONDS if is_busy else SPIN_SECONDS
 
     def look(self, *, at_last: Callable[[], None]) -> None:
-        """Look for the others: for a short time, if that was enough last time, else once.
+        """Look for the others: for a short time, if that was enough a moment ago, else once.
 
         A rank that sees that all have come calls `at_last`, once.
         """
-        until = self._arrived + (SPIN_SECONDS if self._waited < SPIN_SECONDS else 0.0)
+        until = self._arrived + (self._spin if min(self._waits) < self._spin else 0.0)
         is_told = False
         while not self.is_open:
             if not is_told and self.is_full:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from dlemu.ranks.meeting import (
+    BUSY_SPIN_SECONDS,
     SPIN_SECONDS,
     Meeting,
     make_files,
@@ -117,36 +118,60 @@ def test_two_that_come_at_once_and_do_not_see_each_other_do_not_wait(three: list
     first._all, first._now = bytes(3), see
     first.look(at_last=open)
     assert len(opened) == 1 and all(rank.is_open for rank in others)
-    assert opened[0] - first._arrived < SPIN_SECONDS
+    assert opened[0] - first._arrived < BUSY_SPIN_SECONDS
 
 
-def test_a_rank_looks_only_where_the_others_came_soon_last_time(
+def meet(three: list[Meeting], clock: _Clock, late: float) -> float:
+    """Return how long the first one looked for the others, which come so much later."""
+    first, *others = three
+    clock.time += 0.0035
+    first.arrive()
+    begun = clock.time
+    if late:
+        first.look(at_last=first.open)
+    looked = clock.time - begun
+    clock.time += late
+    for rank in others:
+        rank.arrive()
+    others[-1].look(at_last=others[-1].open)
+    for rank in three:
+        rank.leave()
+    return looked
+
+
+def test_a_rank_looks_only_where_the_others_came_soon_a_moment_ago(
     three: list[Meeting], clock: _Clock
 ) -> None:
-    first, *others = three
-
-    def meet(late: float) -> float:
-        """Return how long the first one looked for the others."""
-        clock.time += 0.0035
-        first.arrive()
-        begun = clock.time
-        if late:
-            first.look(at_last=first.open)
-        looked = clock.time - begun
-        clock.time += late
-        for rank in others:
-            rank.arrive()
-        others[-1].look(at_last=others[-1].open)
-        for rank in three:
-            rank.leave()
-        return looked
-
-    meet(0.0)
+    for _ in range(4):
+        meet(three, clock, 0.0)
     for _ in range(2):  # one that comes soon lets it look again
-        found = [meet(0.01) for _ in range(5)]
-        assert found[0] == pytest.approx(SPIN_SECONDS, rel=0.2)
-        assert max(found[1:]) < SPIN_SECONDS / 4, "now it goes to sleep at once"
-        meet(0.0)
+        found = [meet(three, clock, 0.01) for _ in range(8)]
+        assert found[:4] == pytest.approx([BUSY_SPIN_SECONDS] * 4, rel=0.2), "once late is not late"
+        assert max(found[4:]) < BUSY_SPIN_SECONDS / 4, "now it goes to sleep at once"
+        for _ in range(4):
+            meet(three, clock, 0.0)
+
+
+def test_a_rank_looks_longer_where_no_other_program_wants_its_cpu(clock: _Clock) -> None:
+    files, taken = make_files(3), [0]
+    three = [
+        Meeting(place, copies(files), now=clock, preempted=lambda: taken[0]) for place in range(3)
+    ]
+
+    def looks(preemptions: int) -> float:
+        """Return how long a rank looks after barriers within which its CPU was taken so often."""
+        for turn in range(64):
+            taken[0] += turn < preemptions
+            meet(three, clock, 0.0)
+        return meet(three, clock, 0.01)
+
+    assert looks(0) == pytest.approx(SPIN_SECONDS, rel=0.1)
+    assert looks(64) == pytest.approx(BUSY_SPIN_SECONDS, rel=0.2)
+    assert looks(3) == pytest.approx(SPIN_SECONDS, rel=0.1), "and longer again where it is calm"
+    for rank in three:
+        rank.close()
+    for file in files:
+        os.close(file)
 
 
 def test_none_leaves_early_and_none_is_left_asleep() -> None:
