@@ -36,6 +36,10 @@ channels, if it has some."""
 _MOST_SURVEYS = 20
 """Of earlier runs, that are looked into."""
 _ENDS = (0, -1)
+_NOT_SO = (
+    "if it is whole, dataset.format says what such files are; else copy it from its source again"
+)
+"""The remedy for a file that is not what its name says. None removes a user's file."""
 _BLOCK = 1 << 20
 """Bytes of a request for a part of an object, beside which the next part is likely to lie."""
 
@@ -89,7 +93,9 @@ class ForeignFiles:
         except DatasetError as error:
             if str(error).startswith(path):  # it is missing, or no file
                 raise
-            raise DatasetError(f"{path}: {error}") from None
+            has_own = error.remedy or "; " in error.problem
+            remedy = error.remedy if has_own else _NOT_SO
+            raise DatasetError(f"{path}: {error.problem}", remedy=remedy) from None
 
     def _reader(self, name: str) -> Read:
         """Return what reads parts of an object; of what lies near the last part it asks nobody."""
@@ -204,7 +210,7 @@ def _along(files: ForeignFiles, kind: Format, name: str) -> int:
     """Return how many samples an array holds along its first axis."""
     arrays = files.use(name, kind.arrays)
     if arrays is None or not arrays.shape:
-        raise DatasetError(f"{files.path(name)} holds no array with samples")
+        raise DatasetError(f"{files.path(name)} holds no array with samples", remedy=_NOT_SO)
     return arrays.shape[0]
 
 
@@ -223,7 +229,7 @@ def _count_each(
             if number is None:
                 return ()
             if number < 1:
-                raise DatasetError(f"{files.path(name)} holds no samples")
+                raise DatasetError(f"{files.path(name)} holds no samples", remedy=_NOT_SO)
             counts.append(number)
     return tuple(counts)
 

@@ -16,7 +16,7 @@ _REMEDY = re.compile(
     r"; |\bdid you mean |\b(write|set|add|use|name|leave|keep) |\bmust |\bneeds |\bknown: |"
     # A mistake that is its own remedy.
     r"unknown key |is none of |is not set|is needed, got |takes no |has no value|only|\?$|: dlemu |"
-    r"\blists "
+    r"\blists |^  value$"
 )
 
 
@@ -82,6 +82,45 @@ def _said_of_damage(path: Path) -> Iterator[tuple[int, bool]]:
         keywords = call.keywords if isinstance(call, ast.Call) else []
         has_keyword = any(each.arg == "remedy" for each in keywords)
         yield node.lineno, has_keyword or "REMEDY" in names or _GOES_ON.search(words) is not None
+
+
+# --- what no command of tests/refusals.toml reaches --------------------------------------------
+
+_ROOMS = ("datagen", "dlemu/config", "dlemu/storage", "dlemu/cli")
+_ERRORS = {"DatasetError", "RunError", "WorkloadError", "MissingError"}
+_OF_LIBRARIES = ("dlemu/storage/gpu/",)
+"""Their lines are those of cuFile and CUDA."""
+
+
+def _said_by_errors(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and words of each error that is made of a text alone, without a remedy beside it.
+
+    A text that ends with what another line says, such as `{error}`, is left to that.
+    """
+    for call in ast.walk(ast.parse(path.read_text())):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args):
+            continue
+        if call.func.id not in _ERRORS or any(each.arg == "remedy" for each in call.keywords):
+            continue
+        text = call.args[0]
+        parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+        if isinstance(parts[-1], ast.Constant) and isinstance(parts[-1].value, str):
+            yield (
+                call.lineno,
+                "".join(str(each.value) for each in parts if isinstance(each, ast.Constant)),
+            )
+
+
+def test_each_error_of_a_survey_a_place_or_a_key_has_a_remedy() -> None:
+    found = {
+        f"{name}:{line}": words
+        for room in _ROOMS
+        for path in sorted((PRODUCT / room).rglob("*.py"))
+        if not (name := str(path.relative_to(PRODUCT))).startswith(_OF_LIBRARIES)
+        for line, words in _said_by_errors(path)
+    }
+    assert len(found) > 50
+    assert {place: words for place, words in found.items() if not _REMEDY.search(words)} == {}
 
 
 _GOES_ON = re.compile(r"\b(restore|remove|run again|write the)\b")

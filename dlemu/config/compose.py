@@ -233,7 +233,9 @@ def model_keys(name: str, config_dir: Path | None = None) -> dict[str, Any]:
     path = find("model", name, config_dir)
     model = read_yaml(path).get("model")
     if not isinstance(model, dict):
-        raise WorkloadError(f"{path} has no group of keys model, which says what is written")
+        raise WorkloadError(
+            f"{path} has no group of keys model, which says what is written; name a file with one"
+        )
     return dict(model)
 
 
@@ -318,7 +320,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         tree = _parsed(text)  # from bytes: UTF-8, whatever the locale
         _check_extent(tree)
     except RecursionError:
-        raise WorkloadError(f"{path} is nested too deeply for a workload") from None
+        raise WorkloadError(
+            f"{path} is nested too deeply for a workload; name the file of one"
+        ) from None
     except _NOT_YAML as error:
         raise WorkloadError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):

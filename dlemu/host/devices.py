@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, fields, is_dataclass, replace
+from functools import lru_cache
 from itertools import chain, islice
 from math import inf
 from pathlib import Path
@@ -168,10 +169,12 @@ def files_below(folder: Path) -> Iterator[Path]:
     while left and seen < _FOLDERS_LOOKED_INTO:
         most = _MOST_LISTED_BELOW if seen else _MOST_LISTED
         seen += 1
-        kinds: tuple[list[os.DirEntry[str]], ...] = ([], [])  # apart, and plain files
+        names: list[os.DirEntry[str]] = []
         with suppress(OSError), os.scandir(left.pop(0)) as entries:
-            for entry in islice(entries, most):
-                kinds[not (entry.is_symlink() or entry.is_dir())].append(entry)
+            names += islice(entries, most)
+        plain = [entry for entry in names if entry.is_file(follow_symlinks=False)]
+        apart = names if len(plain) < len(names) else []
+        kinds = [entry for entry in apart if not entry.is_file(follow_symlinks=False)], plain
         few = (each[:: len(each) // most + 1] for each, most in zip(kinds, _LOOKED_AT, strict=True))
         for entry in chain.from_iterable(few):
             with suppress(OSError):  # a broken link
@@ -226,7 +229,13 @@ def read_mounts(*, proc: Path = PROC) -> list[Mount]:
 
 def parse_mountinfo(text: str) -> list[Mount]:
     """Return the mounts of a mountinfo file; lines of another form are skipped."""
-    return [Mount(*map(_unescape, words)) for words in _MOUNT.findall(text)]
+    return [*_parsed(text)]
+
+
+@lru_cache(maxsize=2)
+def _parsed(text: str) -> tuple[Mount, ...]:
+    # A host is asked many times in a row, and what it mounts seldom changes.
+    return tuple(Mount(*map(_unescape, words)) for words in _MOUNT.findall(text))
 
 
 def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
@@ -235,7 +244,9 @@ def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
     The longest mount point may be wrong: a later mount on a parent folder hides it. So follow the
     path as the kernel does: from each mount to the first of its child mounts on the path.
     """
-    on_the_way = [mount for mount in mounts if path.is_relative_to(mount.point)]
+    # Text is compared ten times as fast as paths.
+    below = f"{path}/" if path != Path("/") else "/"
+    on_the_way = [mount for mount in mounts if below.startswith(f"{mount.point.rstrip('/')}/")]
     ids = {mount.id for mount in on_the_way}
     found = None
     children = [
@@ -331,6 +342,8 @@ def _layers(options: str) -> list[Path]:
 
 
 def _unescape(word: str) -> str:
+    if "\\" not in word:
+        return word
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
 
 

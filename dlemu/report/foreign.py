@@ -82,6 +82,9 @@ class DlioSteps:
     """Whether the time beside the steps is known in all blocks."""
 
 
+_RUN_AGAIN = "let DLIO run to its end, and name that folder"
+
+
 class _Epoch(NamedTuple):
     """One rank's epoch: seconds of each step, and of all blocks together."""
 
@@ -281,7 +284,7 @@ def read_foreign(
     if not runs and not incomplete:
         return None
     if not runs:
-        raise RunError(next(iter(incomplete.values())))
+        raise RunError(next(iter(incomplete.values())), remedy=_RUN_AGAIN)
     first = next(iter(runs.values()))
     several = RunsSummary(
         label=LABEL,

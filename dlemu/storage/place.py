@@ -212,7 +212,10 @@ class Place(ABC):
             raise
         except Exception as error:  # whatever a user's module raises
             why = f"{type(error).__name__}: {in_short(error)}"
-            raise RunError(f"{self.path / name} cannot be read ({why})") from error
+            raise RunError(
+                f"{self.path / name} cannot be read ({why})",
+                remedy=f"python -m dlemu.contract {self.path} says what the place lacks",
+            ) from error
         return Got(memoryview(data), num_bytes, perf_counter() - begin)
 
     def getter(self) -> Get:
@@ -371,7 +374,7 @@ def path_of(text: str, key: str = "dataset.data_folder") -> Path:
     except ValueError as error:
         raise WorkloadError(f"{key}{error}") from None
     if kind.has_paths:
-        raise WorkloadError(f"{key}={text}: a folder is named by its path alone")
+        raise WorkloadError(f"{key}={text}: a folder is named by its path; leave {name}:// out")
     path = _path_type(name)(text.partition("://")[2].strip("/"))
     if not path.parts or ".." in path.parts:
         raise WorkloadError(f"{key}={text} must be {name}://{kind.shape}")

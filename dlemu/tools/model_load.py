@@ -289,7 +289,9 @@ def _usable(load: Load, file: Path, on_event: OnEvent) -> Iterator[Way]:
         elif load.ways is None:
             on_event(f"left out: {way}: {problem}")
         else:
-            raise RunError(f"ways={way} does not work on {file.parent}: {problem}")
+            raise RunError(
+                f"ways={way} does not work on {file.parent}: {problem}", remedy="leave it out"
+            )
 
 
 def _drive_rate(load: Load, files: Sequence[Path], on_begin: OnEvent) -> tuple[float, str]:

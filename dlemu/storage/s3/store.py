@@ -41,6 +41,16 @@ _ANY = "storage.verify_tls=false takes any"
 _CA = f"storage.ca_file=FILE names one's own (AWS_CA_BUNDLE, SSL_CERT_FILE), {_ANY}"
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _SLOW_DOWN = {429, 503}
+_REMEDIES = {
+    301: "set storage.region to the bucket's, and storage.endpoint_url to its server",
+    400: "see whether storage.region is the bucket's, and the server gives ranges of objects",
+    405: "see whether storage.endpoint_url names an S3 server",
+    409: "wait until the other command that writes there has ended",
+    413: "the server takes no objects of that size; lower the size of files or parts",
+    501: "see whether storage.endpoint_url names an S3 server",
+    507: "make room, or name another bucket",
+}
+"""By the status of an answer that another try would not change."""
 
 
 class Store:
@@ -201,7 +211,8 @@ class Store:
                 f"{name} is shorter than it should be", remedy="dlemu verify lists such objects"
             )
         return RunError(
-            f"{name} cannot be {verb} at {self.endpoint}: {status}{f' {code[1]}' if code else ''}"
+            f"{name} cannot be {verb} at {self.endpoint}: {status}{f' {code[1]}' if code else ''}",
+            remedy=_REMEDIES.get(status, "see what the server's log says of it"),
         )
 
     def _no_answer(self, status: int, line: str, verb: str, key: str, tries: int) -> RunError:

@@ -390,7 +390,9 @@ def _least_blocks(sweep: Sweep, target: Path, notes: list[str]) -> dict[DataPath
         elif sweep.paths is None:
             notes.append(f"left out on {target}: {path}: {found}")
         else:
-            raise RunError(f"paths={path} does not work on {target}: {found}")
+            raise RunError(
+                f"paths={path} does not work on {target}: {found}", remedy="leave it out"
+            )
     for path, size in itertools.product(least, sweep.io_sizes):
         if size < least[path]:
             of = "" if path == "cufile" else " (the logical block of the device)"
