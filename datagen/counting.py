@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -93,7 +94,7 @@ class ForeignFiles:
         except DatasetError as error:
             if str(error).startswith(path):  # it is missing, or no file
                 raise
-            has_own = error.remedy or "; " in error.problem
+            has_own = error.remedy or re.search("; | must ", error.problem)
             remedy = error.remedy if has_own else _NOT_SO
             raise DatasetError(f"{path}: {error.problem}", remedy=remedy) from None
 

@@ -327,10 +327,11 @@ def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
         "one, got shape (30, 20, 3)"
     )
     os.truncate(train / "img_3_of_4.npz", 1000)
-    assert (
-        refused()
-        == f"{train}/img_3_of_4.npz: x.npy ends at byte 1983, the file at 1000; it was cut"
-    )
+    cut = f"{train}/img_3_of_4.npz: x.npy ends at byte 1983, the file at 1000; it was cut"
+    assert refused() == cut
+    (train / "img_3_of_4.npz").write_bytes(b"no archive")
+    none = f"{train}/img_3_of_4.npz: no zip archive: it begins with b'no a'; if it is whole, "
+    assert refused().startswith(none)
     (train / "img_3_of_4.npz").unlink()
     os.mkfifo(train / "img_3_of_4.npz")
     assert refused() == f"{train}/img_3_of_4.npz is a FIFO, not a file", "and nobody waits for it"
