@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -273,6 +274,15 @@ HERE = {
         "test_hdf5_whose_bytes_lie_in_other_files",
     ),
     "sectors of 4 KiB (4Kn)": ("held", "held", "test_sectors_of_4_kib"),
+    "btrfs with zstd": ("held", "held: its drive is found", "test_btrfs_that_compresses"),
+    "names and a locale that are not UTF-8 (EUC-JP)": (
+        "held",
+        "held, also for files of others",
+        "test_names_of_an_older_encoding",
+    ),
+    "a folder of 300,000 files": ("held", "held, also for files of others", "test_very_many_files"),
+    "MPICH 5 in place of Open MPI": ("held", "held", "test_ranks_of_mpich"),
+    "another Python (3.13)": ("held", "held", "test_another_python"),
 }
 """The same of the rows below. Held: nothing was wrong before."""
 
@@ -1248,6 +1258,125 @@ def test_sectors_of_4_kib(tmp_path: Path) -> None:
         (drive / "a").write_bytes(bytes(8192))
         assert direct_unit(drive / "a") in (512, 4096)
         assert ran(small_job(drive, reader__odirect=True)).metrics.epochs
+
+
+def test_btrfs_that_compresses(tmp_path: Path, printed: Printed) -> None:
+    """Its files have a device number that no drive has."""
+    with own_drive(160 << 20, images=tmp_path, make=("mkfs.btrfs", "-q", "--mixed")) as drive:
+        subprocess.run(["mount", "-o", "remount,compress=zstd", drive], check=True)
+        assert ran(small_job(drive, reader__odirect="auto")).metrics.epochs
+        (system,) = summary_of(drive / "run")["system"]
+        assert system["file_system"] == "btrfs" and "compress=zstd" in system["mount_options"]
+        assert [each.name for each in counted_devices(drive / "data")] == [loop_of(drive)]
+        assert devices_under(drive / "data"), "the drive under the loop device's file"
+        printed("checkpoint", f"{drive / 'ck'}", "model=llama3_8b", *ONE_SMALL)
+        assert "no bad files" in printed("verify", drive / "data", "--full")
+
+
+JAPANESE = "日本"
+"""Its bytes in EUC-JP are no UTF-8."""
+
+
+@pytest.mark.parametrize("locale", ["ja_JP.eucJP", "C.UTF-8"])
+def test_names_of_an_older_encoding(tmp_path: Path, locale: str) -> None:
+    """In that locale they are text; in another one, bytes that are kept."""
+    surroundings = with_checkout() | {"LC_ALL": locale, "PYTHONUTF8": "0"}
+    if locale == "ja_JP.eucJP":
+        if not shutil.which("localedef") or not Path("/usr/share/i18n/charmaps").exists():
+            pytest.skip("no localedef, or no tables for it: apt-get install locales")
+        made = tmp_path / "locales" / locale
+        made.parent.mkdir()
+        subprocess.run(["localedef", "-i", "ja_JP", "-f", "EUC-JP", made], check=True)
+        surroundings |= {"LOCPATH": str(made.parent)}
+    below = os.fsencode(tmp_path) + b"/" + JAPANESE.encode("euc_jp")
+    os.makedirs(below + b"/train")
+    for number in range(6):
+        with open(
+            below + b"/train/" + JAPANESE.encode("euc_jp") + b"%d.jpg" % number, "wb"
+        ) as file:
+            file.write(bytes(2000))
+    words = ["run", below, "workload=resnet50_h100", "reader.batch_size=2", *QUICK[5:]]
+    words += ["reader.data_loader=threads", b"output.folder=" + below + b"/run"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "dlemu", *words], capture_output=True, cwd=tmp_path, env=surroundings
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert b"PASS" in ended.stdout and b"6 jpeg files were found" in ended.stdout
+    if locale == "ja_JP.eucJP":
+        assert JAPANESE.encode("euc_jp") + b": 6 jpeg" in ended.stdout, "as the terminal shows it"
+    with open(below + b"/run/summary.json", "rb") as stored:
+        assert json.load(stored)["metric"]["train_throughput_mean_samples_per_second"] > 0
+    for command in (["report", below + b"/run"], ["verify", below]):
+        shown = subprocess.run(
+            [sys.executable, "-m", "dlemu", *command], capture_output=True, env=surroundings
+        )
+        assert b"Traceback" not in shown.stderr and (shown.stdout or shown.stderr)
+
+
+def test_very_many_files(memory: Path, printed: Printed) -> None:
+    """Each name is listed and put into order; some are opened."""
+    (memory / "train").mkdir()
+    first = memory / "train" / "0.jpg"
+    first.write_bytes(bytes(3000))
+    for number in range(1, 300_000):
+        os.link(first, f"{first.parent}/{number // 60_000}_{number}.jpg")
+    if len(os.listdir(first.parent)) < 300_000:
+        pytest.skip("this file system has not so many links of a file")
+    words = ["workload=resnet50_h100", "reader.data_loader=threads", "train.epochs=1"]
+    said = printed("run", memory, *words, "--dry-run")
+    assert "300,000 jpeg files were found" in said and "would be accepted" in said
+    layout = find_dataset(
+        load_workload("resnet50_h100", {"dataset.data_folder": str(memory)}), Alone()
+    ).layout
+    assert (layout.num_files, layout.num_samples) == (300_000, 300_000)
+    assert [layout.path(file) for file in (0, 1, 2, -1)] == [
+        *("train/0.jpg", "train/0_1.jpg", "train/0_2.jpg", "train/4_299999.jpg")
+    ]
+
+
+MPICH = Path(__file__).parents[1] / "build" / "mpich"
+"""python -m venv build/mpich, and its pip install mpich."""
+
+
+@pytest.mark.mpi
+def test_ranks_of_mpich(tmp_path: Path, data: str) -> None:
+    pytest.importorskip("mpi4py", reason="pip install 'dlemu[mpi]'")
+    launcher = MPICH / "bin" / "mpiexec"
+    if not launcher.exists():
+        pytest.skip(f"no MPICH in {MPICH}: python -m venv {MPICH}, and its pip install mpich")
+    surroundings = with_checkout() | {
+        "MPI4PY_MPIABI": "mpich",
+        "LD_LIBRARY_PATH": str(MPICH / "lib"),
+    }
+    words = ["run", *QUICK, data, f"output.folder={tmp_path / 'run'}"]
+    ended = subprocess.run(
+        [launcher, "-n", "2", sys.executable, "-m", "dlemu", *words],
+        capture_output=True,
+        text=True,
+        env=surroundings,
+        timeout=LONG,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("PASS") == 1, "one rank speaks"
+    assert summary_of(tmp_path / "run")["num_accelerators"] == 2
+
+
+def test_another_python(tmp_path: Path, data: str) -> None:
+    """`PYTHON=python3.13 make test` runs all tests by it; here is one run."""
+    root = Path(__file__).parents[1]
+    others = [
+        path
+        for path in sorted(root.glob(".venv-python3.*/bin/python"))
+        if path.resolve() != Path(sys.executable).resolve()
+    ]
+    if not others:
+        pytest.skip("no environment of another Python: PYTHON=python3.13 make test makes one")
+    for number, python in enumerate(others):
+        words = ["run", *QUICK, data, f"output.folder={tmp_path / str(number)}"]
+        ended = subprocess.run(
+            [python, "-m", "dlemu", *words], capture_output=True, text=True, env=with_checkout()
+        )
+        assert ended.returncode == 0 and "PASS" in ended.stdout, ended.stdout + ended.stderr
 
 
 # --- a cgroup's memory, and samples that are left out ---------------------------------------------

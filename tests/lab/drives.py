@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,19 +19,26 @@ _MIB = 1 << 20
 
 
 @contextlib.contextmanager
-def own_drive(num_bytes: int, *, images: Path = Path("/dev/shm")) -> Iterator[Path]:
-    """Mount a new ext4 file system on a loop device; its image takes memory unless told else.
+def own_drive(
+    num_bytes: int,
+    *,
+    images: Path = Path("/dev/shm"),
+    make: Sequence[str] = ("mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0"),
+) -> Iterator[Path]:
+    """Mount a new file system on a loop device; its image takes memory unless told else.
 
     Over an image in tmpfs the loop device counts as the drive: dlemu finds none below it.
     """
     if os.geteuid() != 0:
         pytest.skip("only root may mount")
+    if not shutil.which(make[0]):
+        pytest.skip(f"no {make[0]} here")
     with tempfile.TemporaryDirectory(dir=images, prefix="dlemu-drive-") as folder:
         image, point = Path(folder, "image"), Path(folder, "mounted")
         point.mkdir()
         with image.open("wb") as file:
             file.truncate(num_bytes)
-        _run("mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", image)
+        _run(*make, image)
         _run("mount", "-o", "loop,noatime", image, point)
         try:
             yield point

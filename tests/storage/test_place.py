@@ -153,7 +153,10 @@ def test_checkpoints_go_to_a_place_of_ones_own(
     [
         ("s3://", "dataset.data_folder=s3:// must be s3://BUCKET/PREFIX"),
         ("s3://b/../c", "dataset.data_folder=s3://b/../c must be s3://BUCKET/PREFIX"),
-        ("folder:///mnt", "dataset.data_folder=folder:///mnt: a folder is named by its path; leave folder:// out"),
+        (
+            "folder:///mnt",
+            "dataset.data_folder=folder:///mnt: a folder is named by its path; leave folder:// out",
+        ),
         ("gs://b", "dataset.data_folder=gs://b: places are folders, s3:// and MODULE:PLACE://"),
         ("no.module://x", "dataset.data_folder=no.module cannot be used (ModuleNotFoundError"),
         ("json:loads://x", "dataset.data_folder=json:loads cannot be used (TypeError"),
