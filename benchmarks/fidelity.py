@@ -1,6 +1,8 @@
 """Is the emulated AU that of a real job? python -m benchmarks.fidelity FOLDER [key=value …]
 
     cells=NET/RATE/LOOP/ARM+ARM[/STEPS],…  repeats=3 json=found.json until=SECONDS
+        limit=SECONDS of a cell, beyond which the next one is run; claims=FOLDER in which several
+        of these programs, on a GPU each, take the cells in turn
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
     python -m benchmarks.fidelity steps JSON...         the table of what `dlemu steptime` stored
     python -m benchmarks.fidelity nearest JSON...       the same beside the published step
@@ -19,8 +21,9 @@ M   E with the times that `dlemu.Meter` has found in R's loop, in a run whose re
 T   M with the threads loader
 B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart
 N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock
-D   E with reader.cost=dataloader, and no cost given by hand; of a net that DALI reads for,
-    `dlemu run` with reader.data_loader=dali
+D   E with reader.cost=dataloader, and no cost given by hand but what R's loops before took to start
+    a worker, as the Meter finds it; of a net that DALI reads for, `dlemu run` with
+    reader.data_loader=dali
 L   D with lean workers
 
 As root, a cgroup holds reads to RATE times the demand (bytes of a batch / c); 0: they are not held.
@@ -30,27 +33,31 @@ launch-bound, c is timed once. On a host without a GPU, small inputs are trained
 the program.
 """
 
+import atexit
 import math
 import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import yaml
 
 import dlemu
+from benchmarks.fidelity_ddp import Ranks, ranks_of
 from benchmarks.fidelity_real import (
     FILES,
     DaliBatches,
@@ -113,6 +120,9 @@ class Job:
     like: Sequence["Job"]
     """All jobs, among them those that share their files."""
 
+    starts: list[float] = field(default_factory=list)
+    """Seconds in which R has started a worker, of each of its loops so far."""
+
     @property
     def at_once(self) -> bool:
         """Whether R and E run at the same time: neither takes many cores or much of the drive."""
@@ -134,6 +144,9 @@ class Job:
 
     @cached_property
     def own_files(self) -> int:
+        if self.net.ranks > 1:
+            c, batch = 1.0, self.net.ranks * self.net.batch
+            return batch * max(self.num_steps(cell, c) for cell in self.cells)
         c = self.real.time_alone()[0] if self.net.seconds else 1.0
         # c varies: a tenth more than now is needed.
         spare = 1.1 if self.net.seconds else 1.0
@@ -162,6 +175,9 @@ class Job:
             "reader.hand_over": "batch",
             "train.epochs": 1,
         }
+        if net.ranks > 1:
+            keys |= {"num_accelerators": net.ranks, "train.processes": net.ranks}
+            keys |= {"train.step_spread": "shared"}
         if net.by_dali and "reader.data_loader" in (more or {}):
             keys |= {"dali.device": "gpu" if self.real.cuda else "cpu"}
         return dlemu.load_workload(f"{net.name}_h100", {**keys, **(more or {})})
@@ -194,7 +210,10 @@ class Job:
             net, folder, steps, seed=repeat, pin=real.cuda, in_one_read=one, spent=spent
         )
         if arm != "N":
-            return {**real.train(loader, synchronous=synchronous), "spent": spent.total()}
+            found = real.train(loader, synchronous=synchronous)
+            asked, made = (each - real.began for each in spent.first())
+            self.starts.append(found["opened"] / net.workers)
+            return {**found, "spent": spent.total(), "asked": asked, "made": made}
         meter = dlemu.Meter(workload, batch_size=net.batch, sample_bytes=self.file_bytes)
         found = real.train(loader, synchronous=loop == "rule", meter=meter)
         metrics = meter.metrics()
@@ -222,12 +241,16 @@ class Job:
 
 
 def write(workload: dlemu.Workload) -> None:
-    """Write the files of a workload."""
+    """Write the files of a workload, unless they are there."""
     dataset, folder = workload.dataset, workload.data_folder / "train"
+    told, number = workload.data_folder.with_suffix(".written"), str(dataset.num_files_train)
+    if told.exists() and told.read_text() == number:
+        return
     if dataset.format != "jpeg":
         dlemu.generate(workload, world=dlemu.Alone())
     else:
         write_pictures(folder, int(dataset.num_files_train), int(dataset.record_length_bytes))
+    told.write_text(number)
 
 
 def replayed(run: bench.Run) -> dict[str, Any]:
@@ -235,19 +258,25 @@ def replayed(run: bench.Run) -> dict[str, Any]:
     run.completes()
     steps, limit = read_steps(run.folder), run.summary["limit"]
     shutil.rmtree(run.folder)
+    number = len(np.unique(steps["accelerator"]))
+    makes = {name: float(steps[name].sum()) / number for name in ("read", "decode", "hand_over")}
+    steps = steps[steps["accelerator"] == 0]  # all of a data-parallel job take as long
     begin, ends = steps["start"][0], steps["start"] + steps["wait"] + steps["compute"]
     whole, seconds = float(ends[-1] - begin), float(ends[-1] - ends[0])
     known = {"whole": whole, "wall": whole, "seconds": seconds, "num_steps": len(steps)}
-    makes = {name: float(steps[name].sum()) for name in ("read", "decode", "hand_over")}
     waited = float(steps["wait"][1:].sum())
     known |= {"first": float(steps["wait"][0]), "waited": waited}
     return {**known, "limit": limit["name"], "evidence": limit, "spent": makes}
 
 
 def counted(folder: Path) -> tuple[float, int, int]:
-    """Return the host's busy CPU seconds, and its reads from the folder's drive and their bytes."""
-    user, nice, system, _, _, *irq = Path("/proc/stat").read_text().split()[1:8]
-    ticks = sum(map(int, (user, nice, system, *irq)))
+    """Return busy seconds of our CPUs, and the reads from the folder's drive and their bytes."""
+    own, ticks = {f"cpu{number}" for number in os.sched_getaffinity(0)}, 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *spent = line.split()
+        if name in own:
+            user, nice, system, _, _, *irq = map(int, spent[:7])
+            ticks += user + nice + system + sum(irq)
     number = os.stat(folder).st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
     reads, _, sectors = map(int, device.read_text().split()[:3] if device.exists() else (0, 0, 0))
@@ -256,7 +285,10 @@ def counted(folder: Path) -> tuple[float, int, int]:
 
 def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]:
     """Run the arms of a cell."""
-    real, net = job.real, job.net
+    net = job.net
+    if net.ranks > 1:
+        return measure_ranks(job, cell, arms, repeat)
+    real = job.real
     by_hand = {*arms} - {*"RDL"}
     if net.decodes and by_hand:  # a host's cores change their speed within minutes
         vars(job).pop("loading", None)
@@ -281,7 +313,8 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
     if job.at_once and {"R", "E"} <= set(arms):
         turns = [["E", "R"], *([arm] for arm in arms if arm not in "RE")]
     runs: list[Run] = []
-    for turn in turns[:: -1 if repeat % 2 else 1]:
+    others_first = repeat % 2 and (job.starts or "D" not in arms)
+    for turn in turns[:: -1 if others_first else 1]:
         before, children = counted(job.folder), resource.getrusage(resource.RUSAGE_CHILDREN)
         with ExitStack() as stack:
             replays: dict[str, bench.Run] = {}
@@ -289,6 +322,8 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
             for arm in turn:
                 own = {} if arm in "DL" else {**loading, **(metered if arm in "MT" else {})}
                 own = {**own, "reader.cost": "dataloader" if arm == "D" else "lean"}
+                if arm == "D" and job.starts:  # as the Meter would have found it in R's loop
+                    own |= {"reader.worker_start_time": median(job.starts)}
                 loader = "threads" if arm == "T" else "pytorch"
                 if net.by_dali:
                     loader, own = "dali", {}
@@ -317,6 +352,89 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
             known |= {"metered": metered} if arm in "MT" else {}
             runs.append(Run(**{**known, **(drive if len(turn) == 1 else {}), **times}))
     return runs
+
+
+_kept = ExitStack()
+"""Closes the ranks that are there."""
+atexit.register(_kept.close)
+
+
+@cache
+def ranks(number: int) -> Ranks:
+    """Return ranks that live as long as this program, or until a cell fails."""
+    return _kept.enter_context(ranks_of(number))
+
+
+def measure_ranks(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]:
+    """Run the arms R and D of a data-parallel job: means of its ranks."""
+    try:
+        return _measure_ranks(job, cell, arms, repeat, ranks(job.net.ranks))
+    except BaseException:
+        ranks.cache_clear()
+        _kept.close()
+        raise
+
+
+def _measure_ranks(
+    job: Job, cell: Cell, arms: Sequence[str], repeat: int, together: Ranks
+) -> list[Run]:
+    net, steps, folder = job.net, job.steps[cell], job.workload("R").data_folder
+    times = together.ask(what="alone", label=net.label)
+    c, stdev = (fmean(each[name] for each in times) for name in ("c", "stdev"))
+    rate = cell.rate * net.ranks * net.batch * job.file_bytes / c
+    runs: list[Run] = []
+    for arm in arms:
+        drop(files_of(folder))
+        held = throttled((folder, int(rate))) if rate else nullcontext()
+        with held as group:
+            if arm == "R":
+                if group is not None:
+                    together.enter(group)
+                each = together.ask(
+                    what="train",
+                    label=net.label,
+                    folder=str(folder),
+                    steps=steps,
+                    repeat=repeat,
+                    loop=cell.loop,
+                )
+                means = {key: fmean(one[key] for one in each) for key in each[0] if key != "spent"}
+                spent = {key: sum(one["spent"][key] for one in each) for key in each[0]["spent"]}
+                cpu = spent["load_cpu"] + spent["collate_cpu"]
+                found: dict[str, Any] = {**means, "spent": spent, "num_steps": steps}
+                found |= {"workers_cpu": cpu, "workers": net.ranks * net.workers}
+                job.starts.append(found["opened"] / net.workers)
+            else:
+                keys = {
+                    "train.total_training_steps": steps,
+                    "train.computation_time": {"mean": c, "stdev": stdev, "type": "normal"},
+                    "train.loop": cell.loop,
+                    "train.seed": 123 + repeat,
+                    "reader.data_loader": "pytorch",
+                    "reader.cost": "dataloader" if arm == "D" else "lean",
+                    "reader.worker_start_time": median(job.starts) if job.starts else None,
+                }
+                file = job.folder / f"{arm}.yaml"
+                file.write_text(dump_workload(job.workload(arm, keys)))
+                with bench.start(file, group=group) as run:
+                    found = replayed(run)
+        known: dict[str, Any] = {"cell": cell, "arm": arm, "repeat": repeat, "batch": net.batch}
+        runs.append(Run(**{**known, "c": c, "stdev": stdev, "launch": 0.0, "held": rate, **found}))
+    return runs
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError("the cell took longer than `limit`")
+
+
+def claimed(folder: str, name: str) -> bool:
+    """Return whether we are the first to take a cell, of several programs with this folder."""
+    if folder:
+        try:
+            (Path(folder) / name.replace(" ", "_").replace("/", "_")).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+    return True
 
 
 def experiment(folder: Path, asked: Asked, store: Store) -> str:
@@ -356,14 +474,27 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
     assert all(jobs[label].loading for label in by_hand if not known[label].decodes)
     runs: list[Run] = []
     done: Counter[Cell] = Counter()  # a cell may be named several times
-    for _ in range(asked.value("repeats", 3)):
+    signal.signal(signal.SIGALRM, _too_long)
+    for repeat in range(asked.value("repeats", 3)):
         for job in jobs.values():  # what takes the host's cores changes within minutes
             vars(job).pop("metered", None)
         for cell, arms in cells:
             if time.perf_counter() - begin > asked.value("until", math.inf):
                 say("no time is left")
                 return tables(runs)
-            found = measure(jobs[cell.net], cell, arms, done[cell])
+            if not claimed(asked.value("claims", ""), f"{repeat}_{'_'.join(cell.words.values())}"):
+                continue
+            number = repeat if asked.value("claims", "") else done[cell]
+            signal.alarm(asked.value("limit", 0))
+            try:
+                found = measure(jobs[cell.net], cell, arms, number)
+            except Exception:  # others may run: without DALI, say
+                if not asked.value("limit", 0):
+                    raise
+                say(f"{' '.join(cell.words.values())} failed:\n{traceback.format_exc()}")
+                continue
+            finally:
+                signal.alarm(0)
             done[cell] += 1
             runs += found
             aus = ", ".join(f"{run.arm} {run.whole_au:.2f} ({run.au:.2f})" for run in found)
@@ -381,6 +512,7 @@ def table(paths: Sequence[str], asked: Asked) -> str:
     return tables(runs)
 
 
+KEYS = ("cells", "repeats", "plot", "until", "claims", "limit")
 PRINTS = {
     "table": table,
     "steps": lambda paths, asked: lined(step_times(paths)),
@@ -390,4 +522,4 @@ PRINTS = {
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] not in PRINTS:
         warm.prepare()  # E's processes are forked off one without CUDA, which survives no fork
-    gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, "cells", "repeats", "plot", "until")
+    gpu_program(sys.argv[1:], __doc__, PRINTS, experiment, *KEYS)

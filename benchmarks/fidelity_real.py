@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -64,6 +64,8 @@ class Net:
     """DALI reads: `workers` are its threads, `prefetch` is the depth of its pipeline."""
     graph: bool = False
     """Whether the step is replayed as one CUDA graph."""
+    ranks: int = 1
+    """Of a data-parallel job, each on a GPU of its own, with workers of its own."""
 
     @property
     def name(self) -> str:
@@ -98,6 +100,17 @@ def _few(form: str, workers: int) -> Net:
     return Net(label, 400, size, form, workers=workers, prefetch=prefetch, seconds=0.0)
 
 
+def _pictures(workers: int) -> Net:
+    """Return a ResNet-50 whose workers, so many, decode JPEG files."""
+    label = f"resnet50_jpeg{workers}"
+    return Net(label, 200, 120_000, "jpeg", workers=workers, prefetch=1, seconds=0.0)
+
+
+def _of_two(net: Net) -> Net:
+    """Return the job on two GPUs."""
+    return replace(net, label=f"{net.label}_ddp2", ranks=2)
+
+
 def _dali(form: str, threads: int, batch: int = 400, side: int | None = None) -> Net:
     """Return a ResNet-50 that DALI reads for, with so many threads."""
     size = PIXELS if form == "npy" else 120_000
@@ -112,15 +125,14 @@ ON_GPU = [
     # the benchmark's.
     Net("unet3d", 1, 16_000_000, "npz"),
     Net("resnet50", 200, PIXELS, "npy", seconds=30.0),
-    Net("resnet50_jpeg2", 200, 120_000, "jpeg", workers=2, prefetch=1, seconds=0.0),
-    Net("resnet50_jpeg4", 200, 120_000, "jpeg", workers=4, prefetch=1, seconds=0.0),
-    Net("resnet50_jpeg8", 200, 120_000, "jpeg", workers=8, prefetch=1, seconds=0.0),
-    Net("resnet50_jpeg12", 200, 120_000, "jpeg", workers=12, prefetch=1, seconds=0.0),
+    *(_pictures(number) for number in (2, 4, 8, 12)),
     Net("cosmoflow", 1, 2_828_486, "hdf5", seconds=10.0),
     Net("cosmoflow_graph", 1, 2_828_486, "hdf5", seconds=10.0, graph=True),
     # Jobs whose workers are near their limit.
     *(_few("npy", number) for number in (2, 4, 8, 12)),
     *(_few("jpeg", number) for number in (4, 8, 12)),
+    *(_of_two(_few("npy", number)) for number in (4, 8)),
+    *(_of_two(_pictures(number)) for number in (4, 8)),
     *(_dali(form, number) for form in ("npy", "jpeg") for number in (1, 2, 4, 8, 12)),
 ]
 ON_CPU = [
@@ -128,9 +140,11 @@ ON_CPU = [
     Net("resnet50", 4, PIXELS, "npy", workers=1, side=32, seconds=0.0),
     Net("resnet50_jpeg4", 4, 120_000, "jpeg", workers=2, prefetch=1, side=32, seconds=0.0),
     Net("cosmoflow", 1, 300_000, "hdf5", workers=1, side=32, seconds=0.0),
-    Net("resnet50_npy2_b400", 16, PIXELS, "npy", workers=2, side=32, seconds=0.0),
-    Net("resnet50_npy4_b400", 16, PIXELS, "npy", workers=4, side=32, seconds=0.0),
-    *(_dali(form, 2, batch=16, side=32) for form in ("npy", "jpeg")),
+    Net("resnet50_npy2_b400", 4, PIXELS, "npy", workers=2, side=32, seconds=0.0),
+    Net("resnet50_npy4_b400", 4, PIXELS, "npy", workers=4, side=32, seconds=0.0),
+    *(_dali(form, 2, batch=4, side=32) for form in ("npy", "jpeg")),
+    _of_two(Net("resnet50_npy4_b400", 4, PIXELS, "npy", workers=2, side=32, seconds=0.0)),
+    _of_two(Net("resnet50_jpeg4", 4, 120_000, "jpeg", 2, 1, side=32, seconds=0.0)),
 ]
 
 
@@ -148,6 +162,8 @@ def files_of(folder: Path) -> list[Path]:
 SPENT = ("samples", "load", "load_cpu", "batches", "collate", "collate_cpu", "queued")
 """What a worker has done: how many samples and batches; seconds by the clock, of the CPU, and those
 in which it could run and had no CPU."""
+FIRST = ("asked", "made")
+"""When the first worker began with its first sample, and when its first batch was collated."""
 
 
 class Spent:
@@ -155,16 +171,31 @@ class Spent:
 
     def __init__(self, workers: int) -> None:
         torch: Any = import_module("torch")
-        table = torch.zeros((workers, len(SPENT)), dtype=torch.float64).share_memory_()
+        size = (workers, len(SPENT) + len(FIRST))
+        table = torch.zeros(size, dtype=torch.float64).share_memory_()
         self._rows = table.numpy()
+        self._loaded = [0.0, 0.0, 0.0]
+        """Of this worker's batch: a number alone costs less than an array's."""
+        self._began = 0.0
 
-    def add(self, first: int, *figures: float) -> None:
-        """Add to a worker's figures, from the one numbered `first` on. Called in the worker."""
-        self._rows[self._own()][first : first + len(figures)] += figures
+    def load(self, begin: float, cpu: float) -> None:
+        """Add a sample, begun at such times of both clocks. Called in the worker."""
+        found = self._loaded
+        if not found[0]:
+            self._began = begin
+        found[0] += 1
+        found[1] += time.perf_counter() - begin
+        found[2] += time.thread_time() - cpu
 
-    def _note_queued(self) -> None:
+    def _add(self, *collated: float) -> None:
+        row = self._rows[self._own()]
+        if not row[3]:
+            row[len(SPENT) :] = self._began, time.perf_counter()
+        row[:3] += self._loaded
+        row[3:6] += (1, *collated)
+        self._loaded[:] = 0.0, 0.0, 0.0
         text = Path("/proc/thread-self/schedstat").read_text()
-        self._rows[self._own()][-1] = int(text.split()[1]) / 1e9
+        row[len(SPENT) - 1] = int(text.split()[1]) / 1e9
 
     def _own(self) -> int:
         import torch
@@ -178,13 +209,17 @@ class Spent:
 
         begin, cpu = time.perf_counter(), time.thread_time()
         batch = torch.utils.data.default_collate(samples)
-        self.add(3, 1, time.perf_counter() - begin, time.thread_time() - cpu)
-        self._note_queued()
+        self._add(time.perf_counter() - begin, time.thread_time() - cpu)
         return batch
 
     def total(self) -> dict[str, float]:
         """Return the figures of all workers together."""
-        return dict(zip(SPENT, self._rows.sum(0).tolist(), strict=True))
+        return dict(zip(SPENT, self._rows[:, : len(SPENT)].sum(0).tolist(), strict=True))
+
+    def first(self) -> tuple[float, float]:
+        """Return when the first worker began, and when it had made its first batch."""
+        asked, made = self._rows[0, len(SPENT) :].tolist()
+        return asked, made
 
 
 class Files:
@@ -211,7 +246,7 @@ class Files:
         path = self.paths[number]
         found = self.sample(io.BytesIO(Path(path).read_bytes()) if self._in_one_read else path)
         if self._spent is not None:
-            self._spent.add(0, 1, time.perf_counter() - begin, time.thread_time() - cpu)
+            self._spent.load(begin, cpu)
         return found
 
     def sample(self, file: Any) -> Any:
@@ -231,13 +266,16 @@ class Files:
 
 
 def picture(path: Any) -> Any:
-    """Decode a file; return a random part of it as 224 x 224 pixels, perhaps mirrored."""
+    """Decode a file; return a random part of it as 224 x 224 pixels, perhaps mirrored.
+
+    Its share is that of torchvision's RandomResizedCrop, as in the recipes for ImageNet.
+    """
     from PIL import Image
 
     with Image.open(path) as image:
         pixels = image.convert("RGB")
     generator = np.random.default_rng()
-    share = float(np.sqrt(generator.uniform(0.3, 1.0)))
+    share = float(np.sqrt(generator.uniform(0.08, 1.0)))
     width, height = int(share * pixels.width), int(share * pixels.height)
     left = int(generator.integers(pixels.width - width + 1))
     top = int(generator.integers(pixels.height - height + 1))
@@ -293,16 +331,26 @@ def write_pictures(folder: Path, number: int, num_bytes: int) -> None:
 
 
 def plain_loader(
-    net: Net, folder: Path, num_steps: int, *, seed: int, pin: bool, in_one_read: bool, spent: Spent
+    net: Net,
+    folder: Path,
+    num_steps: int,
+    *,
+    seed: int,
+    pin: bool,
+    in_one_read: bool,
+    spent: Spent,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> Any:
     """Return a DataLoader over the files of a folder, in an order of its own.
 
-    `in_one_read`: a file is read by one call, before it is opened as what it is.
+    `in_one_read`: a file is read by one call, before it is opened as what it is. Of several ranks
+    each takes every `num_ranks`-th file, as with a DistributedSampler.
     """
     import torch
 
     data = Files(folder, net.form, net.pixels, in_one_read=in_one_read, spent=spent)
-    order = _order(len(data), net, num_steps, seed)
+    order = _order(len(data), net, num_ranks * num_steps, seed)[rank::num_ranks]
     library: Any = torch.utils.data
     return library.DataLoader(
         data,
@@ -340,9 +388,7 @@ class DaliBatches:
             if net.decodes:
                 files, _ = dali.fn.readers.file(files=paths, labels=[0] * len(paths))
                 pictures = dali.fn.decoders.image(files, device="mixed" if cuda else "cpu")
-                samples = dali.fn.random_resized_crop(
-                    pictures, size=[_SIDE, _SIDE], random_area=[0.3, 1.0]
-                )
+                samples = dali.fn.random_resized_crop(pictures, size=[_SIDE, _SIDE])
                 samples = dali.fn.flip(samples, horizontal=dali.fn.random.coin_flip())
             else:
                 samples = dali.fn.readers.numpy(files=paths)
@@ -403,6 +449,8 @@ class Real:
         self.target = self.training.net.target(net.batch, self.device)
         self.alone = self.training.data(net.batch)
         self._replay: Any = None
+        self.began = 0.0
+        """When the last loop asked for its loader's iterator."""
         self._timed: dict[bool, tuple[float, tuple[float, float, float]]] = {}
         if self.cuda and net.graph:
             self._input = self.alone.clone()
@@ -413,7 +461,8 @@ class Real:
 
     def step(self, data: Any) -> None:
         if self._replay is None:
-            self.training.step(data, self.target)
+            rows = len(data) if self.cuda else 2  # a CPU takes long for each
+            self.training.step(data[:rows], self.target[:rows])
             return
         self._input.copy_(data[:, : self._input.shape[1]])
         self._replay()
@@ -459,13 +508,15 @@ class Real:
 
     def launch_seconds(self) -> float:
         """Return the host's seconds to queue a step while the device has nothing to do."""
+        if not self.cuda:
+            return 0.0
         found = []
         for _ in range(9):
             self.finish()
             begin = time.perf_counter()
             self.step(self.alone)
             found.append(time.perf_counter() - begin)
-        return statistics.median(found) if self.cuda else 0.0
+        return statistics.median(found)
 
     def train(
         self, loader: Any, *, synchronous: bool, meter: dlemu.Meter | None = None
@@ -473,7 +524,7 @@ class Real:
         """Train on an epoch; return its seconds: whole, from the first step's end, in its steps."""
         self.finish()
         start = self.mark()
-        begin = time.perf_counter()
+        self.began = begin = time.perf_counter()
         loop = self._synchronous if synchronous or not self.cuda else self._pipelined
         computing: Computing = contextlib.nullcontext if meter is None else meter.computing
         if meter is not None:

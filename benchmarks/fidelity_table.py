@@ -77,6 +77,10 @@ class Run:
     """Seconds from the start of the loader to the first batch; 0: not noted."""
     opened: float = 0.0
     """R: until its workers had been started."""
+    asked: float = 0.0
+    """R: until its first worker began with its first sample."""
+    made: float = 0.0
+    """R: until that worker had collated its first batch."""
     busy: float = 0.0
     """R: mean seconds of a step in this very loop, from its first kernel to its last."""
     cpu_seconds: float = 0.0
