@@ -249,7 +249,7 @@ def answer(text: str) -> None:
     _write(text, _kept[-1])
 
 
-def silent(text: str) -> None:
+def silent(text: object) -> None:
     """Say nothing: for ranks other than 0, and for the runs of a search."""
 
 

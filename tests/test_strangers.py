@@ -38,6 +38,7 @@ from dlemu.formats import FORMATS
 from dlemu.judge.records import dump_workload, read_config
 from dlemu.loaders.cache.folder import MARK
 from dlemu.report.stored import read_result
+from dlemu.report.words import telling
 from dlemu.terminal import silent
 from dlemu.tools.paths.sweep import run_paths
 from tests.fuzz import ACTS
@@ -257,7 +258,7 @@ def _host(folder: Path) -> None:
 def _paths(folder: Path) -> None:
     target = folder.with_name("target")
     target.mkdir()
-    run_paths(plan(target, output=folder), silent)
+    run_paths(plan(target, output=folder), telling(silent))
 
 
 def _cache_mark(folder: Path) -> None:

@@ -226,7 +226,8 @@ def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:
 def _paths(sweep: Any, world: World) -> Iterator[list[Fact]]:
     plan = plan_paths(sweep, world)
     if world.rank == 0:
-        yield [*(("target", each) for each in plan.notes), ("cells", plan.line)]
+        targets = [("target", sentence(each)) for each in plan.notes]
+        yield [*targets, ("cells", sentence(plan.summary))]
 
 
 def _introduction(workload: Any, world: World, num_files: int | None = None) -> list[Fact]:

@@ -19,6 +19,8 @@ from dlemu.config.model import Drive, Workload
 from dlemu.config.published import word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import World
+from dlemu.report.words import telling
+from dlemu.report.words.tools import steps_comment
 from dlemu.storage.place import path_of, place_of
 from dlemu.terminal import complain, detail, say
 
@@ -317,7 +319,7 @@ def steptime(workload: Workload, world: World, words: Words) -> CommandResult:
     """time real training steps on this host's GPU; write a workload with their times"""
     from dlemu.tools.steptime.job import measure_steps
 
-    document, path = measure_steps(workload, say)
+    document, path = measure_steps(workload, telling(say), steps_comment)
     folder = workload.dataset.data_folder or "/path/on/the/storage"
     use = f"dlemu run workload={path} {word('dataset.data_folder', folder)}"
     return CommandResult({"kind": "steptime", **in_folder(path.parent, document), "command": use})

@@ -15,6 +15,7 @@ from dlemu.ranks.world import World
 from dlemu.report.blocks import Document
 from dlemu.report.in_run import wear_line
 from dlemu.report.paths import plots_of
+from dlemu.report.words import telling
 from dlemu.terminal import detail, say
 from dlemu.tools.paths.cells import Cell
 from dlemu.tools.paths.sweep import Sweep, run_paths
@@ -41,7 +42,9 @@ def main(words: Words, world: World) -> CommandResult | Iterator[CommandResult] 
         return dry_run("paths", plan, world)
     doing = Doing()
     with show_progress("paths", lambda: str(doing), on=plan.progress == "on" and world.rank == 0):
-        run_paths(plan, say, doing.begin, lambda wear: detail(wear_line(wear)), world=world)
+        run_paths(
+            plan, telling(say), doing.begin, lambda wear: detail(wear_line(wear)), world=world
+        )
     if world.rank != 0:
         return None
     document = {"folder": str(plan.output), **read_summary(plan.output)}

@@ -9,6 +9,7 @@ from dlemu.cli.words import Words
 from dlemu.config.compose import value_of_word
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import Alone
+from dlemu.report.words import telling
 from dlemu.storage.place import path_of
 from dlemu.terminal import say
 
@@ -114,7 +115,7 @@ def load(words: Words) -> CommandResult:
         show_progress("load", lambda: str(doing), on=asked.progress == "on"),
         recorded(asked.output, "load", Alone(), key="output") as record,
     ):
-        record.complete(document_of(asked, measure(asked, say, doing.begin, doing.add)))
+        record.complete(document_of(asked, measure(asked, telling(say), doing.begin, doing.add)))
         return CommandResult({"folder": str(record.folder), **read_summary(record.folder)})
 
 

@@ -211,7 +211,8 @@ def memory_below(names: Iterable[str], *, proc: Path = PROC, sys: Path = SYS) ->
         file = Path(read_text(backing_file).rstrip("\n"))
         mount = mount_of(file.resolve(), mounts) if os.path.isfile(file) else None
         if mount is not None and mount.kind in IN_MEMORY:
-            found.append(f"{name} over {mount.kind}")
+            name = f"{name} over {mount.kind}"
+            found.append(name)
     return found
 
 

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter
 
+from dlemu.findings import Finding, note
 from dlemu.host.devices import (
     PROC,
     SYS,
@@ -49,17 +50,20 @@ from dlemu.host.wear import flush
 
 def of_epoch(number: int) -> str:
     """Return what the observations of an epoch are called by; it counts from 0."""
-    return f"epoch {number}"
+    name = f"epoch {number}"
+    return name
 
 
 def start_of(what: str) -> str:
     """Return the label where something starts: "epoch 0 start"."""
-    return f"{what} start"
+    name = f"{what} start"
+    return name
 
 
 def end_of(what: str) -> str:
     """Return the label where something ends."""
-    return f"{what} end"
+    name = f"{what} end"
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,28 +469,18 @@ class WatchedPlaces:
         cache = {device.name for device in self._cache}
         return [device.name for device in self._origin if device.name in cache]
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Finding]:
         """Yield what cannot be told, each with its reason."""
         origin, devices = self._names
         if self.shared:
-            yield (
-                f"cache.origin {origin} and cache.devices lie on one drive "
-                f"({', '.join(self.shared)}): its reads cannot be told apart, so the hit share is "
-                "not known; watch two drives"
-            )
+            yield note("origin_on_cache_drive", origin=str(origin), drives=self.shared)
         elif origin is not None and self.counts().origin_read_bytes is None:
-            kind = self._origin_mount.kind if self._origin_mount else "unknown file system"
-            yield (
-                f"cache.origin {origin} ({kind}) has no drive and no NFS mount that counts, so the "
-                "hit share is not known"
-            )
+            kind = self._origin_mount.kind if self._origin_mount else None
+            yield note("origin_uncounted", origin=str(origin), file_system=kind)
         if devices and not self._cache:
-            yield f"no drive is seen under cache.devices {', '.join(map(str, devices))}"
+            yield note("no_cache_drive", devices=list(map(str, devices)))
         if self._mount is not None and self._mount.kind.startswith("fuse") and not self._daemon:
-            yield (
-                f"the process of the FUSE mount {self._mount.point} is not seen: another user's, "
-                "or in another container; run as that user or as root for its CPU time"
-            )
+            yield note("fuse_process_unseen", mount=self._mount.point)
 
     def counts(self) -> PlaceCounts:
         """Return the counters now; an origin that shares the cache's drive has none."""

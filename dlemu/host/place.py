@@ -15,7 +15,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict, get_args
 
 from dlemu.host.devices import (
     IN_MEMORY,
@@ -167,6 +167,9 @@ def describe_drive(name: str, *, sys: Path = SYS) -> DriveFields:
     )
 
 
+_FileSystemName = Literal["file system", "mount options"]
+
+
 def name_storage(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> dict[str, str]:
     """Return what tells the storage below a folder, or a block device, from every other one.
 
@@ -180,8 +183,8 @@ def name_storage(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> dict[st
     named = {"drive": ", ".join(_number_of_drive(name, sys) for name in sorted(found)) or "none"}
     if mount is not None and not there.is_block_device():
         source = "" if found and fsid else f" {mount.source}"
-        named["file system"] = f"{mount.kind} {fsid:x}{source}"
-        named["mount options"] = _options_of(mount)
+        name = f"{mount.kind} {fsid:x}{source}"
+        named |= dict(zip(get_args(_FileSystemName), (name, _options_of(mount)), strict=True))
     return named
 
 
@@ -191,7 +194,8 @@ def _number_of_drive(name: str, sys: Path) -> str:
     number = _first(block, *names)
     size = int(read_text(block / "size").strip() or 0) * SECTOR
     kind = _first(block, "device/model") or name.rstrip("0123456789")
-    return f"{kind} {number or name} of {format_bytes(size)}"
+    name = f"{kind} {number or name} of {format_bytes(size)}"
+    return name
 
 
 def find_connection(folder: Path, *, proc: Path = PROC, sys: Path = SYS) -> tuple[str, int] | None:

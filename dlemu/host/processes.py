@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -53,12 +54,12 @@ _MEMORY_FILES = (
 
 def host_memory_bytes(*, proc: Path = PROC) -> tuple[int, str]:
     """Return the bytes of memory that this process can fill with page cache, and by which limit."""
-    limits = [(memory_bytes(), "MemTotal of /proc/meminfo")]
+    limits = [_Limit(memory_bytes(), "MemTotal")]
     for folder in cgroup_folders("memory", proc=proc):
         for name, _ in _MEMORY_FILES:
             text = read_text(folder / name)
             if text.strip().isdecimal():
-                limits.append((int(text), f"{name} of cgroup {folder}"))
+                limits.append(_Limit(int(text), name, folder))
     return _tightest(limits)
 
 
@@ -69,21 +70,33 @@ def free_memory(*, proc: Path = PROC) -> tuple[int, str]:
     cache can, as the host's own figure (MemAvailable) has it.
     """
     try:
-        limits = [(psutil.virtual_memory().available, "MemAvailable of /proc/meminfo")]
+        limits = [_Limit(psutil.virtual_memory().available, "MemAvailable")]
     except OSError:  # a container refuses to look
-        limits = [(memory_bytes(), "MemTotal of /proc/meminfo")]
+        limits = [_Limit(memory_bytes(), "MemTotal")]
     for folder in cgroup_folders("memory", proc=proc):
         for limit, usage in _MEMORY_FILES:
             text = read_text(folder / limit).strip()
             if text.isdecimal():
                 used = read_text(folder / usage).strip()
                 kept = max(0, int(used) - _reclaimable(folder)) if used.isdecimal() else 0
-                limits.append((max(0, int(text) - kept), f"{limit} of cgroup {folder}"))
+                limits.append(_Limit(max(0, int(text) - kept), limit, folder))
     return _tightest(limits)
 
 
-def _tightest(limits: list[tuple[int, str]]) -> tuple[int, str]:
-    return min(limits, key=lambda limit: limit[0])
+class _Limit(NamedTuple):
+    """Bytes of memory, and what bounds them: an entry of /proc/meminfo, or a file of a cgroup."""
+
+    num_bytes: int
+    entry: str
+    cgroup: Path | None = None
+
+
+def _tightest(limits: list[_Limit]) -> tuple[int, str]:
+    least = min(limits, key=lambda limit: limit.num_bytes)
+    name = f"{least.entry} of cgroup {least.cgroup}"
+    if least.cgroup is None:
+        name = f"{least.entry} of /proc/meminfo"
+    return least.num_bytes, name
 
 
 def _reclaimable(folder: Path) -> int:

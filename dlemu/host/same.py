@@ -9,14 +9,15 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from dlemu.findings import Finding, note
 from dlemu.host.place import name_storage
-from dlemu.units import counted, format_seconds
+from dlemu.units import counted
 
 OLD_SECONDS = 3600.0
 """Figures that are older are not taken unless they are asked for by name."""
-_FILES = "files of the dataset"
+_FILES: Literal["files of the dataset"] = "files of the dataset"
 
 
 def identity_of(
@@ -33,12 +34,12 @@ def identity_of(
     """
     storage = {}
     if servers is not None:
-        at = f" at {', '.join(servers)}" if servers else ""
-        storage = {"bucket": f"{folder}{at}"}
+        name = f"{folder} at {', '.join(servers)}" if servers else f"{folder}"
+        storage = {"bucket": name}
     elif folder is not None:
         storage = name_storage(folder)
-    host = f"{', '.join(hosts)} with {counted(os.cpu_count() or 1, 'CPU')}"
-    return {**storage, "host": host, **versions}
+    name = f"{', '.join(hosts)} with {counted(os.cpu_count() or 1, 'CPU')}"
+    return {**storage, "host": name, **versions}
 
 
 def dataset_identity(layout: Mapping[str, Any]) -> dict[str, str]:
@@ -49,24 +50,25 @@ def dataset_identity(layout: Mapping[str, Any]) -> dict[str, str]:
     fields = {name: each for name, each in sorted(layout.items()) if name != "num_files"}
     digest = hashlib.sha256(repr(fields).encode()).hexdigest()[:12]
     kind, size, seed = (fields[name] for name in ("format", "mean_bytes", "seed"))
-    words = f"{kind} of {size:,.0f} bytes, seed {seed} ({digest})"
-    return {"dataset": words, _FILES: f"{layout['num_files']:,}"}
+    name = f"{kind} of {size:,.0f} bytes, seed {seed} ({digest})"
+    return {"dataset": name, _FILES: f"{layout['num_files']:,}"}
 
 
-def what_differs(then: object, now: Mapping[str, str], *, may_grow: bool = False) -> str:
-    """Return "drive loop1, was loop0; torch 2.2, was 2.1"; "" where all is the same.
+def what_differs(then: object, now: Mapping[str, str], *, may_grow: bool = False) -> Finding | None:
+    """Return which names have other values now, each with both; None where all is the same.
 
     `then` was stored; where nothing was, what is now cannot be compared. `may_grow`: a dataset that
     was extended is the same.
     """
     if not isinstance(then, Mapping) or not then:
-        return "nothing tells of which drive, dataset and host"
+        return note("identity_unknown")
     names = [name for name in {**now, **then} if then.get(name) != now.get(name)]
     if may_grow and _FILES in names and _number(now) > _number(then):
         names.remove(_FILES)
-    return "; ".join(
-        f"{name} {now.get(name, 'none')}, was {then.get(name, 'none')}" for name in names
-    )
+    if not names:
+        return None
+    both = {name: (now.get(name, "none"), then.get(name, "none")) for name in names}
+    return note("identity_differs", keys=both)
 
 
 def _number(identity: Mapping[str, Any]) -> int:
@@ -86,26 +88,13 @@ def age_of(measured: object) -> float | None:
     return age if age >= -1 else None
 
 
-def why_not_taken(folder: Path, other: str, age: float | None) -> str:
-    """Return the line for a search that is not taken up; "" where it is.
+def why_not_taken(folder: Path, other: Finding | None, age: float | None) -> Finding | None:
+    """Return why a search is not taken up; None where it is.
 
     `other` is what differs, `age` the seconds since its last run.
     """
-    if other:
-        return f"{folder} has this search of something else ({other}); a new one begins"
+    if other is not None:
+        return note("search_of_others", folder=str(folder), differs=other.fields)
     if age is not None and age <= OLD_SECONDS:
-        return ""
-    return (
-        f"{folder} has this search, but {age_in_words(age)}; a new one begins; to go on with that "
-        f"one: output.folder={folder}"
-    )
-
-
-def differing_here(age: float | None, other: str) -> str:
-    """Return how old figures are, and what differs here."""
-    return age_in_words(age) + (f"; here {other}" if other else "")
-
-
-def age_in_words(age: float | None) -> str:
-    """Return "12:05 old"; times of a day are stored to the second, so none is younger than that."""
-    return "of unknown age" if age is None else f"{format_seconds(max(1, round(age)))} old"
+        return None
+    return note("search_is_old", folder=str(folder), age_seconds=age)

@@ -17,14 +17,15 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import sub
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from dlemu.errors import reason_of, system_error
+from dlemu.findings import Finding, note
 from dlemu.host.devices import (
     PROC,
     SYS,
@@ -38,7 +39,6 @@ from dlemu.host.devices import (
     total,
 )
 from dlemu.host.place import describe_drive
-from dlemu.units import format_bytes
 
 PAGE = 512
 """Bytes of each of the pages."""
@@ -77,7 +77,7 @@ OF_DRIVE = ("host_bytes_written", "media_bytes_written", "percentage_used")
 
 ReadLog = Callable[[str, int, int], bytes]
 """`read_log`, or what stands for it in a test."""
-NO_DRIVE = "no drive is seen"
+NO_DRIVE = note("no_drive_seen")
 _DAY, _YEAR_DAYS = 86_400, 365
 _COUNTED = ("block_bytes_written", *OF_DRIVE)
 
@@ -112,12 +112,20 @@ class Snapshot:
     ocp: int | None = None
     """Log C0h's physical media units written, whose unit is not known yet."""
     vendor: VendorWrites | None = None
-    why_not: str = ""
-    """Why the drive's own counters are missing, "" if they are not."""
+    why_not: Finding | None = None
+    """Why the drive's own counters are missing; None if they are not."""
 
 
 _NOTHING = Snapshot(0, Health(0, 0, 0, 0, 0, 0), ocp=0, vendor=VendorWrites(0, 0))
 """Of a drive that is new."""
+
+
+MediaSource = Literal["", "log C0h, in bytes", "log C0h, in data units of 512 kB", "log CAh"]
+"""Which counter told the bytes that were written to flash."""
+_OCP_UNITS: Mapping[int, MediaSource] = {
+    1: "log C0h, in bytes",
+    DATA_UNIT: "log C0h, in data units of 512 kB",
+}
 
 
 class DriveWear(TypedDict, total=False):
@@ -135,12 +143,12 @@ class DriveWear(TypedDict, total=False):
     """Received from hosts, by the drive's own count (log 02h, in steps of 512 kB)."""
     media_bytes_written: int | None
     """Written to its flash, by its own count."""
-    media_source: str
+    media_source: MediaSource
     """Which counter said so; "" if none."""
     percentage_used: int | None
     """Of its life, by its maker's estimate, at the end."""
-    missing: dict[str, str]
-    """Why a field is None, by name."""
+    missing: dict[str, Mapping[str, Any]]
+    """Why a field is None, by name: the fields of a finding. Earlier versions stored a text."""
 
 
 class Lifetime(DriveWear):
@@ -249,8 +257,7 @@ def look(device: BlockDevice, *, read: ReadLog = read_log, sys: Path = SYS) -> S
     block_bytes = None if counters is None else counters.written_bytes
     controller = controller_of(device.name, sys=sys)
     if controller is None:
-        why = f"{device.name} is no NVMe drive (smartctl -A /dev/{device.name} may tell more)"
-        return Snapshot(block_bytes, why_not=why)
+        return Snapshot(block_bytes, why_not=note("no_nvme", drive=device.name))
     try:
         health = parse_health(read(controller, HEALTH, 0))
     except OSError as error:
@@ -267,8 +274,8 @@ def look(device: BlockDevice, *, read: ReadLog = read_log, sys: Path = SYS) -> S
 
 def media_bytes(
     host_bytes: int, ocp: int | None, vendor: VendorWrites | None
-) -> tuple[int | None, str]:
-    """Return the bytes written to flash and the counter that told; or None, and why not.
+) -> tuple[int, MediaSource] | Finding:
+    """Return the bytes written to flash and the counter that told; or why they are not known.
 
     Args:
         host_bytes: written by hosts at the same time, by log 02h.
@@ -277,44 +284,43 @@ def media_bytes(
         vendor: growth of log CAh's counters. Their ratio needs no unit.
     """
     if ocp is None and vendor is None:
-        return None, "the drive has neither log C0h of OCP nor a log CAh that is known"
+        return note("no_flash_counter")
     if host_bytes < LEAST_BYTES:
-        written, least = format_bytes(host_bytes), format_bytes(LEAST_BYTES)
-        return None, f"{written} were written, and less than {least} give no ratio"
+        return note("too_little_for_ratio", bytes=host_bytes, least=LEAST_BYTES)
     if ocp is not None:
-        for unit, name in ((1, "bytes"), (DATA_UNIT, "data units of 512 kB")):
+        for unit, source in _OCP_UNITS.items():
             if _LEAST_WAF * host_bytes <= ocp * unit <= _MOST_WAF * host_bytes:
-                return ocp * unit, f"log C0h, in {name}"
+                return ocp * unit, source
     if vendor is not None and vendor.host >= _LEAST_VENDOR_UNITS:
         return round(host_bytes * vendor.nand / vendor.host), "log CAh"
     if ocp is not None:
-        return None, (
-            f"the unit of log C0h is unknown: it grew by {ocp:,} while {host_bytes:,} bytes were "
-            "written, so WAF is not reported"
-        )
-    return None, f"log CAh counts in steps of 32 MiB, and {_LEAST_VENDOR_UNITS} are needed"
+        return note("unit_unknown", grown=ocp, bytes=host_bytes)
+    return note("too_few_steps", least=_LEAST_VENDOR_UNITS)
 
 
 def grown(name: str, before: Snapshot, after: Snapshot, *, sys: Path = SYS) -> DriveWear:
     """Return what a drive counted between two snapshots."""
-    missing: dict[str, str] = {}
+    missing: dict[str, Mapping[str, Any]] = {}
     block = host = media = None
     if before.block_bytes is not None and after.block_bytes is not None:
         block = after.block_bytes - before.block_bytes
     else:
-        missing["block_bytes_written"] = "the kernel does not count its writes"
-    source = ""
+        missing["block_bytes_written"] = note("block_device_uncounted").fields
+    source: MediaSource = ""
     if before.health is None or after.health is None:
-        missing |= dict.fromkeys(OF_DRIVE, after.why_not or before.why_not)
+        why = after.why_not or before.why_not or NO_DRIVE
+        missing |= dict.fromkeys(OF_DRIVE, why.fields)
     else:
         host = after.health.written_bytes - before.health.written_bytes
         ocp = None if before.ocp is None or after.ocp is None else after.ocp - before.ocp
         vendor = None
         if before.vendor is not None and after.vendor is not None:
             vendor = VendorWrites(*map(sub, after.vendor, before.vendor))
-        media, source = media_bytes(host, ocp, vendor)
-        if media is None:
-            missing["media_bytes_written"], source = source, ""
+        told = media_bytes(host, ocp, vendor)
+        if isinstance(told, Finding):
+            missing["media_bytes_written"] = told.fields
+        else:
+            media, source = told
     drive = describe_drive(name, sys=sys)
     return DriveWear(
         host=socket.gethostname(),
@@ -367,17 +373,14 @@ def _ask(controller: str, log: int, parse: Callable[[bytes], Any], read: ReadLog
     return None
 
 
-def _why_not(controller: str, error: OSError) -> str:
+def _why_not(controller: str, error: OSError) -> Finding:
     """Return why a drive's own counters cannot be read, and what helps."""
     path = f"/dev/{controller}"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return (
-            f"asking {path} needs CAP_SYS_ADMIN; run as root, or read the counters with "
-            f"sudo nvme smart-log {path} before and after"
-        )
+        return note("counters_refused", path=path)
     if error.errno in (errno.ENOENT, errno.ENXIO):
-        return f"{path} is not here; a container needs --device={path}"
-    return f"{path} does not answer ({reason_of(error)}); try nvme smart-log {path}"
+        return note("device_not_here", path=path)
+    return note("counters_silent", path=path, error=reason_of(error))
 
 
 class _Command(ctypes.Structure):
@@ -402,7 +405,7 @@ def _number(page: bytes, start: int, size: int) -> int:
 class WearFields(TypedDict, total=False):
     """`measured.wear` in summary.json: what was written to the drives meanwhile, over all hosts.
 
-    A field is None where it cannot be known; `missing` has its reason, in one line.
+    A field is None where it cannot be known; `missing` has the reason, as that of a drive does.
     """
 
     seconds: float
@@ -427,7 +430,7 @@ class WearFields(TypedDict, total=False):
     years_left: float | None
     """Until these are used up at this pace; of new drives if percentage_used is not known."""
     drives: Sequence[DriveWear]
-    missing: dict[str, str]
+    missing: dict[str, Mapping[str, Any]]
 
 
 class DriveWrites(NamedTuple):
@@ -437,7 +440,7 @@ class DriveWrites(NamedTuple):
     seconds: float
     file_bytes: int = 0
     """Bytes of the files that dlemu wrote."""
-    no_drive: str = NO_DRIVE
+    no_drive: Finding = NO_DRIVE
     """Why `drives` is empty, where it is."""
 
 
@@ -478,10 +481,10 @@ class WearWatch:
                 flush(folder)
         return [look(each, read=self._read, sys=self._sys) for each in self._devices]
 
-    def _no_drive(self) -> str:
+    def _no_drive(self) -> Finding:
         mounts = [mount_under(each, proc=self._proc) for each in self._folders]
         kinds = ", ".join(dict.fromkeys(mount.kind for mount in mounts if mount is not None))
-        return f"no drive is seen under the folder ({kinds or 'unknown file system'})"
+        return note("no_drive_under_folder", file_system=kinds or None)
 
 
 def combine_hosts(
@@ -494,12 +497,13 @@ def combine_hosts(
     known = [host for host in hosts if host is not None]
     drives = [drive for host in known for drive in host.drives]
     missing = {
-        field: why if drive["name"] in why else f"{drive['name']}: {why}"
+        field: _of_drive(drive["name"], why)
         for drive in reversed(drives)
         for field, why in drive["missing"].items()
     }
     if not drives:
-        missing = dict.fromkeys(_COUNTED, next((host.no_drive for host in known), NO_DRIVE))
+        no_drive = next((host.no_drive for host in known), NO_DRIVE)
+        missing = dict.fromkeys(_COUNTED, no_drive.fields)
     used = [n for drive in drives if (n := drive["percentage_used"]) is not None]
     wear = WearFields(
         seconds=max((host.seconds for host in known), default=0.0),
@@ -516,6 +520,11 @@ def combine_hosts(
     return wear
 
 
+def _of_drive(name: str, why: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return why a figure of one of several drives is not known, with the drive's name."""
+    return why if why["kind"] == "no_nvme" else note("of_drive", drive=name, why=why).fields
+
+
 def _add_ratios(wear: WearFields) -> None:
     """Add what follows from the bytes, each None with its reason where it cannot be computed."""
     block, host, media, files = (
@@ -528,27 +537,28 @@ def _add_ratios(wear: WearFields) -> None:
     wear["waf"] = media / host if media is not None and host else None
     if wear["waf"] is None:
         why = missing.get("media_bytes_written") or missing.get("host_bytes_written")
-        missing["waf"] = why or "nothing was written"
+        missing["waf"] = why or note("nothing_written").fields
     wear["file_system_amplification"] = block / files if block is not None and files else None
     if wear["file_system_amplification"] is None:
-        why = missing.get("block_bytes_written", "") if files else "no file was written"
-        missing["file_system_amplification"] = why
+        why = missing.get("block_bytes_written") if files else None
+        missing["file_system_amplification"] = why or note("no_file_written").fields
     # Log 02h also has what other hosts wrote; the block layer is there on every drive.
     written = block if host is None else host
     capacity = sum(drive["capacity_bytes"] for drive in wear["drives"])
     days = wear["seconds"] / _DAY
     wear["drive_writes_per_day"] = wear["years_left"] = None
     if written is None or not capacity or not days:
-        missing["drive_writes_per_day"] = missing.get("block_bytes_written", "unknown capacity")
+        why = missing.get("block_bytes_written")
+        missing["drive_writes_per_day"] = why or note("capacity_unknown").fields
     elif written < LEAST_BYTES:
-        missing["drive_writes_per_day"] = f"{format_bytes(written)} are too little for a pace"
+        missing["drive_writes_per_day"] = note("too_little_for_pace", bytes=written).fields
     else:
         wear["drive_writes_per_day"] = written / capacity / days
     rated = wear["endurance_bytes"]
     if wear["drive_writes_per_day"] is None:
         missing["years_left"] = missing["drive_writes_per_day"]
     elif not rated:
-        missing["years_left"] = "drive.endurance is not set"
+        missing["years_left"] = note("endurance_unset").fields
     else:
         assert written
         left = max(0.0, 1 - (wear["percentage_used"] or 0) / 100)

@@ -23,7 +23,7 @@ from dlemu.report.blocks import (
     dotted,
     table_of,
 )
-from dlemu.report.words import sentence
+from dlemu.report.words import sentence, text_of
 from dlemu.report.words.limits import latencies
 from dlemu.terminal import is_verbose
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
@@ -231,11 +231,11 @@ def wear_line(wear: WearFields) -> str:
     What is not known is said once, with its reason.
     """
     if not wear["drives"] or wear["block_bytes_written"] is None:
-        return f"wear: not known; {wear['missing']['block_bytes_written']}"
+        return f"wear: not known; {text_of(wear['missing']['block_bytes_written'])}"
     if wear["file_bytes_written"] == 0:
         return f"wear: {_written_to(wear)}, none of it into files of this command"
     parts = [_written_to(wear), *_life(wear)]
-    parts += [] if wear["waf"] is not None else [f"no WAF: {wear['missing']['waf']}"]
+    parts += [] if wear["waf"] is not None else [f"no WAF: {text_of(wear['missing']['waf'])}"]
     return f"wear: {'; '.join(parts)}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dlemu.report.blocks import Block, Column, Document, Facts, Lines, Table, Verdict, table_of
 from dlemu.report.sizing import REAL, lines_of_real, range_of
-from dlemu.report.words import told
+from dlemu.report.words import text_of, told
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _BASIS = {
@@ -186,7 +186,7 @@ def _notes(found: Document) -> list[str]:
         more = "; host calibrated" if found["calibrated"] else "; the host counts as unlimited"
     lines = [f"basis: {_BASIS[found['basis']]}{more}"]
     if old := found.get("calibration"):
-        lines.append(f"calibration: {old}")
+        lines.append(f"calibration: {text_of(old)}")
     if "pass_bytes" in found:
         lines.append(f"a pass reads {found['pass_bytes'] / 1e9:.4g} GB once")
     gbps, rate = found["link_gbps"], found["server_bytes_per_second"]

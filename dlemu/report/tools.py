@@ -18,7 +18,7 @@ from dlemu.report.blocks import (
     Verdict,
     table_of,
 )
-from dlemu.report.words import sentence
+from dlemu.report.words import sentence, text_of
 from dlemu.units import (
     counted,
     each_once,
@@ -200,7 +200,8 @@ def _load_verdict(name: str, document: Document) -> Verdict:
         f"{name} {loads} in {format_seconds(best['whole_model_seconds'])}{part}: "
         f"{format_rate(best['bytes_per_second'])} by {best['way']} with "
         f"{counted(best['readers'], 'reader')}, {best['share_of_drive']:.0%} of the "
-        f"drive's {format_rate(document['drive_bytes_per_second'])} ({document['drive_source']})"
+        f"drive's {format_rate(document['drive_bytes_per_second'])} "
+        f"({text_of(document['drive_source'])})"
     )
 
 
@@ -349,14 +350,14 @@ def _life(drive: Document) -> Iterator[tuple[str, str]]:
     if drive["host_bytes_written"] is None:
         if drive["block_bytes_written"] is not None:
             yield "since the host started", f"{format_bytes(drive['block_bytes_written'])} written"
-        yield "own counters", f"unknown: {drive['missing']['host_bytes_written']}"
+        yield "own counters", f"unknown: {text_of(drive['missing']['host_bytes_written'])}"
         return
     yield "written by hosts", format_bytes(drive["host_bytes_written"])
     media, source = drive["media_bytes_written"], drive["media_source"]
     known = media is not None
     yield "written to flash", f"{format_bytes(media)} ({source})" if known else "unknown"
-    missing = drive["missing"].get("media_bytes_written")
-    yield "WAF", f"{drive['waf']:.2f}" if known else f"unknown: {missing}"
+    missing = drive["missing"].get("media_bytes_written") or ""
+    yield "WAF", f"{drive['waf']:.2f}" if known else f"unknown: {text_of(missing)}"
     yield "life used", f"{drive['percentage_used']}%"
     yield "spare blocks left", f"{drive['available_spare']}%"
     yield "powered on", counted(drive["power_on_hours"] or 0, "hour")

@@ -29,7 +29,6 @@ from dlemu.errors import DAMAGE, DlemuError, WorkloadError, in_short
 from dlemu.findings import Finding, fields_of, note
 from dlemu.host.devices import devices_under
 from dlemu.host.same import (
-    age_in_words,
     age_of,
     dataset_identity,
     identity_of,
@@ -41,7 +40,7 @@ from dlemu.judge.records import SIZING, check_writable, conditions_of, damaged, 
 from dlemu.judge.summary import time_of_day
 from dlemu.plugins import is_url
 from dlemu.ranks.world import World
-from dlemu.report.words import told
+from dlemu.report.words import sentence, told
 from dlemu.sizing.search import Point, Sizing
 from dlemu.storage.files import read_regular
 from dlemu.terminal import Say
@@ -343,8 +342,8 @@ class SizingRecord:
         before = self._identities.get(name)
         if points and (why := what_differs(before, identity, may_grow=True)):
             raise WorkloadError(
-                f"output.folder {self.folder} holds runs that do not count here: {why}; name "
-                "another output.folder"
+                f"output.folder {self.folder} holds runs that do not count here: {sentence(why)}; "
+                "name another output.folder"
             )
         self._settings[name], self._identities[name] = wanted, dict(identity)
         return points
@@ -449,14 +448,14 @@ def hold_search(
             age, before = age_of(document.get("updated")), document.get("identities") or {}
             now = identities()
             others = (what_differs(before.get(name), now.get(name, {})) for name in before or [""])
-            if why := why_not_taken(folder, next(filter(None, others), ""), age):
-                say(why)
+            if why := why_not_taken(folder, next(filter(None, others), None), age):
+                say(sentence(why))
                 continue
             try:
                 stack.enter_context(hold(folder, "size"))
             except WorkloadError:  # another dlemu searches there
                 continue
-            say(told("same_search_goes_on", folder=str(folder), age=age_in_words(age)))
+            say(told("same_search_goes_on", folder=str(folder), age_seconds=age))
             break
         else:
             folder = stack.enter_context(hold(None, "size"))

@@ -27,7 +27,6 @@ from dlemu.dataset.rule import SizeCheck, datagen_command, measure_memory
 from dlemu.errors import DatasetError, RunError
 from dlemu.findings import Finding, note, reason
 from dlemu.host.devices import lies_in_memory
-from dlemu.host.same import age_in_words
 from dlemu.judge.bottleneck import limit_in_memory
 from dlemu.judge.header import introduced
 from dlemu.judge.metrics import passes
@@ -320,7 +319,7 @@ class Search:
                 "going_on_after",
                 num_runs=len(self._points),
                 folder=str(self._folder),
-                age=age_in_words(self._record.age),
+                age_seconds=self._record.age,
             )
             self._say(going_on)
         elif self._enough.most_accelerators:

@@ -18,9 +18,11 @@ from dlemu.config.compose import named
 from dlemu.config.model import Drive, Workload
 from dlemu.config.published import real_h100s, word
 from dlemu.errors import WorkloadError
-from dlemu.host.same import age_of, differing_here, identity_of, what_differs
+from dlemu.findings import Finding, note
+from dlemu.host.same import age_of, identity_of, what_differs
 from dlemu.judge.folders import make, versions
 from dlemu.judge.records import write_json
+from dlemu.report.words import sentence
 from dlemu.run.workers import TwoRates, workers_of
 from dlemu.sizing import formula
 from dlemu.sizing.formula import Calibration, Prediction, PredictionInput, Published, Reads
@@ -39,8 +41,8 @@ class Predicted(Prediction):
     published: Published | None = None
     """What a published DLIO run would show; None: the cores of a host are not known."""
 
-    calibration: str = ""
-    """How old the calibration is, and what differs on this host; "": there is none."""
+    calibration: Mapping[str, Any] | None = None
+    """How old the calibration is, and what differs on this host: a finding; None: there is none."""
     needs: dict[str, Any] | None = None
     """What predict.accelerators ask of a storage, as `needs_of` tells it; None: not asked for."""
     pass_bytes: float | None = None
@@ -56,7 +58,7 @@ class Predicted(Prediction):
         workload: Workload,
         drive: Drive,
         published: "Published | None" = None,
-        calibration: str = "",
+        calibration: Mapping[str, Any] | None = None,
         needs: dict[str, Any] | None = None,
         pass_bytes: float | None = None,
         dataloader: Mapping[str, Any],
@@ -172,7 +174,7 @@ def predict(workload: Workload) -> Predicted:
         needs=needs,
         published=_published(workload, job, calibration),
         pass_bytes=_pass_bytes(workload) if workload.predict.minutes else None,
-        calibration="" if calibration is None else _describe_calibration(calibration),
+        calibration=None if calibration is None else _age_of(calibration).fields,
         dataloader=dataloader_of(workload, calibration, ceil_div(number, workload.num_hosts)),
     )
     keep(workload, predicted.document)
@@ -251,14 +253,14 @@ def needed_rates(workload: Workload) -> tuple[Drive, Calibration | None]:
     return drive, calibration
 
 
-def _describe_calibration(calibration: Calibration) -> str:
-    """Return "2:10:00 old; here host b, was a"."""
+def _age_of(calibration: Calibration) -> Finding:
+    """Return how old a calibration is, and what differs here."""
     if not calibration.identity:  # an earlier version wrote it
-        return differing_here(None, "")
+        return note("calibration_age", age_seconds=None, differs=None)
     own = identity_of(None, hosts=[socket.gethostname()], versions=versions())
     then = {name: each for name, each in calibration.identity.items() if name in own}
-    other = what_differs(then, own)
-    return differing_here(age_of(calibration.measured_at), other)
+    other, age = what_differs(then, own), age_of(calibration.measured_at)
+    return note("calibration_age", age_seconds=age, differs=other and other.fields)
 
 
 def _refuse_other_storage(workload: Workload, calibration: Calibration) -> None:
@@ -277,7 +279,7 @@ def _refuse_other_storage(workload: Workload, calibration: Calibration) -> None:
     if why := what_differs(then, {name: each for name, each in now.items() if name not in of_host}):
         raise WorkloadError(
             f"predict.calibration {workload.predict.calibration} is of another storage than "
-            f"{workload.data_folder}: {why}; measure this one with dlemu calibrate"
+            f"{workload.data_folder}: {sentence(why)}; measure this one with dlemu calibrate"
         )
 
 

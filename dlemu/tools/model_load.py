@@ -33,6 +33,7 @@ from dlemu.config.compose import datasheet, named, read_yaml
 from dlemu.config.model import Drive, NamedDrive
 from dlemu.config.types import Arguments, Listed, LocalPath, Names, ResultsFolder, Switch
 from dlemu.errors import RunError, WorkloadError, did_you_mean, system_line
+from dlemu.findings import Finding, Tell, note
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.own_rates import OwnRates
 from dlemu.judge.steady import fields_of
@@ -43,8 +44,8 @@ from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver, availabil
 from dlemu.storage.owned import disk_bytes, room, scratch
 from dlemu.storage.pagecache import Pages, drop
 from dlemu.storage.probe import probe_rate
-from dlemu.tools.paths.cells import OnEvent, write_random_files
-from dlemu.units import PAGE_BYTES, counted, format_bytes, format_rate, format_seconds, round_up
+from dlemu.tools.paths.cells import OnBegin, write_random_files
+from dlemu.units import PAGE_BYTES, counted, format_bytes, round_up
 
 _PROBE_READERS, _PROBE_SECONDS = 32, 1.5
 _MORE_THAN_ASKED = 1.1
@@ -194,13 +195,13 @@ def document_of(load: Load, measured: Mapping[str, Any] | None = None) -> dict[s
 
 def measure(
     load: Load,
-    on_event: OnEvent,
-    on_begin: OnEvent = lambda text: None,
+    on_event: Tell,
+    on_begin: OnBegin = lambda phase: None,
     at: Callable[[int], object] = lambda num_bytes: None,
 ) -> dict[str, Any]:
     """Read the files once for each way and number of readers; return this part of the document.
 
-    `on_event` gets lines of text, `on_begin` what is done next, `at` the bytes of each read. A cell
+    `on_event` gets what is found, `on_begin` what is done next, `at` the bytes of each read. A cell
     has the pages of the files that were in the page cache when its reading began, `pages_before`: 0
     is cold; None: the kernel does not say.
 
@@ -246,7 +247,9 @@ def measure(
                     "steady": fields_of(rates.steadiness()),
                 }
             )
-            on_event(f"{way} x {readers}: {format_seconds(seconds)}, {format_rate(rate)}")
+            on_event(
+                note("way_read", way=way, readers=readers, seconds=seconds, bytes_per_second=rate)
+            )
     return {
         "scale": load.scale,
         "num_files": len(files),
@@ -254,7 +257,7 @@ def measure(
         "num_pages": num_pages,
         "cells": cells,
         "drive_bytes_per_second": drive,
-        "drive_source": source,
+        "drive_source": source.fields,
     }
 
 
@@ -277,44 +280,52 @@ def _drop(files: Sequence[Path]) -> Pages:
     return pages
 
 
-def _usable(load: Load, file: Path, on_event: OnEvent) -> Iterator[Way]:
+def _usable(load: Load, file: Path, on_event: Tell) -> Iterator[Way]:
     for way in load.ways or WAYS:
-        problem = ""
-        if way == "odirect" and not settle_direct(file, "auto"):
-            problem = "its file system has no O_DIRECT"
-        elif way == "cufile":
-            problem = availability(file.parent).why if lists_gpu() else "no GPU on this host"
-        if not problem:
-            yield way
-        elif load.ways is None:
-            on_event(f"left out: {way}: {problem}")
+        try:
+            _check_way(way, file)
+        except RunError as error:
+            if load.ways is not None:
+                raise RunError(
+                    f"ways={way} does not work on {file.parent}: {error}", remedy="leave it out"
+                ) from None
+            on_event(note("way_left_out", way=way, error=str(error)))
         else:
-            raise RunError(
-                f"ways={way} does not work on {file.parent}: {problem}", remedy="leave it out"
-            )
+            yield way
 
 
-def _drive_rate(load: Load, files: Sequence[Path], on_begin: OnEvent) -> tuple[float, str]:
+def _check_way(way: Way, file: Path) -> None:
+    """Raise RunError with the reason, if a file cannot be read this way."""
+    if way == "odirect" and not settle_direct(file, "auto"):
+        raise RunError("its file system has no O_DIRECT")
+    if way == "cufile":
+        if not lists_gpu():
+            raise RunError("no GPU on this host")
+        if why := availability(file.parent).why:
+            raise RunError(why)
+
+
+def _drive_rate(load: Load, files: Sequence[Path], on_begin: OnBegin) -> tuple[float, Finding]:
     """Return the drive's bytes per second, and where the figure comes from."""
     if load.drive is not None:
         rate = load.drives * load.drive.read_rate
-        return rate, f"{load.drives} x {load.drive.name} by its datasheet"
+        return rate, note("drive_by_datasheet", drives=load.drives, drive=load.drive.name)
     on_begin("probing the drive")
     drop(files)
     probed = probe_rate(files, num_readers=_PROBE_READERS, seconds=_PROBE_SECONDS)
     if probed is None:
         raise RunError(f"{files[0]} cannot be read to probe the drive; name it: drive=d7_ps1010")
-    return probed, f"probed: {_PROBE_READERS} readers of random pieces of 1 MiB"
+    return probed, note("drive_by_probe", readers=_PROBE_READERS)
 
 
 @contextmanager
-def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[Path, ...]]:
+def _files(load: Load, on_event: Tell, on_begin: OnBegin) -> Iterator[tuple[Path, ...]]:
     """Yield the files; those that were written for this are removed, unless they are to stay."""
     if load.files:
         # A second reading of one file would come from memory: names and links are no more files.
         by_file = {(path.stat().st_dev, path.stat().st_ino): path for path in load.files}
         if len(by_file) < len(load.files):
-            on_event(f"{len(load.files)} names of {counted(len(by_file), 'file')}: read once")
+            on_event(note("names_of_one_file", names=len(load.files), files=len(by_file)))
         yield tuple(by_file.values())
         return
     assert load.model is not None and load.target is not None
@@ -340,7 +351,7 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
                 f"{folder}"
             )
     if not left:
-        on_event(f"{folder} has the files already; they stay")
+        on_event(note("files_there_already", folder=str(folder)))
         yield files
         return
     size = sum(round_up(size) for _, size in left)
@@ -352,9 +363,8 @@ def _files(load: Load, on_event: OnEvent, on_begin: OnEvent) -> Iterator[tuple[P
     try:
         folder.mkdir(exist_ok=True)
         with scratch(folder, [f"{path.name}{suffix}" for path, _ in left]):
-            text = f"writing {counted(len(left), 'file')}, {format_bytes(size)}, into {folder}"
-            on_event(text)
-            on_begin(text)
+            on_event(note("writing_model", files=len(left), bytes=size, folder=str(folder)))
+            on_begin(f"writing {counted(len(left), 'file')} into {folder}")
             write_random_files([(f"{path}{suffix}", size) for path, size in left])
             for path, _ in left:
                 os.rename(f"{path}{suffix}", path)

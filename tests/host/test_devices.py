@@ -244,7 +244,7 @@ def test_the_places_tell_where_bytes_came_from(cached: CachedHost) -> None:
 
     assert grown == PlaceCounts(100 * 512, 21 * 512, 102 * 512, None)
     assert growth(before, watch.counts()) == PlaceCounts(), "counters that have begun anew"
-    assert [note for note in watch.notes() if "FUSE" not in note] == []
+    assert [note for note in watch.notes() if note.kind != "fuse_process_unseen"] == []
 
 
 def test_a_drive_that_is_both_is_not_told_apart(cached: CachedHost) -> None:
@@ -252,16 +252,15 @@ def test_a_drive_that_is_both_is_not_told_apart(cached: CachedHost) -> None:
     assert watch.counts().origin_read_bytes is None
     assert watch.counts().cache_read_bytes == 0
     (note, _) = watch.notes()
-    assert "lie on one drive (sda1)" in note and "not known" in note
+    assert (note.kind, note.figures["drives"]) == ("origin_on_cache_drive", ["sda1"])
 
 
 def test_an_origin_that_nobody_counts_is_said(cached: CachedHost) -> None:
     watch = cached.watch("cached", "cached")
     assert watch.counts() == PlaceCounts()
     origin, cache, daemon = watch.notes()
-    assert origin.startswith("cache.origin") and "(fuse.rclone)" in origin
-    assert cache.startswith("no drive is seen under cache.devices")
-    assert "run as that user or as root" in daemon
+    assert (origin.kind, origin.figures["file_system"]) == ("origin_uncounted", "fuse.rclone")
+    assert (cache.kind, daemon.kind) == ("no_cache_drive", "fuse_process_unseen")
 
 
 def test_the_kernel_names_the_mount_s_process(cached: CachedHost) -> None:

@@ -10,11 +10,13 @@ import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlemu.findings import Finding, note
 from dlemu.host import wear as nvme
 from dlemu.host.devices import BlockDevice
 from dlemu.host.wear import (
@@ -31,6 +33,7 @@ from dlemu.host.wear import (
     look,
     media_bytes,
 )
+from dlemu.report.words import sentence
 from tests.host.copies import Host
 
 GB = 10**9
@@ -115,7 +118,7 @@ def test_the_counters_of_a_drive_s_life(tmp_path: Path) -> None:
     assert (told["percentage_used"], told["available_spare"], told["media_errors"]) == (2, 90, 3)
     assert told["power_on_hours"] == 742
     assert (told["waf"], told["media_source"]) == (None, "")
-    assert "neither log C0h" in told["missing"]["media_bytes_written"]
+    assert told["missing"]["media_bytes_written"]["kind"] == "no_flash_counter"
 
     host.pages = {**host.pages, (OCP, 0): ocp_page(768 * GB)}
     told = lifetime(host.drive, read=host.read, sys=host.sys)
@@ -124,7 +127,7 @@ def test_the_counters_of_a_drive_s_life(tmp_path: Path) -> None:
     host.pages = {}
     told = lifetime(host.drive, read=host.read, sys=host.sys)
     assert (told["host_bytes_written"], told["percentage_used"]) == (None, None)
-    assert "does not answer" in told["missing"]["host_bytes_written"]
+    assert told["missing"]["host_bytes_written"]["kind"] == "counters_silent"
 
 
 @pytest.mark.parametrize(
@@ -148,10 +151,10 @@ def test_a_drive_that_may_not_be_asked_says_why_and_no_zero(
     assert wear["block_bytes_written"] == 1_024_000_000
     for field in ("host_bytes_written", "media_bytes_written", "percentage_used", "waf"):
         assert wear[field] is None
-        assert all(word in wear["missing"][field] for word in words)
-        assert "\n" not in wear["missing"][field]
-    assert wear["missing"]["years_left"] == "drive.endurance is not set"
-    assert wear["missing"]["file_system_amplification"] == "no file was written"
+        why = sentence(wear["missing"][field])
+        assert all(word in why for word in words) and "\n" not in why
+    assert wear["missing"]["years_left"]["kind"] == "endurance_unset"
+    assert wear["missing"]["file_system_amplification"]["kind"] == "no_file_written"
 
 
 def test_a_drive_of_a_known_maker_tells_its_waf_by_log_cah(tmp_path: Path) -> None:
@@ -188,19 +191,23 @@ X = 10 * GB
 def test_a_unit_is_believed_only_if_it_fits_what_was_written(
     ocp: int | None, vendor: VendorWrites | None, media: int | None, said: str
 ) -> None:
-    found, text = media_bytes(X, ocp, vendor)
-    assert found == media
-    assert said in text
+    found = media_bytes(X, ocp, vendor)
+    if isinstance(found, Finding):
+        assert media is None and said in sentence(found)
+    else:
+        assert found[0] == media and said in found[1]
 
 
 def test_what_is_less_than_the_counters_steps_gives_no_ratio() -> None:
-    assert media_bytes(10**8, 10**8, None)[0] == 10**8
-    found, why = media_bytes(10**8 - 1, 10**8, None)
-    assert found is None and "95.4 MiB were written" in why
+    assert media_bytes(10**8, 10**8, None) == (10**8, "log C0h, in bytes")
+    why = media_bytes(10**8 - 1, 10**8, None)
+    assert isinstance(why, Finding) and "95.4 MiB were written" in sentence(why)
 
 
 def drive(name: str, host: int | None, media: int | None, used: int | None) -> DriveWear:
-    missing = {} if host is not None else {"host_bytes_written": f"{name} is no NVMe drive"}
+    missing: dict[str, Mapping[str, Any]] = {}
+    if host is None:
+        missing = {"host_bytes_written": note("no_nvme", drive=name).fields}
     return DriveWear(
         host="node1",
         name=name,
@@ -231,7 +238,7 @@ def test_one_drive_that_cannot_tell_leaves_the_sum_unknown() -> None:
     wear = combine_hosts([DriveWrites(drives, 60.0), None])
     assert (wear["host_bytes_written"], wear["media_bytes_written"]) == (None, None)
     assert wear["percentage_used"] is None
-    assert wear["missing"]["waf"] == "sda is no NVMe drive"
+    assert wear["missing"]["waf"] == note("no_nvme", drive="sda").fields
     assert wear["drive_writes_per_day"] == pytest.approx(2e9 / 2e12 * 1440)  # by the block layer
 
 

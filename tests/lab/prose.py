@@ -23,11 +23,13 @@ _PROSE = re.compile(
     r"[^\W\d_]{2,}[^\s\w]* +\S|\S +[^\s\w]*[^\W\d_]{2,}|^ +[^\W\d_]{2,}|[^\W\d_]{2,} +$"
 )
 _ERRORS = re.compile(
-    r"\w*Error|of_system|damaged|_?refusal|room|_?fail\w*|complain|_check_url|phase|_phase|does|doing|watch|filterwarnings"
+    r"\w*Error|of_system|damaged|_?refusal|room|_?fail\w*|complain|on_begin|made|_check_url|phase|_phase|does|doing|watch|filterwarnings"
 )
 """Calls that make an error of their arguments, name a phase, or know another's text."""
-_NAMING = re.compile("cast|Use|Thread")
-"""Calls whose arguments no person reads: patterns, types, names of commands."""
+_NAMING = re.compile(
+    "cast|Use|Thread|split|rsplit|partition|rpartition|startswith|endswith|removeprefix|removesuffix"
+)
+"""Calls whose arguments no person reads: types, names of commands, what a text is searched for."""
 _NAMES = ("name", "servers")
 """Functions that return how a thing is called."""
 _COMMAND = re.compile(r"((dlemu|pip install|kill|kill -9|rm -r) \S+$|import sys;)")

@@ -48,6 +48,7 @@ from dlemu.report.predict import present_calibration
 from dlemu.report.sizing import present_sizing, write_table
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load, present_steptime
+from dlemu.report.words.tools import steps_comment
 from dlemu.run.job import complete_summary
 from dlemu.sizing.answers import First, Sized, Target, document_of
 from dlemu.sizing.formula import Calibration
@@ -394,7 +395,7 @@ def _steptime() -> str:
         ),
     )
     document = {**answer.document(), "command": "dlemu run workload=unet3d_gpu.yaml"}
-    return "\n".join([render_text(present_steptime(document)), "", answer.yaml()])
+    return "\n".join([render_text(present_steptime(document)), "", answer.yaml(steps_comment)])
 
 
 def _load() -> str:

@@ -11,6 +11,7 @@ import pytest
 from dlemu.checkpoint.plan import predict_checkpoint
 from dlemu.cli.paths import cells_csv
 from dlemu.config.model import load_model, load_workload
+from dlemu.findings import note
 from dlemu.host.wear import DriveWrites, WearFields, combine_hosts, has_writes
 from dlemu.judge.metrics import measure
 from dlemu.judge.records import STEP
@@ -173,14 +174,15 @@ def known(**changes: object) -> WearFields:
         (
             of([drive("sda", None, None, None)], 86_400.0, GB, endurance=365 * 10**10),
             "wear: 953.7 MiB written to sda (1.00 x the files' bytes); at this pace 0.001 drive "
-            "writes a day, 10 years for a new drive; no WAF: sda is no NVMe drive",
+            "writes a day, 10 years for a new drive; no WAF: sda is no NVMe drive "
+            "(smartctl -A /dev/sda may tell more)",
         ),
         (
             of([drive("sda", GB, None, None)], 86_400.0, 0),
             "wear: 953.7 MiB written to sda, none of it into files of this command",
         ),
         (
-            of([], 1.0, 0, "no drive is seen under the folder (nfs4)"),
+            of([], 1.0, 0, note("no_drive_under_folder", file_system="nfs4")),
             "wear: not known; no drive is seen under the folder (nfs4)",
         ),
     ],

@@ -89,9 +89,9 @@ def figures_used() -> dict[str, set[str]]:
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
             for key, made in zip(table.keys, table.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value in SENTENCES:
+                if isinstance(key, ast.Constant) and str(key.value) in SENTENCES:
                     body = functions.get(made.id) if isinstance(made, ast.Name) else made
-                    used[key.value] = {
+                    used[str(key.value)] = {
                         node.attr
                         for node in ast.walk(body or made)
                         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "f"
@@ -112,6 +112,6 @@ def test_a_finding_brings_the_figures_of_its_sentence() -> None:
             if name not in MAKERS or not isinstance(kind, ast.Constant) or None in keys:
                 continue
             made += 1
-            if without := used.get(kind.value, set()) - keys - may_lack:
+            if without := used.get(str(kind.value), set()) - keys - may_lack:
                 lacking.append((path.name, node.lineno, kind.value, without))
     assert lacking == [] and made > 100

@@ -98,7 +98,8 @@ def test_a_prediction_takes_what_was_measured(
     other = {"drive": "loop of another", "host": "b with 1 CPU"}
     stored = found.model_copy(update={"identity": {**found.identity, **other}})
     path.write_text(stored.model_dump_json())
-    assert "; here host" in dlemu.predict(here).calibration
+    calibration = dlemu.predict(here).calibration
+    assert calibration and "host" in calibration["figures"]["differs"]["figures"]["keys"]
     with pytest.raises(
         WorkloadError, match=r"is of another storage than .*: drive .*, was loop of"
     ):

@@ -15,6 +15,7 @@ from dlemu.host.devices import lies_in_memory
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
 from dlemu.report.tools import present_load
+from dlemu.report.words import telling
 from dlemu.storage.pagecache import Pages, drop, look
 from dlemu.terminal import silent
 from dlemu.tools import model_load as module
@@ -73,7 +74,7 @@ def test_a_model_is_written_read_cold_and_removed(
     monkeypatch.setattr(module, "lists_gpu", lambda: False)
     events: list[str] = []
 
-    answer = measure(load, events.append)
+    answer = measure(load, telling(events.append))
 
     assert not any(folder.iterdir())
     assert answer["num_bytes"] == sum(SIZES)
@@ -116,7 +117,7 @@ def test_a_share_of_a_model_is_labelled_and_kept_files_are_found(load: Load, fol
     text = render_text(present_load(document_of(load, answer)))
     assert "(scale=0.1 of the model); cold: 0 of" in text and "computed from a part" in text
     events: list[str] = []
-    measure(load.model_copy(update={"keep": False}), events.append)
+    measure(load.model_copy(update={"keep": False}), telling(events.append))
     assert events[0] == f"{own} has the files already; they stay"
     assert len([*own.iterdir()]) == 3
 
@@ -146,7 +147,7 @@ def test_a_file_of_several_names_is_read_once(files: list[Path], tmp_path: Path)
     listed: Any = f"[{','.join(map(str, names))}]"
     assert Load(files=listed, drive=DRIVE).files == plan.files
 
-    answer = measure(plan, events.append)
+    answer = measure(plan, telling(events.append))
 
     assert (answer["num_files"], answer["num_bytes"]) == (2, SIZES[0] + SIZES[1])
     assert events[0] == "5 names of 2 files: read once"
@@ -164,7 +165,7 @@ def test_what_goes_wrong_leaves_nothing(
     with pytest.raises(
         RunError, match=r"^/dev/shm lies in memory: no drive is read; name a folder"
     ):
-        measure(load.model_copy(update={"target": Path("/dev/shm")}), pytest.fail)
+        measure(load.model_copy(update={"target": Path("/dev/shm")}), telling(pytest.fail))
     tries = Mock(return_value=Pages(3, 7, 3420))
     monkeypatch.setattr(module, "drop", tries)
     monkeypatch.setattr("dlemu.tools.model_load.time.sleep", lambda seconds: None)

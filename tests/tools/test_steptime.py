@@ -79,7 +79,7 @@ def test_the_users_own_step_becomes_a_workload(
     shown = capsys.readouterr().out
     assert "on the CPU: " in shown and "out of memory, skipped: batch 4" in shown
     evidence = json.loads(Path("out/unet3d_measured_cpu.json").read_text())
-    assert evidence["environment"]["loop"] == "each step is waited for"
+    assert evidence["environment"]["loop"] == "waits"
     assert [each["batch"] for each in evidence["batches"]] == [1, 7]
     assert len(evidence["batches"][1]["step_seconds"]) == 3
     workload = load_workload("out/unet3d_measured_cpu.yaml")

@@ -12,11 +12,13 @@ from dlemu.config.published import word
 from dlemu.findings import Finding, Kind, Tell, Weight, note, weighing
 from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.doctor import DOCTOR
+from dlemu.report.words.hosts import HOSTS, aged
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.report.words.notes import NOTES
 from dlemu.report.words.progress import PROGRESS
 from dlemu.report.words.rules import RULES
 from dlemu.report.words.searches import SEARCHES
+from dlemu.report.words.tools import TOOLS
 from dlemu.terminal import Say
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
@@ -58,6 +60,11 @@ def sentences(document: Fields, *weights: Weight) -> list[str]:
     return [sentence(each) for each in weighing(document, *weights)]
 
 
+def text_of(told: Fields | str) -> str:
+    """Return what a field of a document says; earlier versions stored the text itself."""
+    return told if isinstance(told, str) else sentence(told)
+
+
 def note_lines(document: Fields) -> list[str]:
     """Return a document's `notes` as lines; those of loaders, and what is as written, are texts."""
     return list(map(note_line, document.get("notes") or ()))
@@ -65,7 +72,7 @@ def note_lines(document: Fields) -> list[str]:
 
 def note_line(note: Fields | str) -> str:
     """Return a note as a line."""
-    return f"note: {note if isinstance(note, str) else sentence(note)}"
+    return f"note: {text_of(note)}"
 
 
 def warning(finding: Finding) -> str:
@@ -349,10 +356,24 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     **RULES,
     **PROGRESS,
     **DOCTOR,
+    **TOOLS,
+    **HOSTS,
     # of any kind
     "as_written": lambda f: f"{f.text}",
     "of_run": _of_run,
     # those that have another one in them
+    "batch_skipped": lambda f: f"batch {f.batch}: {sentence(f.why)}, skipped",
+    "calibration_age": lambda f: (
+        f"{aged(f.age_seconds)}{f'; here {sentence(f.differs)}' if f.differs else ''}"
+    ),
+    "cells_of_others": lambda f: (
+        f"{counted(f.cells, 'cell')} in {f.file} not taken, of something else: "
+        f"{sentence(f.differs)}"
+    ),
+    "of_drive": lambda f: f"{f.drive}: {sentence(f.why)}",
+    "search_of_others": lambda f: (
+        f"{f.folder} has this search of something else ({sentence(f.differs)}); a new one begins"
+    ),
     "checkpoints_planned": lambda f: (
         f"{counted(f.number, 'checkpoint')} of {format_bytes(f.num_bytes)}, {sentence(f.due)}, "
         f"to {f.folder}"

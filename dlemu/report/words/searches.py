@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dlemu.report.words.hosts import aged
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 
@@ -91,7 +92,8 @@ SEARCHES: Mapping[str, Callable[[Any], str]] = {
     "search_start": lambda f: "start",
     # how far a search is
     "going_on_after": lambda f: (
-        f"going on after {counted(f.num_runs, 'run')} in {f.folder}, the last one {f.age}"
+        f"going on after {counted(f.num_runs, 'run')} in {f.folder}, the last one "
+        f"{aged(f.age_seconds)}"
     ),
     "one_drive_twice": lambda f: (
         f"warning: {f.name} and {f.other} share {f.drives}: one drive, twice"
@@ -102,8 +104,8 @@ SEARCHES: Mapping[str, Callable[[Any], str]] = {
     "probed": _probed,
     "run_of_a_search": _run_of_a_search,
     "same_search_goes_on": lambda f: (
-        f"going on with the same search in {f.folder}, which has not ended ({f.age}); for a new "
-        "one name another output.folder"
+        f"going on with the same search in {f.folder}, which has not ended "
+        f"({aged(f.age_seconds)}); for a new one name another output.folder"
     ),
     "search_begins": lambda f: (
         f"{f.name}: one accelerator reads {format_rate(f.bytes_per_second)} at AU 100%; "

@@ -284,7 +284,8 @@ def _run_group(pipe: _Pipe, work: CellJob, members: tuple[int, ...]) -> None:
         pipe.send(done)
     except (DlemuError, OSError) as error:
         why = system_line(error) if isinstance(error, OSError) else error
-        pipe.send(f"{work.spec.path}, {work.spec.pattern}, {work.spec.io_size} bytes: {why}")
+        spec = work.spec
+        pipe.send(str(RunError(f"{spec.path}, {spec.pattern}, {spec.io_size} bytes: {why}")))
 
 
 def _end_with_parent(pipe: _Pipe) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 
 from dlemu.config.model import Drive
 from dlemu.errors import RunError
+from dlemu.findings import Finding, Tell, note
 from dlemu.host.devices import PROC, listed, read_text, total
 from dlemu.host.place import Attachment
 from dlemu.host.processes import read_cpu_times
@@ -55,7 +56,8 @@ _PIECE = 16 << 20
 """Random bytes that are made at once."""
 _WRITE = 1 << 20
 """Bytes of one write: an interrupt waits for no more of them."""
-OnEvent = Callable[[str], object]
+OnBegin = Callable[[str], object]
+"""Takes the name of what is done next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ class RankTarget:
     """Of its drives and its host, as `host.same` tells it."""
     cpus: tuple[int, ...] = ()
     """Of the NUMA node of its drives; (): workers are not bound."""
-    notes: Sequence[str] = ()
+    notes: Sequence[Finding] = ()
     """Lines about what is left out, and where the target is attached."""
     memory_rate: float = 0.0
     """Bytes per second that the host's CPUs copy."""
@@ -234,10 +236,11 @@ def _ceiling(asked: CellSpec, places: Sequence[RankTarget]) -> tuple[str | None,
         links |= {(place.host, name): each for name, each in own.items()}
         memory[place.host] = place.memory_rate if asked.path in _COPIES else None
     kinds = {place.attached.kind for place in places}
-    bounds = {"datasheet": sheets, " and ".join(sorted(kinds)): links, "memory": memory}
+    name = " and ".join(sorted(kinds))
+    bounds = {"datasheet": sheets, name: links, "memory": memory}
     known = [(rate, name) for name, rates in bounds.items() if (rate := total([*rates.values()]))]
-    rate, name = min(known, default=(None, None))
-    return name, rate
+    rate, lowest = min(known, default=(None, None))
+    return lowest, rate
 
 
 def memory_rate() -> float:
@@ -339,27 +342,35 @@ def read_joules(powercap: Path = Path("/sys/class/powercap")) -> Joules:
     return joules
 
 
-def least_block(path: DataPath, target: Path) -> int | str:
-    """Return the bytes of the smallest block that a path takes on a target, or why it takes none.
+class PathUnusableError(RunError):
+    """A path takes no blocks on a target; the text is the reason."""
+
+
+def least_block(path: DataPath, target: Path) -> int:
+    """Return the bytes of the smallest block that a path takes on a target.
 
     Raises:
+        PathUnusableError: it takes none.
         RunError: the target cannot be written.
     """
     if path in ("host_buffered", "cufile") and not local_place(target).takes_files:
-        return "a block device is read with O_DIRECT; name a folder on it"
+        raise PathUnusableError("a block device is read with O_DIRECT; name a folder on it")
     if path == "host_buffered":
         return SECTOR
     if path == "cufile":
-        why = availability(target).why
-        return why or max(PAGE_BYTES, smallest_direct(target) or PAGE_BYTES)
+        if why := availability(target).why:
+            raise PathUnusableError(why)
+        return max(PAGE_BYTES, smallest_direct(target) or PAGE_BYTES)
     if path == "host_io_uring" and (problem := uring.problem()):
-        return problem
+        raise PathUnusableError(problem)
     if path == "host_direct_gpu_copy":
         try:
             cuda.num_gpus()
         except RunError as error:
-            return str(error)
-    return smallest_direct(target) or "its file system does not open files with O_DIRECT"
+            raise PathUnusableError(str(error)) from None
+    if least := smallest_direct(target):
+        return least
+    raise PathUnusableError("its file system does not open files with O_DIRECT")
 
 
 def smallest_direct(target: Path) -> int | None:
@@ -392,7 +403,7 @@ def smallest_direct(target: Path) -> int | None:
 
 @contextmanager
 def works_of(
-    place: RankTarget, num: int, unit: int, asked: int | None, first: str, on_event: OnEvent
+    place: RankTarget, num: int, unit: int, asked: int | None, first: str, on_event: Tell
 ) -> Iterator[tuple[Callable[[CellSpec], CellJob], int]]:
     """Yield what gives a cell the files of its workers, and the bytes that were written for it.
 
@@ -421,7 +432,7 @@ def works_of(
             size = (asked or chosen) // unit * unit
             what = f"{counted(num, 'file')} of {format_bytes(size)}"
             room(target, num * size, "free some, or lower file_size or workers", what=what)
-            on_event(f"writing {what} into {target}")
+            on_event(note("writing_files", files=num, bytes=size, target=str(target)))
             write_random_files([(path, size) for path in files])
 
         def work(cell: CellSpec) -> CellJob:

@@ -21,8 +21,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, model_
 from dlemu.config.model import NamedDrive
 from dlemu.config.types import Arguments, Listed, LocalPath, ResultsFolder, Size, Switch
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short
+from dlemu.findings import Finding, Tell, note
 from dlemu.host.place import cpus_of_node, find_attachment, find_connection
-from dlemu.host.same import age_in_words, age_of, identity_of, what_differs
+from dlemu.host.same import age_of, identity_of, what_differs
 from dlemu.host.wear import WearFields, WearWatch, combine_hosts, has_writes
 from dlemu.judge.folders import recorded, versions
 from dlemu.judge.records import JsonLines
@@ -38,7 +39,8 @@ from dlemu.tools.paths.cells import (
     SECTOR,
     SUM,
     Cell,
-    OnEvent,
+    OnBegin,
+    PathUnusableError,
     RankTarget,
     least_block,
     measure,
@@ -50,9 +52,6 @@ from dlemu.units import (
     PAGE_BYTES,
     counted,
     format_bytes,
-    format_left,
-    format_rate,
-    format_seconds,
 )
 
 CELLS = "cells.jsonl"
@@ -170,15 +169,15 @@ class Sweep(Arguments):
 
 def run_paths(
     sweep: Sweep,
-    on_event: OnEvent,
-    on_begin: OnEvent = lambda text: None,
+    on_event: Tell,
+    on_begin: OnBegin = lambda phase: None,
     on_wear: OnWear = lambda wear: None,
     *,
     world: World | None = None,
 ) -> list[Cell]:
     """Measure the cells that the output folder lacks; return all, on ranks other than 0 none.
 
-    `on_event` gets lines of text, `on_begin` what is done next, `on_wear` what was written; all on
+    `on_event` gets what is found, `on_begin` what is done next, `on_wear` what was written; all on
     rank 0 only. All ranks call it.
     """
     world = Alone() if world is None else world
@@ -187,14 +186,14 @@ def run_paths(
     with ExitStack() as stack:
         places = _places(sweep, world, stack, dry=False)
         rounds = list(_rounds(sweep, places, world))  # what cannot be is refused before a word
-        for note in _notes_of(places):
-            on_event(note)
+        for found in _notes_of(places):
+            on_event(found)
         wanted = [each for cells in rounds for each in cells]
         if world.rank == 0:
             record = stack.enter_context(recorded(sweep.output, "paths", world, key="output"))
         known = _known_cells(sweep, places, world, on_event)
         plan = SweepPlan.of(sweep, rounds, known)
-        on_event(plan.line)
+        on_event(plan.summary)
         for cell in _measure_all(sweep, plan.left, places, world, on_event, on_begin, on_wear):
             known[cell.asked] = cell
         if world.rank != 0:
@@ -218,7 +217,7 @@ class SweepPlan:
     num_cells: int
     num_known: int
     """Of these, that were measured before."""
-    notes: Sequence[str] = ()
+    notes: Sequence[Finding] = ()
     """On the targets, and on what was measured before; where nothing is measured now."""
 
     @classmethod
@@ -227,7 +226,7 @@ class SweepPlan:
         sweep: Sweep,
         rounds: Sequence[Sequence[CellSpec]],
         known: Mapping[CellSpec, Cell],
-        notes: Sequence[str] = (),
+        notes: Sequence[Finding] = (),
     ) -> Self:
         """Return the plan; `known` are the cells that were measured before."""
         asked = [each for cells in rounds for each in cells if each.target != SUM]
@@ -235,19 +234,20 @@ class SweepPlan:
         return cls(sweep.seconds, left, len(asked), sum(each in known for each in asked), notes)
 
     @property
-    def line(self) -> str:
+    def summary(self) -> Finding:
         """How many cells there are, and how long those take that are left."""
-        num, seconds = len(self.left), self.seconds
-        takes = f"; {num} x {format_seconds(seconds)} = {format_seconds(num * seconds)}"
-        return (
-            f"{counted(self.num_cells, 'cell')}, {self.num_known} of them measured before"
-            f"{takes if num else ''}"
+        return note(
+            "cells_planned",
+            cells=self.num_cells,
+            known=self.num_known,
+            left=len(self.left),
+            seconds=self.seconds,
         )
 
 
 def plan_paths(sweep: Sweep, world: World) -> SweepPlan:
     """Return what `run_paths` would measure, without writing anything; all ranks call it."""
-    notes = list[str]()
+    notes = list[Finding]()
     with ExitStack() as stack:
         places = _places(sweep, world, stack, dry=True)
         rounds = list(_rounds(sweep, places, world))
@@ -256,7 +256,7 @@ def plan_paths(sweep: Sweep, world: World) -> SweepPlan:
     return SweepPlan.of(sweep, rounds, known, notes)
 
 
-def _notes_of(places: Sequence[RankTarget]) -> list[str]:
+def _notes_of(places: Sequence[RankTarget]) -> list[Finding]:
     return [note for place in places for note in place.notes]
 
 
@@ -310,7 +310,7 @@ def _own_places(sweep: Sweep, world: World, stack: ExitStack, *, dry: bool) -> l
 
 def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: float) -> RankTarget:
     name = f"{world.host}:{target}" if world.num_hosts > 1 else str(target)
-    notes: list[str] = []
+    notes: list[Finding] = []
     least = _least_blocks(sweep, target, notes)
     gpus: list[str] = []
     if least.keys() & {*TO_GPU}:
@@ -322,26 +322,30 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
             f"{counted(len(gpus), 'GPU')} that can be read into",
             remedy="name another, or leave it out",
         )
-    attached, facts = find_attachment(target, gpus), []
+    attached = find_attachment(target, gpus)
     text, queues = find_connection(target) or ("", None)
-    if text and (sweep.queue_depths is not None or len(sweep.targets) > 1):
-        facts.append(text)
+    if sweep.queue_depths is None and len(sweep.targets) == 1:
+        text = ""
     usable = os.sched_getaffinity(0)
     near = usable.intersection(() if attached.node is None else cpus_of_node(attached.node))
-    if near:
-        facts.append(f"readers on NUMA node {attached.node}")
+    nearest = gpu is None and attached.gpu is not None
     if gpus:
-        nearest = "the nearest to it, " if gpu is None and attached.gpu is not None else ""
         gpu = gpu if gpu is not None else attached.gpu or 0
-        facts.append(f"GPU {gpu}, {nearest}{gpus[gpu]}")
-    if facts:
-        notes.append(f"{name}: {', '.join(facts)}")
+    if text or near or gpus:
+        notes.append(
+            note(
+                "target_attached",
+                target=name,
+                connection=text,
+                numa_node=attached.node if near else None,
+                gpu=gpu if gpus else None,
+                address=gpus[gpu or 0] if gpus else None,
+                is_nearest=nearest,
+            )
+        )
     num_cpus = os.cpu_count() or 1
     if world.num_ranks > 1 and len(usable) < num_cpus:
-        notes.append(
-            f"{name}: its rank may use {len(usable)} of {num_cpus} CPUs; "
-            "mpirun --bind-to none gives it all"
-        )
+        notes.append(note("rank_bound", target=name, usable=len(usable), cpus=num_cpus))
     # Paths vary fastest: what is compared is measured shortly after each other.
     cells = [
         CellSpec(
@@ -376,30 +380,27 @@ def _place(sweep: Sweep, target: Path, gpu: int | None, world: World, memory: fl
     )
 
 
-def _least_blocks(sweep: Sweep, target: Path, notes: list[str]) -> dict[DataPath, int]:
-    """Return the bytes of the smallest block of each path that works; a line about what does not.
+def _least_blocks(sweep: Sweep, target: Path, notes: list[Finding]) -> dict[DataPath, int]:
+    """Return the bytes of the smallest block of each path that works; a note on what does not.
 
     Raises:
         RunError: a path that was asked for does not work.
     """
     least: dict[DataPath, int] = {}
     for path in sweep.paths or sweep.compared:
-        found = least_block(path, target)
-        if isinstance(found, int):
-            least[path] = found
-        elif sweep.paths is None:
-            notes.append(f"left out on {target}: {path}: {found}")
-        else:
-            raise RunError(
-                f"paths={path} does not work on {target}: {found}", remedy="leave it out"
-            )
+        try:
+            least[path] = least_block(path, target)
+        except PathUnusableError as error:
+            if sweep.paths is not None:
+                raise RunError(
+                    f"paths={path} does not work on {target}: {error}", remedy="leave it out"
+                ) from None
+            notes.append(note("path_left_out", target=str(target), path=path, error=str(error)))
     for path, size in itertools.product(least, sweep.io_sizes):
         if size < least[path]:
-            of = "" if path == "cufile" else " (the logical block of the device)"
-            notes.append(
-                f"left out on {target}: {path} with blocks of {size} B: {least[path]} B is the "
-                f"least there{of}"
-            )
+            where = {"target": str(target), "path": path}
+            bounds = {"size": size, "least": least[path], "by_the_device": path != "cufile"}
+            notes.append(note("blocks_too_small", **where, **bounds))
     return least
 
 
@@ -431,8 +432,8 @@ def _measure_all(
     rounds: Sequence[Sequence[CellSpec]],
     places: Sequence[RankTarget],
     world: World,
-    on_event: OnEvent,
-    on_begin: OnEvent,
+    on_event: Tell,
+    on_begin: OnBegin,
     on_wear: OnWear,
 ) -> Iterator[Cell]:
     """Yield the cells of all rounds as they are measured, each once it is kept; on rank 0 only."""
@@ -455,12 +456,12 @@ def _measure_all(
                 make[place.name], num_bytes = made
                 written += num_bytes
         for number, cells in enumerate(rounds, 1):
-            one, left = cells[0], format_left((len(rounds) - number) * sweep.seconds, before="; ")
+            one, left = cells[0], (len(rounds) - number) * sweep.seconds
             on_begin(f"{one.path} {one.pattern} {format_bytes(one.io_size)}")
             works = [make[each.target](each) for each in cells if each.target in make]
             named = {each.target for each in cells}
             for cell in measure(works, places, world):
-                on_event(f"{_line_of(cell)}{left}")
+                on_event(_measured(cell, left))
                 of = {place.name: dict(place.identity) for place in places if place.name in named}
                 store.append({**asdict(cell), "identities": of, "end": time_of_day()})
                 if cell.target in make and cell.pattern.endswith("write"):
@@ -473,12 +474,19 @@ def _measure_all(
             on_wear(wear)
 
 
-def _line_of(cell: Cell) -> str:
-    deep = "" if cell.queue_depth == 1 else f", depth {cell.queue_depth}"
-    return (
-        f"{cell.target} {cell.path} {cell.pattern} {format_bytes(cell.io_size)} x "
-        f"{cell.workers}{deep}: {format_rate(cell.gib_per_second * 2**30)}, p99 "
-        f"{format_seconds(cell.latency_p99)}, {cell.cpu_seconds_per_gb:.3f} CPU-s/GB"
+def _measured(cell: Cell, left_seconds: float) -> Finding:
+    return note(
+        "cell_measured",
+        target=cell.target,
+        path=cell.path,
+        pattern=cell.pattern,
+        io_size=cell.io_size,
+        workers=cell.workers,
+        queue_depth=cell.queue_depth,
+        bytes_per_second=cell.gib_per_second * 2**30,
+        latency_p99=cell.latency_p99,
+        cpu_seconds_per_gb=cell.cpu_seconds_per_gb,
+        left_seconds=left_seconds,
     )
 
 
@@ -486,7 +494,7 @@ _CELL = TypeAdapter(Cell)
 
 
 def _known_cells(
-    sweep: Sweep, places: Sequence[RankTarget], world: World, on_event: OnEvent
+    sweep: Sweep, places: Sequence[RankTarget], world: World, on_event: Tell
 ) -> dict[CellSpec, Cell]:
     """Return the cells that were measured before and hold now; say how old the oldest is.
 
@@ -496,24 +504,26 @@ def _known_cells(
 
 
 def _holding_cells(
-    store: JsonLines, places: Sequence[RankTarget], on_event: OnEvent
+    store: JsonLines, places: Sequence[RankTarget], on_event: Tell
 ) -> dict[CellSpec, Cell]:
     now = {each.name: each.identity for each in places}
-    known, others, ages = dict[CellSpec, Cell](), dict[str, int](), [0.0]
+    known, others, ages = dict[CellSpec, Cell](), list[Finding](), [0.0]
     for cell, row in zip(cells_of(store), store.values, strict=True):
         before = row.get("identities", {})
         names = before.keys() & now.keys() if cell.target == SUM else {cell.target} & now.keys()
-        why = next(filter(None, (what_differs(before.get(n), now[n]) for n in names)), "")
-        if why:
-            others[why] = others.get(why, 0) + 1
+        why = next(filter(None, (what_differs(before.get(n), now[n]) for n in names)), None)
+        if why is not None:
+            others.append(why)
             continue
         known[cell.asked] = cell
         if names:
             ages.append(age_of(row.get("end")) or 0.0)
-    for why, number in others.items():
-        on_event(f"{counted(number, 'cell')} in {store.path} not taken, of something else: {why}")
+    for number, why in enumerate(others):
+        if why not in others[:number]:
+            same = {"cells": others.count(why), "file": str(store.path)}
+            on_event(note("cells_of_others", **same, differs=why.fields))
     if max(ages) >= _LEAST_AGE_SECONDS:
-        on_event(f"the oldest cell in {store.path} that is taken is {age_in_words(max(ages))}")
+        on_event(note("oldest_cell", file=str(store.path), age_seconds=max(ages)))
     return known
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dlemu.config.model import Workload
 from dlemu.config.published import derived_yaml, normal, origin_of
 from dlemu.errors import RunError, WorkloadError
+from dlemu.findings import Finding, Tell, note
 from dlemu.judge.folders import hold
 from dlemu.judge.records import check_writable, write_json, write_text
 from dlemu.tools.steptime.measure import (
@@ -36,7 +37,6 @@ from dlemu.tools.steptime.steps import (
     names_function,
     time_preprocessing,
 )
-from dlemu.units import format_bytes, format_seconds
 
 _PARTS = 20
 _SKEWED = 0.01
@@ -56,6 +56,11 @@ def fit_line(batches: Sequence[int], means: Sequence[float]) -> Mapping[str, flo
     b, a = np.polyfit(sizes, times, 1)
     residual = np.max(np.abs(a + b * sizes - times) / times)
     return {"a": float(a), "b": float(b), "residual": float(residual)}
+
+
+CommentOf = Callable[[str, int, int, Mapping[str, str]], list[str]]
+"""Returns the comment of a workload file, for a model, a number of steps, their batch size, and
+where they were timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +85,7 @@ class StepTimes:
         wanted = self.workload.reader.batch_size
         return min(self.timed, key=lambda each: abs(each.batch - wanted))
 
-    def yaml(self) -> str:
+    def yaml(self, comment_of: CommentOf) -> str:
         """Return the workload file: what was given and the measured times."""
         own = self.row
         keys: dict[str, object] = {
@@ -91,13 +96,7 @@ class StepTimes:
             keys["train.launch_time"] = float(f"{min(own.launch, own.mean):.4g}")
         if self.preprocessing is not None:
             keys["reader.preprocess_time"] = self.preprocessing.key()
-        comment = [
-            f"{self.model}: the time of a training step (forward, loss, backward, optimizer) with "
-            "its data on the",
-            f"device, measured by dlemu steptime over {len(own.seconds):,} steps of batch "
-            f"{own.batch}.",
-            *(f"{name}: {value}" for name, value in self.environment.items()),
-        ]
+        comment = comment_of(self.model, len(own.seconds), own.batch, self.environment)
         return derived_yaml(self.workload, self.name, keys, comment)
 
     def document(self) -> dict[str, Any]:
@@ -155,20 +154,12 @@ def _evidence(timed: Timed) -> dict[str, Any]:
     }
 
 
-_ON_CPU = (
-    "on the CPU: this shows that the command works; the times are this CPU's, in float32, and "
-    "stand for no GPU"
-)
-_DTYPES = {
-    "bf16": "bfloat16 by autocast, float32 weights",
-    "fp16": "float16 by autocast with loss scaling, float32 weights",
-    "tf32": "float32, products in TF32",
-    "fp32": "float32",
-}
-
-
-def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[dict[str, Any], Path]:
+def measure_steps(
+    workload: Workload, tell: Tell, comment_of: CommentOf
+) -> tuple[dict[str, Any], Path]:
     """Time the steps of all batch sizes; return the document and the workload file that it wrote.
+
+    `comment_of` has the words of that file's comment.
 
     The files are written again with each batch size: what was measured stays if the rest fails.
 
@@ -180,7 +171,7 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[dict[
     model = model_of(section.model, workload.name)
     device = section.device
     gpu = find_gpu() if device == "cuda" else None
-    if gpu is not None and (others := gpu.others()):
+    if gpu is not None and (others := gpu.other_processes()):
         raise WorkloadError(
             f"another process computes on this GPU: {', '.join(others)}; wait for its end, or "
             "choose another GPU with CUDA_VISIBLE_DEVICES"
@@ -206,13 +197,13 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[dict[
         stem = _stem(workload, torch, device)
         check_writable(folder / f"{stem}.json")
         if device == "cpu":
-            say(_ON_CPU)
+            tell(note("steps_on_cpu"))
         elif gpu is None:
-            say("clocks, power and temperature are unknown: pip install 'dlemu[gds]'")
-        preprocessing = _preprocessing(workload, say)
-        layout = _layout(job, workload, say)
+            tell(note("gpu_not_watched"))
+        preprocessing = _preprocessing(workload, tell)
+        layout = _layout(job, workload, tell)
         path = folder / f"{stem}.yaml"
-        for timed, skipped in _all_batches(job, workload, layout, gpu, say):
+        for timed, skipped in _all_batches(job, workload, layout, gpu, tell):
             answer = StepTimes(
                 workload=workload,
                 model=model,
@@ -222,7 +213,7 @@ def measure_steps(workload: Workload, say: Callable[[str], None]) -> tuple[dict[
                 skipped=skipped,
                 preprocessing=preprocessing,
             )
-            write_text(path, answer.yaml())
+            write_text(path, answer.yaml(comment_of))
             document = answer.document()
             write_json(path.with_suffix(".json"), document)
     return document, path
@@ -255,28 +246,28 @@ def batch_sizes(given: object, batch: int) -> list[int]:
     return sorted(sizes, key=lambda size: (size != batch, size))
 
 
-def _preprocessing(workload: Workload, say: Callable[[str], None]) -> Preprocessing | None:
+def _preprocessing(workload: Workload, tell: Tell) -> Preprocessing | None:
     section = workload.steptime
     if section.preprocess is None:
         return None
     workers = workload.workers_of_rank
-    say(f"preprocessing: timed in one process, then in {workers} at once")
+    tell(note("preprocessing_begins", workers=workers))
     return time_preprocessing(section.preprocess, workers, section.seconds / 4)
 
 
-def _layout(job: StepTask, workload: Workload, say: Callable[[str], None]) -> str:
+def _layout(job: StepTask, workload: Workload, tell: Tell) -> str:
     given = workload.steptime.layout
     if ":" in job.model:
-        return "the user's"
+        return "user"
     if given != "auto":
         return given
     layout = faster_layout(job, workload.reader.batch_size)
-    say(f"layout {layout}: the faster one of channels_last and contiguous")
+    tell(note("faster_layout", layout=layout))
     return layout
 
 
 def _all_batches(
-    job: StepTask, workload: Workload, layout: str, gpu: Gpu | None, say: Callable[[str], None]
+    job: StepTask, workload: Workload, layout: str, gpu: Gpu | None, tell: Tell
 ) -> Iterator[tuple[list[Timed], list[int]]]:
     """Yield what is timed and what is skipped so far, in order, after each batch that was timed."""
     section = workload.steptime
@@ -284,23 +275,33 @@ def _all_batches(
     skipped: list[int] = []
     sizes = batch_sizes(section.batches, workload.reader.batch_size)
     nominal = (1 + WARM_UP) * section.seconds
-    search = "cuDNN looks for its fastest kernels, then " if job.device == "cuda" else ""
     begin = perf_counter()
     for number, batch in enumerate(sizes):
         taken = perf_counter() - begin
-        left = f", {format_seconds(taken / number * (len(sizes) - number))} left" if number else ""
-        say(
-            f"batch {batch}, {number + 1} of {len(sizes)}: {search}steps for "
-            f"{format_seconds(nominal)} or more{left}"
+        tell(
+            note(
+                "batch_begins",
+                batch=batch,
+                number=number + 1,
+                batches=len(sizes),
+                searches=job.device == "cuda",
+                seconds=nominal,
+                left_seconds=taken / number * (len(sizes) - number) if number else None,
+            )
         )
         found = measure(job, batch, layout, gpu, section.steps, section.seconds)
-        if isinstance(found, str):
-            say(f"batch {batch}: {found}, skipped")
+        if isinstance(found, Finding):
+            tell(note("batch_skipped", batch=batch, why=found.fields))
             skipped = sorted([*skipped, batch])
             continue
-        say(
-            f"batch {batch}: {format_seconds(found.mean)} a step, {len(found.seconds):,} steps"
-            + (f", {format_bytes(found.memory)} of the GPU" if found.memory else "")
+        tell(
+            note(
+                "batch_timed",
+                batch=batch,
+                mean_seconds=found.mean,
+                steps=len(found.seconds),
+                memory_bytes=found.memory,
+            )
         )
         timed = sorted([*timed, found], key=lambda each: each.batch)
         yield timed, skipped
@@ -327,15 +328,17 @@ def _stem(workload: Workload, torch: Any, device: str) -> str:
 def _environment(torch: Any, job: StepTask, layout: str, gpu: Gpu | None) -> Mapping[str, str]:
     on_gpu, own = job.device == "cuda", ":" in job.model
     cudnn = torch.backends.cudnn.version()
+    name = torch.cuda.get_device_name() if on_gpu else f"CPU, {os.cpu_count()} cores"
     return {
-        "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {os.cpu_count()} cores",
+        "device": name,
         "driver": gpu.driver if gpu else "unknown" if on_gpu else "none",
-        "torch": f"{torch.__version__}, Python {platform.python_version()}",
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
         "cuDNN": str(cudnn) if on_gpu and cudnn else "none",
-        "dtype": "the user's" if own else _DTYPES[job.precision] if on_gpu else "float32",
+        "dtype": "user" if own else job.precision if on_gpu else "fp32",
         "layout": layout,
         "compile": str(job.compiled).lower(),
         "graph": str(job.graph).lower(),
-        "loop": "each step is waited for" if job.waits else "steps are queued ahead",
+        "loop": "waits" if job.waits else "queues",
         "date": datetime.now().strftime("%Y-%m-%d"),
     }

@@ -12,21 +12,32 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlemu.findings import Finding, as_written, note
 from dlemu.tools.steptime.steps import Step, StepTask, make_step, out_of_memory
 
 T = TypeVar("T")
 _INTERVAL = 1.0
 """Seconds between two samples."""
-_REASONS = {
+Throttle = Literal[
+    "idle",
+    "clocks set by an application",
+    "power cap",
+    "hardware slowdown",
+    "software thermal slowdown",
+    "hardware thermal slowdown",
+    "power brake",
+]
+"""What holds a GPU's clocks down, as NVML names it."""
+_REASONS: Mapping[int, Throttle] = {
     # nvml.h, nvmlClocksEventReason…
     0x001: "idle",
     0x002: "clocks set by an application",
@@ -50,8 +61,8 @@ class GpuState:
     """Bits of what holds the clocks down."""
 
     @property
-    def throttled_by(self) -> tuple[str, ...]:
-        """The reasons why the clocks are held down, in words."""
+    def throttled_by(self) -> tuple[Throttle, ...]:
+        """The reasons why the clocks are held down."""
         return tuple(
             name for bit, name in _REASONS.items() if self.reasons & bit and not bit & _HARMLESS
         )
@@ -80,21 +91,23 @@ class Gpu:
         self._nvml, self._handle = nvml, handle
         self.driver = _text(nvml.nvmlSystemGetDriverVersion())
 
-    def others(self) -> list[str]:
+    def other_processes(self) -> list[str]:
         """Return the other processes that compute on it: "pid 12 (python3)"."""
         found: list[str] = []
         with suppress(self._nvml.NVMLError):
             for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle):
                 if process.pid != os.getpid():
-                    found.append(f"pid {process.pid} ({self._name(process.pid)})")
+                    name = f"pid {process.pid} ({self._process_name(process.pid)})"
+                    found.append(name)
         return found
 
-    def _name(self, pid: int) -> str:
+    def _process_name(self, pid: int) -> str:
         with suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8") as file:
             return file.read().strip()
         with suppress(self._nvml.NVMLError):
             return os.path.basename(_text(self._nvml.nvmlSystemGetProcessName(pid)))
-        return "of another container or user"
+        name = "of another container or user"
+        return name
 
     def state(self) -> GpuState | None:
         """Return its state now, None if NVML does not tell it."""
@@ -199,10 +212,10 @@ class Timed:
 
 def measure(
     job: StepTask, batch: int, layout: str, gpu: Gpu | None, steps: int, seconds: float
-) -> Timed | str:
+) -> Timed | Finding:
     """Time at least so many steps of a batch size, for at least so many seconds.
 
-    Where the memory does not suffice, return that in words.
+    Where the memory does not suffice, return a note of that.
 
     Raises:
         WorkloadError: the user's function raised.
@@ -238,19 +251,20 @@ def faster_layout(job: StepTask, batch: int) -> str:
 
     layouts = ("channels_last", "contiguous")
     found = {each: _within_memory(job, partial(median, each)) for each in layouts}
-    times = {each: time for each, time in found.items() if not isinstance(time, str)}
+    times = {each: time for each, time in found.items() if not isinstance(time, Finding)}
     return min(times, key=times.__getitem__, default=layouts[0])
 
 
-def _within_memory(job: StepTask, take: Callable[[], T]) -> T | str:
-    """Return what is taken; where the memory does not suffice, that in words."""
+def _within_memory(job: StepTask, take: Callable[[], T]) -> T | Finding:
+    """Return what is taken; a note where the memory does not suffice."""
     try:
         with _clean(job.device):
             return take()
     except Exception as error:
         if not out_of_memory(error):
             raise
-        return (str(error) if type(error) is MemoryError else "") or "out of memory"
+        why = str(error) if type(error) is MemoryError else ""
+        return as_written(why) if why else note("out_of_memory")
 
 
 def _times(step: Step, job: StepTask, steps: int, seconds: float) -> NDArray[np.float64]:

@@ -25,6 +25,7 @@ from dlemu.host.wear import WearFields
 from dlemu.judge.folders import hold
 from dlemu.judge.records import JsonLines
 from dlemu.report.stored import read_result
+from dlemu.report.words import telling
 from dlemu.storage.files import aligned_buffer
 from dlemu.storage.owned import held
 from dlemu.terminal import silent
@@ -82,8 +83,10 @@ def test_every_pattern_counts_what_it_did(tmp_path: Path, pattern: Pattern) -> N
 @pytest.mark.parametrize("path", ["host_direct", "host_io_uring"])
 def test_the_blocks_in_flight_are_all_blocks_of_the_file(tmp_path: Path, path: DataPath) -> None:
     """With as many blocks in flight as a file has, each of them is written."""
-    if isinstance(problem := cells_module.least_block(path, tmp_path), str):
-        pytest.skip(problem)
+    try:
+        cells_module.least_block(path, tmp_path)
+    except RunError as error:
+        pytest.skip(str(error))
     job = work(tmp_path, path=path, pattern="random_write", io_size=65536, queue_depth=16)
     job = replace(job, files=job.files[:1])
     before = pages(Path(job.files[0]).read_bytes())
@@ -151,12 +154,12 @@ def test_what_was_written_to_the_drives_is_kept(
 ) -> None:
     writes = sweep_of(tmp_path, patterns=("seq_write",), workers=(1,), io_sizes=(4096,))
     monkeypatch.setattr("dlemu.tools.paths.sweep.has_writes", lambda wear: False)
-    run_paths(writes, silent)
+    run_paths(writes, telling(silent))
     assert not (tmp_path / "output/wear.jsonl").exists(), "too little to tell"
     monkeypatch.setattr("dlemu.tools.paths.sweep.has_writes", lambda wear: True)
     found: list[WearFields] = []
     writes = writes.model_copy(update={"io_sizes": (131072,)})
-    (cell,) = run_paths(writes, silent, on_wear=found.append)
+    (cell,) = run_paths(writes, telling(silent), on_wear=found.append)
     [line] = (tmp_path / "output/wear.jsonl").read_text().splitlines()
     told = json.loads(line)
     assert told["file_bytes_written"] == MIB + cell.num_ios * cell.io_size
@@ -165,7 +168,7 @@ def test_what_was_written_to_the_drives_is_kept(
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     events: list[str] = []
-    first = run_paths(sweep_of(tmp_path, seconds=0.2), events.append)
+    first = run_paths(sweep_of(tmp_path, seconds=0.2), telling(events.append))
     for cell in first:
         assert cell.gib_per_second == pytest.approx(cell.iops * cell.io_size / 2**30)
         assert 0 < cell.latency_p50 <= cell.latency_p99 <= cell.latency_p999
@@ -176,13 +179,13 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     store.write_text("".join(lines[:3]) + lines[3][:40])  # killed while writing the fourth
     events.clear()
 
-    again = run_paths(sweep_of(tmp_path, seconds=0.2), events.append)
+    again = run_paths(sweep_of(tmp_path, seconds=0.2), telling(events.append))
 
     assert again[:3] == first[:3]
     assert again[3] != first[3], "the fourth was measured anew"
     assert events[0].startswith("4 cells, 3 of them measured before; 1 x")
     assert cells_of(JsonLines(store)) == again
-    run_paths(sweep_of(tmp_path, seconds=0.05), events.append)
+    run_paths(sweep_of(tmp_path, seconds=0.05), telling(events.append))
     assert any(event.startswith("4 cells, 0 of them measured before") for event in events)
 
     cells = JsonLines(store).values
@@ -192,7 +195,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
         identity["drive"] += " of another" if cell["io_size"] == cells[0]["io_size"] else ""
     store.write_text("".join(f"{json.dumps(cell)}\n" for cell in cells))
     events.clear()
-    run_paths(sweep_of(tmp_path, seconds=0.2), events.append)
+    run_paths(sweep_of(tmp_path, seconds=0.2), telling(events.append))
     assert re.match(
         r"4 cells in .* not taken, of something else: drive .*, was .* of another", events[0]
     )
@@ -207,13 +210,13 @@ def test_what_cannot_be_kept_is_said_before_a_cell_is_measured(
     summary = tmp_path / "output/summary.json"
     summary.mkdir(parents=True)
     with pytest.raises(RunError, match=r"summary.json is a folder, not a file"):
-        run_paths(sweep_of(tmp_path), silent)
+        run_paths(sweep_of(tmp_path), telling(silent))
     with hold(tmp_path / "output", ""), pytest.raises(WorkloadError, match=r"output .* is in use"):
-        run_paths(sweep_of(tmp_path), silent)
+        run_paths(sweep_of(tmp_path), telling(silent))
     summary.rmdir()
     summary.write_text('{"kind": "run"}')
     with pytest.raises(WorkloadError, match=r"/output holds a run already; name another"):
-        run_paths(sweep_of(tmp_path), silent)
+        run_paths(sweep_of(tmp_path), telling(silent))
     assert summary.read_text() == '{"kind": "run"}', "the result of another command stays"
 
 
@@ -230,10 +233,10 @@ def test_what_is_killed_or_interrupted_is_named(
     with monkeypatch.context() as patch:
         patch.setattr(cells_module, "perform", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run_paths(sweep_of(tmp_path), silent)
+            run_paths(sweep_of(tmp_path), telling(silent))
     with pytest.raises(RunError, match=r"no result \(incomplete\): interrupted"):
         read_result(tmp_path / "output")
-    cells = run_paths(sweep_of(tmp_path), silent)
+    cells = run_paths(sweep_of(tmp_path), telling(silent))
     assert len(read_result(tmp_path / "output").document["cells"]) == len(cells) == 4
 
 
@@ -243,7 +246,7 @@ def test_a_cell_is_shown_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.M
     full = RunError("the disk is full")
     monkeypatch.setattr(JsonLines, "append", Mock(side_effect=full))
     with pytest.raises(RunError, match="the disk is full"):
-        run_paths(sweep_of(tmp_path), events.append)
+        run_paths(sweep_of(tmp_path), telling(events.append))
     assert re.search(r" [kMG]B/s, p99 ", events[-1])
     assert not (tmp_path / "output").exists() and not any((tmp_path / "target").iterdir())
 
@@ -259,11 +262,11 @@ def test_what_a_path_does_not_take_is_left_out_in_a_line(
     small = sweep_of(tmp_path, io_sizes=(512,), paths=None, queue_depths=(1, 4))
 
     with pytest.raises(RunError, match=r"paths=host_io_uring .*\(by the test\)"):
-        run_paths(small.model_copy(update={"paths": ("host_io_uring",)}), silent)
+        run_paths(small.model_copy(update={"paths": ("host_io_uring",)}), telling(silent))
     with pytest.raises(RunError, match="too little"):
-        run_paths(sweep_of(tmp_path, file_size=10**18), silent)
+        run_paths(sweep_of(tmp_path, file_size=10**18), telling(silent))
     assert [path.name for path in tmp_path.rglob("*")] == ["target"]
-    assert run_paths(small, events.append) == []
+    assert run_paths(small, telling(events.append)) == []
 
     target = tmp_path / "target"
     assert events[:2] == [
@@ -289,7 +292,7 @@ def test_two_sweeps_of_one_folder_do_not_meet(tmp_path: Path, output: str) -> No
     with held(target), pytest.raises(WorkloadError, match="is in use by another dlemu; wait"):
         run_paths(mine, lambda _: pytest.fail("it has begun"))
     assert not list(target.glob("dlemu_paths.*"))
-    assert run_paths(mine, silent)
+    assert run_paths(mine, telling(silent))
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -321,7 +324,9 @@ def test_all_paths_on_a_gpu_and_the_mode_is_told(tmp_path: Path) -> None:
     events: list[str] = []
 
     sizes = {"seconds": 1.0, "file_size": 64 * MIB, "patterns": ("seq_read", "random_write")}
-    cells = run_paths(sweep_of(tmp_path, target=(target,), paths=None, **sizes), events.append)
+    cells = run_paths(
+        sweep_of(tmp_path, target=(target,), paths=None, **sizes), telling(events.append)
+    )
 
     print("\n".join(events))
     assert {c.path for c in cells} >= {"host_buffered", "host_direct", "host_direct_gpu_copy"}

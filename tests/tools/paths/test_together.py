@@ -19,6 +19,7 @@ from dlemu.errors import RunError
 from dlemu.host.place import Attachment
 from dlemu.judge.own_rates import OwnRates
 from dlemu.ranks.world import World
+from dlemu.report.words import telling
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.gpu import cuda, cufile
 from dlemu.storage.gpu.cufile import Availability, CufileError
@@ -65,7 +66,7 @@ def test_the_sum_is_that_of_all_blocks_and_of_the_rates(
     events: list[str] = []
     datasheet = {"name": "d", "read_bandwidth": "1GB"}
 
-    found = run_paths(plan(*folders, together="both", drive=datasheet), events.append)
+    found = run_paths(plan(*folders, together="both", drive=datasheet), telling(events.append))
 
     one, two, first, second, total = found
     names = tuple(map(str, folders))
@@ -78,7 +79,7 @@ def test_the_sum_is_that_of_all_blocks_and_of_the_rates(
     assert total.latency_mean == pytest.approx(0.0005)
     assert (one.ceiling, one.ceiling_bytes_per_second) == ("datasheet", 1e9)
     assert "4 cells, 0 of them measured before; 3 x 100 ms = 300 ms" in events
-    run_paths(plan(*folders, together="both", drive=datasheet), events.append)
+    run_paths(plan(*folders, together="both", drive=datasheet), telling(events.append))
     assert events[-1] == "4 cells, 4 of them measured before", "nor the sum"
 
 
@@ -106,7 +107,7 @@ def test_each_target_is_steady_by_the_bytes_of_its_own_workers(
     monkeypatch.setattr(cells, "PROC", tmp_path)
     monkeypatch.setattr(cells, "OwnRates", Looks)
     monkeypatch.setattr(cells, "perform", perform)
-    run_paths(plan(*folders, together="on"), silent)
+    run_paths(plan(*folders, together="on"), telling(silent))
     assert counted == [15, 48]
     assert cells.moved_by([]) == cells.moved_by([99]) == 0, "one that has ended"
 
@@ -114,15 +115,17 @@ def test_each_target_is_steady_by_the_bytes_of_its_own_workers(
 def test_what_one_target_cannot_do_is_measured_on_the_other_alone(
     folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def least_block(path: str, target: Path) -> int | str:
-        return "no O_DIRECT" if path == "host_direct" and target == folders[1] else 512
+    def least_block(path: str, target: Path) -> int:
+        if path == "host_direct" and target == folders[1]:
+            raise cells.PathUnusableError("no O_DIRECT")
+        return 512
 
     monkeypatch.setattr(cells, "perform", fakes([], (1000, 3000)))
     monkeypatch.setattr(sweep, "least_block", least_block)
     monkeypatch.setattr(sweep, "lists_gpu", lambda: False)
     notes: list[str] = []
 
-    found = run_paths(plan(*folders, together="both", paths=None), notes.append)
+    found = run_paths(plan(*folders, together="both", paths=None), telling(notes.append))
 
     assert f"left out on {folders[1]}: host_direct: no O_DIRECT" in notes
     direct = [(cell.target, cell.together) for cell in found if cell.path == "host_direct"]
@@ -146,7 +149,7 @@ def test_ranks_share_the_targets_and_begin_together(
 
     job_of = ManyHosts(ranks)
     job_of.ranks_per_host = each
-    all_found = job_of.run(lambda world: run_paths(job, notes.append, world=world))
+    all_found = job_of.run(lambda world: run_paths(job, telling(notes.append), world=world))
 
     bound = [n for n in notes if "its rank may use 1 of 8 CPUs; mpirun --bind-to none" in n]
     assert len(bound) == 2 * hosts
@@ -190,7 +193,7 @@ def test_a_dry_run_says_cells_and_time_and_writes_nothing(
 
 def test_real_readers_of_two_ranks_leave_nothing(folders: tuple[Path, ...]) -> None:
     found, others = ManyHosts(1, 2).run(
-        lambda world: run_paths(plan(*folders), silent, world=world)
+        lambda world: run_paths(plan(*folders), telling(silent), world=world)
     )
     one, two, total = found
     assert [cell.target for cell in found] == [*map(str, folders), "sum"] and not others
@@ -249,16 +252,16 @@ def test_a_device_is_read_in_parts_and_never_written(
     words: dict[str, Any] = {"output": tmp_path / "output", "paths": None, "file_size": None}
     notes: list[str] = []
 
-    found = run_paths(plan(device, **words, io_sizes=(512, 4096)), notes.append)
+    found = run_paths(plan(device, **words, io_sizes=(512, 4096)), telling(notes.append))
 
     measured = {(cell.path, cell.io_size, cell.file_bytes) for cell in found}
     assert measured == {("host_direct", 512, MIB // 2), ("host_direct", 4096, MIB // 2)}
     assert any("host_buffered: a block device is read with O_DIRECT" in note for note in notes)
     for pattern in ("seq_write", "random_write"):
         with pytest.raises(RunError, match=f"patterns={pattern} would overwrite the block device"):
-            run_paths(plan(device, **words, patterns=("seq_read", pattern)), notes.append)
+            run_paths(plan(device, **words, patterns=("seq_read", pattern)), telling(notes.append))
     with pytest.raises(RunError, match=r"has 1.0 MiB, too little for 2 parts of 4.0 MiB"):
-        run_paths(plan(device, **words, io_sizes=(4 * MIB,)), notes.append)
+        run_paths(plan(device, **words, io_sizes=(4 * MIB,)), telling(notes.append))
     assert (tmp_path / "image").read_bytes() == before
 
 
@@ -358,7 +361,7 @@ def test_pairs_take_the_direct_path_each_into_its_gpu(
             paths=("cufile", "host_direct_gpu_copy"),
             patterns=("seq_read", "random_write"),
         ),
-        notes.append,
+        telling(notes.append),
     )
 
     assert notes[0].startswith(f"{folders[0]}: ") and "GPU 1, 0000:a1:00.0" in notes[0]
@@ -384,7 +387,7 @@ def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
     monkeypatch.setattr(cells, "perform", perform)
     notes: list[str] = []
     job = plan(tmp_path, paths=("host_direct_gpu_copy",), gpu=asked, output=tmp_path / "out")
-    (cell,) = run_paths(job, notes.append)
+    (cell,) = run_paths(job, telling(notes.append))
     number = 1 if asked is None else asked
     (work,) = perform.call_args.args[0]
     assert (work.spec.gpu, work.cpus, cell.gpu) == (number, (ours,), number)
@@ -392,4 +395,4 @@ def test_the_nearest_gpu_is_taken_unless_another_is_asked_for(
     assert ("GPU 1, the nearest to it, 0000:a1:00.0" in notes[0]) == (asked is None)
     assert (cell.ceiling, cell.ceiling_bytes_per_second) == ("PCIe link", 7.9e9)
     with pytest.raises(RunError, match=r"gpu 2 for target .*: there are 2 GPUs that can be read i"):
-        run_paths(job.model_copy(update={"gpu": 2}), notes.append)
+        run_paths(job.model_copy(update={"gpu": 2}), telling(notes.append))
