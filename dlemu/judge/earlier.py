@@ -2,12 +2,15 @@
 
 The oldest that are read are of November 22, 2026 (220ebcf): runs, several runs, checkpoints and
 answers of searches. They name no kind, and have rank 0's host as `place`; a sizing.json of theirs
-is one answer, or a list of them. Until November 27, 2026 documents had sentences where they have
+is one answer, or a list of them. Sweeps of `dlemu paths` and calibrations had files of their own
+names, without a summary.json. Until November 27, 2026 documents had sentences where they have
 findings now. A sentence is kept as it is, in a finding `as_written`; none is taken apart. What
 such documents lack beside that follows from the steps of their runs, see `report.stored`.
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import date
+from fnmatch import fnmatch
 from typing import Any
 
 from dlemu.findings import Finding, fields_of, note, reason, remark, weakens
@@ -16,8 +19,34 @@ _SENTENCES = ("reasons", "remarks", "read_ahead", "unlike")
 """Where runs and answers had sentences; the last two had one, or ""."""
 _WEAKENS = "BUT"
 """First word of a remark that weakened a verdict: nothing else in the document told it."""
+PATHS, CALIBRATIONS = "paths.json", "calibration.*.json"
 _LIMITS = ("limit", "load_limit")
 _OF_A_LIMIT = ("evidence", "advice")
+
+
+def is_tools_own(name: str) -> bool:
+    """Return whether a tool of an earlier version wrote its result into a file of this name."""
+    return name == PATHS or fnmatch(name, CALIBRATIONS)
+
+
+def tool_of_today(name: str, tree: Any, day: date) -> dict[str, Any]:
+    """Return the document of what a tool wrote on a day into a file of its own.
+
+    A file of several calibrations is the last one: each was added to those before. What an
+    accelerator asked for, and where two rates of a drive were read, is not in it.
+    """
+    document = {"status": "complete", "day": day.isoformat()}
+    if name == PATHS:
+        lacks: dict[str, Any] = {
+            "gpu": None,
+            "together": [],
+            "ceiling": None,
+            "ceiling_bytes_per_second": None,
+        }
+        return {**document, "kind": "paths", "cells": [{**lacks, **cell} for cell in tree]}
+    own = {**tree, **tree["calibrations"][-1]}
+    del own["calibrations"]
+    return {**document, "kind": "calibration", "demand_bytes_per_second": None, **own}
 
 
 def with_findings(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,10 @@ Whatever writes here raises RunError if the disk is full or read-only.
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tokenize import TokenError
@@ -30,7 +31,7 @@ from dlemu.config.compose import leaves, read_yaml, set_key, value_of
 from dlemu.config.model import Workload, check_workload
 from dlemu.config.source import SIZES, WordSource, acts
 from dlemu.errors import DAMAGE, DlemuError, RunError, in_short, system_error
-from dlemu.judge.earlier import sizing_of_today, summary_of_today
+from dlemu.judge.earlier import is_tools_own, sizing_of_today, summary_of_today, tool_of_today
 from dlemu.plugins import own_version
 from dlemu.storage.files import (
     append_whole,
@@ -261,11 +262,30 @@ def read_summary(folder: Path) -> dict[str, Any]:
     try:
         return summary_of_today(read_object(folder / SUMMARY, _finite))
     except FileNotFoundError:
+        if (found := _tools_own(folder)) is not None:
+            return found
         if folder.exists():
             raise RunError(f"{folder} holds no {SUMMARY}; is it a run's folder?") from None
         raise RunError(f"{folder} is not there; name the folder of a run") from None
     except NotADirectoryError:
         raise RunError(f"{folder} is no folder; name the folder of a run") from None
+
+
+def holds_result(names: Iterable[str]) -> bool:
+    """Return whether files of these names, of one folder, are a result."""
+    return any(name in (SUMMARY, SIZING) or is_tools_own(name) for name in names)
+
+
+def _tools_own(folder: Path) -> dict[str, Any] | None:
+    """Return what a tool of an earlier version has left in a folder; None: there is nothing."""
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    for path in (folder / name for name in names if is_tools_own(name)):
+        day = datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
+        try:
+            return tool_of_today(path.name, _read_tree(path, _finite), day)
+        except DAMAGE as error:
+            raise damaged(path, in_short(error)) from None
+    return None
 
 
 def read_object(path: Path, number: Callable[[str], float] = float) -> dict[str, Any]:

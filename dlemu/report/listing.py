@@ -1,6 +1,7 @@
 """What lies below a folder of folders: one line a result, and which of two such folders belong
 together."""
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dlemu.errors import DAMAGE, DlemuError, WorkloadError, in_short
-from dlemu.judge.records import SIZING, SUMMARY
+from dlemu.judge.records import holds_result
 from dlemu.report.blocks import Block, Column, CommandLine, Document, Lines, table_of
 from dlemu.report.page import section
 from dlemu.report.stored import find_results, read_result, written_at
@@ -22,7 +23,7 @@ _COMPARED = ("run", "runs", "sizing", "try", "checkpoint")
 
 def results_below(folder: Path) -> list[Path]:
     """Return the results below a folder that is none itself, the newest first."""
-    if any((folder / name).exists() for name in (SUMMARY, SIZING)):
+    if folder.is_dir() and holds_result(os.listdir(folder)):
         return []
     return find_results(folder)[::-1]
 

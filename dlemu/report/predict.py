@@ -268,10 +268,11 @@ def present_calibration(found: Document) -> list[Block]:
         if rate is None:
             return "not measured"
         least = "" if limit in own else "at least "
-        taken = f"as much as {rate / found['demand_bytes_per_second']:.1f} accelerators read"
+        demand = found["demand_bytes_per_second"]  # earlier versions did not store it
+        taken = f", as much as {rate / demand:.1f} accelerators read" if demand else ""
         trend = found.get("drive_trend", "steady") if name == "drive" else "steady"
         changed = "" if trend == "steady" else f"; not steady: {_TRENDS.get(trend, trend)}"
-        return f"{least}{format_rate(rate)}, {taken}; limit: {limit}{changed}"
+        return f"{least}{format_rate(rate)}{taken}; limit: {limit}{changed}"
 
     overhead = f"{format_seconds(found['overhead'])}; limit: {found['overhead_limit']}"
     barrier = found.get("barrier")

@@ -18,10 +18,10 @@ from dlemu.judge.metrics import measure_sums
 from dlemu.judge.outcome import counting_rows, ended_early, judge_runs, row_of, with_metrics
 from dlemu.judge.records import (
     CONFIG,
-    SIZING,
     SUMMARY,
     UNFINISHED,
     damaged,
+    holds_result,
     map_steps,
     read_config,
     read_sizing,
@@ -136,7 +136,7 @@ def find_results(parent: Path) -> list[Path]:
     found = []
     for folder, inner, files in os.walk(parent):
         path = Path(folder)
-        if not {SIZING, SUMMARY}.isdisjoint(files):
+        if holds_result(files):
             inner.clear()  # its own runs are no results beside it
             found.append(path)
     return sorted(found, key=lambda path: (written_at(path), path))
@@ -145,9 +145,8 @@ def find_results(parent: Path) -> list[Path]:
 def written_at(folder: Path) -> float:
     """Return when a result was written last, in seconds since 1970."""
     times = [0.0]
-    for path in (folder / SUMMARY, folder / SIZING):
-        with suppress(OSError):
-            times.append(path.stat().st_mtime)
+    with suppress(OSError):
+        times += [each.stat().st_mtime for each in folder.iterdir() if holds_result([each.name])]
     return max(times)
 
 

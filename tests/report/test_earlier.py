@@ -40,6 +40,10 @@ FIRST_LINES = {
     "55662266_load": "the files load in 161 ms: 267 MB/s by odirect with 2 readers",
     "55662266_calibrate": "calibrated: unet3d_h100, reader.data_loader=pytorch",
 }
+FIRST_LINES |= {
+    "220ebcf_paths": "fastest: page cache, 964 MB/s by sequential reads of 64.0 KiB, 1 worker",
+    "220ebcf_calibrate": "calibrated: unet3d_h100, reader.data_loader=pytorch",
+}
 STATUS = {"FAIL": 2, "NO VERDICT": 1}
 
 
@@ -118,3 +122,13 @@ def test_what_is_of_today_stays(name: str) -> None:
         convert: Any = sizing_of_today if path.name == "sizing.json" else summary_of_today
         once = convert(json.loads(path.read_text()))
         assert convert(once) == once
+
+
+@pytest.mark.parametrize("name", ["paths.json", "calibration.own.json"])
+@pytest.mark.parametrize("text", ["[1]", "{}", "[]", '{"calibrations": []}', "{"])
+def test_files_of_others_with_the_names_of_tools_are_no_results(
+    name: str, text: str, printed: Printed, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    said = printed("report", tmp_path, status=1)
+    assert str(tmp_path) in said and "Traceback" not in said
