@@ -62,7 +62,7 @@ def give_up() -> None:
 
 
 def copied(folder: Path) -> Path:
-    """Copy what git holds, or would, of this checkout; return where it is."""
+    """Copy what git holds, or would, of this checkout into a new one; return where that is."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(words, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
@@ -70,7 +70,11 @@ def copied(folder: Path) -> Path:
         if source.exists() or source.is_symlink():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    return folder / "checkout"
+    checkout = folder / "checkout"
+    who = ["-c", "user.name=plain", "-c", "user.email=plain@localhost"]
+    for step in (["init", "-q"], ["add", "--all"], [*who, "commit", "-q", "-m", "all"]):
+        subprocess.run(["git", *step], cwd=checkout, check=True)
+    return checkout
 
 
 def opened(needed: Sequence[Path], folder: Path) -> list[str]:

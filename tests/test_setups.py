@@ -1295,8 +1295,8 @@ def test_names_of_an_older_encoding(tmp_path: Path, locale: str) -> None:
             below + b"/train/" + JAPANESE.encode("euc_jp") + b"%d.jpg" % number, "wb"
         ) as file:
             file.write(bytes(2000))
-    words = ["run", below, "workload=resnet50_h100", "reader.batch_size=2", *QUICK[5:]]
-    words += ["reader.data_loader=threads", b"output.folder=" + below + b"/run"]
+    words: list[str | bytes] = ["run", below, "workload=resnet50_h100", "reader.batch_size=2"]
+    words += [*QUICK[5:], "reader.data_loader=threads", b"output.folder=" + below + b"/run"]
     ended = subprocess.run(
         [sys.executable, "-m", "dlemu", *words], capture_output=True, cwd=tmp_path, env=surroundings
     )
@@ -1306,9 +1306,9 @@ def test_names_of_an_older_encoding(tmp_path: Path, locale: str) -> None:
         assert JAPANESE.encode("euc_jp") + b": 6 jpeg" in ended.stdout, "as the terminal shows it"
     with open(below + b"/run/summary.json", "rb") as stored:
         assert json.load(stored)["metric"]["train_throughput_mean_samples_per_second"] > 0
-    for command in (["report", below + b"/run"], ["verify", below]):
+    for command, folder in (("report", below + b"/run"), ("verify", below)):
         shown = subprocess.run(
-            [sys.executable, "-m", "dlemu", *command], capture_output=True, env=surroundings
+            [sys.executable, "-m", "dlemu", command, folder], capture_output=True, env=surroundings
         )
         assert b"Traceback" not in shown.stderr and (shown.stdout or shown.stderr)
 
@@ -1397,6 +1397,18 @@ def test_workers_that_a_cgroup_would_kill_are_refused(monkeypatch: pytest.Monkey
         assert f"are free ({limit}): lower reader.read_threads" in str(error.value)
         loaders.check_workers_memory(workload.with_keys({"reader.read_threads": 2}), 1)
     loaders.check_workers_memory(load_workload("unet3d_h100", {"reader.read_threads": 4}), 8)
+
+
+def test_a_key_without_an_effect_makes_no_run_unlike(tmp_path: Path, printed: Printed) -> None:
+    """Before: "ignored: dataset.record_length_bytes_resize", and the same key under "unlike"."""
+    key = "dataset.record_length_bytes_resize"
+    words = [generate(tmp_path), f"output.folder={tmp_path / 'run'}", "reader.hand_over=none"]
+    said = printed("run", *QUICK, *words)
+    ignored, rest = said.split("\n", 1)
+    assert ignored.startswith("ignored: ") and key in ignored
+    assert "unlike unet3d_h100: demand" in rest and key.partition(".")[2] not in rest
+    handed = printed("run", *QUICK, *words[:1], f"output.folder={tmp_path / 'more'}")
+    assert f"{key}=2000" in handed, "where it has one it does"
 
 
 def test_samples_that_an_epoch_leaves_out_are_said(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ is judged as it was when it ended.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -76,7 +76,7 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
     if workers := summary.get("workers"):
         found.append(note("workers_make", **workers))
     if _is_a_job(summary):
-        found += _unlike_in_full(workload)
+        found += _unlike_in_full(workload, summary.get("ignored", ()))
     return Summary(
         verdict="NO VERDICT" if reasons else "PASS" if met else "FAIL",
         findings=fields_of(found),
@@ -281,7 +281,7 @@ def _of_dataset(workload: Workload, metrics: Metrics, summary: Summary) -> Itera
     """Yield how the job differs from the published row, and whether its dataset is too small."""
     if (row := published_row(workload)) is None:
         return
-    keys = list(differing(workload, row))
+    keys = list(differing(workload, row, summary.get("ignored", ())))
     rates = {}
     if abs(workload.demand / row.demand - 1) > _MIN_DIFFERENCE:
         bounded = workload.demand if workload.demand < math.inf else None
@@ -298,10 +298,10 @@ def _of_dataset(workload: Workload, metrics: Metrics, summary: Summary) -> Itera
         yield remark("dataset_under_rule", num_files=files, num_files_needed=needed)
 
 
-def _unlike_in_full(workload: Workload) -> Iterator[Finding]:
-    """Yield the keys that differ from the published row, with both values."""
+def _unlike_in_full(workload: Workload, ignored: Collection[str]) -> Iterator[Finding]:
+    """Yield the keys that differ from the published row, with both values; not the `ignored`."""
     row = published_row(workload)
-    keys = differing(workload, row) if row is not None else {}
+    keys = differing(workload, row, ignored) if row is not None else {}
     if row is not None and keys:
         shown = {key: [*map(plain, values)] for key, values in keys.items()}
         yield note("keys_unlike_row", row=row.name, keys=shown)
