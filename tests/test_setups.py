@@ -28,7 +28,13 @@ from dlemu.dataset import rule
 from dlemu.dataset.plan import make_plan
 from dlemu.errors import RunError, WorkloadError, system_line
 from dlemu.formats.tfrecord import TfRecord
-from dlemu.host.devices import counted_devices, devices_under, files_below, mount_under
+from dlemu.host.devices import (
+    counted_devices,
+    devices_under,
+    files_below,
+    lies_in_memory,
+    mount_under,
+)
 from dlemu.judge.outcome import remarks_of
 from dlemu.ranks.world import Alone
 from dlemu.report.words import note_lines
@@ -485,6 +491,20 @@ def test_nothing_is_advised_to_be_written_beside_a_real_dataset(
     (tmp_path / "empty").mkdir()
     said = printed("datasize", f"dataset.data_folder={tmp_path / 'empty'}", *words)
     assert f"dlemu datagen workload=resnet50_h100 dataset.data_folder={tmp_path / 'empty'}" in said
+
+
+def test_tools_leave_a_real_dataset_as_it_is(tmp_path: Path, printed: Printed) -> None:
+    """`paths` has files of its own beside it, for a while; `load` reads what lies there."""
+    if lies_in_memory(tmp_path):
+        pytest.skip(f"{tmp_path} lies in memory")
+    make("imagenet", tmp_path / "pictures")
+    before, off = tree(tmp_path / "pictures"), "progress=off"
+    words = ["seconds=0.1", "io_sizes=4KiB", "workers=1", "file_size=64KiB", "paths=host_buffered"]
+    printed("paths", tmp_path / "pictures", *words, f"output={tmp_path / 'paths'}", off)
+    once = ["readers=1", "ways=pread", f"output={tmp_path / 'load'}", off]
+    num_files = sum(path.is_file() for path in (tmp_path / "pictures").rglob("*"))
+    assert f"in {num_files} files" in printed("load", tmp_path / "pictures", *once)
+    assert tree(tmp_path / "pictures") == before
 
 
 def test_a_try_reads_pictures_that_are_there(tmp_path: Path) -> None:

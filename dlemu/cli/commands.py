@@ -119,11 +119,12 @@ COMMANDS: dict[str, Command] = {
     "load": Command(
         aim="measure",
         line="how long an inference server waits for a model's files",
-        words="model=NAME [target=FOLDER] [key=value ...]\nfiles=FILE,FILE... [key=value ...]",
+        words="model=NAME [FOLDER] [key=value ...]\nFOLDER or files=FILE,FILE... [key=value ...]",
         examples=("dlemu load model=llama2_70b", "dlemu load model=sdxl drive=d7_ps1010"),
         about="The files are read once and cold: before each read they are dropped from the page "
-        "cache, and it is checked that none of their pages is left. Without a target: by "
-        "arithmetic, from the datasheets of drives.",
+        "cache, and it is checked that none of their pages is left. A model that is named is "
+        "written into FOLDER and removed; without a model, what lies in FOLDER is read. Without "
+        "FOLDER: by arithmetic, from the datasheets of drives.",
         options=FOR_SCRIPTS,
         function="dlemu.cli.tools:load",
         arguments="dlemu.tools.model_load:Load",

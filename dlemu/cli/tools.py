@@ -123,13 +123,17 @@ def load_of(words: Words) -> "Load":
     """Return what words mean."""
     from dlemu.tools.model_load import Load
 
-    if words.others:
-        raise WorkloadError(f"{words.others[0]!r} is no key=value; write target={words.others[0]}")
     values = words.tree("load")
+    if (folder := words.folder) is not None:
+        key = "target" if "model" in values else "files"
+        if values.setdefault(key, str(folder)) != str(folder):
+            raise WorkloadError(f"{folder} is the {key}, and {key}={values[key]}; keep one")
     if "model" in values and "files" in values:
         raise WorkloadError("model and files exclude each other; give one of them")
     if "model" not in values and "files" not in values:
-        raise WorkloadError("no model; write dlemu load model=llama2_70b, or files=FILE,FILE")
+        raise WorkloadError(
+            "no model; write dlemu load model=llama2_70b, or the FOLDER of a model's files"
+        )
     idle = {"target", "scale", "keep"} & values.keys() if "files" in values else set()
     if idle:
         raise WorkloadError(f"{', '.join(sorted(idle))} has no effect with files=; leave it out")

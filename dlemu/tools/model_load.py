@@ -14,6 +14,7 @@ host's memory.
 
 import mmap
 import os
+import re
 import resource
 import time
 from collections import deque
@@ -37,8 +38,10 @@ from dlemu.findings import Finding, Tell, note
 from dlemu.host.devices import lies_in_memory
 from dlemu.judge.own_rates import OwnRates
 from dlemu.judge.steady import fields_of
+from dlemu.plugins import is_url
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.files import PARTIAL, UNITS, aligned_buffer, open_sized
+from dlemu.storage.folder import local_place
 from dlemu.storage.gpu.cuda import DeviceMemory, GpuContext
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver, availability, lists_gpu
 from dlemu.storage.owned import disk_bytes, room, scratch
@@ -57,6 +60,12 @@ _PIECE = 64 << 20
 """Bytes of a file that a reader takes at once."""
 _CALL = 4 << 20
 """Bytes of a read call."""
+
+_WEIGHTS = re.compile(
+    r"\.(safetensors|bin|gguf|ggml|pt|pth|ckpt|h5|msgpack|onnx|tflite|engine|plan)$", re.IGNORECASE
+)
+"""How the names of files with a model's weights end."""
+_HIDDEN = re.compile(r"(^|/)\.")
 
 _Read = Callable[[int, int], int]
 """Reads so many bytes at an offset of a file; returns how many came."""
@@ -114,18 +123,40 @@ def _model(value: object) -> object:
 
 
 def _found(value: object) -> object:
-    """Return the files of "A,B" or "[A,B]", names and patterns, in the order of their names."""
+    """Return the files of "A,B" or "[A,B]", names and patterns, in the order of their names.
+
+    Of a folder they are a model's weights, or without such all files below it.
+    """
     if not isinstance(value, str):
         return value
     found: list[Path] = []
     is_list = value.startswith("[") and value.endswith("]")  # not [ab]*.bin
     for name in filter(None, (value[1:-1] if is_list else value).split(",")):
+        if is_url(name):
+            raise ValueError(f"files: {name} is no file of this host; name files on a mount of it")
         path = Path(name)
+        if path.is_dir():
+            found += _files_in(path)
+            continue
         matching = sorted(path.parent.glob(path.name)) if {*"*?["} & {*path.name} else [path]
         if not matching:
             raise ValueError(f"files: {name} matches no file; name the model's files")
         found += matching
     return tuple(found)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files below a folder that a server loads.
+
+    Raises:
+        ValueError: there are none.
+    """
+    names = sorted(name for name, _ in local_place(folder).list("") if not _HIDDEN.search(name))
+    if not names:
+        raise ValueError(f"files: {folder} holds no files; name the folder of a model")
+    return [folder / name for name in filter(_WEIGHTS.search, names)] or [
+        folder / name for name in names
+    ]
 
 
 class Load(Arguments):
@@ -137,7 +168,8 @@ class Load(Arguments):
     """Folder on the drive; the files are written to dlemu_load.<model> there and removed again.
     None: by arithmetic, from the datasheets of drives."""
     files: Annotated[tuple[Path, ...], BeforeValidator(_found)] = ()
-    """Files that are there, instead of a model; * and ? as in a shell."""
+    """Files that are there, instead of a model; * and ? as in a shell. Of a folder: the weights
+    below it (safetensors, gguf, bin, ...), or without such all files."""
     scale: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of each file that is written and read, on a small disk; the answer says so."""
     keep: bool = False

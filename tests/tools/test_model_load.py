@@ -10,7 +10,7 @@ import pytest
 
 from dlemu.cli import tools
 from dlemu.cli.words import parse
-from dlemu.errors import RunError
+from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import lies_in_memory
 from dlemu.report.stored import read_result
 from dlemu.report.text import render_text
@@ -173,3 +173,34 @@ def test_what_goes_wrong_leaves_nothing(
         measure(load, silent)
     assert tries.call_count > 4, "the kernel may be at work on a page for a moment"
     assert not any(folder.iterdir())
+
+
+def test_a_folder_is_what_a_server_loads_from_it(folder: Path, files: list[Path]) -> None:
+    """Before: "... is no key=value; write target=...". With a model it is where that goes."""
+
+    def asked(*words: object) -> Load:
+        return tools.load_of(parse([str(word) for word in words]))
+
+    hub = folder / "snapshots"
+    hub.mkdir()
+    for number, path in enumerate(files):  # as Hugging Face's cache keeps them
+        path.rename(path.with_suffix(""))
+        (hub / f"model-{number}.safetensors").symlink_to(path.with_suffix(""))
+    (hub / "config.json").write_text("{}")
+    links = tuple(hub / f"model-{number}.safetensors" for number in range(len(files)))
+    assert asked(folder).files == asked(f"files={folder}").files == links
+    for link in links:
+        link.unlink()
+    others = {path.with_suffix("") for path in files} | {hub / "config.json"}
+    assert {*asked(folder).files} == others, "a dataset, for example"
+    named = asked(folder, "model=sdxl")
+    assert (named.target, named.files) == (folder, ())
+    for words, line in {
+        (folder, hub): "one folder is needed",
+        (folder, "model=sdxl", f"target={hub}"): "is the target, and target=",
+        ("s3://bucket/model",): "is no folder of this host; name one, or a mount of it",
+        ("files=s3://bucket/a.bin",): "is no file of this host; name files on a mount of it",
+        (folder / "none",): "none is not a file; name the model's files",
+    }.items():
+        with pytest.raises(WorkloadError, match=line):
+            asked(*words)
