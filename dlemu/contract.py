@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +34,14 @@ from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.errors import DatasetError, WorkloadError, in_short
+from dlemu.findings import Finding, as_written, note
 from dlemu.formats import FORMATS, FileSamples, Format, Places
 from dlemu.formats.format import Checksum
 from dlemu.loaders import OTHERS, Batch, Loader, find_loader, open_loader
 from dlemu.loaders.cache.hits import PlannedCache
-from dlemu.plugins import Registry, is_url
+from dlemu.plugins import Registry, UnusablePartError, is_url
 from dlemu.ranks.world import Alone
+from dlemu.report.words import sentence, told
 from dlemu.storage.counted import CountedFile
 from dlemu.storage.extents import ExtentReader
 from dlemu.storage.files import aligned_buffer
@@ -131,36 +133,55 @@ def taken(data: bytes, places: Places) -> list[bytes]:
     ]
 
 
-def faults(format: Format, folder: Path) -> Iterator[str]:
-    """Yield what is wrong with a format, one line each; files are written into `folder`."""
+def faults(format: Format, folder: Path) -> Iterator[Finding]:
+    """Yield what is wrong with a format; files are written into `folder`.
+
+    `report.words.sentence` has the line of each.
+    """
     path, broken = folder / f"file.{format.suffix}", set[str]()
     if format.in_columns:
-        yield "a format in columns is not tried: its rows lie in no one place"
+        yield note("columns_not_tried")
         return
     for file in files_of(format):
         try:
             case = _Case(format, path, file)
         except Exception as error:  # whatever a user's module raises
-            yield f"`write` and `indexes` make a file: {type(error).__name__}: {in_short(error)}"
+            yield _raised(error, "write", "indexes")
             return
-        of = f"for a file of {len(file.samples)} samples of {int(file.sizes[0])} bytes"
-        yield from _broken(_PROMISES, case, of, broken)
+        of = {"samples": len(file.samples), "sample_bytes": int(file.sizes[0])}
+        yield from _broken(_PROMISES, case, broken, tried="file", **of)
     yield from _refusals(format, path)
 
 
 def _broken(
-    promises: Mapping[str, Callable[[Any], bool]], case: object, of: str, known: set[str]
-) -> Iterator[str]:
-    """Yield a line for each promise that does not hold for a case, but for those that are known."""
+    promises: Mapping[str, Callable[[Any], bool]],
+    case: object,
+    known: set[str],
+    *,
+    tried: Literal["file", "dataset", "place"],
+    **figures: object,
+) -> Iterator[Finding]:
+    """Yield each promise that does not hold for a case, but for those that are known.
+
+    `figures` are those of the case: `samples` and `sample_bytes` of a file, `format` of a dataset.
+    """
     for promise in [each for each in promises if each not in known]:
         try:
             if promises[promise](case):
                 continue
-            why = ""
+            why = None
         except Exception as error:  # whatever a user's module raises
-            why = f" ({type(error).__name__}: {in_short(error)})"
+            why = f"{type(error).__name__}: {in_short(error)}"
         known.add(promise)
-        yield f"{promise}: not {of}{why}"
+        case_of: dict[str, object] = {"samples": None, "sample_bytes": None, "format": None}
+        case_of |= {"tried": tried, "error": why, **figures}
+        yield note("promise_broken", promise=promise, **case_of)
+
+
+def _raised(error: Exception, *methods: str) -> Finding:
+    """Return what methods of a user's module raise."""
+    text = f"{type(error).__name__}: {in_short(error)}"
+    return note("part_raises", methods=list(methods), error=text)
 
 
 @dataclass
@@ -230,20 +251,20 @@ def _has_indexes(case: _Case) -> bool:
 
 
 _PROMISES: dict[str, Callable[[_Case], bool]] = {
-    "`file_bytes` is what `write` writes": lambda case: (
+    "file_bytes": lambda case: (
         len(case.data) == case.num_bytes == case.format.file_bytes(case.file.sizes[None])[0]
     ),
-    "`places` has the samples' bytes": lambda case: taken(case.data, case.known) == case.content,
-    "`locate` finds what `places` knows": _is_found,
-    "`starts` is the first place": _starts,
-    "`parse` gives the samples' bytes": _is_parsed,
-    "`checksum` takes what `write` writes, and no other byte": _is_summed,
-    "`index_bytes` is what `indexes` returns": _has_indexes,
-    "`check_head` takes what `write` writes": _has_a_head,
+    "places": lambda case: taken(case.data, case.known) == case.content,
+    "locate": _is_found,
+    "starts": _starts,
+    "parse": _is_parsed,
+    "checksum": _is_summed,
+    "index_bytes": _has_indexes,
+    "check_head": _has_a_head,
 }
 
 
-def _refusals(format: Format, path: Path) -> Iterator[str]:
+def _refusals(format: Format, path: Path) -> Iterator[Finding]:
     """Yield what a format takes though it is damaged.
 
     Files without headers cannot tell: loaders compare their size with the plan's.
@@ -256,18 +277,18 @@ def _refusals(format: Format, path: Path) -> Iterator[str]:
         for left in (0, 3, 11, 100, num_bytes // 2, _CUT - 6000):
             path.write_bytes(data[:left])
             if not _refused(partial(locate, format, path, len(sizes))):
-                yield f"`locate` refuses a file that was cut: not at byte {left} of {num_bytes}."
+                yield note("cut_file_taken", method="locate", byte=left, bytes=num_bytes)
     num_bytes, _ = write_file(path, format, file_samples([_CUT]))
     head = path.read_bytes()[:PAGE_BYTES]
     for left in (8, 20, PAGE_BYTES, num_bytes // 2):
         if not _refused(partial(format.check_head, head[:left], left)):
-            yield f"`check_head` refuses a file that was cut: not at byte {left} of {num_bytes}."
+            yield note("cut_file_taken", method="check_head", byte=left, bytes=num_bytes)
     if not _refused(partial(format.check_head, bytes(PAGE_BYTES), num_bytes)):
-        yield "`check_head` refuses a page of zeros: it does not."
+        yield note("zeros_taken")
     write_file(path, format, file_samples([64] * 6))
     for count in (2, 5, 7):
         if not _refused(partial(locate, format, path, count)):
-            yield f"`locate` refuses another number of samples: not {count} of 6."
+            yield note("other_number_taken", samples=count, stored=6)
 
 
 def _refused(call: Callable[[], object]) -> bool:
@@ -428,15 +449,15 @@ def _refuses_cut_files(reading: _LoaderTrial) -> bool:
 
 
 _OF_LOADERS: dict[str, Callable[[_LoaderTrial], bool]] = {
-    "`epoch` yields the plan's batches in its order, each sample once": _is_in_order,
-    "a batch has its samples' bytes": _has_the_bytes,
-    "`num_bytes` counts what is read, also where keep=0 drops it": _counts,
-    "`epoch` may be closed early, and the next one begun": _goes_on,
-    "`close` ends all threads and processes, and may be called again": _ends,
-    "`check` and `lacks` find nothing wrong on a host where it reads": _checks,
-    "`descriptors` are at least what an accelerator opens": _tells_descriptors,
-    "`reads` is true only where it reads by requests, too": _reads_by_requests,
-    "a file that was cut is refused": _refuses_cut_files,
+    "epoch": _is_in_order,
+    "batch": _has_the_bytes,
+    "num_bytes": _counts,
+    "closed_early": _goes_on,
+    "close": _ends,
+    "check": _checks,
+    "descriptors": _tells_descriptors,
+    "reads": _reads_by_requests,
+    "cut_file": _refuses_cut_files,
 }
 _DATASETS: tuple[dict[str, object], ...] = (
     {"format": "npz", "num_files_train": 26, "record_length_bytes_stdev": 9000.0},
@@ -446,15 +467,16 @@ _DATASETS: tuple[dict[str, object], ...] = (
 _END_SECONDS = 60.0
 
 
-def loader_faults(name: str, folder: Path) -> Iterator[str]:
-    """Yield what is wrong with a loader, one line each; datasets are written into `folder`."""
+def loader_faults(name: str, folder: Path) -> Iterator[Finding]:
+    """Yield what is wrong with a loader; datasets are written into `folder`."""
     broken = set[str]()
     for dataset in _DATASETS:
         reading = _LoaderTrial.of(folder, name, dataset)
-        yield from _broken(_OF_LOADERS, reading, f"of {dataset['format']} files", broken)
+        about = {"format": dataset["format"]}
+        yield from _broken(_OF_LOADERS, reading, broken, tried="dataset", **about)
 
 
-def policy_faults(name: str, _folder: Path) -> Iterator[str]:
+def policy_faults(name: str, _folder: Path) -> Iterator[Finding]:
     """Yield what is wrong with a policy of a cache; some files are larger than the cache."""
     random = np.random.default_rng(_SEED)
     try:
@@ -462,7 +484,7 @@ def policy_faults(name: str, _folder: Path) -> Iterator[str]:
         for _ in range(3):
             cache.epoch(random.integers(0, 50, 200).tolist())
     except Exception as error:  # whatever a user's module raises
-        yield f"`admits` and `victim` plan an epoch: {type(error).__name__}: {in_short(error)}"
+        yield _raised(error, "admits", "victim")
 
 
 @dataclass
@@ -584,31 +606,29 @@ def _is_sent(trial: _PlaceTrial) -> bool:
 
 _PUT = 100_000
 _OF_PLACES: dict[str, Callable[[_PlaceTrial], bool]] = {
-    "`put` writes a file, and `open` reads it from any offset": _is_put_and_opened,
-    "`put` replaces a file": _is_replaced,
-    "`put` writes a file whole or not at all": _is_whole,
-    "`list` yields the files of a folder and below it, each with its bytes": _is_listed,
-    "`delete` removes files, which may be missing": _is_deleted,
-    "`open` raises FileNotFoundError where there is no file": _is_missed,
-    "`reader` reads the files' bytes, and counts its requests": _is_read,
-    "`writing` and `reading` write and read a file at any offset": _is_written,
-    "`probe` finds a rate": _is_probed,
-    "a place can be pickled": _is_sent,
-    "a place without paths has a `kind`": lambda trial: bool(
-        trial.place.has_paths or trial.place.kind
-    ),
+    "put_and_open": _is_put_and_opened,
+    "put_again": _is_replaced,
+    "put_whole": _is_whole,
+    "list": _is_listed,
+    "delete": _is_deleted,
+    "open_missing": _is_missed,
+    "reader": _is_read,
+    "writing_and_reading": _is_written,
+    "probe": _is_probed,
+    "pickle": _is_sent,
+    "kind": lambda trial: bool(trial.place.has_paths or trial.place.kind),
 }
 
 
-def place_faults(place: Place) -> Iterator[str]:
-    """Yield what is wrong with a place, one line each; files in it are written and removed."""
+def place_faults(place: Place) -> Iterator[Finding]:
+    """Yield what is wrong with a place; files in it are written and removed."""
     broken = set[str]()
     for promise in _OF_PLACES:
         own = replace(place, path=place.path / f"dlemu-contract.{secrets.token_hex(4)}")
         own.make([Path()])
         trial = _PlaceTrial(own)
         try:
-            yield from _broken({promise: _OF_PLACES[promise]}, trial, "in this place", broken)
+            yield from _broken({promise: _OF_PLACES[promise]}, trial, broken, tried="place")
         finally:
             with suppress(Exception):  # whatever a user's module raises
                 place.delete(*(f"{own.path.name}/{name}" for name in trial.names()))
@@ -620,12 +640,12 @@ def main(names: Sequence[str]) -> int:
     found = []
     for name in names:
         with TemporaryDirectory() as folder:
-            found += [f"{name}: {fault}" for fault in _faults(name, Path(folder))]
-    say(Answer("\n".join(found or [f"{name}: sound" for name in names])))
+            found += [f"{name}: {sentence(each)}" for each in _faults(name, Path(folder))]
+    say(Answer("\n".join(found or [f"{name}: {told('part_is_sound')}" for name in names])))
     return 1 if found or not names else 0
 
 
-def _faults(name: str, folder: Path) -> Iterator[str]:
+def _faults(name: str, folder: Path) -> Iterator[Finding]:
     """Yield what is wrong with all parts of a name: a module may hold one of each kind."""
     if is_url(name):
         yield from _faults_at(name)
@@ -634,32 +654,35 @@ def _faults(name: str, folder: Path) -> Iterator[str]:
     for registry, method, of_kind in _KINDS:
         try:
             part: object = registry[name]
+        except UnusablePartError as error:
+            reason = reason or error.problem
+            continue
         except ValueError as error:
-            reason = reason or str(error).removeprefix(f"={name} ").partition("; python -m")[0]
+            reason = reason or str(error)
             continue
         if hasattr(part, method):
             tried = True
             yield from of_kind(name, folder)
     if not tried:
-        yield reason
+        yield as_written(reason)
 
 
-def _faults_at(url: str) -> Iterator[str]:
+def _faults_at(url: str) -> Iterator[Finding]:
     """Yield what is wrong with the place of a URL."""
     try:
         path = path_of(url, "place")
         place = place_of(path, place_of(path).reach())
     except WorkloadError as error:
-        yield str(error)
+        yield as_written(str(error))
         return
     yield from place_faults(place)
 
 
-def _format_faults(name: str, folder: Path) -> Iterator[str]:
+def _format_faults(name: str, folder: Path) -> Iterator[Finding]:
     return faults(FORMATS[name], folder)
 
 
-_KINDS: tuple[tuple[Registry[Any], str, Callable[[str, Path], Iterator[str]]], ...] = (
+_KINDS: tuple[tuple[Registry[Any], str, Callable[[str, Path], Iterator[Finding]]], ...] = (
     (FORMATS, "write", _format_faults),
     (LOADERS, "epoch", loader_faults),
     (POLICIES, "admits", policy_faults),

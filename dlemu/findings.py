@@ -326,6 +326,14 @@ Kind = Literal[
     "cells_of_others",
     "of_drive",
     "search_of_others",
+    # what a user's part does not keep of its contract
+    "columns_not_tried",
+    "cut_file_taken",
+    "other_number_taken",
+    "part_is_sound",
+    "part_raises",
+    "promise_broken",
+    "zeros_taken",
     # notes on a loop of one's own
     "compute_between_batches",
     "compute_by_the_host",

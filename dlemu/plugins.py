@@ -23,6 +23,15 @@ class UnknownPartError(ValueError):
     """Nobody knows the name of a part."""
 
 
+class UnusablePartError(ValueError):
+    """What a name means is no such part, or cannot be imported."""
+
+    def __init__(self, name: str, problem: str, remedy: str) -> None:
+        super().__init__(f"={name} {problem}; {remedy}")
+        self.problem = problem
+        self.remedy = remedy
+
+
 def own_version() -> str:
     """Return the version of dlemu, or that it is not installed: a checkout may run as it is."""
     from importlib.metadata import PackageNotFoundError, version  # slow, and few commands need it
@@ -144,7 +153,6 @@ class Registry(Mapping[str, _Part]):
         except Exception as error:  # whatever a user's module raises
             if name in self._house:
                 raise
-            raise ValueError(
-                f"={name} cannot be used ({type(error).__name__}: {in_short(error)}); {self._help}"
-            ) from error
+            why = f"{type(error).__name__}: {in_short(error)}"
+            raise UnusablePartError(name, f"cannot be used ({why})", self._help) from error
         return found

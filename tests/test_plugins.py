@@ -22,6 +22,8 @@ from dlemu.formats.format import Field, Parsed
 from dlemu.formats.npy import Npy
 from dlemu.plugins import Registry
 from dlemu.ranks.world import Alone
+from dlemu.report.words import sentence
+from dlemu.report.words.contract import PROMISES
 from dlemu.sizing.predict import profile
 from dlemu.storage.counted import CountedFile
 from tests.lab.commands import QUICK, SMALL
@@ -83,7 +85,8 @@ class Mute(Npy):
 
 
 def test_the_contract_names_what_is_not_kept(tmp_path: Path) -> None:
-    found = [*faults(Broken(), tmp_path), *faults(Gullible(), tmp_path)]
+    parts = (Broken(), Gullible())
+    found = [sentence(each) for part in parts for each in faults(part, tmp_path)]
     promises = ("file_bytes", "places", "starts", "parse", "checksum", "index_bytes")
     for promise in (*promises, "check_head` takes", "locate` finds"):
         assert any(fault.startswith(f"`{promise}") for fault in found), promise
@@ -91,9 +94,9 @@ def test_the_contract_names_what_is_not_kept(tmp_path: Path) -> None:
     assert sum(fault.startswith("`locate` refuses another") for fault in found) == 3
     assert sum(fault.startswith("`check_head` refuses") for fault in found) == 5 + 5
     said = "`write` and `indexes` make a file: ZeroDivisionError: ZeroDivisionError"
-    assert [*faults(Mute(), tmp_path)] == [said]
-    [said] = faults(FORMATS["parquet"], tmp_path)
-    assert said.startswith("a format in columns is not tried")
+    assert [*map(sentence, faults(Mute(), tmp_path))] == [said]
+    [in_columns] = faults(FORMATS["parquet"], tmp_path)
+    assert in_columns.kind == "columns_not_tried"
 
 
 def test_the_contract_reads_by_a_loader(
@@ -119,7 +122,7 @@ def test_the_contract_reads_by_a_loader(
     lines = capsys.readouterr().out.splitlines()
     ends = " (TypeError: 'NoneType' object does not support item assignment)"
     assert [line.partition(": not of ")[0] for line in lines] == [
-        f"own:LOADER: {p}" for p in _OF_LOADERS
+        f"own:LOADER: {PROMISES[p]}" for p in _OF_LOADERS
     ]
     assert [line.partition("npz files")[2] for line in lines] == ["", "", ends, *[""] * 6]
     assert main(["own:NONE"]) == 1 and main(["threads:LOADER"]) == 1

@@ -32,7 +32,7 @@ from dlemu.host.devices import BlockDevice, devices_under, listed, mount_under, 
 from dlemu.host.place import describe_drive
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.host.wear import lifetime, sustained
-from dlemu.plugins import is_url
+from dlemu.plugins import UnusablePartError, is_url
 from dlemu.ranks.cost import barrier_cost
 from dlemu.storage.gpu import cuda, cufile
 from dlemu.storage.place import place_of
@@ -267,8 +267,8 @@ def _loader(name: str) -> Iterator[Check]:
         return
     try:
         lacks = list(LOADERS[name].lacks())  # type: ignore[attr-defined]
-    except ValueError as error:  # the import of a user's module
-        lacks = [str(error).removeprefix(f"={name} ")]
+    except UnusablePartError as error:  # the import of a user's module
+        lacks = [f"{error.problem}; {error.remedy}"]
     except Exception as error:  # what its `lacks` raises
         lacks = [f"{type(error).__name__}: {in_short(error)}"]
     yield from (Check(_LOADER, "missing", as_written(f"{name}: {line}")) for line in lacks)

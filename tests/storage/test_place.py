@@ -67,7 +67,7 @@ def test_a_folder_keeps_the_contract_and_the_contract_names_what_is_not_kept(
 ) -> None:
     assert [*place_faults(Folder(tmp_path))] == [] and not [*tmp_path.iterdir()]
     found = [*place_faults(Forgetful(tmp_path))]
-    assert [each.partition(": not in this place")[0] for each in found] == [*_OF_PLACES]
+    assert [each.figures["promise"] for each in found] == [*_OF_PLACES]
 
 
 def test_a_bucket_keeps_the_contract(

@@ -11,6 +11,7 @@ from typing import Any
 from dlemu.config.published import word
 from dlemu.findings import Finding, Kind, Tell, Weight, note, weighing
 from dlemu.report.words.checkpoints import CHECKPOINTS
+from dlemu.report.words.contract import CONTRACT
 from dlemu.report.words.doctor import DOCTOR
 from dlemu.report.words.hosts import HOSTS, aged
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
@@ -356,6 +357,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     **RULES,
     **PROGRESS,
     **DOCTOR,
+    **CONTRACT,
     **TOOLS,
     **HOSTS,
     # of any kind
