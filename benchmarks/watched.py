@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,13 @@ import time, torch
 from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
+if torch.cuda.is_available():
+    model.cuda()(torch.zeros(4, 8).cuda()).sum().backward()
 loader = DataLoader(TensorDataset(torch.zeros(2000, 8)), batch_size=4, num_workers=1)
 begin = time.perf_counter()
 for (x,) in loader:
     optimizer.zero_grad()
-    model(x).sum().backward()
+    model(x.to(model.weight.device)).sum().backward()
     optimizer.step()
     time.sleep(0.01)
 print(time.perf_counter() - begin)
@@ -193,50 +196,94 @@ def cost(pairs: int = 5) -> None:
     )
 
 
-def hook(pairs: int = 5) -> None:
-    """Print what the hook alone costs a loop of 10 ms steps, with and without in turn."""
+def hook(pairs: int = 12) -> None:
+    """Print what the hook alone costs a loop of 10 ms steps: short blocks with and without in turn.
+
+    One iterator gives the batches of all blocks. Of a GPU there are two loops: the host sleeps in
+    each step, or it reads each loss and so waits for a GPU that computes.
+    """
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    by_gpu = torch.cuda.is_available()
+    device = "cuda" if by_gpu else "cpu"
+    data = TensorDataset(torch.zeros(1 << 20, 8))
+    batches = iter(DataLoader(data, batch_size=4, num_workers=2, pin_memory=by_gpu))
+    model: Any = torch.nn.Linear(8, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    square = torch.zeros(4096, 4096, device=device)
+
+    def step(products: int) -> None:
+        (x,) = next(batches)
+        optimizer.zero_grad()
+        for _ in range(products):
+            torch.mm(square, square)
+        loss = model(x.to(device, non_blocking=True)).sum()
+        loss.backward()
+        optimizer.step()
+        if products:
+            loss.item()
+        else:
+            time.sleep(_HOOK_STEP)
+
+    def block(products: int) -> tuple[float, float]:
+        """Return seconds of a step, and those of the loop's own CPU time."""
+        for _ in range(3):
+            step(products)
+        wall, cpu = time.perf_counter(), time.thread_time()
+        for _ in range(_HOOK_STEPS):
+            step(products)
+        if by_gpu:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - wall) / _HOOK_STEPS, (time.thread_time() - cpu) / _HOOK_STEPS
+
+    kinds = {"the host sleeps": 0}
+    if by_gpu:
+        block(1)
+        kinds["the host waits for the GPU"] = max(1, round(_HOOK_STEP / block(1)[0]))
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, products in kinds.items():
+            found = []
+            for number in range(pairs):
+                work, with_first = partial(block, products), number % 2 == 1
+                one = _hooked(folder, batches, work, on=with_first)
+                other = _hooked(folder, batches, work, on=not with_first)
+                found.append((other, one) if with_first else (one, other))
+            walls = [watched[0] / bare[0] for bare, watched in found]
+            cpu = statistics.median(watched[1] - bare[1] for bare, watched in found)
+            bare = statistics.median(bare[0] for bare, _ in found)
+            print(
+                f"{device}, {kind}, {1e3 * bare:.1f} ms a step, {pairs} pairs of "
+                f"{_HOOK_STEPS} steps: with / without, median {statistics.median(walls):.4f} "
+                f"({min(walls):.4f} to {max(walls):.4f}); CPU time a step {1e6 * cpu:+.0f} µs"
+            )
+
+
+def _hooked(
+    folder: str, batches: Any, work: Callable[[], tuple[float, float]], *, on: bool
+) -> tuple[float, float]:
+    """Return what `work` returns, with the hook around its batches or without."""
+    if not on:
+        return work()
     from torch.optim.optimizer import register_optimizer_step_post_hook
-    from torch.utils.data import DataLoader, TensorDataset, dataloader
+    from torch.utils.data import dataloader
 
     from dlemu.watch import hook as hooked
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: Any = torch.nn.Linear(8, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-    data = TensorDataset(torch.zeros(4 * _HOOK_STEPS, 8))
-
-    def epoch() -> float:
-        loader = DataLoader(data, batch_size=4, num_workers=1, pin_memory=device == "cuda")
-        begin = 0.0
-        for number, (x,) in enumerate(loader):
-            begin = begin if number else time.perf_counter()  # workers start before
-            optimizer.zero_grad()
-            model(x.to(device, non_blocking=True)).sum().backward()
-            optimizer.step()
-            time.sleep(0.01)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - begin
-
-    ratios, modules = [], (dataloader.DataLoader, dataloader._BaseDataLoaderIter)
     plain = dataloader.DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__
-    epoch()
-    with tempfile.TemporaryDirectory() as folder:
-        watch = hooked._Watch(hooked._Journal(folder))
-        for _ in range(pairs):
-            without = epoch()
-            hooked._wrap_torch_loader(dataloader, watch)
-            ends = register_optimizer_step_post_hook(watch.ended)
-            ratios.append(epoch() / without)
-            ends.remove()
-            for module, name, own in zip(modules, ("__iter__", "__next__"), plain, strict=True):
-                setattr(module, name, own)
-            print(f"{1e6 * (ratios[-1] - 1) * without / _HOOK_STEPS:+.1f} µs a step of {device}")
-    print(f"with / without, {pairs} pairs: median {statistics.median(ratios):.4f}")
+    watch = hooked._Watch(hooked._Journal(folder))
+    hooked._wrap_torch_loader(dataloader, watch)
+    ends = register_optimizer_step_post_hook(watch.ended)
+    batches._dlemu_loop = hooked._Loop(watch, 1, 0)
+    try:
+        return work()
+    finally:
+        ends.remove()
+        dataloader.DataLoader.__iter__ = plain[0]  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__next__ = plain[1]  # type: ignore[method-assign]
 
 
-_HOOK_STEPS = 200
+_HOOK_STEPS, _HOOK_STEP = 40, 0.01
 
 
 if __name__ == "__main__":
