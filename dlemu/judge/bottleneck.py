@@ -202,7 +202,7 @@ def _explained_by_cpus(evidence: Evidence, host: HostReport) -> float:
     used = host.whole
     parts, lacked = evidence.losses.parts, used.lacked_seconds
     if (used.process_cpu_share or 0.0) > _CPU_FULL and not (
-        _part(evidence, parts.read) >= _ENOUGH and _gave_all(evidence, more=_NO_MORE)
+        _part(evidence, _by_storage(evidence)) >= _ENOUGH and _gave_all(evidence, more=_NO_MORE)
     ):
         return 1.0  # all of its CPUs were in use: nothing could have been done sooner
     explained = 0.0
@@ -284,7 +284,8 @@ def _loader(evidence: Evidence) -> Limit | None:
         name: getattr(parts, name) for name in ("decode", "hand_over", "preprocess", "elsewhere")
     }
     longest = max(shares, key=lambda name: shares[name])
-    explains = _part(evidence, sum(shares.values()))
+    # Workers without any cost would still wait for all that the storage can give.
+    explains = _part(evidence, min(sum(shares.values()), 1 - _at_rate(evidence)))
     if explains >= _ENOUGH and (unknown := _cpus_unknown(evidence)):
         return _unclear(evidence, unknown)
     advice = [note("raise_read_threads", read_threads=reader.read_threads)]
@@ -308,7 +309,7 @@ def _network(evidence: Evidence) -> Limit | None:
     if not full:
         return None
     share, host, use = max(full, key=lambda each: each[0])
-    explains = _part(evidence, evidence.losses.parts.read)
+    explains = _part(evidence, _by_storage(evidence))
     rate = (use.gbps or 0.0) * 1e9 / 8  # of this link: a host may receive more, over several
     found = note(
         "link_full",
@@ -362,7 +363,8 @@ def _lost_segments(evidence: Evidence) -> list[Finding]:
 
 def _reads(evidence: Evidence) -> Limit | None:
     """Return `storage` where reads were slow, or `loader` if more readers would read faster."""
-    explains = _part(evidence, evidence.losses.parts.read)
+    lost = _by_storage(evidence)
+    explains = _part(evidence, lost)
     if explains < _ENOUGH:
         return None
     given, probe = _rates(evidence)
@@ -374,7 +376,9 @@ def _reads(evidence: Evidence) -> Limit | None:
     varied = len({level.is_free for level in levels}) == 2
     unlike = changed or varied
     more, saved = (1.0, 0.0) if probe is None or unlike else _gain(evidence, given, probe)
-    got = {**_source(evidence), "bytes_per_second": in_reads}
+    # At its rate all the time: workers that wait for one throttle do not read independently.
+    rate = in_reads if lost == evidence.losses.parts.read else evidence.given_in_steps
+    got = {**_source(evidence), "bytes_per_second": rate}
     reader = evidence.workload.reader
     if probe is not None and saved >= _ENOUGH:
         waited = note("waited_for_reads", share=explains)
@@ -497,6 +501,29 @@ def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]
         return more, 1.0
     # A byte takes 1 / rate seconds; without a loss it would take 1 / wanted.
     return more, (1 / own - 1 / min(probe.many, wanted)) / (1 / own - 1 / wanted)
+
+
+def _at_rate(evidence: Evidence) -> float:
+    """Return the share (0-1) of the steps' time that the storage alone would have taken.
+
+    It gives no more than it gives to many readers. 0: not known, or it has become slower since.
+    """
+    _, probe = _rates(evidence)
+    if probe is None or evidence.given_in_steps is None:
+        return 0.0
+    share = evidence.given_in_steps / max(probe.many, 1.0)
+    return min(1.0, share) if share <= _MORE else 0.0
+
+
+def _by_storage(evidence: Evidence) -> float:
+    """Return the share (0-1) of the time that was lost by the storage.
+
+    That in which late batches were read; or, where it is more, all that a job would lose whose
+    workers and CPUs cost nothing. Workers that wait for a throttle in a quarter of their time may
+    be at its rate: with less work of their own they would wait for the rest, too.
+    """
+    parts = evidence.losses.parts
+    return max(parts.read, _at_rate(evidence) - (1 - parts.total))
 
 
 def _rates(evidence: Evidence) -> tuple[float, Probe | None]:

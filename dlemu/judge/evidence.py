@@ -191,6 +191,8 @@ class Evidence:
     """As summary.json has them: findings, and what loaders and the places of a cache say."""
     steady: Steadiness | None = None
     """How steadily the storage gave; None: not known."""
+    given_in_steps: float | None = None
+    """Bytes per second that the storage gave for the steps that count; None: not known."""
 
 
 def combine(
@@ -241,7 +243,22 @@ def combine(
         gets=gets,
         checkpoints=checkpoint_cost(sums.epochs),
         notes=tuple(notes),
+        given_in_steps=_given_in_steps(sums, given / max(1, read)),
     )
+
+
+def _given_in_steps(sums: Sums, stored_share: float) -> float | None:
+    """Return bytes per second from the storage in the time of the steps that count.
+
+    The time of all steps has the start of the workers, and an end at which nothing is read any
+    more. `stored_share`: bytes that the storage gave / bytes that were read.
+    """
+    num_bytes = seconds = 0.0
+    for each in sums.epochs:
+        rows, counted = each.accelerators, float(each.window.mean())
+        num_bytes += counted * float(rows["num_bytes"].sum())
+        seconds += float(rows["inside"].mean())
+    return stored_share * num_bytes / seconds if seconds else None
 
 
 def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes, *, cached: bool) -> Measured:

@@ -101,6 +101,31 @@ EXPECTED: dict[str, tuple[str, str, str]] = {
         "raise_read_threads_or_depth",
     ),
     "half in reads": ("loader", "late_batches cpus explains", "raise_read_threads"),
+    "workers decode for long, and the storage gives all it has": (
+        "storage",
+        "storage_gave lost device_busy cpus explains",
+        "more_drives fewer_accelerators",
+    ),
+    "workers decode for long, and the storage has more": (
+        "loader",
+        "late_batches cpus explains",
+        "raise_read_threads",
+    ),
+    "workers decode for long, and the storage has become slower": (
+        "loader",
+        "late_batches cpus explains",
+        "raise_read_threads",
+    ),
+    "workers decode for long, and nobody knows what the storage has": (
+        "loader",
+        "late_batches cpus explains",
+        "raise_read_threads",
+    ),
+    "workers decode on full CPUs, and the storage gives all it has": (
+        "storage",
+        "storage_gave lost device_busy cpus explains",
+        "more_drives fewer_accelerators",
+    ),
     "CPUs unknown": ("unclear", "lost_by_cause cpus_unknown", ""),
     "the link is full while it is read from": (
         "network",
@@ -286,6 +311,12 @@ def test_each_case_has_its_limit_evidence_and_advice() -> None:
             {"amplification": 1.38, "needed": 1.25},
         ),
         ("one accelerator", "cpus", {"share": 0.3}),
+        # 6 of 6.1 GB/s: of the third that was lost all but 1.6 % of the time.
+        (
+            "workers decode for long, and the storage gives all it has",
+            "explains",
+            {"share": 1 - 3 * (1 - 6 / 6.1)},
+        ),
     ],
 )
 def test_evidence_and_advice_have_their_figures(

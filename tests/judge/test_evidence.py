@@ -90,6 +90,14 @@ def test_the_read_amplification_is_bytes_of_the_storage_for_bytes_of_samples() -
     assert unseen.measured["read_amplification"] == pytest.approx(READ / (3 * 7 * sample))
 
 
+@pytest.mark.parametrize("stored", [None, 400, 1200], ids=["not seen", "memory helped", "ahead"])
+def test_what_the_storage_gave_in_the_steps_that_count(stored: int | None) -> None:
+    """Two of three steps of 1 s count, and two hosts together read 1000 bytes an epoch."""
+    seen = {} if stored is None else {"process_read_bytes": stored // 2}
+    found = gather(*(report(epoch_of(**seen), epoch_of(**seen)) for _ in range(2)))
+    assert found.given_in_steps == pytest.approx((stored or READ) / 3)
+
+
 def test_bytes_from_memory_are_added_up_over_hosts() -> None:
     found = gather(
         report(epoch_of(process_read_bytes=500), resident_before=0.0),

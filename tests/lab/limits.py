@@ -145,6 +145,9 @@ TWO_IN_TURN = np.where(np.arange(NUM_STEPS) % 2 == np.arange(2)[:, None], 1.2, 1
 """(2, steps) seconds of compute: in each step another accelerator is late."""
 OTHERS_WORK = {"cpu_share": 0.1, "host_cpu_share": 0.91}
 
+DECODES = in_steps(0.5, 0.5, read=1.0, decode=1.2, hand_over=0.3)
+"""Workers that read for 40 % of the time in which they make a batch."""
+
 CASES: dict[str, dict[str, Any]] = {
     "steps during writes lost most": {"checkpoints": written(0.6)},
     "drive busy, no more to more readers": {},
@@ -180,6 +183,19 @@ CASES: dict[str, dict[str, Any]] = {
     | {"read_seconds": 40.0},
     "together they would get more": on({"host": "a", "probe": probe(9)}, probe=probe(9)),
     "half in reads": in_steps(0.5, 0.5, read=1.0, decode=1.0),
+    # A throttle held the reads of a ResNet-50 to 0.9 of its demand, and workers were busy for more
+    # than half of their time: more of them would have waited for it, too.
+    "workers decode for long, and the storage gives all it has": DECODES
+    | {"given_in_steps": 6 * GB},
+    "workers decode for long, and the storage has more": DECODES | {"given_in_steps": 4.3 * GB},
+    "workers decode for long, and the storage has become slower": DECODES
+    | {"given_in_steps": 7.2 * GB},
+    "workers decode for long, and nobody knows what the storage has": DECODES
+    | on(probe=None)
+    | {"given_in_steps": 6 * GB},
+    "workers decode on full CPUs, and the storage gives all it has": DECODES
+    | on(cpu_share=0.9, probe=probe(6.2))
+    | {"given_in_steps": 6.1 * GB},
     "CPUs unknown": on(cpu_share=None, **NOT_TOLD),
     "the link is full while it is read from": on(**link(0.5), num_workers=1)
     | {"read_seconds": 400.0},
