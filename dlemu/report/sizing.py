@@ -307,7 +307,9 @@ def _held(answers: Sequence[Answer]) -> list[str]:
 
 
 def _storage(answer: Answer) -> str:
-    return "the drive" if answer["drives"] == 1 else "the storage"
+    hosts = answer["conditions"].get("system") or [{}]
+    remote = hosts[0].get("drives") == []  # a server's, or a bucket's
+    return "the drive" if answer["drives"] == 1 and not remote else "the storage"
 
 
 def _doubts(answer: Answer) -> list[str]:

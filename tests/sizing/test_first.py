@@ -146,6 +146,7 @@ def test_a_bucket_is_tried_as_a_folder_is(bucket: Moto, tmp_path: Path, printed:
     (told,) = json.loads((own / "sizing.json").read_text())["answers"]
     assert (told["num_accelerators"], told["first"]["written"]) == (3, False)
     assert "small objects were read again and again" in said and "O_DIRECT" not in said
+    assert "the drive" not in said, "its server's are not known"
     for command in told["first"]["commands"]:
         assert "storage.endpoint_url=" in command
         assert f"dataset.data_folder={where}/cosmoflow_h100 " in f"{command} "
