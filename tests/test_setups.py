@@ -1021,12 +1021,13 @@ MOVED: dict[str, dict[str, object]] = {
     "generator: {num_workers: 16}": {},
     "reader: {seed: 42, shuffle: true, data_loader_classname: torch.utils.data.DataLoader}": {},
     "reader: {storage_type: object, protocol: s3, storage_library: minio, storage_root: b/x, "
+    "endpoint_uris: ['http://a', 'http://b'], load_balance_strategy: round_robin, "
     "storage_options: {region: eu, access_key_id: '', secret_access_key: '', endpoint_url: ''}}": {
         "storage.storage_type": "s3",
         "storage.storage_root": "b/x",
         "storage.region": "eu",
         "storage.access_key_id": None,
-        "storage.endpoint_url": [],
+        "storage.endpoint_url": ["http://a", "http://b"],
     },
 }
 """What files of DLIO of 2022 to 2024 have, and those of MLPerf Storage v3.0, and what it is now."""
@@ -1042,6 +1043,28 @@ def test_keys_of_earlier_versions_of_dlio_are_taken(tmp_path: Path, text: str) -
     tree_of_job = job.model_dump(mode="json")
     now = {"reader.batch_size": 3, "dataset.record_length_bytes_stdev": 5.0, **MOVED[text]}
     assert {key: value_of(tree_of_job, key) for key in now} == now
+
+
+OF_OTHER_PLACES = {
+    "reader: {data_loader_root: 's3://b/training'}": (
+        "reader.data_loader_root=s3://b/training is followed neither by DLIO nor here: "
+        "dataset.data_folder says what is read; set reader.data_loader_root=null"
+    ),
+    "storage: {storage_type: object, protocol: az, storage_root: b/x}": (
+        "storage.protocol=az is not spoken here: places are folders and s3://; "
+        "set storage.protocol=null"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", OF_OTHER_PLACES)
+def test_a_key_that_names_another_place_is_not_ignored(
+    tmp_path: Path, printed: Printed, text: str
+) -> None:
+    """Files of MLPerf Storage v3.0 have these; what is read would not be what they say."""
+    path = tmp_path / "own.yaml"
+    path.write_text(f"dataset: {{format: npz, data_folder: /unused}}\n{text}\n")
+    assert printed("run", f"workload={path}", status=1) == f"dlemu: {OF_OTHER_PLACES[text]}\n"
 
 
 VARIABLES = {

@@ -18,7 +18,7 @@ _IGNORED_KEYS = {
     "record_element_bytes chunk_size",
     "dataset.parquet": "generation_batch_size use_s3dlio_gen",
     "reader": "batch_size_eval computation_threads pin_memory dont_use_mmap data_loader_sampler "
-    "write_threads seed shuffle protocol data_loader_root checkpoint_folder",
+    "write_threads seed shuffle checkpoint_folder",
     "workflow": "debug profiling",
     "model": "type",
     "checkpoint": "randomize_tensor ksm type recovery_rank_shift recovery_after_steps",
@@ -35,6 +35,9 @@ DECLINED = {
     "checkpoint.checkpoint_mechanism_classname": f"{_CLASS}dlemu writes checkpoints itself",
     "dataset.compression_level": "is not followed: gzip has level 4, as by default in DLIO",
     "dataset.parquet.read_mode": "reads parts of row groups, which dlemu reads whole",
+    "reader.data_loader_root": "is followed neither by DLIO nor here: dataset.data_folder says "
+    "what is read",
+    "storage.protocol": "is not spoken here: places are folders and s3://",
     "reader.read_type": "keeps files in memory, which dlemu does not: each sample is read when it "
     "is asked for, as with on_demand",
     "reader.file_access": "shares a file among ranks by MPI-IO, which dlemu does not: each rank "
@@ -44,7 +47,7 @@ DECLINED = {
 """What keys of DLIO ask for that dlemu would not read so; accepted are null and _AS_HERE."""
 _AS_HERE: tuple[object, ...] = (
     *(None, False, "", [], 4, "on_demand", "multi", "posix", "row_group"),
-    "torch.utils.data.DataLoader",
+    *("torch.utils.data.DataLoader", "s3", "file"),
 )
 IGNORED = {"framework", "evaluation", "profiling", "logging", "generator", *DECLINED} | {
     f"{section}.{key}" for section, keys in _IGNORED_KEYS.items() for key in keys.split()
@@ -174,7 +177,10 @@ def _rename_storage(raw: dict[str, Any]) -> None:
             reader.setdefault("multiprocessing_context", "spawn")
 
 
-_OF_STORAGE = {"storage_type", "storage_root", "storage_library", "storage_options"}
+_OF_STORAGE = {
+    *("storage_type", "storage_root", "storage_library", "storage_options", "protocol"),
+    *("endpoint_uris", "load_balance_strategy"),
+}
 _OF_MODELS = {
     *("num_layers", "layer_parameters", "optimization_groups", "parallelism"),
     *("model_datatype", "optimizer_datatype"),

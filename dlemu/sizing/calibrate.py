@@ -151,7 +151,7 @@ def _find_target(workload: Workload) -> tuple[Workload, Layout | None]:
     if not workload.place.has_paths:
         raise WorkloadError(
             f"dlemu calibrate reads files, and {workload.data_folder} is {workload.place.word}; "
-            "leave dataset.data_folder out to calibrate the host alone"
+            "leave it out to calibrate the host alone, or measure it: dlemu size"
         )
     manifest = read_manifest(workload.data_folder)
     below = named_below(workload.place) if manifest is None else ""
