@@ -186,7 +186,7 @@ CASES: dict[str, dict[str, Any]] = {
     # A throttle held the reads of a ResNet-50 to 0.9 of its demand, and workers were busy for more
     # than half of their time: more of them would have waited for it, too.
     "workers decode for long, and the storage gives all it has": DECODES
-    | {"given_in_steps": 6 * GB},
+    | {"given_in_steps": 5.5 * GB},
     "workers decode for long, and the storage has more": DECODES | {"given_in_steps": 4.3 * GB},
     "workers decode for long, and the storage has become slower": DECODES
     | {"given_in_steps": 7.2 * GB},
