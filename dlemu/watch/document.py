@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import yaml
 
 from dlemu.config.model import Workload, check_workload
-from dlemu.errors import RunError
+from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
 from dlemu.host.network import machine_name, network_name
@@ -27,6 +28,7 @@ from dlemu.judge.sums import RankName, Rule, sum_all
 from dlemu.meter import first_step_of, keys_of_start
 from dlemu.run.job import complete_summary
 from dlemu.storage.counted import PathBytes
+from dlemu.watch import hook
 from dlemu.watch.events import Saved
 from dlemu.watch.launch import Watched
 from dlemu.watch.loops import Loop, Role, find_loops, steps_of
@@ -59,17 +61,25 @@ class FilesOfJob:
     format: str
     """dlemu's name for it, "" where the names do not tell."""
     named_by: str
-    """"the dataset", "open files", or "" where none was seen."""
+    """"the dataset", "the folder" that was given, "open files", or "" where none was seen."""
 
 
-def files_of_job(loops: Sequence[Loop], watched: Watched) -> FilesOfJob:
-    """Return the files of the training loaders: those that their datasets name, else open ones."""
+def files_of_job(loops: Sequence[Loop], watched: Watched, folder: Path | None = None) -> FilesOfJob:
+    """Return the files of the training loaders.
+
+    Those that their datasets name, else all below the folder that was given, else those that were
+    seen open.
+    """
     described = [loop.described for loop in loops]
     named = [file for each in described for file in each.get("files", ())]
     sizes, by = [], ""
     if named:
         sizes, by = [_size(path) for path in dict.fromkeys(named)], "the dataset"
         paths = list(dict.fromkeys(named))
+    elif folder is not None and (below := _files_below(folder)):
+        paths = below[:: max(1, len(below) // hook.MOST_FILES)]
+        sizes, by = [_size(path) for path in paths], "the folder"
+        described = [{"num_files": len(below), "root": str(folder)}]
     else:
         paths = list(watched.files.sizes)
         sizes, by = list(watched.files.sizes.values()), "open files" if paths else ""
@@ -85,6 +95,15 @@ def files_of_job(loops: Sequence[Loop], watched: Watched) -> FilesOfJob:
         format=_format_of(paths),
         named_by=by,
     )
+
+
+def _files_below(folder: Path) -> list[str]:
+    """Return the files below a folder but for hidden ones, sorted."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [os.path.join(place, name) for name in sorted(names) if name[0] != "."]
+    return found
 
 
 def _size(path: str) -> int:
@@ -157,8 +176,10 @@ class Seen:
     has_threshold: bool
 
 
-def see(watched: Watched, name: str, au: float | None) -> Seen:
+def see(watched: Watched, name: str, au: float | None, folder: Path | None = None) -> Seen:
     """Return a job as it was seen; `au` is the threshold, None where none was asked for.
+
+    `folder` is where its data lies, None where that was not told.
 
     Raises:
         RunError: it trained with no loader that is watched, or took fewer than two batches.
@@ -166,7 +187,7 @@ def see(watched: Watched, name: str, au: float | None) -> Seen:
     loops = find_loops(watched.journals.processes.values())
     if not loops:
         raise RunError(_why_none(watched))
-    files, workers = files_of_job(loops, watched), workers_of_job(loops, watched)
+    files, workers = files_of_job(loops, watched, folder), workers_of_job(loops, watched)
     samples = loops[0].described.get("samples") or _samples_of_pass(loops)
     in_file = 1
     if samples and files.is_all and files.num_files:
@@ -178,11 +199,11 @@ def see(watched: Watched, name: str, au: float | None) -> Seen:
             "the job took fewer than two batches of its loader in every epoch; nothing is measured"
         )
     if workers is not None:
-        steps["read"], steps["decode"] = workers.other_seconds, workers.cpu_seconds
+        steps["read"], steps["decode"] = late_by(workers, loops, steps)
     keys = _keys_of(loops, files, workers, in_file, sample_bytes, steps)
     if au is not None:
         keys["metric"] = {"au": au}
-    workload = check_workload({"name": name or _UNNAMED, **keys})
+    workload = _checked(name or _UNNAMED, keys)
     return Seen(
         watched=watched,
         loops=loops,
@@ -194,6 +215,32 @@ def see(watched: Watched, name: str, au: float | None) -> Seen:
         workload=workload,
         has_threshold=au is not None,
     )
+
+
+def late_by(workers: WorkersOfJob, loops: Sequence[Loop], steps: Steps) -> tuple[float, float]:
+    """Return seconds of a batch in which its worker made the loop wait, by reads and by its CPU.
+
+    A loader with several workers may take as long for a batch as the loop computes as many
+    batches. What the CPU takes beyond that would make the loop wait if reads took no time. The
+    rest of what it waits for is the reads'.
+    """
+    number = int(loops[0].described.get("num_workers") or 0)
+    hidden = number * float(steps["compute"][steps["step"] > 0].mean())
+    late = workers.seconds - hidden
+    if not number or late <= 0:
+        return workers.other_seconds, workers.cpu_seconds
+    by_cpu = max(0.0, workers.cpu_seconds - hidden)
+    return late - by_cpu, by_cpu
+
+
+def _checked(name: str, keys: dict[str, Any]) -> Workload:
+    """Return the workload of a job: DALI's loader where it reads such files, else PyTorch's."""
+    reader = keys["reader"]
+    if reader["data_loader"] == "dali":
+        with suppress(WorkloadError):
+            return check_workload({"name": name, **keys})
+        keys = {**keys, "reader": {**reader, "data_loader": "pytorch"}}
+    return check_workload({"name": name, **keys})
 
 
 def _samples_of_pass(loops: Sequence[Loop]) -> int:
@@ -242,7 +289,7 @@ def _keys_of(
     if files.folder is not None:
         dataset["data_folder"] = str(files.folder)
     reader: dict[str, Any] = {
-        "data_loader": "pytorch",
+        "data_loader": "dali" if described.get("kind") == "dali" else "pytorch",
         "batch_size": batch,
         **_read_ahead(described),
         "file_shuffle": "off" if "Sequential" in str(described.get("sampler")) else "seed",
@@ -453,6 +500,8 @@ def workload_yaml(seen: Seen) -> str:
         lines.append(
             "FILL IN dataset.num_files_train and record_length_bytes: no file of the data was seen."
         )
+    elif files.named_by == "the folder":
+        lines.append("CHECK dataset: its files are all those below the folder that was given.")
     elif not files.is_all:
         lines.append(
             f"CHECK dataset.num_files_train: {files.num_files} files were seen open; there may be "

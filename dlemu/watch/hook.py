@@ -49,7 +49,7 @@ _SOME = 8
 """Of short waits, the GPU tells one in so many."""
 _MOST_KEPT = 1024
 """Lines that are kept, at most."""
-_MOST_FILES = 256
+MOST_FILES = 256
 """Files of a dataset that are named: their sizes are a sample."""
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -393,6 +393,7 @@ def _describe_torch(loader: Any) -> dict[str, Any]:
         "kind": "torch",
         "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
         "samples": length,
+        "length": _num_batches(loader),
         "iterable": type(loader).__name__ if length is None else "",
         "batch_size": loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
         "num_workers": loader.num_workers,
@@ -406,6 +407,14 @@ def _describe_torch(loader: Any) -> dict[str, Any]:
         "torch": str(sys.modules["torch"].__version__),
         **_files_of(dataset),
     }
+
+
+def _num_batches(loader: Any) -> int | None:
+    """Return how many batches a pass has, None where that is not known before."""
+    try:
+        return len(loader.batch_sampler)
+    except Exception:
+        return None
 
 
 def _sampler_of(loader: Any) -> Any:
@@ -447,8 +456,8 @@ def _files_of(dataset: Any) -> dict[str, Any]:
         if isinstance(found, (list, tuple)) and len(found):
             first = found[0][0] if isinstance(found[0], (list, tuple)) and found[0] else found[0]
             if isinstance(first, (str, os.PathLike)) and os.path.exists(first):
-                step = max(1, len(found) // _MOST_FILES)
-                some = found[::step][:_MOST_FILES]
+                step = max(1, len(found) // MOST_FILES)
+                some = found[::step][:MOST_FILES]
                 paths = [each[0] if isinstance(each, (list, tuple)) else each for each in some]
                 named = {"files": [os.path.abspath(os.fspath(p)) for p in paths]}
                 named["num_files"] = len(found)
@@ -469,8 +478,8 @@ def _files_of_table(dataset: Any) -> dict[str, Any]:
         column = table.column(name)
         inner = (column.type.field(number) for number in range(column.type.num_fields))
         if "path" in [field.name for field in inner]:
-            rows = range(0, len(column), max(1, len(column) // _MOST_FILES))
-            paths = [column[row].as_py()["path"] for row in rows][:_MOST_FILES]
+            rows = range(0, len(column), max(1, len(column) // MOST_FILES))
+            paths = [column[row].as_py()["path"] for row in rows][:MOST_FILES]
             if paths and all(path and os.path.isabs(path) for path in paths):
                 return {"files": paths, "num_files": len(dataset)}
     return {}
@@ -593,7 +602,7 @@ def _wrap_dali(module: Any, watch: _Watch) -> None:
 
     def __next__(self: Any) -> Any:
         loop = self.__dict__.get("_dlemu_loop")
-        if loop is None:
+        if loop is None and _thread() not in watch.inside:
             loop = self.__dict__["_dlemu_loop"] = watch.begin(self, describe)
         try:
             return watch.take(loop, take, self)
@@ -601,7 +610,18 @@ def _wrap_dali(module: Any, watch: _Watch) -> None:
             self.__dict__["_dlemu_loop"] = None
             raise
 
-    base.__next__ = _like(__next__, take)
+    make = base.__init__
+
+    def __init__(self: Any, *words: Any, **named: Any) -> None:
+        # It takes its first batch while it is made, and gives it to the first who asks.
+        thread = _thread()
+        watch.inside.add(thread)
+        try:
+            make(self, *words, **named)
+        finally:
+            watch.inside.discard(thread)
+
+    base.__init__, base.__next__ = _like(__init__, make), _like(__next__, take)
 
 
 def _wrap_webdataset(module: Any, watch: _Watch) -> None:

@@ -68,7 +68,8 @@ class Epoch:
     by_gpu: bool
     """Whether the GPU's clock tells most of the times."""
     is_whole: bool
-    """Whether the loop took all batches of its loader."""
+    """Whether the loop took all batches of its loader: some, as Lightning's, count them and ask
+    for no other."""
     left_out: list[_Span] = field(default_factory=list)
     """Evaluation and checkpoints between two batches of training."""
 
@@ -148,6 +149,8 @@ def _loop_of(process: Process, rank: int) -> Loop:
         spans = [*map(_span, others), *((save.begun, save.ended) for save in process.saves)]
         by_steps = None if partners else _ahead_of(each, following, process.optimizer_steps)
         epoch, more = _epoch_of(each, following, partners, spans, by_steps)
+        known = process.loaders.get(each.loader, {}).get("length")
+        epoch.is_whole |= known is not None and len(each.taken) >= known
         epochs.append(epoch)
         ahead = max(ahead, more)
     batches = sum(len(each.taken) for each in own)

@@ -13,12 +13,13 @@ from tests.watch.test_loops import BODY, WAIT, iteration, process
 
 
 def seen(folder: Path, *iterations: Iteration, **of_process: Any) -> Seen:
-    """Return a job of one process with these passes, as it was seen."""
+    """Return a job of one process with these passes, as it was seen; `folder`: of its data."""
+    data = of_process.pop("data", None)
     watched = Watched(0, 100.0, Journals(folder))
     watched.journals.processes["job.1"] = made = process(*iterations)
     for name, value in of_process.items():
         setattr(made, name, value)
-    return see(watched, "own", None)
+    return see(watched, "own", None, data)
 
 
 def read_ahead(folder: Path, **described: object) -> tuple[int, int, int]:
@@ -98,3 +99,60 @@ def test_the_launch_is_in_the_workload_or_its_absence_is(
 
 def test_a_job_without_a_gpu_has_no_word_of_a_launch(tmp_path: Path) -> None:
     assert "launch" not in workload_yaml(seen(tmp_path, iteration()))
+
+
+@pytest.mark.parametrize(("batches", "early"), [(5, 0), (6, 1), (None, 1)])
+def test_a_loop_that_counts_its_batches_did_not_leave_early(
+    tmp_path: Path, batches: int | None, early: int
+) -> None:
+    """Lightning's asks for no batch after the last."""
+    made = iteration(whole=False, gone=30.0)
+    assert len(made.taken) == 5
+    job = seen(tmp_path, made, loaders={1: {"kind": "torch", "length": batches}})
+    document = document_of(job, {"kind": "run", "notes": []}, ["train.py"])
+    assert document["watched"]["early_ends"] == early
+
+
+def test_the_files_of_a_dataset_that_names_none_are_those_of_the_folder(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "a").mkdir(parents=True)
+    for number in range(40):
+        (data / "a" / f"{number}.npy").write_bytes(bytes(300))
+    (data / ".hidden").write_bytes(bytes(9000))
+    job = seen(tmp_path, iteration(), data=data)
+    dataset = job.workload.dataset
+    assert (dataset.num_files_train, dataset.record_length_bytes) == (40, 300)
+    assert (dataset.format, dataset.data_folder) == ("npy", str(data))
+    assert "CHECK dataset" in workload_yaml(job) and "FILL IN dataset" not in workload_yaml(job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "loader"),
+    [("dali", "0.npy", "dali"), ("dali", "0.bin", "pytorch"), ("torch", "0.npy", "pytorch")],
+)
+def test_dalis_jobs_are_emulated_by_dali_where_it_reads_such_files(
+    tmp_path: Path, kind: str, name: str, loader: str
+) -> None:
+    (tmp_path / name).write_bytes(bytes(300))
+    described = {"kind": kind, "num_workers": 2, "files": [str(tmp_path / name)], "num_files": 1}
+    job = seen(tmp_path, iteration(), loaders={1: described})
+    assert yaml.safe_load(workload_yaml(job))["reader"]["data_loader"] == loader
+
+
+@pytest.mark.parametrize(
+    ("cpu", "other", "late"),
+    [
+        (6.0, 6.0, (4.0, 0.0)),  # two workers have 8 s for a batch: the reads alone are late
+        (9.0, 1.0, (1.0, 1.0)),
+        (2.0, 1.0, (1.0, 2.0)),  # in time: whatever made the loop wait is not told by the means
+    ],
+)
+def test_a_cpu_time_that_the_loop_hides_makes_nobody_wait(
+    tmp_path: Path, cpu: float, other: float, late: tuple[float, float]
+) -> None:
+    """A batch takes its worker `cpu` and `other` seconds; the loop computes for 4 s."""
+    made = [(1.0, 1.0 + cpu + other, cpu, 8)]
+    described = {"kind": "torch", "num_workers": 2}
+    job = seen(tmp_path, iteration(), loaders={1: described}, made=made)
+    assert BODY == 4.0
+    assert (job.steps["read"][0], job.steps["decode"][0]) == pytest.approx(late)

@@ -255,3 +255,29 @@ def test_the_pictures_of_a_table_are_named_by_its_paths(tmp_path: Path) -> None:
     assert found["num_files"] == 500 and found["files"][:2] == [paths[0], paths[2]]
     inside = [{"bytes": b"x", "path": "0.jpg"}]
     assert hook._files_of(dataset(inside)) == {}
+
+
+def test_the_batch_that_dali_takes_while_it_is_made_is_counted_once(tmp_path: Path) -> None:
+    class DALIGenericIterator:
+        def __init__(self, number: int) -> None:
+            self.left, self.first = number, None
+            self.first = DALIGenericIterator.__next__(self)
+
+        def __next__(self) -> int:
+            if self.first is not None:
+                found, self.first = self.first, None
+                return found
+            if not self.left:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+    watch = hook._Watch(hook._Journal(str(tmp_path)))
+    hook._wrap_dali(SimpleNamespace(DALIGenericIterator=DALIGenericIterator), watch)
+    batches = DALIGenericIterator(3)
+    assert [next(batches) for _ in range(3)] == [2, 1, 0]
+    with pytest.raises(StopIteration):
+        next(batches)
+    watch.end()
+    (found,) = _told(tmp_path).iterations.values()
+    assert len(found.taken) == 3 and found.exhausted is not None
