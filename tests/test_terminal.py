@@ -213,8 +213,15 @@ def test_printed_commands_run_as_they_stand(folder: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (MemoryError(), "dlemu: MemoryError: this host has not enough memory for that\n"),
-        (RecursionError("too deep"), "dlemu: RecursionError: too deep\n"),
+        (
+            MemoryError(),
+            "dlemu: MemoryError: this host has not enough memory for that; ask for less at once, "
+            "or free memory\n",
+        ),
+        (
+            RecursionError("too deep"),
+            "dlemu: RecursionError: too deep; name input that is nested less deeply\n",
+        ),
         (RunError("x" * 20_000), f"dlemu: {'x' * 5000} ... {'x' * 5000}\n"),
     ],
 )

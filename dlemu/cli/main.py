@@ -58,6 +58,8 @@ _MEANT = {
 """Other tools' names of a command, and earlier ones of dlemu's own."""
 _FAILURES = (DlemuError, OSError, MemoryError, RecursionError)
 """Errors that end a command, and one job of several, with a line."""
+_REMEDIES = ("name input that is nested less deeply", "ask for less at once, or free memory")
+"""Against a recursion that is too deep, and where memory is short."""
 _MODES = {"-q": "quiet", "--quiet": "quiet", "-v": "verbose", "--verbose": "verbose"}
 
 
@@ -104,7 +106,8 @@ def _line(error: Exception, world: World | None) -> str:
             return "the working directory is gone; cd to another"
         return system_line(error)
     why = str(error) or "this host has not enough memory for that"
-    return f"{type(error).__name__}: {why}"
+    remedy = _REMEDIES[isinstance(error, MemoryError)]
+    return f"{type(error).__name__}: {why}; {remedy}"
 
 
 def _has_working_directory() -> bool:
