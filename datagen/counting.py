@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dlemu.config.model import Workload
-from dlemu.errors import DatasetError
+from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats import Format
 from dlemu.formats.format import Arrays, Read
 from dlemu.storage.files import open_regular, read_regular
@@ -94,8 +94,10 @@ class ForeignFiles:
         except DatasetError as error:
             if str(error).startswith(path):  # it is missing, or no file
                 raise
-            has_own = error.remedy or re.search("; | must ", error.problem)
-            remedy = error.remedy if has_own else _NOT_SO
+            # `dlemu verify` knows nothing of them.
+            own = error.remedy if error.remedy != VERIFY else ""
+            has_own = own or re.search("; (leave|set|take|add|name|write) | must ", error.problem)
+            remedy = own if has_own else _NOT_SO
             raise DatasetError(f"{path}: {error.problem}", remedy=remedy) from None
 
     def _reader(self, name: str) -> Read:

@@ -48,7 +48,7 @@ class LostRankError(RunError):
     """Another rank ended without an error, or cannot be understood; the line names that rank."""
 
 
-VERIFY = "dlemu verify lists what is damaged"
+VERIFY = "dlemu verify lists what is damaged of a dataset of dlemu's"
 """The remedy for a file of a dataset."""
 DAMAGE = (
     ArithmeticError,

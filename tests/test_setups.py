@@ -26,7 +26,7 @@ from dlemu.config.sections import StorageSection
 from dlemu.datagen.survey import find_dataset
 from dlemu.dataset import rule
 from dlemu.dataset.plan import make_plan
-from dlemu.errors import RunError, WorkloadError, system_line
+from dlemu.errors import DatasetError, RunError, WorkloadError, system_line
 from dlemu.formats.tfrecord import TfRecord
 from dlemu.host.devices import (
     counted_devices,
@@ -550,6 +550,21 @@ def test_a_word_of_the_user_that_contradicts_the_files_is_refused(
         "reader.batch_size=2",
     )
     assert "dataset.num_files_train=12: the first 12 of 18 files are read" in taken
+
+
+@pytest.mark.parametrize("name", ["laion", "huggingface", "fashion_mnist", "imagenet_tfrecords"])
+def test_a_damaged_file_of_others_is_not_sent_to_verify(
+    tmp_path: Path, printed: Printed, name: str
+) -> None:
+    """Before: "dlemu verify lists what is damaged", which knows of dlemu's own alone."""
+    keys = make(name, tmp_path / "data")
+    job = job_over(keys, tmp_path / "out")
+    first = Path(str(keys["data_folder"])) / find_dataset(job, Alone()).layout.path(0)
+    os.truncate(first, first.stat().st_size // 2)
+    with pytest.raises(DatasetError) as error:
+        find_dataset(job, Alone())
+    assert str(error.value).startswith(f"{first}: ") and "dlemu verify" not in str(error.value)
+    assert "copy it from its source again" in str(error.value)
 
 
 def test_what_an_array_holds_is_said_where_nothing_tells(tmp_path: Path) -> None:

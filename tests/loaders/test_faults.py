@@ -39,7 +39,11 @@ def put(make: Callable[[Path], None]) -> Callable[[Path], None]:
 SIZE = r"holds \d+ bytes, \d+ are wanted"
 LENGTH = "checksum of the record's length is wrong"
 FAULTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "missing": ("npz", Path.unlink, "is missing; dlemu verify lists what is damaged"),
+    "missing": (
+        "npz",
+        Path.unlink,
+        "is missing; dlemu verify lists what is damaged of a dataset of dlemu's",
+    ),
     "cut by a byte": ("npy", lambda path: os.truncate(path, path.stat().st_size - 1), SIZE),
     "grown": ("hdf5", lambda path: path.write_bytes(path.read_bytes() + b"x"), SIZE),
     "a folder": ("npz", put(Path.mkdir), "is a folder, not a file"),

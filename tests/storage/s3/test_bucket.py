@@ -149,7 +149,7 @@ def test_damage_is_found_and_repaired(
     obstore.put(outside, other, good[:6000] + bytes([good[6000] ^ 1]) + good[6001:])
     obstore.put(outside, f"{missing}.copy", b"x")
     told = printed("run", *QUICK, *words, out, status=1)
-    assert told.endswith("dlemu verify lists what is damaged\n")
+    assert told.endswith("dlemu verify lists what is damaged of a dataset of dlemu's\n")
     told = printed("verify", *SMALL, *words, "--full", "--repair", status=1)
     assert f"{Path(missing).name}: is missing" in told
     assert f"{Path(cut).name}: has " in told
