@@ -334,6 +334,12 @@ Kind = Literal[
     "part_raises",
     "promise_broken",
     "zeros_taken",
+    # caches in front of a dataset, and loaders
+    "cache_emptied",
+    "cache_on_data_drive",
+    "cache_opened",
+    "emulated_at",
+    "gds_through_host",
     # notes on a loop of one's own
     "compute_between_batches",
     "compute_by_the_host",

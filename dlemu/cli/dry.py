@@ -180,7 +180,7 @@ def _cache(cache: Any) -> Iterator[Fact]:
     """Yield what a cache is, and what its first epochs would read."""
     if cache is None:
         return
-    yield "cache", cache.introduction
+    yield "cache", sentence(cache.introduction)
     epochs = cache.epochs
     for number, epoch in enumerate(epochs, 1):
         if number > 1 and epoch == epochs[number - 2]:
@@ -193,7 +193,7 @@ def _cache(cache: Any) -> Iterator[Fact]:
             f"{format_bytes(epoch.hit)} from the cache, {format_bytes(epoch.origin)} from the "
             f"origin, {format_bytes(epoch.written)} written to the cache",
         )
-    yield from (("note", note) for note in cache.notes)
+    yield from (("note", sentence(each)) for each in cache.notes)
 
 
 def _checkpoint(workload: Any, world: World) -> Iterator[list[Fact]]:

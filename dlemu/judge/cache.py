@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from dlemu.config.model import Workload
+from dlemu.findings import Finding
 from dlemu.host.devices import total
 from dlemu.host.intervals import PlaceCounts
 from dlemu.judge.metrics import Metrics
@@ -116,7 +117,7 @@ def _fill(origin: int | None, written: int | None, read: int) -> float | None:
 
 
 def cache_fields(
-    workload: Workload, emulated: str, hosts: Sequence[CachedHost], metrics: Metrics
+    workload: Workload, emulated: Finding | None, hosts: Sequence[CachedHost], metrics: Metrics
 ) -> CacheMeasured:
     """Return the fields of all hosts, from what `loaders.cache.host` counted on each."""
     endurance = workload.drive.endurance if workload.drive is not None else None
@@ -125,7 +126,7 @@ def cache_fields(
     found = CacheMeasured(
         policy=workload.cache.policy,
         fill=workload.cache.fill,
-        emulated_origin=emulated,
+        emulated_origin=emulated.fields if emulated else "",
         capacity_bytes=sum(min(host.capacity_bytes, host.dataset_bytes) for host in hosts),
         dataset_bytes=hosts[0].dataset_bytes,
         hit_share_per_epoch=[_share(each.hit, each) for each in epochs],

@@ -209,8 +209,9 @@ class CacheMeasured(TypedDict, total=False):
     """cache.policy; this and all below of dlemu's own cache alone."""
     fill: str
     """cache.fill."""
-    emulated_origin: str
-    """How the origin was emulated, as "at 2 GB/s and 5 ms a file"; "" if it was not."""
+    emulated_origin: Mapping[str, Any] | str
+    """How the origin was emulated: a finding `emulated_at`; "" if it was not. Earlier versions
+    stored a text."""
     capacity_bytes: int
     """Sum over the hosts, each at most the dataset; 0: no cache, only an emulated origin."""
     dataset_bytes: int

@@ -27,6 +27,7 @@ from dlemu.dataset.layout import Dataset, Samples
 from dlemu.dataset.plan import EpochPlan
 from dlemu.dataset.rule import num_processes
 from dlemu.errors import WorkloadError
+from dlemu.findings import Finding
 from dlemu.host.processes import free_memory
 from dlemu.loaders.cache.host import uses_cache
 from dlemu.ranks.world import World
@@ -90,7 +91,7 @@ class Loader(ABC):
 
     direct = False
     """Whether O_DIRECT is really used (`reader.odirect=auto` may have fallen back)."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str | Finding, ...] = ()
     """A line for each key that could not be met, to be shown."""
 
     @abstractmethod

@@ -53,13 +53,16 @@ class Activity:
 
     def busy(self, layout: Layout, accelerator: int) -> list[tuple[float, str]]:
         """Return since when (perf_counter) each busy worker does what, and how to say it."""
-        lines = []
-        for worker, (what, file, since, _) in enumerate(self._rows[:, :4].tolist()):
-            if what != IDLE:
-                path = f" {layout.path(int(file))}" if file >= 0 else ""
-                text = f"worker {worker} of accelerator {accelerator} {_WORDS[int(what)]}{path}"
-                lines.append((since, text))
-        return lines
+        rows = enumerate(self._rows[:, :4].tolist())
+        return [
+            (
+                since,
+                f"worker {worker} of accelerator {accelerator} {_WORDS[int(what)]}"
+                f"{f' {layout.path(int(file))}' if file >= 0 else ''}",
+            )
+            for worker, (what, file, since, _) in rows
+            if what != IDLE
+        ]
 
 
 def describe(busy: list[tuple[float, str]], most: int = 8) -> str:

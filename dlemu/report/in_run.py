@@ -24,6 +24,7 @@ from dlemu.report.blocks import (
     table_of,
 )
 from dlemu.report.words import sentence, text_of
+from dlemu.report.words.caches import origin_at
 from dlemu.report.words.limits import latencies
 from dlemu.terminal import is_verbose
 from dlemu.units import counted, format_bytes, format_rate, format_seconds
@@ -297,7 +298,7 @@ def present_cache(document: Document) -> list[Block]:
     ]
     is_watched = "fill_ratio_per_epoch" in cached
     emulated = "" if is_watched else cached["emulated_origin"]
-    slow = f" (origin emulated {emulated})" if emulated else ""
+    slow = f" (origin emulated {origin_at(emulated)})" if emulated else ""
     lines = list(_watched_lines(epochs) if is_watched else _lines(cached, epochs, slow))
     if is_watched:
         table = _table(epochs, "mounted cache, watched; bytes in MB")

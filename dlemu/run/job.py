@@ -64,7 +64,7 @@ from dlemu.loaders.cache.host import (
 )
 from dlemu.ranks.watchdog import Watchdog
 from dlemu.ranks.world import Alone, World
-from dlemu.report.words import note_line, sentence, telling
+from dlemu.report.words import cache_line, note_line, sentence, telling
 from dlemu.report.words.places import facts_of, lines_of
 from dlemu.run import replay
 from dlemu.run.cold import ColdStart
@@ -400,9 +400,13 @@ class _Run:
             made = HostCache(self.dataset, self.world, self.own)
         with closing(made) as cache:
             by_rank = self.world.all_gather(cache.notes)
-            notes = list(dict.fromkeys(note for notes in by_rank for note in notes))
+            notes = list[Mapping[str, Any]]()
+            for each in (found.fields for of_rank in by_rank for found in of_rank):
+                notes += [] if each in notes else [each]
             summary["notes"] = [*summary["notes"], *notes]
-            self.say("\n".join([cache.describe(), *map(note_line, notes)]))
+            opened = cache.describe()
+            first = [] if opened is None else [cache_line(opened)]
+            self.say("\n".join([*first, *map(note_line, notes)]))
             if self.workload.cache.warm is True:
                 self._preload(cache)
             yield cache.dataset, cache
@@ -683,7 +687,7 @@ def _epoch_line(epoch: int, steps: Steps, workload: Workload) -> str:
         num_steps=len(steps),
         au_percentage=counted.au_percentage or 0.0,
         samples_per_second=samples,
-        emulated_origin=emulates(workload),
+        emulated_origin=origin.fields if (origin := emulates(workload)) else "",
     )
     return sentence(found)
 

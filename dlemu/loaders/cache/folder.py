@@ -21,7 +21,7 @@ from dlemu.errors import RunError, WorkloadError, system_line
 from dlemu.host.wear import flush
 from dlemu.storage.files import PARTIAL, writing
 from dlemu.storage.owned import OwnedFolder, disk_bytes, room
-from dlemu.units import counted, format_bytes, round_up
+from dlemu.units import format_bytes, round_up
 
 MARK = "dlemu-cache.json"
 """File that says of which dataset a folder is a cache."""
@@ -170,13 +170,6 @@ class CacheFolder:
         """Remove an entry; it may be gone."""
         with suppress(FileNotFoundError):
             os.unlink(entry_path(str(self.path), file, generation))
-
-    def describe(self) -> str:
-        """Return where and how large the cache is: "/mnt/c, 12.0 GiB for 168 files of 23.5 GiB"."""
-        return (
-            f"{self.path}, {format_bytes(self.capacity)} for {counted(len(self.blocks), 'file')} "
-            f"of {format_bytes(int(self.blocks.sum()))}, {format_bytes(self.free_bytes)} are free"
-        )
 
     def settle(self) -> None:
         """Bring all entries to the drive, and note that they are there."""

@@ -17,6 +17,7 @@ from dlemu.dataset.layout import Dataset, Samples, file_sizes
 from dlemu.dataset.plan import EpochPlan, make_plan
 from dlemu.dataset.rule import num_accelerators
 from dlemu.errors import WorkloadError
+from dlemu.findings import Finding, note
 from dlemu.host.place import find_host
 from dlemu.loaders.cache.folder import CacheFolder, entry_path, write_entry
 from dlemu.loaders.cache.hits import (
@@ -39,7 +40,7 @@ from dlemu.loaders.cache.reader import (
 from dlemu.ranks.world import World
 from dlemu.storage.extents import settle_direct
 from dlemu.storage.pagecache import OnFile, drop
-from dlemu.units import counted, format_bytes, format_rate, format_seconds, round_up
+from dlemu.units import round_up
 
 _MOST_COPYING = 64
 _MOST_EPOCHS = 3
@@ -88,17 +89,17 @@ class HostCounts:
     """Whether the origin is on the cache's drive."""
 
 
-def emulates(workload: Workload) -> str:
-    """Return how the origin is emulated: "at 2 GB/s and 5 ms a file"; "" if it is not."""
+def emulates(workload: Workload) -> Finding | None:
+    """Return how the origin is emulated: its rate and the time of a file; None if it is not."""
     rate, latency = workload.origin.read_bandwidth, workload.origin.latency
-    parts = [] if rate is None else [format_rate(rate)]
-    parts += [f"{format_seconds(latency)} a file"] if latency else []
-    return f"at {' and '.join(parts)}" if parts else ""
+    if rate is None and not latency:
+        return None
+    return note("emulated_at", bytes_per_second=rate, latency_seconds=latency)
 
 
 def uses_cache(workload: Workload) -> bool:
     """Return whether files are opened through a cache, or from an emulated origin."""
-    return workload.cache.folder is not None or bool(emulates(workload))
+    return workload.cache.folder is not None or emulates(workload) is not None
 
 
 def check_cache(workload: Workload) -> None:
@@ -173,7 +174,7 @@ class CacheContents:
         self.copies = self.planned.fill_up() if cache.warm is True else []
         """File and generation of what is copied before the epochs."""
 
-    def one_drive(self) -> list[str]:
+    def one_drive(self) -> list[Finding]:
         """Return a note if the origin and the cache are on the same drive."""
         if self._folder is None:
             return []
@@ -182,13 +183,8 @@ class CacheContents:
         both = sorted(drives[0] & drives[1])
         if not both:
             return []
-        no_faster = "a hit is no faster than a miss, and "
-        if self._dataset.workload.origin.read_bandwidth is not None:  # then a miss is slower
-            no_faster = ""
-        return [
-            f"the data folder and cache.folder are on one drive ({', '.join(both)}): {no_faster}"
-            "fills slow the reads"
-        ]
+        slower = self._dataset.workload.origin.read_bandwidth is not None
+        return [note("cache_on_data_drive", drives=both, misses_are_slower=slower)]
 
     def epoch(self, visits: Visits) -> tuple[EpochHits, EpochForecast]:
         """Return what the cache does in each visit of an epoch, and what that is in bytes."""
@@ -206,20 +202,25 @@ class CacheContents:
             written=int(whole[admitted].sum()),
         )
 
-    def describe(self) -> str:
+    def describe(self) -> Finding:
         """Return the folder, its policy and its content, and how the origin is emulated."""
-        cache, slow, parts = self._dataset.workload.cache, emulates(self._dataset.workload), []
-        if self._folder is not None:
-            parts = [
-                self._folder.describe(),
-                f"cache.policy={cache.policy}, cache.fill={cache.fill}",
-                f"{counted(self._num_kept, 'file')} there at the start",
-            ]
-        parts += [f"origin emulated {slow}"] if slow else []
+        cache, slow = self._dataset.workload.cache, emulates(self._dataset.workload)
+        folder, copied = self._folder, None
         if self.copies:
-            num_bytes = sum(int(self._sizes[file]) for file, _ in self.copies)
-            parts.append(f"{format_bytes(num_bytes)} are copied before the epochs")
-        return ", ".join(parts)
+            copied = sum(int(self._sizes[file]) for file, _ in self.copies)
+        return note(
+            "cache_opened",
+            folder=None if folder is None else str(folder.path),
+            capacity_bytes=None if folder is None else folder.capacity,
+            files=None if folder is None else len(folder.blocks),
+            dataset_bytes=None if folder is None else int(folder.blocks.sum()),
+            free_bytes=None if folder is None else folder.free_bytes,
+            policy=cache.policy,
+            fill=cache.fill,
+            kept=self._num_kept,
+            origin=None if slow is None else slow.fields,
+            copied_bytes=copied,
+        )
 
 
 def visits_of(dataset: Dataset, plan: EpochPlan, accelerators: Sequence[int]) -> Visits:
@@ -243,7 +244,7 @@ class HostCache:
         self._folder: CacheFolder | None = None
         self._contents: CacheContents
         self._copies: list[tuple[int, int]] = []
-        self.notes: list[str] = []
+        self.notes: list[Finding] = []
         self._sizes = file_sizes(dataset)
         self._state: SharedCacheState | None = None
         try:
@@ -280,10 +281,7 @@ class HostCache:
         self._copies = self._contents.copies
         if self._folder is not None:
             if self._folder.is_lost and workload.cache.warm is not False:
-                self.notes.append(
-                    f"cache.folder {self._folder.path} was emptied: the host was started anew "
-                    "before all of its files were on the drive"
-                )
+                self.notes.append(note("cache_emptied", folder=str(self._folder.path)))
             for entry in {*self._contents.found} - {*self._contents.planned.content}:
                 self._folder.remove(*entry)
         num_rows = num_accelerators(workload, self._world) * workload.reader.num_streams
@@ -379,9 +377,9 @@ class HostCache:
         hosts = self._world.gather(None if self._state is None else counts)
         return None if hosts is None else [host for host in hosts if host is not None]
 
-    def describe(self) -> str:
-        """Return a line on the cache; "" on all but the first rank of a host."""
-        return "" if self._state is None else f"cache: {self._contents.describe()}"
+    def describe(self) -> Finding | None:
+        """Return what the cache is; None on all but the first rank of a host."""
+        return None if self._state is None else self._contents.describe()
 
     def close(self) -> None:
         """Give the folder and the memory back."""
@@ -448,12 +446,12 @@ def _copy(dataset: Dataset, entries: Sequence[tuple[int, int]], at: OnFile) -> t
 class CacheForecast:
     """The cache of rank 0's host, and what it will do."""
 
-    introduction: str
+    introduction: Finding
     num_epochs: int
     """Of a run."""
     epochs: list[EpochForecast]
     """The first ones; those behind the last are taken to be like it."""
-    notes: list[str]
+    notes: list[Finding]
 
     def origin_bytes(self, epoch: int) -> int:
         """Return what an epoch reads from the origin."""

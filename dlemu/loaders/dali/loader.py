@@ -20,6 +20,7 @@ from dlemu.config.model import Workload
 from dlemu.dataset.layout import Dataset
 from dlemu.dataset.plan import EpochPlan
 from dlemu.errors import RunError, WorkloadError
+from dlemu.findings import note
 from dlemu.formats import format_of
 from dlemu.loaders import Batch, Loader
 from dlemu.loaders.dali.device import DeviceReader
@@ -55,7 +56,7 @@ class DaliLoader(Loader):
         why = None if gds == "off" else _why_through_host(dataset)
         if why is not None and gds == "require":
             raise WorkloadError(f"reader.gds=require: {why}; or set reader.gds=prefer")
-        self.notes = () if why is None else (f"reader.gds=prefer, read through the host: {why}",)
+        self.notes = () if why is None else (note("gds_through_host", error=why),)
         self._driver = Driver(folder, gds) if gds != "off" and why is None else None
         self.direct = self._source.direct or self._driver is not None
         self.way: Way = _choose(self._source, through_cufile=self._driver is not None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from dlemu.config.published import word
 from dlemu.findings import Finding, Kind, Tell, Weight, note, weighing
+from dlemu.report.words.caches import CACHES
 from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.contract import CONTRACT
 from dlemu.report.words.doctor import DOCTOR
@@ -74,6 +75,11 @@ def note_lines(document: Fields) -> list[str]:
 def note_line(note: Fields | str) -> str:
     """Return a note as a line."""
     return f"note: {text_of(note)}"
+
+
+def cache_line(opened: Finding) -> str:
+    """Return what is said of a cache before the first epoch."""
+    return f"cache: {sentence(opened)}"
 
 
 def warning(finding: Finding) -> str:
@@ -328,7 +334,6 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
         "the servers' certificates were not checked (storage.verify_tls=false): another may have "
         "answered"
     ),
-    "origin_emulated": lambda f: f"origin emulated {f.how}",
     "other_loader": lambda f: (
         f"read by {f.reads}, which take less CPU time than {f.asked}: that is not installed"
     ),
@@ -357,6 +362,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     **RULES,
     **PROGRESS,
     **DOCTOR,
+    **CACHES,
     **CONTRACT,
     **TOOLS,
     **HOSTS,

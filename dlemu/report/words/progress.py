@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dlemu.report.words.caches import origin_at
 from dlemu.units import format_rate, format_seconds
 
 
@@ -16,7 +17,7 @@ def _dropped(f: Any) -> str:
 
 
 def _epoch_ended(f: Any) -> str:
-    slow = f" (origin emulated {f.emulated_origin})" if f.emulated_origin else ""
+    slow = f" (origin emulated {origin_at(f.emulated_origin)})" if f.emulated_origin else ""
     return (
         f"epoch {f.epoch} of {f.epochs}: {f.num_steps} steps, AU {f.au_percentage:.2f}% on rank 0, "
         f"{f.samples_per_second:.2f} samples/s there{slow}"

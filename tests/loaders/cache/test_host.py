@@ -22,7 +22,7 @@ from dlemu.judge.records import dump_workload
 from dlemu.loaders.cache import reader
 from dlemu.loaders.cache.folder import MARK, CacheFolder
 from dlemu.loaders.cache.host import HostCache, emulates, forecast_cache
-from dlemu.report.words import note_lines
+from dlemu.report.words import note_lines, sentence
 from dlemu.storage.files import PARTIAL
 from dlemu.storage.owned import OwnedFolder
 from dlemu.storage.pagecache import look
@@ -183,7 +183,8 @@ def test_an_emulated_origin_needs_no_cache_and_is_labelled(tmp_path: Path) -> No
     keys: dict[str, object] = {"cache.folder": None, "origin.latency": 0.004}
     keys["origin.read_bandwidth"] = 100_000_000
     job = made(tmp_path, keys)
-    assert emulates(job) == "at 100 MB/s and 4 ms a file"
+    origin = emulates(job)
+    assert origin and sentence(origin) == "at 100 MB/s and 4 ms a file"
     found = run(job)
     assert found["capacity_bytes"] == 0 and found["hit_share_per_epoch"] == [0, 0, 0]
     # 24 files of 4 ms by 4 workers at the same time
