@@ -12,7 +12,7 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
 from time import process_time, thread_time
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from dlemu.judge.sums import RankName, Rule, Sums, step_seconds, sum_all
 from dlemu.ranks.world import Alone, World
 from dlemu.report.run import present_run
 from dlemu.report.text import render_text
+from dlemu.report.words import told
 from dlemu.run.compute import CudaStream, HostStream, StreamClock
 from dlemu.run.replay import with_allreduce
 from dlemu.storage.counted import PathBytes
@@ -501,12 +502,11 @@ class Meter:
         Raises:
             WorkloadError: no epoch has two steps.
         """
-
         return own_workload_yaml(
             self.workload,
             self.steps,
             name=name,
-            timed_by=" and ".join(self._timed_by),
+            timed_by=[*self._timed_by],
             launch_seconds=median(self._launches) if self._launches else 0.0,
             spread=self._spread if self._world.num_ranks > 1 else "own",
             by_dlemu=self._by_dlemu,
@@ -560,7 +560,7 @@ class Meter:
             document["per_epoch"] = [{**row, "lost": {}} for row in document["per_epoch"]]
         if self._all_emulated:
             return document
-        lost = {
+        lost: dict[OwnLoss, float] = {
             "waiting for batches": fmean(epoch.wait_share for epoch in metrics.epochs),
             "the loop's own work": fmean(epoch.overhead_share for epoch in metrics.epochs),
             "barrier": fmean(epoch.barrier_share for epoch in metrics.epochs),
@@ -649,6 +649,8 @@ def _share_spans(steps: Steps, spans: Sequence[Sequence[float]]) -> None:
         group["start"] = group["start"][0] + np.concatenate([[0.0], np.cumsum(lasted)[:-1]])
 
 
+OwnLoss = Literal["waiting for batches", "the loop's own work", "barrier"]
+"""Why a loop of one's own lost time, by name."""
 _LEAST_TO_TELL = 20
 """With fewer steps it is not known which part of their variance ranks share."""
 _LEAST_SHARED = 0.05
@@ -717,7 +719,7 @@ def own_workload_yaml(
     steps: Steps,
     *,
     name: str,
-    timed_by: str,
+    timed_by: Sequence[str],
     launch_seconds: float = 0.0,
     spread: str | float = "own",
     by_dlemu: bool = True,
@@ -770,24 +772,24 @@ def own_workload_yaml(
         # A batch's mean deviates by 1 / sqrt(batch) of what a sample deviates.
         keys["dataset.record_length_bytes_stdev"] = float(f"{of_sample.std() * sqrt(batch):.6g}")
     whole = sum(counted[part].sum() for part in ("wait", "overhead", "compute", "barrier"))
+    waiting, own = (float(counted[part].sum() / whole) for part in ("wait", "overhead"))
     comment = [
-        f"A training loop measured by dlemu.Meter, {len(counted):,} steps, timed by {timed_by}.",
-        f"waiting for batches: {100 * counted['wait'].sum() / whole:.1f} % of the time; "
-        f"the loop's own work, which computation_time includes: "
-        f"{100 * counted['overhead'].sum() / whole:.1f} %",
+        told("loop_measured", steps=len(counted), timed_by=timed_by),
+        told("loop_shares", waiting_share=waiting, own_work_share=own),
     ]
     if not batch:
-        comment.append(f"batch size: that of {workload.name}; Meter(batch_size=) gives the loop's")
+        comment.append(told("batch_is_the_workloads", workload=workload.name))
     if not known:
-        comment.append(
-            f"dataset: that of {workload.name}; the loader does not tell its bytes, "
-            "Meter(sample_bytes=) gives them"
-        )
+        comment.append(told("dataset_is_the_workloads", workload=workload.name))
     elif not deviates:
-        comment.append(
-            f"deviation of the samples' bytes: that of {workload.name}; files are streams"
-        )
+        comment.append(told("deviation_is_the_workloads", workload=workload.name))
     return derived_yaml(workload, name or f"{workload.name}_measured", keys, comment)
+
+
+def _start_of(number: int) -> str:
+    """Return the label of the observation where a part of an epoch starts."""
+    name = f"start {number}"
+    return name
 
 
 def keys_of_start(starts: Sequence[float], *, persistent: bool) -> dict[str, object]:
@@ -866,7 +868,7 @@ class WatchedFolder:
             return
         with HostObserver([self._folder], lambda: self._pids) as observer:
             self._observer, self._parts = observer, []
-            observer.mark("start 0")
+            observer.mark(_start_of(0))
             try:
                 yield
             finally:
@@ -882,14 +884,15 @@ class WatchedFolder:
             self._end_part()
         yield
         if self._observer is not None:
-            self._observer.mark(f"start {len(self._parts)}")
+            self._observer.mark(_start_of(len(self._parts)))
 
     def _end_part(self) -> None:
         """End a part of the epoch without pauses."""
         assert self._observer is not None
         number = len(self._parts)
-        self._observer.mark(f"end {number}")
-        seen = self._observer.between(f"start {number}", f"end {number}")
+        name = f"end {number}"
+        self._observer.mark(name)
+        seen = self._observer.between(_start_of(number), name)
         self._parts.append(summarize_interval(seen))
 
     def summary(

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlemu.config.sections import Share
 from dlemu.config.types import Arguments, Section
-from dlemu.errors import DlemuError, WorkloadError, system_line
+from dlemu.errors import DlemuError, RunError, WorkloadError, system_line
 from dlemu.judge.folders import first_fields, recorded
 from dlemu.judge.records import write_config, write_steps, write_text
 from dlemu.ranks.world import Alone
@@ -97,7 +97,8 @@ def watch(command: Sequence[str], asked: WatchArguments) -> Result:
         if result is None:
             raise
         why = system_line(error) if isinstance(error, OSError) else str(error)
-        return replace(result, problem=f"{why}; what was written down is in {result.folder}")
+        kept = RunError(f"{why}; what was written down is in {result.folder}")
+        return replace(result, problem=str(kept))
 
 
 def _write(folder: Path, seen: Seen) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import yaml
@@ -26,6 +26,7 @@ from dlemu.judge.records import Steps
 from dlemu.judge.summary import DatasetFields, Summary
 from dlemu.judge.sums import RankName, Rule, sum_all
 from dlemu.meter import first_step_of, keys_of_start
+from dlemu.report.words import told
 from dlemu.run.job import complete_summary
 from dlemu.storage.counted import PathBytes
 from dlemu.watch import hook
@@ -46,6 +47,10 @@ _QUANTILES = 20
 _UNNAMED = "watched"
 
 
+NamedBy = Literal["the dataset", "the folder", "open files", ""]
+"""What named the files of a job: its dataset, the folder that was given, or its open files."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FilesOfJob:
     """The files that a job reads, as far as they were seen."""
@@ -60,8 +65,8 @@ class FilesOfJob:
     stdev_bytes: float
     format: str
     """dlemu's name for it, "" where the names do not tell."""
-    named_by: str
-    """"the dataset", "the folder" that was given, "open files", or "" where none was seen."""
+    named_by: NamedBy
+    """What named them; "" where none was seen."""
 
 
 def files_of_job(loops: Sequence[Loop], watched: Watched, folder: Path | None = None) -> FilesOfJob:
@@ -72,7 +77,8 @@ def files_of_job(loops: Sequence[Loop], watched: Watched, folder: Path | None = 
     """
     described = [loop.described for loop in loops]
     named = [file for each in described for file in each.get("files", ())]
-    sizes, by = [], ""
+    sizes: list[int] = []
+    by: NamedBy = ""
     if named:
         sizes, by = [_size(path) for path in dict.fromkeys(named)], "the dataset"
         paths = list(dict.fromkeys(named))
@@ -491,31 +497,23 @@ def workload_yaml(seen: Seen) -> str:
     counted = seen.steps[seen.steps["step"] > 0]
     parts = ("wait", "overhead", "compute", "barrier")
     whole = sum(counted[part].sum() for part in parts)
-    lines = [
-        f"A job seen by dlemu watch: {len(counted):,} steps of {len(seen.loops)} ranks, "
-        f"{100 * counted['wait'].sum() / whole:.1f} % of the time waiting for batches."
-    ]
+    waiting = float(counted["wait"].sum() / whole)
+    about = {"steps": len(counted), "ranks": len(seen.loops), "waiting_share": waiting}
+    lines = [told("job_seen", **about)]
     files = seen.files
     if not files.named_by:
-        lines.append(
-            "FILL IN dataset.num_files_train and record_length_bytes: no file of the data was seen."
-        )
+        lines.append(told("files_not_seen"))
     elif files.named_by == "the folder":
-        lines.append("CHECK dataset: its files are all those below the folder that was given.")
+        lines.append(told("files_of_folder"))
     elif not files.is_all:
-        lines.append(
-            f"CHECK dataset.num_files_train: {files.num_files} files were seen open; there may be "
-            "more."
-        )
+        lines.append(told("files_seen_open", files=files.num_files))
     if not files.format:
-        lines.append("FILL IN dataset.format: the names of the files do not tell; raw is taken.")
+        lines.append(told("format_not_seen"))
     if seen.workers is None:
-        lines.append("FILL IN reader.preprocess_time: no worker was seen making a batch.")
+        lines.append(told("preprocessing_not_seen"))
     by_gpu = any(epoch.by_gpu for loop in seen.loops for epoch in loop.epochs)
     if by_gpu and not seen.workload.train.launch_time:
-        lines.append(
-            "train.launch_time was not seen: the loop waits for its GPU, or its GPU for no batch."
-        )
+        lines.append(told("launch_not_seen"))
     keys = seen.workload.model_dump(mode="json")
     tree: dict[str, Any] = {"name": seen.workload.name}
     for section, names in _HANDED_OVER.items():
@@ -527,11 +525,10 @@ def workload_yaml(seen: Seen) -> str:
     for section, name in (("reader", "preprocess_time"), ("train", "computation_time")):
         tree[section][name] = _short(tree[section][name])
     if saves := [save for loop in seen.loops for save in loop.process.saves]:
-        what = saves[-1].path or "into an open file"  # as Lightning does
-        lines.append(f"The job saved {what}. To emulate its checkpoints, too, add:")
+        lines.append(told("checkpoint_seen", path=saves[-1].path))  # none, as Lightning does
         lines.append(_checkpoints(saves, keys["train"]["epochs"], seen.steps))
     if any(role.role == "evaluation" for loop in seen.loops for role in loop.roles):
-        lines.append("The job also evaluates, which is not in here: training alone is emulated.")
+        lines.append(told("evaluation_seen"))
     text = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100)
     return "".join(f"# {line}\n" for line in lines) + text
 
@@ -543,14 +540,11 @@ def _checkpoints(saves: Sequence[Saved], epochs: int, steps: Steps) -> str:
     """
     starts = np.unique(steps["start"])
     number = len(np.unique(np.searchsorted(starts, [save.begun for save in saves])))
-    every = f"epochs_between_checkpoints={max(1, round(epochs / number))}"
+    unit, every = "epochs", max(1, round(epochs / number))
     if number > epochs:
-        every = f"steps_between_checkpoints={max(1, len(starts) // number)}"
+        unit, every = "steps", max(1, len(starts) // number)
     num_bytes = max(1, round(sum(save.num_bytes for save in saves) / number))
-    return (
-        f"workflow.checkpoint=true model.name=seen model.model_size_bytes={num_bytes} "
-        f"checkpoint.{every} checkpoint.checkpoint_folder=/path/on/the/storage"
-    )
+    return told("checkpoint_keys", bytes=num_bytes, unit=unit, every=every)
 
 
 def _short(time: Mapping[str, Any]) -> object:

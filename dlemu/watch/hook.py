@@ -86,7 +86,7 @@ class _Journal:
             self.file = -1
         self.written = _now()
 
-    def note(self, what: str, error: Exception) -> None:
+    def failed(self, what: str, error: Exception) -> None:
         """Write down what failed."""
         text = f"{what}: {type(error).__name__}: {error}"
         self.write("N " + " ".join(text.split())[:300])
@@ -183,7 +183,7 @@ class _Gpu:
             self.record(event, stream)  # type: ignore[misc]
             return event, pool
         except Exception as error:
-            self.journal.note("a mark", error)
+            self.journal.failed("a mark", error)
             return None
 
     def _find(self) -> bool:
@@ -294,7 +294,7 @@ class _Watch:
         try:
             self.taken(loop, batch, asked, taken, mark)
         except Exception as error:
-            self.journal.note("a batch", error)
+            self.journal.failed("a batch", error)
         return batch
 
     def taken(self, loop: _Loop, batch: Any, asked: int, taken: int, mark: Any) -> None:
@@ -317,7 +317,7 @@ class _Watch:
         try:
             self.settle_rest()
         except Exception as error:
-            self.journal.note("the last batches", error)
+            self.journal.failed("the last batches", error)
         self.journal.write(f"Z {_now()}")
 
     def forked(self) -> None:
@@ -499,14 +499,14 @@ def _wrap_torch_loader(module: Any, watch: _Watch) -> None:
         try:
             loop = watch.begin(self, _describe_torch)
         except Exception as error:
-            watch.journal.note("a loader", error)
+            watch.journal.failed("a loader", error)
         found = begin(self)
         try:
             found._dlemu_loop = loop
             if loop is not None:
                 watch.journal.write(f"I {loop.id} {loop.iteration} {_now()}")
         except Exception as error:
-            watch.journal.note("an iterator", error)
+            watch.journal.failed("an iterator", error)
         return found
 
     def __next__(self: Any) -> Any:
@@ -538,7 +538,7 @@ def _timed(fetch: Any, watch: _Watch) -> Any:
             samples = len(wanted) if hasattr(wanted, "__len__") else 1
             watch.journal.write(f"F {begun} {_now()} {used} {samples}")
         except Exception as error:
-            watch.journal.note("a worker", error)
+            watch.journal.failed("a worker", error)
         return batch
 
     return _like(timed, fetch)
@@ -568,7 +568,7 @@ def _saving(save: Any, watch: _Watch) -> Any:
             size = os.stat(path).st_size if path else max(0, _position(where) - at)
             watch.journal.write(f"C {begun} {_now()} {size} {json.dumps(str(path))}")
         except Exception as error:
-            watch.journal.note("a checkpoint", error)
+            watch.journal.failed("a checkpoint", error)
         return result
 
     return _like(saving, save)
@@ -652,7 +652,7 @@ def _wrap_webdataset(module: Any, watch: _Watch) -> None:
         try:
             loop = watch.begin(self, describe)
         except Exception as error:
-            watch.journal.note("a pipeline", error)
+            watch.journal.failed("a pipeline", error)
             return begin(self)
         return Iterator(iter(begin(self)), loop)
 
@@ -725,12 +725,12 @@ class _Finder:
                 del spec.loader.exec_module
                 _WRAPPERS[name](module, self.watch)
             except Exception as error:
-                self.watch.journal.note(name, error)
+                self.watch.journal.failed(name, error)
 
         try:
             spec.loader.exec_module = exec_module
         except Exception as error:
-            self.watch.journal.note(name, error)
+            self.watch.journal.failed(name, error)
 
 
 def _go_on(own: str) -> None:

@@ -136,7 +136,8 @@ class _Looks:
         begun = sum(len(each.iterations) for each in watched.journals.processes.values())
         if watched.observers and (begun != self._iterations or last):
             with suppress(OSError):
-                watched.observers[0].mark(f"iterations {begun}")
+                name = f"iterations {begun}"
+                watched.observers[0].mark(name)
         self._iterations = begun
 
     def _roots(self) -> list[int]:

@@ -9,7 +9,7 @@ body, and what belongs to another loader or to a checkpoint is taken out of it.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,13 +74,17 @@ class Epoch:
     """Evaluation and checkpoints between two batches of training."""
 
 
+RoleName = Literal["training", "with training", "evaluation"]
+"""What a loader is for."""
+
+
 @dataclass(kw_only=True)
 class Role:
     """What a job did with the loaders of one key."""
 
     key: LoaderKey
     described: dict[str, Any]
-    role: str
+    role: RoleName
     """"training", "with training" or "evaluation"."""
     num_iterations: int
     num_batches: int
@@ -134,6 +138,7 @@ def _loop_of(process: Process, rank: int) -> Loop:
     own = groups[training]
     roles, partners, others = [], [], []
     for key, iterations in groups.items():
+        role: RoleName
         if key == training:
             role = "training"
         elif _is_with(own, iterations):
@@ -237,7 +242,7 @@ def _grouped(process: Process) -> dict[LoaderKey, list[Iteration]]:
     return groups
 
 
-def _role(process: Process, key: LoaderKey, iterations: list[Iteration], role: str) -> Role:
+def _role(process: Process, key: LoaderKey, iterations: list[Iteration], role: RoleName) -> Role:
     return Role(
         key=key,
         described=process.loaders.get(iterations[0].loader, {}),

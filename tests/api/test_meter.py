@@ -147,7 +147,7 @@ def test_a_real_loop_becomes_a_workload(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
-    names: dict[str, Any] = {"name": "own", "timed_by": "a clock"}
+    names: dict[str, Any] = {"name": "own", "timed_by": ["a clock"]}
     steps = np.zeros(4, STEP)
     steps["step"] = range(4)
     steps["num_samples"], steps["compute"], steps["overhead"] = 4, [9, 1, 2, 3], 0.5
@@ -169,7 +169,7 @@ def test_the_bytes_of_samples_are_in_the_workload(tmp_path: Path) -> None:
 def test_a_job_of_several_ranks_shares_its_steps_and_its_workers_cost_what_they_cost(
     tmp_path: Path,
 ) -> None:
-    names: dict[str, Any] = {"name": "own", "timed_by": "a clock"}
+    names: dict[str, Any] = {"name": "own", "timed_by": ["a clock"]}
     steps = np.zeros(4, STEP)
     steps["step"], steps["num_samples"], steps["compute"] = range(4), 4, [9, 1, 2, 3]
     found = loaded(tmp_path, own_workload_yaml(WORKLOAD, steps, **names))

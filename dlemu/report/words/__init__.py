@@ -15,6 +15,7 @@ from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.contract import CONTRACT
 from dlemu.report.words.doctor import DOCTOR
 from dlemu.report.words.hosts import HOSTS, aged
+from dlemu.report.words.jobs import JOBS
 from dlemu.report.words.limits import ADVICE, EVIDENCE, either
 from dlemu.report.words.notes import NOTES
 from dlemu.report.words.progress import PROGRESS
@@ -362,6 +363,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     **RULES,
     **PROGRESS,
     **DOCTOR,
+    **JOBS,
     **CACHES,
     **CONTRACT,
     **TOOLS,
