@@ -31,10 +31,11 @@ from dlemu.config.types import Strict
 from dlemu.datagen.target import PLAN, journals
 from dlemu.dataset.layout import MOST_SAMPLES, Count, Layout, Samples, check_layout, layout_of
 from dlemu.errors import DatasetError, WorkloadError
+from dlemu.findings import Finding, note
 from dlemu.formats import FORMATS
 from dlemu.storage.files import check_regular
 from dlemu.storage.place import Place, place_of
-from dlemu.units import counted, format_bytes
+from dlemu.units import counted
 
 VERSION = 3
 """Of the manifest: it changes with the bytes of any file. Others are not read."""
@@ -98,17 +99,16 @@ class Manifest:
     workload: str | None = None
     """Workload.made_from of the workload that it was written for; None if unknown."""
 
-    def describe(self) -> str:
-        """Return "168 npz files of 1 sample, 22.9 GiB, seed 0; 3 were written now"."""
-        layout, num_samples = self.layout, self.layout.samples_per_file
-        samples = "1 sample" if num_samples == 1 else f"{num_samples} samples"
-        now = {
-            0: "complete already, nothing was written",
-            layout.num_files: "all written now",
-        }.get(self.files_written, f"{self.files_written:,} written now, the others were there")
-        return (
-            f"{counted(layout.num_files, f'{layout.format} file')} of "
-            f"{samples}, {format_bytes(self.num_bytes)}, seed {layout.seed}; {now}"
+    def describe(self) -> Finding:
+        """Return how many files there are, of what, and how many of them were written now."""
+        return note(
+            "dataset_written",
+            files=self.layout.num_files,
+            format=self.layout.format,
+            samples_per_file=self.layout.samples_per_file,
+            bytes=self.num_bytes,
+            seed=self.layout.seed,
+            files_written=self.files_written,
         )
 
     def check(self, layout: Layout, folder: Path) -> None:

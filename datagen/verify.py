@@ -22,21 +22,18 @@ from dlemu.datagen.target import (
 from dlemu.datagen.write import writing
 from dlemu.dataset.layout import Samples
 from dlemu.errors import DatasetError, reason_of
+from dlemu.findings import Finding, note
 from dlemu.ranks.world import Alone, World
 from dlemu.storage.place import Place, Read, place_of
 
-_STRAY = "does not belong to the dataset; move it elsewhere"
-_IGNORED = "does not belong to the dataset; nothing reads it"
-_PARTIAL = "is left of an interrupted writing; dlemu datagen removes it"
 
-
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Fault:
     """A file that is damaged or missing, or that does not belong to the dataset."""
 
     path: str
     """Below the data folder."""
-    problem: str
+    problem: Finding
     file: int | None = field(default=None, compare=False)
     """Its file number, or that of the file whose index it is; None: not of the dataset."""
     harmless: bool = False
@@ -111,7 +108,7 @@ def _find(
         )
         found = [fault for reader in readers for fault in reader.faults]
         faults = faults + [fault for part in world.all_gather(found) for fault in part]
-    return sorted(faults)
+    return sorted(faults, key=lambda fault: (fault.path, fault.problem.kind))
 
 
 def _compare_sizes(target: Place, manifest: Manifest) -> tuple[NDArray[np.bool_], list[Fault]]:
@@ -120,14 +117,20 @@ def _compare_sizes(target: Place, manifest: Manifest) -> tuple[NDArray[np.bool_]
     listing = listing_of(target, layout)
     [found] = listing.found
     sized = found == wanted
-    faults = [Fault(path, _STRAY) for path in listing.strays]
-    faults += [Fault(path, _IGNORED, harmless=True) for path in listing.left_behind]
-    faults += [Fault(path, _PARTIAL, harmless=True) for path in listing.partial]
+    faults = [Fault(path, note("file_stray")) for path in listing.strays]
+    faults += [Fault(path, note("file_ignored"), harmless=True) for path in listing.left_behind]
+    faults += [Fault(path, note("file_partial"), harmless=True) for path in listing.partial]
     for row, file in np.argwhere(~sized).tolist():
         path = (layout.path(file), *layout.index_paths(file))[row]
-        problem = f"has {found[row, file]} bytes, should have {wanted[row, file]}"
-        faults.append(Fault(path, "is missing" if found[row, file] < 0 else problem, file))
+        sizes = {"bytes": int(found[row, file]), "wanted": int(wanted[row, file])}
+        problem = note("file_missing") if sizes["bytes"] < 0 else note("file_cut", **sizes)
+        faults.append(Fault(path, problem, file))
     return sized, faults
+
+
+def _not_repaired(fault: Fault, error: Exception) -> Finding:
+    """Return what was wrong with a file, and why it still is."""
+    return note("still", problem=fault.problem.fields, error=str(error))
 
 
 def _wanted_sizes(folder: Path, manifest: Manifest) -> Samples:
@@ -145,6 +148,10 @@ def _wanted_sizes(folder: Path, manifest: Manifest) -> Samples:
 
 class _Differs(Exception):
     """The file has another byte at this offset."""
+
+    def __init__(self, byte: int) -> None:
+        super().__init__(byte)
+        self.byte = byte
 
 
 class _Reader(FileMaker):
@@ -167,28 +174,29 @@ class _Reader(FileMaker):
         if self._sized[0, file]:
             self._check(name, partial(self._check_file, file), file)
 
-    def _check(self, name: str, check: Callable[[str], str], file: int) -> None:
+    def _check(self, name: str, check: Callable[[str], Finding | None], file: int) -> None:
         try:
             problem = check(name)
         except _Differs as difference:
-            problem = f"differs from what was written at byte {difference}"
+            problem = note("file_differs", byte=difference.byte)
         except DatasetError:  # replaced since the listing
-            problem = "is no file"
+            problem = note("file_replaced")
         except OSError as error:
-            problem = f"cannot be read ({reason_of(error)})"
-        if problem:
+            problem = note("file_unreadable", error=reason_of(error))
+        if problem is not None:
             self.faults.append(Fault(name, problem, file))
 
-    def _check_index(self, wanted: bytes, name: str) -> str:
-        """Return what is wrong with an index, "" if nothing is."""
-        return "" if self.target.whole(name) == wanted else "differs from what was written"
+    def _check_index(self, wanted: bytes, name: str) -> Finding | None:
+        """Return what is wrong with an index; None if nothing is."""
+        is_same = self.target.whole(name) == wanted
+        return None if is_same else note("file_differs", byte=None)
 
-    def _check_file(self, file: int, name: str) -> str:
-        """Return what is wrong, "" if nothing is."""
+    def _check_file(self, file: int, name: str) -> Finding | None:
+        """Return what is wrong; None if nothing is."""
         with self.target.reading(name) as read:
             crc = self.made(file, partial(self._compare, read))
         same = crc == self._crcs[file]
-        return "" if same else "is as generated, but the manifest has another checksum for it"
+        return None if same else note("other_checksum")
 
     def _compare(self, read: Read, data: memoryview, offset: int, num_bytes: int) -> None:
         done = 0
@@ -258,4 +266,4 @@ class _Repairer(FileMaker):
                     self.write_file(fault.file, wanted_crc=int(self._crcs[fault.file]))
             self.done[number] = replace(fault, repaired=True)
         except ValueError as error:
-            self.done[number] = replace(fault, problem=f"{fault.problem} ({error})")
+            self.done[number] = replace(fault, problem=_not_repaired(fault, error))

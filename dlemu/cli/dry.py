@@ -240,7 +240,7 @@ def _rule(size: Any, num_files: int, world: World) -> list[Fact]:
     """Return ranks and accelerators, and whether so many files are enough for them."""
     accelerators = counted(size.num_accelerators, "emulated accelerator")
     job = f"{counted(world.num_ranks, 'rank')}, {accelerators}"
-    return [("job", job), *(("rule", line) for line in size.judge(num_files))]
+    return [("job", job), *(("rule", sentence(each)) for each in size.judge(num_files))]
 
 
 def _about(seconds: float) -> str:

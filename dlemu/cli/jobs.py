@@ -89,7 +89,7 @@ def _generate(workload: Workload, world: World) -> CommandResult | None:
             ),
             on_progress=count,
         )
-    files = {"kind": "dataset", "place": str(folder), "about": manifest.describe()}
+    files = {"kind": "dataset", "place": str(folder), "about": manifest.describe().fields}
     return CommandResult(files, apart=False) if world.rank == 0 else None
 
 

@@ -8,7 +8,7 @@ rounded up as in v3.0, so that neither bound is missed.
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dlemu.config.model import Workload
 from dlemu.config.published import command
@@ -16,6 +16,7 @@ from dlemu.config.sections import DatasetSection
 from dlemu.config.types import MOST_FILES
 from dlemu.dataset.layout import Layout
 from dlemu.errors import DatasetError, WorkloadError
+from dlemu.findings import Finding, note
 from dlemu.host.processes import host_memory_bytes, usable_cpus
 from dlemu.ranks.world import Alone, World
 from dlemu.units import PAGE_BYTES, ceil_div, counted, format_bytes
@@ -75,27 +76,37 @@ class TotalMemory:
     """Memory of all hosts of a job, which could cache the dataset."""
 
     num_bytes: int
-    text: str
-    """How it adds up, and its source: "2 x 64.0 GiB (MemTotal)"."""
+    about: Finding | None = None
+    """How it adds up, and its source."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its JSON form."""
+        return {"num_bytes": self.num_bytes, "about": self.about and self.about.fields}
 
 
 def measure_memory(workload: Workload, world: World) -> TotalMemory:
     """Return the hosts' memory: `host_memory` of each, or what each has. All ranks call it."""
     if workload.host_memory is not None:
         num_hosts = max(world.num_hosts, workload.num_hosts)
-        return TotalMemory(
-            workload.host_memory * num_hosts,
-            f"{num_hosts} x {format_bytes(workload.host_memory)} (host_memory, as given)",
-        )
+        return _memory(workload.host_memory * num_hosts, num_hosts, workload.host_memory)
     own, source = host_memory_bytes()
     by_host = dict(world.all_gather((world.host_index, own)))
     total = sum(by_host.values())
     if world.num_hosts == 1 and workload.num_hosts > 1:
         total *= workload.num_hosts
-        return TotalMemory(total, f"{workload.num_hosts} x {format_bytes(own)} ({source})")
+        return _memory(total, workload.num_hosts, own, source)
     if world.num_hosts > 1:
-        return TotalMemory(total, f"{format_bytes(total)} (of {world.num_hosts} hosts)")
-    return TotalMemory(total, f"{format_bytes(total)} ({source})")
+        return _memory(total, world.num_hosts, None)
+    return _memory(total, 1, None, source)
+
+
+def _memory(
+    num_bytes: int, num_hosts: int, each: int | None, source: str | None = None
+) -> TotalMemory:
+    figures = {"bytes": num_bytes, "hosts": num_hosts, "bytes_each": each, "source": source}
+    is_given = each is not None and source is None
+    return TotalMemory(num_bytes, note("hosts_memory", **figures, is_given=is_given))
 
 
 @dataclass(frozen=True)
@@ -144,26 +155,29 @@ class DatasetSize:
             return ""
         dataset = self.workload.dataset
         least = math.ceil(self.num_samples / MOST_FILES)
-        return (
+        why = WorkloadError(
             f"{self.num_files:,} files are more than dataset.num_files_train may be, "
             f"{MOST_FILES:,}: a file has {counted(dataset.num_samples_per_file, 'sample')} of "
             f"{format_bytes(dataset.stored_bytes)}; set dataset.num_samples_per_file={least}"
         )
+        return str(why)
 
-    def judge(self, num_files: int) -> list[str]:
+    def judge(self, num_files: int) -> list[Finding]:
         """Return for each of the two rules whether so many files are enough."""
         per_file = self.workload.dataset.num_samples_per_file
-        memory = f"{MEMORY_MULTIPLE} x memory, {self.memory.text},"
-        rules = {
-            f"{STEPS_PER_EPOCH} steps an epoch": self.samples_for_steps,
-            memory: self.samples_for_memory,
-        }
-        lines = []
-        for rule, samples in rules.items():
-            need = math.ceil(samples / per_file)
-            found = "passes" if num_files >= need else "fails"
-            lines.append(f"{rule} need {counted(need, 'file')}, there are {num_files:,}: {found}")
-        return lines
+        memory = None if self.memory.about is None else self.memory.about.fields
+        steps_need = math.ceil(self.samples_for_steps / per_file)
+        memory_needs = math.ceil(self.samples_for_memory / per_file)
+        return [
+            note("steps_need_files", steps=STEPS_PER_EPOCH, needed=steps_need, files=num_files),
+            note(
+                "memory_needs_files",
+                multiple=MEMORY_MULTIPLE,
+                memory=memory,
+                needed=memory_needs,
+                files=num_files,
+            ),
+        ]
 
     @property
     def document(self) -> dict[str, object]:
@@ -173,7 +187,7 @@ class DatasetSize:
             "kind": "datasize",
             "workload": self.workload.name,
             "num_accelerators": self.num_accelerators,
-            "memory": vars(self.memory),
+            "memory": self.memory.fields,
             "batch_size": self.workload.reader.batch_size,
             "format": dataset.format,
             "sample_bytes": dataset.mean_bytes,

@@ -292,7 +292,7 @@ def _of_dataset(workload: Workload, metrics: Metrics, summary: Summary) -> Itera
     if files is None:
         return
     memory = workload.host_memory or place_of(summary).get("memory_bytes", 0)
-    total = TotalMemory(memory * summary.get("num_hosts", 1), "")
+    total = TotalMemory(memory * summary.get("num_hosts", 1))
     needed = DatasetSize(workload, metrics.num_accelerators, total).num_files
     if files < needed:
         yield remark("dataset_under_rule", num_files=files, num_files_needed=needed)

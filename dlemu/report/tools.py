@@ -34,7 +34,7 @@ from dlemu.units import (
 def present_datasize(found: Document) -> list[Block]:
     """Return files and bytes, both terms of the rule, and the command that writes the files."""
     number = counted(found["num_accelerators"], "accelerator")
-    memory = f"{found['memory']['text']} / {format_bytes(found['sample_bytes'])} a sample"
+    memory = f"{text_of(found['memory']['about'])} / {format_bytes(found['sample_bytes'])} a sample"
     terms = (
         ("500 steps an epoch", "steps", f"500 x {found['batch_size']} x {number}"),
         ("5 x memory", "memory", f"5 x {memory}"),
@@ -81,7 +81,7 @@ def _total(found: Document) -> str:
 
 def present_dataset(document: Document) -> list[Block]:
     """Return what a folder holds now."""
-    return [Verdict(f"{document['place']}: {document['about']}")]
+    return [Verdict(f"{document['place']}: {text_of(document['about'])}")]
 
 
 def present_verify(document: Document) -> list[Block]:
@@ -101,7 +101,7 @@ def present_verify(document: Document) -> list[Block]:
     elif document["problems"]:
         line += f"; move what is extra out of {shlex.quote(place)}, and verify again"
     again = {True: ", written again", False: ""}
-    lines = [f"{f['path']}: {f['problem']}{again[f['repaired']]}" for f in faults]
+    lines = [f"{f['path']}: {text_of(f['problem'])}{again[f['repaired']]}" for f in faults]
     return [*map(Verdict, lines), Verdict(line, "fail" if document["problems"] else "pass")]
 
 

@@ -13,6 +13,7 @@ from dlemu.config.model import Drive, Workload
 from dlemu.dataset.rule import STEPS_PER_EPOCH, DatasetSize, measure_memory
 from dlemu.errors import WorkloadError
 from dlemu.ranks.world import Alone
+from dlemu.report.words import sentence
 from dlemu.sizing.formula import LINK_PAYLOAD, Reads
 from dlemu.units import ceil_div
 
@@ -77,7 +78,7 @@ def needs_of(workload: Workload) -> dict[str, Any]:
             "num_files": size.num_files,
             "num_bytes": size.num_bytes,
             "decided_by": size.decided_by,
-            "memory": size.memory.text,
+            "memory": sentence(size.memory.about) if size.memory.about else "",
         },
         "checkpoint": _checkpoint(job, size),
         "storages": [

@@ -21,9 +21,11 @@ from dlemu.datagen.verify import Fault, verify
 from dlemu.datagen.write import generate
 from dlemu.dataset.layout import Dataset, layout_of
 from dlemu.errors import DatasetError
+from dlemu.findings import note
 from dlemu.formats import FORMATS
 from dlemu.loaders.source import Source, sample_bytes
 from dlemu.ranks.world import Alone
+from dlemu.report.words import sentence
 from dlemu.storage import folder as storage_folder
 from dlemu.storage.files import read_regular
 from dlemu.units import counted
@@ -46,7 +48,7 @@ def test_it_says_what_the_dataset_is(tmp_path: Path) -> None:
     assert files["bytes"].tolist() == [file_bytes] * 3 and len({*files["crc32c"].tolist()}) == 3
     manifest = read_manifest(tmp_path)
     assert manifest is not None and manifest.layout == layout_of(workload)
-    assert manifest.describe().startswith("3 npz files of 1 sample, 13.9 KiB, seed 5")
+    assert sentence(manifest.describe()).startswith("3 npz files of 1 sample, 13.9 KiB, seed 5")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,9 @@ def test_verify_names_each_bad_file_and_writes_no_other(tmp_path: Path, name: st
     }
     for full, problems in ((False, by_size), (True, by_content)):
         faults = verify(tmp_path, full=full, world=Alone())
-        assert [(fault.path, fault.problem) for fault in faults] == sorted(problems.items())
+        assert [(fault.path, sentence(fault.problem)) for fault in faults] == sorted(
+            problems.items()
+        )
 
     shutil.rmtree(tmp_path / "train" / "1")
     bad = {layout.path(file) for file in (0, 1, 2, 3, 4, 5, 7)}
@@ -198,10 +202,10 @@ def test_verify_looks_at_indexes_and_checksums(
 
     monkeypatch.setattr(storage_folder, "read_regular", read)
     assert verify(tmp_path, full=True, world=Alone()) == [
-        Fault(unreadable, "cannot be read (Input/output error)"),
-        Fault(missing, "is missing"),
-        Fault(other, "differs from what was written"),
-        Fault(layout.path(3), "is as generated, but the manifest has another checksum for it"),
+        Fault(unreadable, note("file_unreadable", error="Input/output error")),
+        Fault(missing, note("file_missing")),
+        Fault(other, note("file_differs", byte=None)),
+        Fault(layout.path(3), note("other_checksum")),
     ]
 
 
@@ -217,7 +221,7 @@ def test_what_is_not_as_the_manifest_says_is_not_written(tmp_path: Path) -> None
     (fault,) = verify(tmp_path, full=False, repair=True, world=Alone())
 
     assert not fault.repaired
-    assert fault.problem.endswith(f"(its checksum would be {wanted}, not 7)")
+    assert sentence(fault.problem).endswith(f"(its checksum would be {wanted}, not 7)")
     assert (tmp_path / "train" / "img_3_of_6.npz").read_bytes() == b"mine"
     assert not list(tmp_path.rglob("*.partial"))
 

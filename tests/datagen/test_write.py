@@ -35,6 +35,7 @@ from dlemu.datagen.write import FolderState, Todo, generate
 from dlemu.dataset.layout import Layout, layout_of
 from dlemu.errors import DatasetError, RunError, WorkloadError
 from dlemu.ranks.world import Alone
+from dlemu.report.words import sentence
 from dlemu.storage import owned, probe
 from dlemu.storage.folder import Folder
 from dlemu.storage.place import path_of
@@ -202,7 +203,7 @@ def test_one_datagen_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     before = stamps(tmp_path)
     third = generate(workload, world=Alone())
     assert third.files_written == 0
-    assert third.describe().endswith("complete already, nothing was written")
+    assert sentence(third.describe()).endswith("complete already, nothing was written")
     assert stamps(tmp_path) == before
 
 
@@ -422,7 +423,7 @@ def test_it_is_as_if_written_at_once(tmp_path: Path, kind: dict[str, Any]) -> No
     assert 11 * len(before) == 9 * len(after)
     assert before.items() <= after.items(), "those that stay are not rewritten"
     assert manifest.files_written == 2
-    assert manifest.describe().endswith("; 2 written now, the others were there")
+    assert sentence(manifest.describe()).endswith("; 2 written now, the others were there")
     assert verify(tmp_path / "data", full=True, world=Alone()) == []
 
 

@@ -23,6 +23,7 @@ from dlemu.dataset.rule import (
 )
 from dlemu.errors import DatasetError, WorkloadError
 from dlemu.ranks.world import Alone
+from dlemu.report.words import sentence
 
 GIB = 1 << 30
 NAMES = ["unet3d_h100", "resnet50_h100", "cosmoflow_h100"]
@@ -63,7 +64,8 @@ ALONE, TWO = [(0, 64 * GIB)], [(0, 64 * GIB), (1, 64 * GIB)]
 def test_memory_is_added_up_over_hosts_and_counted_once_a_host(
     ranks: list[tuple[int, int]], keys: dict[str, object], gib: int, text: str
 ) -> None:
-    assert measure_memory(job(**keys), Hosts(*ranks)) == TotalMemory(gib * GIB, text)
+    memory = measure_memory(job(**keys), Hosts(*ranks))
+    assert memory.num_bytes == gib * GIB and memory.about and sentence(memory.about) == text
     found = num_accelerators(job(accelerators_per_rank=4), Hosts(*ranks))
     assert found == 4 * len(ranks)
 
@@ -122,7 +124,7 @@ def enough(num_files: int, *, memory: int = 0, **keys: object) -> SizeCheck:
     least = {"dataset.data_folder": "/mnt/d", "dataset.num_files_train": num_files}
     workload = load_workload("unet3d_h100", least | given)
     assert workload.reader.batch_size == 7 and workload.batches_in_flight == 5
-    return SizeCheck(workload, layout_of(workload), TotalMemory(memory, ""))
+    return SizeCheck(workload, layout_of(workload), TotalMemory(memory))
 
 
 def asked_for(dataset: SizeCheck, accelerators: int, *, expected: float) -> int:

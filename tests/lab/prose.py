@@ -23,7 +23,7 @@ _PROSE = re.compile(
     r"[^\W\d_]{2,}[^\s\w]* +\S|\S +[^\s\w]*[^\W\d_]{2,}|^ +[^\W\d_]{2,}|[^\W\d_]{2,} +$"
 )
 _ERRORS = re.compile(
-    r"\w*Error|of_system|damaged|_?refusal|room|_?fail\w*|complain|on_begin|made|_check_url|phase|_phase|does|doing|watch|filterwarnings"
+    r"\w*Error|of_system|damaged|_?refusal|refuse|writing|room|_?fail\w*|complain|on_begin|made|_check_url|phase|_phase|does|doing|watch|filterwarnings"
 )
 """Calls that make an error of their arguments, name a phase, or know another's text."""
 _NAMING = re.compile(

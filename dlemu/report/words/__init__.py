@@ -13,6 +13,7 @@ from dlemu.findings import Finding, Kind, Tell, Weight, note, weighing
 from dlemu.report.words.caches import CACHES
 from dlemu.report.words.checkpoints import CHECKPOINTS
 from dlemu.report.words.contract import CONTRACT
+from dlemu.report.words.datasets import DATASETS
 from dlemu.report.words.doctor import DOCTOR
 from dlemu.report.words.hosts import HOSTS, aged
 from dlemu.report.words.jobs import JOBS
@@ -363,6 +364,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     **RULES,
     **PROGRESS,
     **DOCTOR,
+    **DATASETS,
     **JOBS,
     **CACHES,
     **CONTRACT,
@@ -380,6 +382,15 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
         f"{counted(f.cells, 'cell')} in {f.file} not taken, of something else: "
         f"{sentence(f.differs)}"
     ),
+    "memory_needs_files": lambda f: (
+        f"{f.multiple} x memory, {sentence(f.memory)}, need {counted(f.needed, 'file')}, there are "
+        f"{f.files:,}: {'passes' if f.files >= f.needed else 'fails'}"
+    ),
+    "steps_need_files": lambda f: (
+        f"{f.steps} steps an epoch need {counted(f.needed, 'file')}, there are {f.files:,}: "
+        f"{'passes' if f.files >= f.needed else 'fails'}"
+    ),
+    "still": lambda f: f"{sentence(f.problem)} ({f.error})",
     "of_drive": lambda f: f"{f.drive}: {sentence(f.why)}",
     "search_of_others": lambda f: (
         f"{f.folder} has this search of something else ({sentence(f.differs)}); a new one begins"
