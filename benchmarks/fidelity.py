@@ -55,6 +55,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from _pytest.outcomes import Skipped
 
 import dlemu
 from benchmarks.fidelity_ddp import Ranks, ranks_of
@@ -488,7 +489,7 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
             signal.alarm(asked.value("limit", 0))
             try:
                 found = measure(jobs[cell.net], cell, arms, number)
-            except Exception:  # others may run: without DALI, say
+            except (Exception, Skipped):  # others may run: without DALI, say
                 if not asked.value("limit", 0):
                     raise
                 say(f"{' '.join(cell.words.values())} failed:\n{traceback.format_exc()}")

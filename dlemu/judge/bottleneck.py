@@ -506,13 +506,13 @@ def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]
 def _at_rate(evidence: Evidence) -> float:
     """Return the share (0-1) of the steps' time that the storage alone would have taken.
 
-    It gives no more than it gives to many readers; a throttle lets bursts pass in a short probe.
+    It gives no more than it gives to readers alone; a throttle lets bursts pass in a short probe.
     0: not known, or it has become slower since.
     """
     _, probe = _rates(evidence)
     if probe is None or evidence.given_in_steps is None:
         return 0.0
-    share = evidence.given_in_steps / max(probe.many, 1.0)
+    share = evidence.given_in_steps / max(probe.few, probe.many, 1.0)
     return min(1.0, _NO_MORE * share) if share <= _MORE else 0.0
 
 

@@ -253,7 +253,8 @@ class _Workers:
         """Yield the batches; send the next request when the generator is advanced again."""
         step, requests = 0, self._requests
         while True:
-            requests.held = not self._source.takes_early
+            takes_early = self._source.takes_early
+            requests.held = self.pinned is not None or not takes_early
             try:
                 result = next(made, None)
             finally:
@@ -270,6 +271,8 @@ class _Workers:
             if isinstance(more, tuple):
                 assert self.pinned is not None
                 handed = self.pinned.take(step, *more)
+                if takes_early:  # torch asks for one more when a batch has been pinned
+                    requests.send()
             del result, more  # the worker's memory is free before the next batch is waited for
             slots = self.shared.slots
             yield make_batch(cost, slots, plan, number, epoch=epoch, step=step, handed=handed)

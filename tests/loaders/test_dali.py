@@ -158,6 +158,25 @@ def test_each_of_its_threads_reads_while_it_is_waited_for(
     assert first[0].read_seconds == 4, "waited for 1 s"
 
 
+def test_the_pipeline_is_there_when_the_first_step_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a job builds it before its loop: on a GPU that takes a second or two for pictures."""
+    case = case_of(tmp_path, "npy", {})
+    built: list[int] = []
+    read = pipelines.read_numpy
+
+    def noted(*given: Any, **named: Any) -> Any:
+        built.append(1)
+        return read(*given, **named)
+
+    monkeypatch.setattr(pipelines, "read_numpy", noted)
+    with closing(open_dali(case)) as loader:
+        steps = loader.epoch(0, case.plan(0))
+        assert built, "before a batch is asked for"
+        assert len(list(steps)) == len(case.plan(0).samples)
+
+
 @pytest.mark.parametrize("suffix", ["jpeg", "png"])
 def test_a_job_s_own_pictures_are_decoded(tmp_path: Path, suffix: str) -> None:
     """Training gets their pixels, cut or padded; dlemu's own pictures have none, only bytes."""
@@ -177,6 +196,7 @@ def test_a_job_s_own_pictures_are_decoded(tmp_path: Path, suffix: str) -> None:
             assert batch.lengths is not None
             assert batch.data is not None
             assert batch.lengths.tolist() == [220] * 3
+            assert batch.read_seconds == 0 < batch.decode_seconds, "decoding takes far longer"
             names = [Path(case.layout.path(file)).name for file in batch.samples.tolist()]
             assert batch.num_bytes == sum(sizes[name] for name in names)
             for sample, row in zip(batch.samples.tolist(), batch.data, strict=True):

@@ -120,6 +120,31 @@ def test_the_start_of_workers_takes_as_long_as_a_job_s(
     assert reads[:1] in ([], [0.0]) or "as here" in name
 
 
+def test_one_more_batch_is_asked_for_when_one_has_been_pinned(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's loop gets it from the thread that pins; workers that wait for it wait longer."""
+    keys = {"reader.read_threads": 1, "reader.prefetch_size": 1, "train.loop": "pipelined"}
+    case = make_case(folders / "npy", "npy", PLAIN | keys)
+    events: list[str] = []
+    take, watch = plain.PinnedBatches.take, pytorch.Requests.send
+
+    def taking(self: Any, *given: Any) -> Any:
+        events.append("pinned")
+        return take(self, *given)
+
+    def sending(self: Any) -> None:
+        events.extend(["asked"] * len(self._kept))
+        watch(self)
+
+    monkeypatch.setattr(plain.PinnedBatches, "take", taking)
+    monkeypatch.setattr(pytorch.Requests, "send", sending)
+    with closing(case.open()) as loader:
+        steps = len(check_epoch(case, loader, 0))
+    # The first request starts the epoch, each other one follows a batch; the last has none.
+    assert events == ["asked", *["pinned", "asked"] * (steps - 1), "pinned"]
+
+
 CALLS = {"npy": "numpy.load", "npz": "numpy.load", "hdf5": "h5py.File"}
 
 

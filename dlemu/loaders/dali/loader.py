@@ -83,7 +83,10 @@ class DaliLoader(Loader):
         return host if self._driver is None else host + self._driver.path_bytes()
 
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
-        streams = [stream.batches(epoch, plan) for stream in self._streams]
+        # A job builds its pipeline before its loop begins, so it is no part of the first step.
+        return self._steps(plan, [stream.batches(epoch, plan) for stream in self._streams])
+
+    def _steps(self, plan: EpochPlan, streams: list[Iterator[Batch]]) -> Iterator[list[Batch]]:
         self._takers = Takers(streams, when_asked=self._source.reads_when_asked)
         try:
             yield from self._takers.steps(plan.num_steps)

@@ -189,22 +189,37 @@ class DaliReads:
         self._source, self._layout = source, source.layout
         self._accelerator, self._settings = accelerator, settings
         self._through_cufile = through_cufile
+        # dlemu's own pictures have no pixels.
+        self._decodes = format_of(self._layout).is_picture and not source.dataset.known_places
         self._index = lru_cache(_INDEXES_KEPT)(self._read_index)
         self._awaited: tuple[int, float] | None = None
 
     def batches(self, epoch: int, plan: EpochPlan) -> Iterator[Batch]:
-        """Yield an epoch's batches, step by step.
+        """Build the epoch's pipeline; return its batches, step by step.
 
         DALI does not separate reading from parsing and copying: `read_seconds` is all the time
-        that DALI was waited for, of each of its threads, as other loaders count it.
+        that DALI was waited for, of each of its threads, as other loaders count it. Where it
+        decodes pictures, which takes far longer, it is `decode_seconds`.
         """
-        threads = self._source.workload.reader.num_streams
         order: Samples = plan.samples[:, self._accelerator - plan.first]
         depth = min(max(1, self._source.workload.reader.prefetch_size), plan.num_steps)
+        with in_one_line(self._source.dataset.folder):
+            pipeline, framed = self._open(order, depth)
+        return self._batches(epoch, plan, order, depth, pipeline, framed)
+
+    def _batches(
+        self,
+        epoch: int,
+        plan: EpochPlan,
+        order: Samples,
+        depth: int,
+        pipeline: Pipeline,
+        framed: NDArray[np.int64] | None,
+    ) -> Iterator[Batch]:
+        threads = self._source.workload.reader.num_streams
         wanted = self._layout.sizes(order.ravel()).reshape(order.shape)
         folder, takes_early = self._source.dataset.folder, self._source.takes_early
         with in_one_line(folder):
-            pipeline, framed = self._open(order, depth)
             pipeline.schedule_run()  # as many batches as `depth` says
         for step, samples in enumerate(order):
             begin = perf_counter()
@@ -224,6 +239,7 @@ class DaliReads:
             if not self._through_cufile:
                 self.host_bytes += num_bytes
             data, kept_bytes = collate(payload) if self._source.keep else (None, None)
+            waited = threads * (ready - begin)
             yield Batch(
                 epoch=epoch,
                 step=step,
@@ -231,7 +247,8 @@ class DaliReads:
                 samples=samples,
                 num_bytes=num_bytes,
                 ready=ready,
-                read_seconds=threads * (ready - begin),
+                read_seconds=0.0 if self._decodes else waited,
+                decode_seconds=waited if self._decodes else 0.0,
                 data=data,
                 lengths=kept_bytes,
             )
@@ -258,8 +275,7 @@ class DaliReads:
             return self._open_records(order, depth)
         paths = [self._source.path(file) for file in order.ravel().tolist()]
         if format_of(self._layout).is_picture:
-            decodes = not self._source.dataset.known_places  # dlemu's have no pixels
-            return read_pictures(self._settings, paths, depth=depth, decodes=decodes), None
+            return read_pictures(self._settings, paths, depth=depth, decodes=self._decodes), None
         way = {"direct": self._source.direct, "through_cufile": self._through_cufile}
         return read_numpy(self._settings, paths, depth=depth, **way), None
 
