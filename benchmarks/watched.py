@@ -25,12 +25,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import watched_job
 from benchmarks.watched_job import KINDS
 from tests.lab.bench import folder_on_disk
 from tests.lab.cgroups import throttled
 
 STORED = Path(__file__).with_name("data") / "watched_h100.json"
+LOOPS = Path(__file__).with_name("data") / "watched_loops.json"
 _DLEMU = (sys.executable, "-m", "dlemu")
 _TORCHRUN = ("-m", "torch.distributed.run")
 _JOB = """
@@ -107,20 +110,41 @@ def _by_the_script(cell: Mapping[str, Any]) -> str:
 
 def loops(kinds: Sequence[str] = ()) -> None:
     """Print for each kind of loop the AU of the job's own stopwatch, and that of dlemu watch."""
-    print("| loop | | own stopwatch | dlemu watch | |")
-    print("|---|---|--:|--:|--:|")
-    for name, kind in KINDS.items():
-        if kinds and name not in kinds:
-            continue
+    print(f"here, load {os.getloadavg()[0]:.1f}:")
+    made = {}
+    for name in kinds or KINDS:
         with tempfile.TemporaryDirectory() as folder:
             launcher = [*_TORCHRUN, "--nproc-per-node", "2"] if name == "ddp" else []
             words = [*launcher, watched_job.__file__, name, f"{folder}/own.json"]
             _watch(Path(folder), [sys.executable, *words])
-            own = json.loads(Path(folder, "own.json").read_text())
-            seen = _au(Path(folder), "au_percentage")
-        what = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
-        figures = " | ".join([f"{own:.2f}", f"{seen:.2f}", f"{seen - own:+.2f}"])
-        print(f"| {name} | {what} | {figures} |")
+            own, with_other = json.loads(Path(folder, "own.json").read_text())
+            made[name] = [own, 100 - _waited(Path(folder))]
+            if name == "ddp":
+                made[f"{name}, barrier"] = [with_other, _au(Path(folder), "au_percentage")]
+        _print_loops({each: made[each] for each in made if each.startswith(name)})
+    if not kinds:
+        LOOPS.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+def _print_loops(found: Mapping[str, Sequence[float]]) -> None:
+    """Print a row of each kind of loop: AU by the job's own stopwatch and by dlemu watch."""
+    for name, (own, seen) in found.items():
+        kind, _, by = name.partition(", ")
+        what = (KINDS[kind].__doc__ or "").partition("\n")[0].rstrip(".")
+        what += "; waits for the other rank count as well" if by else ""
+        print(f"| {kind} | {what} | {own:.2f} | {seen:.2f} | {seen - own:+.2f} |")
+
+
+def _waited(folder: Path) -> float:
+    """Return the percentage of their steps, without the first, that ranks waited for batches."""
+    found = []
+    for file in sorted((folder / "out").glob("steps.*.npy")):
+        steps = np.load(file)
+        for epoch in np.unique(steps["epoch"]):
+            rows = steps[(steps["epoch"] == epoch) & (steps["step"] > 0)]
+            parts = [float(rows[part].sum()) for part in ("wait", "compute", "barrier")]
+            found.append(100 * parts[0] / sum(parts))
+    return statistics.fmean(found)
 
 
 def _watch(folder: Path, command: Sequence[str], enter: Callable[[], None] | None = None) -> None:

@@ -4,8 +4,9 @@
 
 It shares no line with dlemu. Samples and steps sleep for known times. FILE gets the AU in percent
 as this job measures it: the time of its steps but for waiting, over all of its time, without the
-first step of each pass; the mean of passes and ranks. A rank that has computed waits for the other
-one until that has, too: both tell when they had.
+first step of each pass; the mean of passes and ranks. It gets it twice: waiting for its own loader
+alone, and with that of a rank that has computed for the other one until that has, too: both tell
+when they had.
 """
 
 import itertools
@@ -85,17 +86,22 @@ class Job:
         for batch in batches:
             self.step(batch, **given)
 
-    def au(self, other: "list[list[tuple[float, float, float]]]") -> float:
-        """In percent; `other` are the passes of the other rank, or those of this one alone."""
+    def au(self, other: "list[list[tuple[float, float, float]]]") -> tuple[float, float]:
+        """In percent: without waiting for the own loader, and for the other rank as well.
+
+        `other` are the passes of the other rank, or those of this one alone.
+        """
         found = []
         for steps, others in zip(self.passes, other, strict=True):
-            computed = whole = 0.0
+            own_only = computed = whole = 0.0
             for own, of_other in list(zip(steps, others, strict=False))[1:]:
                 waited, lasted, met = own
+                own_only += lasted
                 computed += lasted - max(0.0, of_other[2] - met)
                 whole += waited + lasted
-            found.append(100 * computed / whole)
-        return fmean(found)
+            found.append((100 * own_only / whole, 100 * computed / whole))
+        one, two = zip(*found, strict=True)
+        return fmean(one), fmean(two)
 
 
 def loader(samples: Any = None, **given: Any) -> DataLoader[Any]:
@@ -210,7 +216,7 @@ def main() -> None:
         torch.distributed.all_gather_object(both, job.passes)
         au = job.au(both[1 - torch.distributed.get_rank()])
         torch.distributed.all_gather_object(both, au)
-        au = fmean(both)
+        au = fmean(both[0][:1] + both[1][:1]), fmean(both[0][1:] + both[1][1:])
         torch.distributed.destroy_process_group()
     if os.environ.get("RANK", "0") == "0":
         Path(file).write_text(json.dumps(au))

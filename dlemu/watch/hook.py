@@ -290,24 +290,24 @@ class _Watch:
             raise
         finally:
             self.inside.discard(thread)
-        taken = _now()
         try:
-            self.taken(loop, batch, asked, taken, mark)
+            self.taken(loop, batch, asked, mark)
         except Exception as error:
             self.journal.failed("a batch", error)
         return batch
 
-    def taken(self, loop: _Loop, batch: Any, asked: int, taken: int, mark: Any) -> None:
+    def taken(self, loop: _Loop, batch: Any, asked: int, mark: Any) -> None:
         """Keep when a batch was taken; `mark` is the GPU's from before."""
         number, journal = loop.number, self.journal
         loop.number = number + 1
-        samples = _samples_of(batch)
-        journal.keep(f"B {loop.id} {loop.iteration} {asked} {taken} {samples} {_grad()}")
         if mark is not None:
             after = None
-            if taken - asked > _SHORT or number % _SOME == 0:
+            if _now() - asked > _SHORT or number % _SOME == 0:
                 after = self.gpu.mark()
             loop.waiting.append((number, mark[0], after and after[0], mark[1]))
+        samples, grad = _samples_of(batch), _grad()
+        taken = _now()  # the loop has its batch when this is done
+        journal.keep(f"B {loop.id} {loop.iteration} {asked} {taken} {samples} {grad}")
         if taken - journal.written > _KEPT or len(journal.kept) > _MOST_KEPT:
             loop.settle()
             journal.write()

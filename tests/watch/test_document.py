@@ -1,7 +1,7 @@
 """What the document and the workload of a watched job say, of times that are known."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -110,7 +110,7 @@ def test_a_loop_that_counts_its_batches_did_not_leave_early(
     assert len(made.taken) == 5
     job = seen(tmp_path, made, loaders={1: {"kind": "torch", "length": batches}})
     document = document_of(job, {"kind": "run", "notes": []}, ["train.py"])
-    assert document["watched"]["early_ends"] == early
+    assert cast(dict[str, Any], document)["watched"]["early_ends"] == early
 
 
 def test_the_files_of_a_dataset_that_names_none_are_those_of_the_folder(tmp_path: Path) -> None:
