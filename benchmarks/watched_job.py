@@ -217,6 +217,7 @@ def main() -> None:
         au = job.au(both[1 - torch.distributed.get_rank()])
         torch.distributed.all_gather_object(both, au)
         au = fmean(both[0][:1] + both[1][:1]), fmean(both[0][1:] + both[1][1:])
+        job.model = None  # its reducer keeps the group, whose end may hang at the exit of Python
         torch.distributed.destroy_process_group()
     if os.environ.get("RANK", "0") == "0":
         Path(file).write_text(json.dumps(au))

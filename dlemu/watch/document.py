@@ -223,6 +223,22 @@ def see(watched: Watched, name: str, au: float | None, folder: Path | None = Non
     )
 
 
+def starts_of(loops: Sequence[Loop], workers: WorkersOfJob | None) -> list[float]:
+    """Return seconds for each worker until all were at work, of each pass that started them.
+
+    That is when the loader had forked them, or what the first batch took longer than others: beside
+    a GPU, new workers of 12 were up to 1.6 s slower at their first batch, a few times the forks.
+    """
+    usual = workers.seconds if workers else np.inf
+    found = []
+    for loop in loops:
+        number = int(loop.described.get("num_workers") or 1)
+        for epoch, start in zip(loop.epochs, loop.starts, strict=False):
+            late = (float(epoch.wait[0]) - usual) / number if len(epoch.wait) else 0.0
+            found.append(max(start, late))
+    return found
+
+
 def late_by(workers: WorkersOfJob, loops: Sequence[Loop], steps: Steps) -> tuple[float, float]:
     """Return seconds of a batch in which its worker made the loop wait, by reads and by its CPU.
 
@@ -300,7 +316,7 @@ def _keys_of(
         **_read_ahead(described),
         "file_shuffle": "off" if "Sequential" in str(described.get("sampler")) else "seed",
     }
-    starts = [each for loop in loops for each in loop.starts]
+    starts = starts_of(loops, workers)
     kept = bool(described.get("persistent_workers"))
     for key, value in keys_of_start(starts, persistent=kept).items():
         reader[key.removeprefix("reader.")] = value

@@ -39,6 +39,18 @@ def test_as_many_batches_are_read_ahead_as_the_jobs_workers_did(tmp_path: Path) 
     assert read_ahead(tmp_path, kind="webdataset") == (0, 0, 0)
 
 
+def test_new_workers_that_are_slow_at_first_start_for_longer(tmp_path: Path) -> None:
+    """The first batch comes after 9 s; others take their workers 3 s; the forks took 2 s."""
+    first = iteration(steps=[(9.0, BODY), *([(WAIT, BODY)] * 4)])
+    first.opened = first.begun + 2.0
+    described = {"kind": "torch", "num_workers": 4}
+    made = [(10.0, 13.0, 2.0, 8)]
+    job = seen(tmp_path, first, loaders={1: described}, made=made)
+    assert job.workload.reader.worker_start_time == 1.5
+    usual = seen(tmp_path, first, loaders={1: described}, made=[(10.0, 18.5, 2.0, 8)])
+    assert usual.workload.reader.worker_start_time == 0.5, "the forks alone"
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_start_of_workers_is_in_the_workload(tmp_path: Path, kept: bool) -> None:
     passes = [iteration(number=number, begun=100.0 * number) for number in range(3)]
