@@ -94,6 +94,10 @@ def test_a_stored_verdict_is_shown_and_not_judged_again(stored: Path, printed: P
     change(stored, verdict="NO VERDICT", findings=fields_of([out]))
     line, *_ = printed("report", stored, status=1).splitlines()
     assert line.startswith("NO VERDICT: AU ") and "; the power was out" in line
+    per_epoch = json.loads((stored / "summary.json").read_text())["per_epoch"]
+    change(stored, per_epoch=[{**each, "stored": True} for each in per_epoch])
+    shown = json.loads(printed("report", stored, "--json", status=1))
+    assert all(each["stored"] for each in shown["per_epoch"]), "not measured again"
     assert printed("report", stored, "metric.edition=v1.0"), "overrides judge again"
 
 

@@ -328,7 +328,8 @@ def test_what_cannot_fit_is_counted_in_whole_pages(
     layout = layout_of(workload_of(tmp_path, format="tfrecord", num_files_train=3))
     sizes = np.array([[100, 5000, 1 << 30], [10, 20, 1 << 30]])
     found = FolderState(Todo(layout, np.array([0, 1])), b"", (), sizes)
-    need = 3 * 12 + (4096 + 8192) + 2 * 4096
+    assert found.num_bytes == (4096 + 8192) + 2 * 4096
+    need = 3 * 12 + found.num_bytes
     monkeypatch.setattr(owned, "disk_bytes", lambda folder: (1 << 40, need))
     found.check_space(Folder(tmp_path))
     monkeypatch.setattr(owned, "disk_bytes", lambda folder: (1 << 40, need - 1))
