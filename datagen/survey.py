@@ -129,7 +129,7 @@ _published = cache(load_workload)
 
 
 def is_there(place: Place) -> bool:
-    """Return whether a folder is there; of a place where names need none, whether it holds some."""
+    """Return whether a folder exists; in a place without folders, whether files lie below it."""
     return place.path.is_dir() if place.has_paths else _holds_some(place)
 
 

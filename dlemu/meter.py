@@ -135,7 +135,7 @@ class Meter:
         world: World | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Only metric.au is taken from the workload; of the rest, the loop shows what there is.
+        """Only metric.au is taken from the workload; the loop itself shows the rest.
 
         Args:
             workload: the job's own name; then the report tells its AU, and no verdict. Or a

@@ -84,7 +84,6 @@ FEW = {
     "units": (6, "a number with its unit"),
     "terminal": (2, "dlemu: before an error, and what is said where stdout is full"),
     "plugins": (1, "the version of a checkout that is not installed"),
-    "__init__": (7, "who imports dlemu is told which part is missing"),
     "library": (1, "a picture that cannot be drawn is told to a notebook"),
 }
 """Folders and modules with a few texts, how many, and what for."""
@@ -104,6 +103,13 @@ RIDDLES = {
     r"can be meant by|than is said": "say who does it",
     r"worth saying": "name the threshold for what it is compared with",
     r"nobody can tell": "it is not known",
+    r"for want of": "because there is no",
+    r"save for(?! save)|thereof|wherein|whereby": "but for; of it; in which",
+    r"what there is(?! in)": "say which part",
+    r"of them all": "of all",
+    r"the keys that they are": "the keys of the same meaning",
+    r"that the (start|end) of .{3,30} takes": "seconds that the start of it takes",
+    r"looks so long": "seconds for which it looks",
     r"an? example whole": "a complete example",
     r"without feeling": "name the limit",
     r"a place that you may use": "a path that you can write to",

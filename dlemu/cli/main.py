@@ -388,7 +388,7 @@ class _Job:
 
 
 def _reached(folder: Path, words: Words) -> "Place":
-    """Return the place of a data folder, as the words storage.* reach it."""
+    """Return the place of a data folder, reached by the keys storage.*."""
     from dlemu.config.model import load_workload
     from dlemu.storage.place import place_of
 

@@ -139,7 +139,7 @@ def _rename_batch(raw: dict[str, Any]) -> None:
 
 
 def _rename_storage(raw: dict[str, Any]) -> None:
-    """Move DLIO's storage.storage_options to the keys that they are here; others are ignored.
+    """Move DLIO's storage.storage_options to the keys of the same meaning; others are ignored.
 
     Some files of MLPerf Storage v3.0 have the storage's keys below `reader`.
     """

@@ -90,7 +90,7 @@ def _allowed(hint: object, bounds: Mapping[str, float]) -> Iterator[tuple[bool, 
 
 
 def _span(bounds: Mapping[str, float]) -> str:
-    """Return ", 1 to 1,000", or what there is of it."""
+    """Return ", 1 to 1,000", or the part of it that is known."""
     shown = {name: _number(bound) for name, bound in bounds.items()}
     low, high = shown.get("ge"), shown.get("le")
     parts = []

@@ -90,7 +90,7 @@ class PyTorchLoader(WorkersLoader):
         self._pinned = [each.pinned for each in self._workers if each.pinned is not None]
         self._takers: Takers | None = None
         self._start_seconds: float | None = None
-        """That the start of an accelerator's workers takes a job; None: they were not started."""
+        """Seconds that a job takes to start an accelerator's workers; None: none was started."""
 
     @classmethod
     def reads(cls, workload: Workload) -> bool:
@@ -124,7 +124,7 @@ class PyTorchLoader(WorkersLoader):
             self._end_epoch()
 
     def _start(self, epoch: int, plan: EpochPlan) -> list[Iterator[Batch]]:
-        """Return the accelerators' batches, when a job had started its workers.
+        """Return the accelerators' batches, not before a job would have started its workers.
 
         A DataLoader asks for no batch before it has started all of its workers. Those of dlemu last
         for all epochs: where the job's do not, each epoch waits as long as their start takes.

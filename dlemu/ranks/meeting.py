@@ -11,7 +11,7 @@ from contextlib import suppress
 from resource import RUSAGE_THREAD, getrusage
 
 SPIN_SECONDS, BUSY_SPIN_SECONDS = 3e-4, 1e-4
-"""A rank looks so long for the others before it sleeps, if they came that soon a moment ago.
+"""Seconds for which a rank looks for the others before it sleeps, if they came that soon last time.
 
 Waking up takes 30 to 150 µs, so ranks that sleep come late to the next barrier, too. Ranks that
 look leave together, and then meet within some µs (docs/performance.md). The second is for a host
