@@ -104,7 +104,7 @@ RIDDLES = {
     r"worth saying": "name the threshold for what it is compared with",
     r"nobody can tell": "it is not known",
     r"for want of": "because there is no",
-    r"save for(?! save)|thereof|wherein|whereby": "but for; of it; in which",
+    r"thereof|wherein|whereby": "of it; in which",
     r"what there is(?! in)": "say which part",
     r"of them all": "of all",
     r"the keys that they are": "the keys of the same meaning",

@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 
 from dlemu.config.model import Workload, check_workload
+from dlemu.config.types import facts_of_loader
 from dlemu.errors import RunError, WorkloadError
 from dlemu.host.devices import mount_under
 from dlemu.host.intervals import IntervalSummary, summarize_interval
@@ -258,7 +259,7 @@ def late_by(workers: WorkersOfJob, loops: Sequence[Loop], steps: Steps) -> tuple
 def _checked(name: str, keys: dict[str, Any]) -> Workload:
     """Return the workload of a job: DALI's loader where it reads such files, else PyTorch's."""
     reader = keys["reader"]
-    if reader["data_loader"] == "dali":
+    if facts_of_loader(reader["data_loader"]).by_dali:
         with suppress(WorkloadError):
             return check_workload({"name": name, **keys})
         keys = {**keys, "reader": {**reader, "data_loader": "pytorch"}}
