@@ -427,6 +427,7 @@ _TOO_FEW_FILES = reason(
 )
 
 
+@pytest.mark.timeout(900)  # 400 answers are rendered, however slow the host
 @settings(max_examples=400, deadline=None)
 @given(points=st.lists(_RUNS, min_size=1, max_size=8), is_short=st.booleans())
 def test_an_answer_does_not_contradict_itself(points: list[Point], is_short: bool) -> None:
