@@ -61,7 +61,7 @@ def test_the_doctor_looks_at_the_gpu_of_dali(tmp_path: Path, printed: Printed) -
     if Path("/dev/nvidia0").exists():
         pytest.skip("this host has a GPU")
     found, _ = json.JSONDecoder().raw_decode(printed(*words, status=1))
-    assert found["wanted"] == "dali with dali.device=gpu"
+    assert found["wanted"] == {"data_loader": "dali", "on_gpu": True, "gds": "off"}
     assert any(each.startswith("GPU: ") for each in found["problems"])
 
 
