@@ -308,6 +308,7 @@ def _batches_made(cells: Mapping[Cell, Arms]) -> Lines:
             "R collates": of(real, lambda run: run.spent["collate"] / run.spent["batches"]),
             "D collates": of(emulated, lambda run: run.spent["hand_over"] / run.num_steps),
             "R's first batch": of(real, lambda run: run.first),
+            "made": of(real, lambda run: run.made) if all(run.made for run in real) else "",
             "D's first batch": of(emulated, lambda run: run.first),
         }
 
@@ -323,7 +324,7 @@ def _limits(runs: Mapping[int, Run]) -> str:
 
 def _parts(cells: Mapping[Cell, Arms]) -> Lines:
     """Yield the lines of what the arms' first steps consist of, and of their reads."""
-    for (cell, arms), arm in product(cells.items(), "REB"):
+    for (cell, arms), arm in product(cells.items(), "REBD"):
         own = [run for run in arms.get(arm, {}).values() if run.first]
         if not own:
             continue
