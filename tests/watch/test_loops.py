@@ -170,6 +170,16 @@ def test_the_gpus_clock_goes_before_the_hosts() -> None:
     assert epoch.body.tolist()[:4] == [2.4] * 4
 
 
+def test_a_gpu_was_idle_in_waits_that_it_does_not_tell_as_in_those_that_it_tells() -> None:
+    """The host waits 1 s for each batch, the GPU was idle for a fifth of it where it tells."""
+    made = iteration()
+    made.on_gpu = {number: (-1e-9, 5.0) for number in range(5)} | {2: (0.2, 4.8)}
+    epoch = loop_of(made).epochs[0]
+    assert epoch.wait[1:] == pytest.approx([0.2] * 4) and epoch.body == pytest.approx([4.8] * 5)
+    made.on_gpu = {number: (-1e-9, 5.0) for number in range(5)}
+    assert loop_of(made).epochs[0].wait.tolist() == [WAIT] * 5, "none tells: as the host's"
+
+
 def test_a_rank_waits_for_the_one_that_has_no_batch_yet() -> None:
     """Two ranks end each step together: what one waits more for its batch, the other waits too."""
     fast = process(iteration(steps=[(1.0, 6.0)] * 3), rank=0)
