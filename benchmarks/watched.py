@@ -1,6 +1,6 @@
 """A watched job beside its emulation, from what was stored; and what watching costs a job.
 
-    python -m benchmarks.watched table [FILE]     cells as docs/fidelity.md shows them
+    python -m benchmarks.watched table [FILE]     cells and loops as docs/fidelity.md shows them
     python -m benchmarks.watched loops [KIND ...] AU of each kind of loop, by watch and by itself
     python -m benchmarks.watched held [REPEATS]   a job with a slow first step on a drive held back
     python -m benchmarks.watched cost [PAIRS]     wall time of a small job with and without
@@ -34,6 +34,7 @@ from tests.lab.cgroups import throttled
 
 STORED = Path(__file__).with_name("data") / "watched_h100.json"
 LOOPS = Path(__file__).with_name("data") / "watched_loops.json"
+_LOOPS_HEAD = "| loop | | own stopwatch | dlemu watch | |\n|---|---|--:|--:|--:|"
 _DLEMU = (sys.executable, "-m", "dlemu")
 _TORCHRUN = ("-m", "torch.distributed.run")
 _JOB = """
@@ -94,6 +95,9 @@ def table(path: Path = STORED) -> None:
             row.append(f"{job[key]:.1f}")
             row += ["", ""] if made is None else _beside(made[key], job[key])
         print(f"| {' | '.join([*row, _by_the_script(job)])} |")
+    if path == STORED:
+        print(f"\n{_LOOPS_HEAD}")
+        _print_loops(json.loads(LOOPS.read_text(encoding="utf-8")))
 
 
 def _beside(emulated: float, real: float) -> list[str]:
@@ -110,7 +114,7 @@ def _by_the_script(cell: Mapping[str, Any]) -> str:
 
 def loops(kinds: Sequence[str] = ()) -> None:
     """Print for each kind of loop the AU of the job's own stopwatch, and that of dlemu watch."""
-    print(f"here, load {os.getloadavg()[0]:.1f}:")
+    print(f"load {os.getloadavg()[0]:.1f}\n{_LOOPS_HEAD}")
     made = {}
     for name in kinds or KINDS:
         with tempfile.TemporaryDirectory() as folder:
