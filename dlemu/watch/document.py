@@ -228,7 +228,7 @@ def starts_of(loops: Sequence[Loop], workers: WorkersOfJob | None) -> list[float
     """Return seconds for each worker until all were at work, of each pass that started them.
 
     That is when the loader had forked them, or what the first batch took longer than others: beside
-    a GPU, new workers of 12 were up to 1.6 s slower at their first batch, a few times the forks.
+    a GPU, new workers of 12 were up to 1.4 s slower at their first batch, a few times the forks.
     """
     usual = workers.seconds if workers else np.inf
     found = []
