@@ -18,8 +18,7 @@ import pytest
 
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
-from dlemu.loaders import plain, pytorch
-from dlemu.loaders.pipes import Requests
+from dlemu.loaders import pipes, plain, pytorch
 from dlemu.loaders.source import Source, Task
 from dlemu.loaders.steps import IDLE
 from tests.lab.dataset import flip
@@ -128,7 +127,7 @@ def test_one_more_batch_is_asked_for_when_one_has_been_pinned(
     keys = {"reader.read_threads": 1, "reader.prefetch_size": 1, "train.loop": "pipelined"}
     case = make_case(folders / "npy", "npy", PLAIN | keys)
     events: list[str] = []
-    take, watch = plain.PinnedBatches.take, Requests.send
+    take, watch = plain.PinnedBatches.take, pipes.Requests.send
 
     def taking(self: Any, *given: Any) -> Any:
         events.append("pinned")
@@ -139,7 +138,7 @@ def test_one_more_batch_is_asked_for_when_one_has_been_pinned(
         watch(self)
 
     monkeypatch.setattr(plain.PinnedBatches, "take", taking)
-    monkeypatch.setattr(Requests, "send", sending)
+    monkeypatch.setattr(pipes.Requests, "send", sending)
     with closing(case.open()) as loader:
         steps = len(check_epoch(case, loader, 0))
     # The first request starts the epoch, each other one follows a batch; the last has none.
