@@ -369,12 +369,15 @@ def _tone(answer: Answer) -> Tone:
 def _deciding(answer: Answer) -> list[Run]:
     """Return the failing run whose limit is the answer's, and the nearest if it had another.
 
-    Of several the one with the fewest accelerators, and of those the last.
+    Of several the one with the fewest accelerators, and of those the last. Where no run with that
+    limit failed, it is the last one that had it: what stands first is the limit of the headline.
     """
     threshold = answer["threshold"]
     failed = [run for run in answer["points"] if not passes(run["au_percentage"], threshold)]
     nearest = sorted(reversed(failed), key=lambda run: int(run["num_accelerators"]))
     own = [run for run in nearest if run["limit"] == answer["limit"]]
+    if nearest and not own:
+        own = [run for run in reversed(answer["points"]) if run["limit"] == answer["limit"]]
     return [*own[:1], *(run for run in nearest[:1] if run["limit"] != answer["limit"])]
 
 

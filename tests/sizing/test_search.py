@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
@@ -430,6 +430,14 @@ _TOO_FEW_FILES = reason(
 @pytest.mark.timeout(900)  # 400 answers are rendered, however slow the host
 @settings(max_examples=400, deadline=None)
 @given(points=st.lists(_RUNS, min_size=1, max_size=8), is_short=st.booleans())
+@example(
+    points=[
+        *[point(1, 1.0, "loader")] * 2,  # nothing that failed had the limit of the answer
+        *[point(1, 90.0)] * 2,
+        point(2, 90.0),
+    ],
+    is_short=False,
+)
 def test_an_answer_does_not_contradict_itself(points: list[Point], is_short: bool) -> None:
     found = answer(points, Goal(90.0, 40, is_short=is_short))
     number, real = found.num_accelerators, found.real_accelerators
