@@ -145,6 +145,14 @@ def test_ranks_share_the_targets_and_begin_together(
     monkeypatch.setattr(sweep, "held", lambda *_, **__: nullcontext())
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    now = cells.HostCounters.now
+
+    def counting() -> cells.HostCounters:
+        if events[-1] != "read":  # not those at the end
+            events.append("count")
+        return now()
+
+    monkeypatch.setattr(cells.HostCounters, "now", counting)
     job, notes = plan(*folders), list[str]()
 
     job_of = ManyHosts(ranks)
@@ -153,7 +161,7 @@ def test_ranks_share_the_targets_and_begin_together(
 
     bound = [n for n in notes if "its rank may use 1 of 8 CPUs; mpirun --bind-to none" in n]
     assert len(bound) == 2 * hosts
-    assert events == ["open"] * ranks + ["read"] * ranks
+    assert events == ["open"] * ranks + ["count"] * ranks + ["read"] * ranks
     *parts, total = all_found[0]
     assert all(found == [] for found in all_found[1:])
     assert len(parts) == 2 * hosts and total.target == "sum"
