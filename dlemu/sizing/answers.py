@@ -240,7 +240,8 @@ class Sized(Sizing):
                 )
             )
         if self.first_reads is not None:
-            found.append(note("second_reads_faster", bytes_per_second=self.first_reads))
+            rate, of_objects = self.first_reads, is_url(self.target.folder)
+            found.append(note("second_reads_faster", bytes_per_second=rate, of_objects=of_objects))
         return tuple({(each.kind, each.figures.get("text")): each for each in found}.values())
 
     @property

@@ -16,6 +16,7 @@ from dlemu.config.model import load_workload
 from dlemu.findings import Finding, note, reason, remark
 from dlemu.judge.metrics import passes
 from dlemu.judge.steady import Level
+from dlemu.report import words
 from dlemu.report.sizing import _gives, present_sizing, sentence
 from dlemu.report.text import render_text
 from dlemu.sizing.answers import First, Sized, Target, document_of
@@ -384,6 +385,27 @@ def test_first_reads_decide_where_second_reads_are_faster() -> None:
     found = by_first_reads(after([point(9, 85.0), point(8, 96.0)]), 5.4, 1e9)
     assert (found.num_accelerators, found.real_accelerators) == (5, 5.4)
     assert found.low <= 5 and found.high == 8 and found.is_computed and not found.confirmations
+
+
+@pytest.mark.parametrize(
+    ("folder", "cache"),
+    [("s3://training/some", "a cache of the server"), ("/mnt/d1", "a cache in the drive")],
+)
+def test_what_may_have_served_second_reads_is_of_the_storage(folder: str, cache: str) -> None:
+    found = by_first_reads(after([point(9, 85.0), point(8, 96.0)]), 5.4, 1e9)
+    whole = Sized(
+        **vars(found),
+        target=Target("d1", folder, 1),
+        workload=_RESNET50,
+        folder=Path("results"),
+        dataset_bytes=1e9,
+        bound=None,
+    )
+    (cached,) = [each for each in whole.findings if each.kind == "second_reads_faster"]
+    said = words.sentence(cached)
+    assert (
+        cache in said and said.count("cache") == 1 and said.count("the drive") == ("mnt" in folder)
+    )
 
 
 def test_a_rate_that_goes_up_and_down_is_no_change_for_the_worse() -> None:

@@ -105,6 +105,8 @@ def advice_of(limit: Fields) -> str:
 # --- parts of sentences ---------------------------------------------------------------------------
 
 
+_CACHES = {False: "in the drive, its controller or a server", True: "of the server"}
+"""That may have served what was read again: of files, and of objects."""
 _PAST_MEMORY = {
     "drive": "a data folder on a drive: this one lies in memory",
     "larger_dataset_or_drop": "a dataset of five times the memory, or drop the page cache before "
@@ -347,8 +349,8 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     "runs_disagree": _runs_disagree,
     "second_reads_faster": lambda f: (
         f"files that were read for the first time came with {format_rate(f.bytes_per_second)}, "
-        "read again faster: a cache in the drive, its controller or a server; the answer is of "
-        "first reads"
+        f"read again faster: a cache {_CACHES[getattr(f, 'of_objects', False)]}; the answer "
+        "is of first reads"
     ),
     "keys_unlike_row": _keys_unlike,
     "workers_make": _workers_make,
