@@ -25,6 +25,8 @@ from dlemu.host.devices import mount_under, total
 from dlemu.host.intervals import (
     HostObserver,
     IntervalSummary,
+    end_of,
+    start_of,
     summarize_interval,
     whole_of,
 )
@@ -786,12 +788,6 @@ def own_workload_yaml(
     return derived_yaml(workload, name or f"{workload.name}_measured", keys, comment)
 
 
-def _start_of(number: int) -> str:
-    """Return the label of the observation where a part of an epoch starts."""
-    name = f"start {number}"
-    return name
-
-
 def keys_of_start(starts: Sequence[float], *, persistent: bool) -> dict[str, object]:
     """Return the keys of a job that started workers, each in so many seconds; the median counts."""
     if not starts:
@@ -868,7 +864,7 @@ class WatchedFolder:
             return
         with HostObserver([self._folder], lambda: self._pids) as observer:
             self._observer, self._parts = observer, []
-            observer.mark(_start_of(0))
+            observer.mark(start_of(self._part))
             try:
                 yield
             finally:
@@ -884,16 +880,19 @@ class WatchedFolder:
             self._end_part()
         yield
         if self._observer is not None:
-            self._observer.mark(_start_of(len(self._parts)))
+            self._observer.mark(start_of(self._part))
 
     def _end_part(self) -> None:
         """End a part of the epoch without pauses."""
         assert self._observer is not None
-        number = len(self._parts)
-        name = f"end {number}"
-        self._observer.mark(name)
-        seen = self._observer.between(_start_of(number), name)
-        self._parts.append(summarize_interval(seen))
+        part = self._part
+        self._observer.mark(end_of(part))
+        self._parts.append(summarize_interval(self._observer.during(part)))
+
+    @property
+    def _part(self) -> str:
+        """What the observations of the part that goes on, or begins, are called by."""
+        return str(len(self._parts))
 
     def summary(
         self, workload: Workload, parts: Sequence[Steps] | None, work: _Work, *, in_files: bool
