@@ -22,8 +22,9 @@ T   M with the threads loader
 B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart
 N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock
 D   E with reader.cost=dataloader, and no cost given by hand but what R's loops before took to start
-    a worker, as the Meter finds it; of a net that DALI reads for, `dlemu run` with
+    their workers, as `dlemu watch` finds it; of a net that DALI reads for, `dlemu run` with
     reader.data_loader=dali
+G   D with train.compute=gpu: the GPU that decodes computes as well, as in R
 L   D with lean workers
 
 As root, a cgroup holds reads to RATE times the demand (bytes of a batch / c); 0: they are not held.
@@ -75,6 +76,7 @@ from benchmarks.fidelity_table import (
     Run,
     draw,
     load,
+    making_seconds,
     nearest,
     step_times,
     tables,
@@ -122,7 +124,7 @@ class Job:
     """All jobs, among them those that share their files."""
 
     starts: list[float] = field(default_factory=list)
-    """Seconds in which R has started a worker, of each of its loops so far."""
+    """Seconds of R for each worker until all were at work, of each of its loops so far."""
 
     @property
     def at_once(self) -> bool:
@@ -213,8 +215,9 @@ class Job:
         if arm != "N":
             found = real.train(loader, synchronous=synchronous)
             asked, made = (each - real.began for each in spent.first())
-            self.starts.append(found["opened"] / net.workers)
-            return {**found, "spent": spent.total(), "asked": asked, "made": made}
+            found |= {"spent": spent.total(), "asked": asked, "made": made}
+            self.note_start(found)
+            return found
         meter = dlemu.Meter(workload, batch_size=net.batch, sample_bytes=self.file_bytes)
         found = real.train(loader, synchronous=loop == "rule", meter=meter)
         metrics = meter.metrics()
@@ -223,6 +226,14 @@ class Job:
         names = ("computation_time", "launch_time")
         keys = {f"train.{name}": train[name] for name in names if name in train}
         return {**found, "meter_au": metrics.epochs[0].au_percentage, "metered": keys}
+
+    def note_start(self, found: Mapping[str, Any]) -> None:
+        """Note what the start of R's workers took, by the rule of `dlemu watch`.
+
+        That is when all were forked, or what the first batch took longer than others.
+        """
+        late = found["first"] - making_seconds(found["spent"])
+        self.starts.append(max(found["opened"], late) / self.net.workers)
 
     @cached_property
     def alone(self) -> tuple[float, float, float]:
@@ -290,7 +301,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
     if net.ranks > 1:
         return measure_ranks(job, cell, arms, repeat)
     real = job.real
-    by_hand = {*arms} - {*"RDL"}
+    by_hand = {*arms} - {*"RDGL"}
     if net.decodes and by_hand:  # a host's cores change their speed within minutes
         vars(job).pop("loading", None)
         assert job.loading
@@ -321,13 +332,15 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
             replays: dict[str, bench.Run] = {}
             found: dict[str, dict[str, Any]] = {}
             for arm in turn:
-                own = {} if arm in "DL" else {**loading, **(metered if arm in "MT" else {})}
-                own = {**own, "reader.cost": "dataloader" if arm == "D" else "lean"}
-                if arm == "D" and job.starts:  # as the Meter would have found it in R's loop
+                own = {} if arm in "DGL" else {**loading, **(metered if arm in "MT" else {})}
+                own = {**own, "reader.cost": "dataloader" if arm in "DG" else "lean"}
+                if arm in "DG" and job.starts:
                     own |= {"reader.worker_start_time": median(job.starts)}
                 loader = "threads" if arm == "T" else "pytorch"
                 if net.by_dali:
                     loader, own = "dali", {}
+                if arm == "G":
+                    own |= {"train.compute": "gpu"}
                 workload = job.workload(arm, {**keys, "reader.data_loader": loader, **own})
                 drop(files_of(workload.data_folder))
                 held = throttled((workload.data_folder, int(rate))) if rate else nullcontext()
@@ -404,7 +417,7 @@ def _measure_ranks(
                 cpu = spent["load_cpu"] + spent["collate_cpu"]
                 found: dict[str, Any] = {**means, "spent": spent, "num_steps": steps}
                 found |= {"workers_cpu": cpu, "workers": net.ranks * net.workers}
-                job.starts.append(found["opened"] / net.workers)
+                job.note_start(found)
             else:
                 keys = {
                     "train.total_training_steps": steps,
@@ -471,7 +484,7 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
         list(pool.map(write, {each.data_folder: each for each in wanted}.values()))
     os.sync()
     say("the files are ready")
-    by_hand = {cell.net for cell, given in cells if {*given} - {*"RDL"}}
+    by_hand = {cell.net for cell, given in cells if {*given} - {*"RDGL"}}
     assert all(jobs[label].loading for label in by_hand if not known[label].decodes)
     runs: list[Run] = []
     done: Counter[Cell] = Counter()  # a cell may be named several times
