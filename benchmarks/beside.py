@@ -1,6 +1,6 @@
 """What reading and writing cost, and how fast they are, beside fio, DLIO and obstore.
 
-    python -m benchmarks.beside [parts=read,generate,checkpoint,paths,objects] [rounds=5]
+    python -m benchmarks.beside [parts=read,workers,…] [rounds=5]
         [cases=WORD,...] [folder=build/beside] [seconds=1] [json=FILE]
 
 All sides move the same bytes in turn, round after round; the first is the base. `cases` takes those
@@ -20,6 +20,9 @@ paths: blocks of `dlemu paths`; fio has psync, which is what its workers do: one
 time. `folder=DRIVE,DRIVE` reads from several at the same time. On tmpfs, where no drive hides it,
 the table shows the price of Python alone.
 
+workers: npy files of one sample in memory, by a plain DataLoader (the base), and by dlemu's with
+reader.cost=dataloader and lean; all batches are copied, as a thread does that pins them.
+
 objects: a dataset from a server of ranges, which is no S3 server (tests/lab/object_server.py). So a
 rate says what this host's client side can do, and nothing about any storage. The base is a plain
 loop of obstore, which asks for the same ranges with as many threads, and drops the bytes.
@@ -38,10 +41,12 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.fidelity_real import Files
 from benchmarks.harness import Asked, Lines, Rate, Wanted, compare, rate_apart, scratch, timed
 from dlemu.checkpoint.files import Reader, Writer
 from dlemu.config.model import Workload, load_workload
@@ -99,6 +104,12 @@ CELLS: tuple[tuple[DataPath, Pattern, int, int], ...] = (
 FIO_NAMES = {"seq_read": "read", "random_read": "randread", "seq_write": "write"}
 PAUSE = 0.5
 """Seconds before each measurement of blocks: rented drives save up credit while idle."""
+SAMPLES = {"30 kB": (30_000, 400), "150 kB": (150_528, 400), "4 MB": (4_000_000, 16)}
+SAMPLES["140 MB"] = (140_000_000, 1)
+"""Bytes of a sample, and batch, of jobs with few or many workers."""
+NUM_WORKERS = (1, 4, 8, 16)
+LEAST_BYTES, LEAST_BATCHES = 1 << 30, 4
+"""Of an epoch of such a job: bytes, and batches of each worker."""
 JPEG = {"dataset.num_files_train": 4000, "dataset.num_samples_per_file": 1}
 OBJECTS = {name: DATASETS[name] for name in ("unet3d", "resnet50", "cosmoflow")}
 OBJECTS["jpeg"] = ("resnet50_h100", JPEG | {"dataset.format": "jpeg"})
@@ -147,7 +158,11 @@ def job(
 
 def read_epochs(name: str, data: str, loader: str, direct: bool, url: str = "") -> Rate:
     """Read EPOCHS epochs in this process and its workers; their start is left out."""
-    workload = job(name, data, loader, direct, url)
+    return loader_epochs(job(name, data, loader, direct, url))
+
+
+def loader_epochs(workload: Workload) -> Rate:
+    """Read EPOCHS epochs of a workload; the start of its workers is left out."""
     dataset = Dataset(workload, layout_of(workload), access=workload.access)
     keep = int(workload.reader.hands_over)
     with closing(open_loader(dataset, accelerators=range(1), keep=keep)) as opened:
@@ -199,6 +214,81 @@ def dlio_keys(name: str, data: Path) -> dict[str, object]:
     base, keys = DATASETS[name]
     own = {"workload": base, "dataset.data_folder": str(data), "train.computation_time": 0.0}
     return keys | own
+
+
+def job_of_workers(case: str, data: str, workers: int, cost: str) -> Workload:
+    """Return the workload of npy files that so many workers read."""
+    num_bytes, batch = SAMPLES[case]
+    batches = max(LEAST_BATCHES * workers, LEAST_BYTES // (num_bytes * batch))
+    keys: dict[str, object] = {
+        "dataset.data_folder": data,
+        "dataset.format": "npy",
+        "dataset.num_files_train": batches * batch,
+        "dataset.num_samples_per_file": 1,
+        "dataset.record_length_bytes": num_bytes,
+        "dataset.record_length_bytes_stdev": 0,
+        "dataset.record_length_bytes_resize": None,
+        "reader.batch_size": batch,
+        "reader.read_threads": workers,
+        "reader.prefetch_size": 2 * workers,
+        "reader.hand_over": "batch",
+        "reader.cost": cost,
+        "reader.data_loader": "pytorch",
+    }
+    return load_workload("resnet50_h100", keys)
+
+
+def plain_epochs(case: str, data: str, workers: int) -> Rate:
+    """Read EPOCHS epochs by a plain DataLoader, which was started before.
+
+    On a GPU's host it is that of a job: its process holds CUDA, and torch's thread pins batches.
+    """
+    import torch
+    from torch.utils.data import DataLoader
+
+    num_bytes, batch = SAMPLES[case]
+    pins = torch.cuda.is_available()
+    if pins:
+        torch.zeros(1, device="cuda")
+    loader: Any = DataLoader(
+        Files(Path(data), "npy", num_bytes),  # type: ignore[arg-type]
+        batch_size=batch,
+        shuffle=True,
+        num_workers=workers,
+        prefetch_factor=2,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+        pin_memory=pins,
+    )
+    pinned = np.zeros((batch, num_bytes), np.uint8)
+
+    def read() -> float:
+        total = 0
+        for made in loader:
+            if not pins:
+                np.copyto(pinned, made.numpy())
+            total += made.nbytes
+        return total
+
+    read()
+    pids = [worker.pid for worker in loader._iterator._workers]
+    return timed(lambda: sum(read() for _ in range(EPOCHS)), lambda: cpu_of(pids))
+
+
+def workers_epochs(case: str, data: str, workers: int, cost: str) -> Rate:
+    """Read EPOCHS epochs by dlemu's workers."""
+    return loader_epochs(job_of_workers(case, data, workers, cost))
+
+
+def by_workers(case: str, workers: int, asked: Asked) -> Lines:
+    """Compare dlemu's workers with those of a plain DataLoader, files in memory."""
+    with scratch() as data:
+        generate(job_of_workers(case, str(data), workers, "lean"), world=Alone())
+        sides: Sides = {"plain": partial(rate_apart, plain_epochs, case, str(data), workers)}
+        for cost in ("dataloader", "lean"):
+            sides[cost] = partial(rate_apart, workers_epochs, case, str(data), workers, cost)
+        title = f"{case}, {workers} worker{'s' * (workers > 1)}"
+        yield from compare(title, sides, asked.value("rounds", 5))
 
 
 def prepare(name: str, data: Path, way: str) -> None:
@@ -478,6 +568,11 @@ def cases(asked: Asked, folders: list[Path]) -> dict[str, dict[str, Callable[[],
             f"{way}, {place}": partial(checkpoints, way, place, asked, folder)
             for way in ("write", "read")
             for place in ("page cache", "O_DIRECT")
+        },
+        "workers": {
+            f"{case}, {number}": partial(by_workers, case, number, asked)
+            for case in SAMPLES
+            for number in NUM_WORKERS
         },
         "paths": {_title(cell): partial(blocks, cell, asked, folders) for cell in CELLS},
         "objects": {name: partial(objects, name, asked, folder) for name in OBJECTS},
