@@ -3,13 +3,14 @@
     python -m benchmarks.watched table [FILE]     cells and loops as docs/fidelity.md shows them
     python -m benchmarks.watched loops [KIND ...] AU of each kind of loop, by watch and by itself
     python -m benchmarks.watched held [REPEATS]   a job with a slow first step on a drive held back
-    python -m benchmarks.watched cost [PAIRS]     wall time of a small job with and without
+    python -m benchmarks.watched cost [PAIRS [STEPS]]  wall time of a small job with and without
     python -m benchmarks.watched hook [PAIRS]     the same within one process, on a GPU if there is
 
 `table` prints for each job the AU that `dlemu watch` told, the AU that `dlemu run` gave with the
 workload that watch wrote, and that by the script's own figures, where it prints its data time.
 `loops` runs the jobs of `benchmarks.watched_job`. `held` needs root.
-`cost` runs a loop of 10 ms steps in turn with and without, and prints the median of the ratios.
+`cost` runs a loop of 10 ms steps in turn with and without, 500 of them where STEPS is left out, and
+prints the median of the ratios, and how much longer the first 30 steps took than the others.
 `hook` does so without starting the job anew: what the hook costs, and nothing else of the host.
 """
 
@@ -38,20 +39,25 @@ _LOOPS_HEAD = "| loop | | own stopwatch | dlemu watch | |\n|---|---|--:|--:|--:|
 _DLEMU = (sys.executable, "-m", "dlemu")
 _TORCHRUN = ("-m", "torch.distributed.run")
 _JOB = """
-import time, torch
+import statistics, sys, time, torch
 from torch.utils.data import DataLoader, TensorDataset
+held = torch.ones(1 << 28)  # 1 GiB, as a job has more memory than this loop
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 if torch.cuda.is_available():
     model.cuda()(torch.zeros(4, 8).cuda()).sum().backward()
-loader = DataLoader(TensorDataset(torch.zeros(2000, 8)), batch_size=4, num_workers=1)
+data = TensorDataset(torch.zeros(4 * int(sys.argv[1]), 8))
 begin = time.perf_counter()
-for (x,) in loader:
+ends = [begin]
+for (x,) in DataLoader(data, batch_size=4, num_workers=1):
     optimizer.zero_grad()
     model(x.to(model.weight.device)).sum().backward()
     optimizer.step()
     time.sleep(0.01)
-print(time.perf_counter() - begin)
+    ends.append(time.perf_counter())
+whole = time.perf_counter() - begin
+steps = [after - before for before, after in zip(ends, ends[1:])]
+print(whole, sum(steps[:30]) - 30 * statistics.median(steps))
 """
 
 
@@ -201,26 +207,27 @@ def _evict(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def cost(pairs: int = 5) -> None:
-    """Print what watching costs, each pair's runs one after the other."""
-    ratios = []
+def cost(pairs: int = 5, steps: int = 500) -> None:
+    """Print what watching costs, each pair's runs one after the other, in turn."""
+    ratios, extra = [], []
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.py"
         job.write_text(_JOB, encoding="utf-8")
+        bare = [sys.executable, str(job), str(steps)]
         for number in range(pairs):
-            seconds = []
-            for words in ([], ["-m", "dlemu", "watch", f"output.folder={folder}/{number}", "--"]):
-                command = [sys.executable, str(job)]
-                if words:
-                    command = [sys.executable, *words, *command]
-                begun = time.perf_counter()
+            watch = [*_DLEMU, "watch", f"output.folder={folder}/{number}", "--", *bare]
+            order = [watch, bare] if number % 2 else [bare, watch]
+            found = {}
+            for command in order:
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
-                seconds.append(float(done.stdout))
-                print(f"pair {number}: {seconds[-1]:.3f} s of {time.perf_counter() - begun:.1f} s")
-            ratios.append(seconds[1] / seconds[0])
+                found[command is watch] = [float(word) for word in done.stdout.split()]
+            ratios.append(found[True][0] / found[False][0])
+            extra.append(found[True][1] - found[False][1])
+            print(f"pair {number}: {found[True][0]:.3f} s with, {found[False][0]:.3f} s without")
     print(
-        f"with / without, {pairs} pairs: median {statistics.median(ratios):.4f}, "
-        f"{min(ratios):.4f} to {max(ratios):.4f}"
+        f"with / without, {pairs} pairs of {steps} steps: median {statistics.median(ratios):.4f}, "
+        f"{min(ratios):.4f} to {max(ratios):.4f}; "
+        f"the first 30 steps, median {1e3 * statistics.median(extra):+.1f} ms"
     )
 
 

@@ -275,6 +275,8 @@ class HostObserver:
         pids: returns the processes to follow; their descendants are followed as well.
         path: where to write the observations; None writes nothing.
         period: seconds between two observations.
+        memory: whether to measure the memory of the processes. The kernel keeps a process from
+            mapping memory meanwhile, about 10 ms per GiB.
 
     Raises:
         OSError: on entering, `path` exists or cannot be created; on a later call, a write failed.
@@ -287,6 +289,7 @@ class HostObserver:
         path: Path | None = None,
         *,
         period: float = 1.0,
+        memory: bool = True,
         proc: Path = PROC,
         sys: Path = SYS,
     ) -> None:
@@ -299,6 +302,7 @@ class HostObserver:
         """The host's network interfaces, and their bits per second; None where unknown."""
         self._mount = mount_under(folders[0], proc=proc)
         self._pids, self._path, self._period, self._proc = pids, path, period, proc
+        self._memory = memory
         self._tree = ProcessTree(proc)
         self._cgroups: list[Path] = []
         self._usable_cpus = 0.0
@@ -354,7 +358,8 @@ class HostObserver:
 
     def _observe(self) -> None:
         refresh = _paced(self._refresh, _SEARCH)
-        measure_memory = _paced(self._tree.pss_bytes, _MEMORY)
+        tree = self._tree
+        measure_memory = _paced(tree.pss_bytes if self._memory else lambda: None, _MEMORY)
         while not self._ending:
             start = time.thread_time()
             try:

@@ -131,7 +131,8 @@ class _Looks:
             self._files_due = now + _FILES_SECONDS
         folders = self._data or self._folders()
         if not watched.observers and folders:
-            observer = HostObserver(folders, self._roots, period=0.5)
+            # To measure the memory of a process holds it up, and no figure of a job needs it.
+            observer = HostObserver(folders, self._roots, period=0.5, memory=False)
             watched.observers.append(self._stack.enter_context(observer))
         begun = sum(len(each.iterations) for each in watched.journals.processes.values())
         if watched.observers and (begun != self._iterations or last):

@@ -82,6 +82,15 @@ def test_observations_are_kept_as_lines_of_json(tmp_path: Path) -> None:
     assert read_observations(path) == observer.observations
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_memory_is_measured_where_it_is_asked_for(tmp_path: Path, asked: bool) -> None:
+    roots = [os.getpid()]
+    with HostObserver([tmp_path], lambda: roots, period=0.02, memory=asked) as observer:
+        until(lambda: len(observer.observations) > 1, "what is observed between labels")
+
+    assert any(each.pss_bytes is not None for each in observer.observations) == asked
+
+
 def test_a_file_that_is_there_already_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "host.0.jsonl"
     path.write_text("precious")

@@ -19,6 +19,7 @@ import yaml
 
 from dlemu.config.model import load_workload
 from dlemu.report.stored import read_result
+from dlemu.watch import launch
 from tests.lab import warm
 
 TORCH = {
@@ -244,6 +245,13 @@ def test_an_interrupt_ends_both_with_what_was_measured(job: Path) -> None:
     assert "KeyboardInterrupt" in told and process.returncode in (130, 1)
     assert summary(job)["watched"]["interrupted"]
     assert "was interrupted (status" in told
+
+
+def test_the_memory_of_a_job_is_not_measured_as_the_job_waits_meanwhile(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(0.5)"]
+    (observer,) = launch.run(command, tmp_path, data=[tmp_path]).observers
+    assert [each.pss_bytes for each in observer.observations if each.label is None]
+    assert {each.pss_bytes for each in observer.observations} == {None}
 
 
 def test_ranks_and_children_are_all_seen(job: Path) -> None:
