@@ -47,8 +47,8 @@ _SHORT = 200_000
 """Nanoseconds that the host waits for a batch below which the GPU is not asked for its own wait."""
 _SOME = 8
 """Of short waits, the GPU tells one in so many."""
-_MOST_KEPT = 1024
-"""Lines that are kept, at most."""
+_MOST_KEPT = 8192
+"""Words of lines that are kept, at most."""
 MOST_FILES = 256
 """Files of a dataset that are named: their sizes are a sample."""
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -61,8 +61,10 @@ class _Journal:
 
     def __init__(self, folder: str) -> None:
         self.folder, self.pid, self.file = folder, 0, -1
-        self.kept: list[str] = []  # lines, which are nothing to Python's garbage collector
-        self.keep = self.kept.append
+        # Words of lines, the first of each with a line's end before it: they are made to text when
+        # they are written. Flat, as strings and integers are nothing to Python's garbage collector.
+        self.kept: list[Any] = []
+        self.keep = self.kept.extend
         self.written = 0  # when
 
     def write(self, line: str = "") -> None:
@@ -77,11 +79,12 @@ class _Journal:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self.file = os.open(os.path.join(self.folder, name), flags, 0o644)
                 os.write(self.file, ("P " + json.dumps(_process()) + "\n").encode())
-            lines = self.kept[:]
-            del self.kept[: len(lines)]
-            lines += [line] if line else []
-            if self.file >= 0 and lines:
-                os.write(self.file, ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
+            words = self.kept[:]
+            del self.kept[: len(words)]
+            words += ["\n" + line] if line else []
+            if self.file >= 0 and words:
+                text = " ".join(map(str, words))[1:] + "\n"
+                os.write(self.file, text.encode("utf-8", "backslashreplace"))
         except Exception:
             self.file = -1
         self.written = _now()
@@ -115,9 +118,11 @@ def _process() -> dict[str, Any]:
 class _Loop:
     """One iteration over a loader, kept on its iterator: it ends with it."""
 
-    __slots__ = ("id", "iteration", "number", "pid", "waiting", "watch")
+    __slots__ = ("batch", "id", "iteration", "nests", "number", "pid", "waiting", "watch")
 
     def __init__(self, watch: _Watch, loader_id: int, iteration: int) -> None:
+        self.batch = f"\nB {loader_id} {iteration}"
+        self.nests = True  # another watched loader may be asked within this one
         self.watch, self.id, self.iteration, self.number = watch, loader_id, iteration, 0
         self.pid = os.getpid()
         # (number, asked, taken or None, their pool): marks on the GPU's stream, not passed yet
@@ -137,17 +142,21 @@ class _Loop:
 
     def settle(self) -> None:
         """Keep the times of batches whose successor the GPU has seen; never wait for it."""
-        waiting, done = self.waiting, 0
-        while done + 1 < len(waiting) and waiting[done + 1][1].query():
+        waiting, last = self.waiting, len(self.waiting) - 1
+        while last > 0 and not waiting[last][1].query():
+            last -= 1
+        done, line = 0, f"\nG {self.id} {self.iteration}"
+        # A stream passes its marks in their order.
+        while done < last and (
+            waiting[done + 1][3] is waiting[last][3] or waiting[done + 1][1].query()
+        ):
             number, asked, taken, pool = waiting[done]
             following, wait, body, begun = waiting[done + 1], -1e-6, -1e-6, asked
             if taken is not None:
                 wait, begun = asked.elapsed_time(taken), taken
             if following[0] == number + 1:
                 body = begun.elapsed_time(following[1])
-            self.watch.journal.keep(
-                f"G {self.id} {self.iteration} {number} {int(wait * 1e6)} {int(body * 1e6)}"
-            )
+            self.watch.journal.keep((line, number, int(wait * 1e6), int(body * 1e6)))
             pool += [asked] if taken is None else [asked, taken]
             done += 1
         del waiting[:done]
@@ -163,7 +172,8 @@ class _Gpu:
     def __init__(self, journal: _Journal) -> None:
         self.journal = journal
         self.streams: dict[Any, tuple[Any, list[Any]]] = {}  # with the events to use again
-        self.current: Callable[[], Any] | None = None
+        self.device: Callable[[], Any] = lambda: None
+        self.current: Callable[[Any], Any] | None = None
         self.capturing: Callable[[], bool] | None = None
         self.record: Callable[[Any, Any], Any] | None = None
 
@@ -174,7 +184,7 @@ class _Gpu:
                 return None
             if self.capturing():  # type: ignore[misc]
                 return None
-            key = self.current()  # type: ignore[misc]
+            key = self.current(self.device())  # type: ignore[misc]
             found = self.streams.get(key)
             if found is None:
                 found = self.streams[key] = (_stream_of(key), [])
@@ -189,19 +199,22 @@ class _Gpu:
     def _find(self) -> bool:
         """Find how this torch tells the stream of a thread, once the job uses a GPU."""
         torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_initialized():
+        # Asked in each step of a job without a GPU: the name spares it a call.
+        if torch is None or not getattr(torch.cuda, "_initialized", True):
+            return False
+        if not torch.cuda.is_initialized():
             return False
         self.capturing = torch.cuda.is_current_stream_capturing
         try:
             own = torch._C
             self.capturing = own._cuda_isCurrentStreamCapturing
-            device, current = own._cuda_getDevice, own._cuda_getCurrentStream
-            _stream_of(current(device()))
+            self.device, current = own._cuda_getDevice, own._cuda_getCurrentStream
+            _stream_of(current(self.device()))
             self.record = own._CudaEventBase.record
-            self.current = lambda: current(device())
+            self.current = current
         except Exception:
             self.record = torch.cuda.Event.record
-            self.current = torch.cuda.current_stream
+            self.device, self.current = lambda: None, torch.cuda.current_stream
         return True
 
     def forked(self) -> None:
@@ -247,12 +260,17 @@ class _Watch:
         self.gpu = _Gpu(journal)
         # Threads that are in a watched iterator: a loader inside another one is part of it.
         self.inside: set[int] = set()
+        self.grad: Callable[[], bool] = lambda: True
+        """Whether torch would keep what a gradient needs."""
         self.num_loaders = 0
         self.unsettled: list[_Loop] = []
 
     def begin(self, loader: Any, describe: Callable[[Any], dict[str, Any]]) -> _Loop:
         """Return the new iteration over a loader; its first one is described."""
         self.settle_rest()
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            self.grad = torch.is_grad_enabled
         state = loader.__dict__.get("_dlemu_watch")
         if state is None or state[1] != os.getpid():
             self.num_loaders += 1
@@ -275,12 +293,19 @@ class _Watch:
         self.unsettled = [rest for rest in self.unsettled if rest.waiting]
 
     def take(self, loop: _Loop | None, take: Callable[[Any], Any], batches: Any) -> Any:
-        """Take a batch by `take(batches)`, and keep when."""
-        thread = _thread()
-        if loop is None or thread in self.inside:
+        """Take a batch by `take(batches)`, and keep when.
+
+        A core that has just slept finds little of this in its caches: what counts is how much code
+        and memory it touches, and so it calls as little as it can.
+        """
+        inside = self.inside
+        if loop is None or (inside and _thread() in inside):
             return take(batches)
-        self.inside.add(thread)
-        asked, mark = _now(), self.gpu.mark()
+        if loop.nests:
+            inside.add(_thread())
+        gpu = self.gpu
+        asked = _now()
+        mark = gpu.mark()
         try:
             batch = take(batches)
         except StopIteration:
@@ -289,28 +314,28 @@ class _Watch:
             self.journal.write(f"X {loop.id} {loop.iteration} {asked}")
             raise
         finally:
-            self.inside.discard(thread)
+            if loop.nests:
+                inside.discard(_thread())
         try:
-            self.taken(loop, batch, asked, mark)
+            number, journal = loop.number, self.journal
+            loop.number = number + 1
+            if mark is not None:
+                after = None
+                if _now() - asked > _SHORT or number % _SOME == 0:
+                    after = gpu.mark()
+                loop.waiting.append((number, mark[0], after and after[0], mark[1]))
+            first = batch[0] if type(batch) is list and batch else batch
+            shape = getattr(first, "shape", None)
+            samples = shape[0] if shape else _samples_of(batch)
+            grad = self.grad()
+            taken = _now()  # the loop has its batch when this is done
+            journal.keep((loop.batch, asked, taken, samples, 1 if grad else 0))
+            if taken - journal.written > _KEPT or len(journal.kept) > _MOST_KEPT:
+                loop.settle()
+                journal.write()
         except Exception as error:
             self.journal.failed("a batch", error)
         return batch
-
-    def taken(self, loop: _Loop, batch: Any, asked: int, mark: Any) -> None:
-        """Keep when a batch was taken; `mark` is the GPU's from before."""
-        number, journal = loop.number, self.journal
-        loop.number = number + 1
-        if mark is not None:
-            after = None
-            if _now() - asked > _SHORT or number % _SOME == 0:
-                after = self.gpu.mark()
-            loop.waiting.append((number, mark[0], after and after[0], mark[1]))
-        samples, grad = _samples_of(batch), _grad()
-        taken = _now()  # the loop has its batch when this is done
-        journal.keep(f"B {loop.id} {loop.iteration} {asked} {taken} {samples} {grad}")
-        if taken - journal.written > _KEPT or len(journal.kept) > _MOST_KEPT:
-            loop.settle()
-            journal.write()
 
     def end(self) -> None:
         """Write the end of this process."""
@@ -329,15 +354,10 @@ class _Watch:
 
     def ended(self, *_: Any) -> None:
         """Keep when a step of an optimizer has ended."""
-        journal, now = self.journal, _now()
-        journal.keep(f"O {now}")
+        journal = self.journal
+        journal.keep(("\nO", _now()))
         if len(journal.kept) > _MOST_KEPT:  # no batch is taken meanwhile, and nothing written
             journal.write()
-
-
-def _grad() -> int:
-    torch = sys.modules.get("torch")
-    return 1 if torch is None or torch.is_grad_enabled() else 0
 
 
 def _samples_of(batch: Any, depth: int = 0) -> int:
@@ -504,6 +524,7 @@ def _wrap_torch_loader(module: Any, watch: _Watch) -> None:
         try:
             found._dlemu_loop = loop
             if loop is not None:
+                loop.nests = self.num_workers == 0
                 watch.journal.write(f"I {loop.id} {loop.iteration} {_now()}")
         except Exception as error:
             watch.journal.failed("an iterator", error)

@@ -83,7 +83,7 @@ class _Gpu:
         cuda = SimpleNamespace(
             is_initialized=lambda: True,
             is_current_stream_capturing=lambda: False,
-            current_stream=lambda: "stream",
+            current_stream=lambda _=None: "stream",
             Stream=lambda **_: "stream",
             Event=Event,
         )
@@ -156,6 +156,32 @@ def test_the_gpu_is_asked_for_its_own_wait_where_the_hosts_was_long(
     waits = {number for number, (idle, _) in told.items() if idle >= 0}
     assert waits == {0, 3, 4, 8}
     assert told[3] == pytest.approx((1e-5, 0.01)) and told[5][1] == pytest.approx(0.01001)
+
+
+def test_steps_are_told_up_to_the_first_mark_that_its_stream_has_not_passed(
+    tmp_path: Path,
+) -> None:
+    class Mark:
+        def __init__(self, at: float, passed: bool) -> None:
+            self.at, self.passed = at, passed
+
+        def query(self) -> bool:
+            return self.passed
+
+        def elapsed_time(self, end: "Mark") -> float:
+            return end.at - self.at
+
+    watch = hook._Watch(hook._Journal(str(tmp_path)))
+    loop = watch.begin(SimpleNamespace(), lambda _: {})
+    one, other = list[Mark](), list[Mark]()
+    passed = [(True, one), (True, one), (False, other), (True, one), (False, one)]
+    loop.waiting = [(n, Mark(n, has), None, pool) for n, (has, pool) in enumerate(passed)]
+    loop.settle()
+    watch.journal.write()
+    told = next(iter(_told(tmp_path).iterations.values())).on_gpu
+    assert list(told) == [0] and told[0][1] == pytest.approx(1e-3)
+    assert [number for number, *_ in loop.waiting] == [1, 2, 3, 4]
+    assert len(one) == 1, "a mark that is told is used again"
 
 
 def test_lines_are_kept_and_written_together(
