@@ -375,9 +375,11 @@ def _reads(evidence: Evidence) -> Limit | None:
     # With the same readers nothing waited at other times: more of them would not have helped.
     varied = len({level.is_free for level in levels}) == 2
     unlike = changed or varied
-    more, saved = (1.0, 0.0) if probe is None or unlike else _gain(evidence, given, probe)
     # At its rate all the time: workers that wait for one throttle do not read independently.
-    rate = in_reads if lost == evidence.losses.parts.read else evidence.given_in_steps
+    rate = in_reads if lost == evidence.losses.parts.read else _in_steps(evidence, probe)
+    more, saved = 1.0, 0.0
+    if probe is not None and not unlike:
+        more, saved = _gain(evidence, given, max(in_reads, rate or 0.0), probe)
     got = {**_source(evidence), "bytes_per_second": rate}
     reader = evidence.workload.reader
     if probe is not None and saved >= _ENOUGH:
@@ -486,10 +488,12 @@ def _amplified(evidence: Evidence) -> list[Finding]:
     return [note("read_amplified", amplification=amplification, needed=evidence.needed)]
 
 
-def _gain(evidence: Evidence, given: float, probe: Probe) -> tuple[float, float]:
-    """Return how many times as fast more readers are, and the share of the wait that this saves."""
+def _gain(evidence: Evidence, given: float, in_reads: float, probe: Probe) -> tuple[float, float]:
+    """Return how many times as fast more readers are, and the share of the wait that this saves.
+
+    `in_reads` is what the storage gave while the loader's own readers read.
+    """
     # The best rate of the loader's own readers: in the run while they read, or right after it.
-    in_reads = given / _share_with_reads(evidence)
     levels = () if evidence.steady is None else evidence.steady.levels
     best = max((level.bytes_per_second for level in levels), default=0.0)
     own = max(in_reads, min(probe.few, _VARIES * in_reads), best, 1.0)
@@ -510,10 +514,26 @@ def _at_rate(evidence: Evidence) -> float:
     0: not known, or it has become slower since.
     """
     _, probe = _rates(evidence)
-    if probe is None or evidence.given_in_steps is None:
+    rate = _in_steps(evidence, probe)
+    if probe is None or rate is None:
         return 0.0
-    share = evidence.given_in_steps / max(probe.few, probe.many, 1.0)
+    share = rate / max(probe.few, probe.many, 1.0)
     return min(1.0, _NO_MORE * share) if share <= _MORE else 0.0
+
+
+def _in_steps(evidence: Evidence, probe: Probe | None) -> float | None:
+    """Return the bytes per second that the storage gave in the steps; None: not known.
+
+    It gives no more than it gives to readers alone: if the steps had more, a first step has read
+    the rest ahead.
+    """
+    rate, but_ahead = evidence.given_in_steps, evidence.given_but_ahead
+    if probe is None or rate is None:
+        return rate
+    most = max(probe.few, probe.many, 1.0)
+    if rate <= _MORE * most:
+        return min(rate, most)
+    return rate if but_ahead is None else but_ahead
 
 
 def _by_storage(evidence: Evidence) -> float:

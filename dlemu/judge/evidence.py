@@ -16,7 +16,7 @@ FUSE was measured as well):
 No counter sees what the file system's own cache, or the server's memory, delivered.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import inf
@@ -34,7 +34,7 @@ from dlemu.judge.cache import stored_behind, watched_fields
 from dlemu.judge.metrics import Losses, checkpoint_cost, find_losses
 from dlemu.judge.steady import Steadiness
 from dlemu.judge.summary import CacheMeasured, CheckpointCost, Measured
-from dlemu.judge.sums import Sums
+from dlemu.judge.sums import EpochSums, Sums
 from dlemu.storage.counted import GetCounts, PathBytes, quantile_of
 from dlemu.storage.probe import Probe
 
@@ -193,6 +193,8 @@ class Evidence:
     """How steadily the storage gave; None: not known."""
     given_in_steps: float | None = None
     """Bytes per second that the storage gave for the steps that count; None: not known."""
+    given_but_ahead: float | None = None
+    """The same without all that first steps may have read ahead for them; None: not known."""
 
 
 def combine(
@@ -244,21 +246,47 @@ def combine(
         checkpoints=checkpoint_cost(sums.epochs),
         notes=tuple(notes),
         given_in_steps=_given_in_steps(sums, given / max(1, read)),
+        given_but_ahead=_given_but_ahead(workload, hosts, sums, given / max(1, read)),
     )
 
 
-def _given_in_steps(sums: Sums, stored_share: float) -> float | None:
+def _given_in_steps(
+    sums: Sums, stored_share: float, ahead: Callable[[EpochSums], float] = lambda epoch: 0.0
+) -> float | None:
     """Return bytes per second from the storage in the time of the steps that count.
 
     The time of all steps has the start of the workers, and an end at which nothing is read any
-    more. `stored_share`: bytes that the storage gave / bytes that were read.
+    more. `stored_share`: bytes that the storage gave / bytes that were read. `ahead`: bytes of an
+    epoch's steps that count which were read before them.
     """
     num_bytes = seconds = 0.0
     for each in sums.epochs:
         rows, counted = each.accelerators, float(each.window.mean())
-        num_bytes += counted * float(rows["num_bytes"].sum())
+        num_bytes += max(0.0, counted * float(rows["num_bytes"].sum()) - ahead(each))
         seconds += float(rows["inside"].mean())
     return stored_share * num_bytes / seconds if seconds else None
+
+
+def _given_but_ahead(
+    workload: Workload, hosts: Sequence[HostReport], sums: Sums, stored_share: float
+) -> float | None:
+    """Return the same without what first steps, which do not count, may have read for others.
+
+    That is as much as the loader may hold, and no more than the storage gives in this time: a job
+    that warms up for seconds in its first step reads as many batches ahead.
+    """
+    probe = total([host.probe for host in hosts])
+    if probe is None:
+        return None
+    most_batches = workload.batches_in_flight - 1  # that of the first step itself is used
+
+    def ahead(epoch: EpochSums) -> float:
+        rows, num_steps = epoch.accelerators, max(1, epoch.num_steps)
+        step_bytes = float(rows["num_bytes"].sum()) / num_steps
+        given = max(probe.few, probe.many) * float(rows["first_step"].mean())
+        return max(0.0, min(most_batches * step_bytes, given - step_bytes))
+
+    return _given_in_steps(sums, stored_share, ahead)
 
 
 def _measured(hosts: list[HostReport], sums: Sums, paths: PathBytes, *, cached: bool) -> Measured:

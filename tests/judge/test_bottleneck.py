@@ -116,6 +116,16 @@ EXPECTED: dict[str, tuple[str, str, str]] = {
         "late_batches cpus explains",
         "raise_read_threads",
     ),
+    "workers decode for long, and a slow first step has read ahead": (
+        "storage",
+        "storage_gave lost device_busy cpus explains",
+        "more_drives fewer_accelerators",
+    ),
+    "workers decode for long, and little was read in a slow first step": (
+        "storage",
+        "storage_gave lost device_busy cpus explains",
+        "more_drives fewer_accelerators",
+    ),
     "workers decode for long, and nobody knows what the storage has": (
         "loader",
         "late_batches cpus explains",
@@ -323,6 +333,12 @@ def test_evidence_and_advice_have_their_figures(
     case: str, kind: str, figures: dict[str, object]
 ) -> None:
     assert figures_of(case, kind) == pytest.approx(figures)
+
+
+def test_storage_gave_no_more_in_the_steps_than_it_gives_to_anybody() -> None:
+    case = "workers decode for long, and little was read in a slow first step"
+    assert CASES[case]["given_in_steps"] == 6.5e9
+    assert figures_of(case, "storage_gave")["bytes_per_second"] == 6.2e9
 
 
 def test_ranks_that_queue_for_a_cpu_wait_half_as_long_as_the_last() -> None:

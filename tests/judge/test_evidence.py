@@ -49,7 +49,7 @@ def report(*epochs: IntervalSummary, **changes: Any) -> HostReport:
 
 
 def gather(
-    *hosts: HostReport, wait: float = 0.0, workload: Workload = WORKLOAD, **more: Any
+    *hosts: HostReport, wait: Any = 0.0, workload: Workload = WORKLOAD, **more: Any
 ) -> Evidence:
     """Return what hosts with an accelerator each saw of epochs with 3 steps."""
     steps = np.zeros((len(hosts[0].epochs), len(hosts), 3), STEP)
@@ -96,6 +96,22 @@ def test_what_the_storage_gave_in_the_steps_that_count(stored: int | None) -> No
     seen = {} if stored is None else {"process_read_bytes": stored // 2}
     found = gather(*(report(epoch_of(**seen), epoch_of(**seen)) for _ in range(2)))
     assert found.given_in_steps == pytest.approx((stored or READ) / 3)
+
+
+@pytest.mark.parametrize(
+    ("rate", "left"),
+    [(1e9, 0.0), (150.0, 1 / 2), (100.0, 2 / 3), (1.0, 2 / 3)],
+    ids=["all that counts", "a part", "its own batch", "less than that"],
+)
+def test_what_first_steps_may_have_read_ahead_is_left_out(rate: float, left: float) -> None:
+    """Each of 3 steps of one host reads 1000 / 3 bytes; the first lasts for 10 / 3 s."""
+    probe = Probe(8, rate / 2, 64, rate)
+    found = gather(
+        report(epoch_of(process_read_bytes=READ), probe=probe), wait=np.array([7 / 3, 0.0, 0.0])
+    )
+    assert found.given_in_steps == pytest.approx(2 * READ / 3 / 2)
+    assert found.given_but_ahead == pytest.approx(READ * left / 2, abs=1)
+    assert gather(report(epoch_of(process_read_bytes=READ))).given_but_ahead is None
 
 
 def test_bytes_from_memory_are_added_up_over_hosts() -> None:

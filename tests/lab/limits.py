@@ -59,7 +59,7 @@ def host(**changes: Any) -> HostReport:
         probe=seen["probe"],
         num_workers=seen["num_workers"],
         direct=seen.get("direct", False),
-        read_bytes=600.0 * GB,
+        read_bytes=seen.get("read_bytes", 600.0 * GB),
     )
     vars(found)["network"] = seen["network"]
     return found
@@ -190,6 +190,13 @@ CASES: dict[str, dict[str, Any]] = {
     "workers decode for long, and the storage has more": DECODES | {"given_in_steps": 4.3 * GB},
     "workers decode for long, and the storage has become slower": DECODES
     | {"given_in_steps": 7.2 * GB},
+    # Jobs that warmed up for seconds in their first step: a quarter of what steps needed was read
+    # in it, and the throttle gave nothing while the loader could hold no more.
+    "workers decode for long, and a slow first step has read ahead": DECODES
+    | {"given_in_steps": 7.2 * GB, "given_but_ahead": 5.5 * GB},
+    "workers decode for long, and little was read in a slow first step": DECODES
+    | on(read_bytes=400 * GB, probe=probe(6.2, few=5.2))
+    | {"given_in_steps": 6.5 * GB},
     "workers decode for long, and nobody knows what the storage has": DECODES
     | on(probe=None)
     | {"given_in_steps": 6 * GB},
