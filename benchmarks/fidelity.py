@@ -22,7 +22,7 @@ T   M with the threads loader
 B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart
 N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock
 D   E with reader.cost=dataloader, and no cost given by hand but what R's loops before took to start
-    their workers, as `dlemu watch` finds it; of a net that DALI reads for, `dlemu run` with
+    a worker, as the Meter finds it; of a net that DALI reads for, `dlemu run` with
     reader.data_loader=dali
 G   D with train.compute=gpu: the GPU that decodes computes as well, as in R
 L   D with lean workers
@@ -76,7 +76,6 @@ from benchmarks.fidelity_table import (
     Run,
     draw,
     load,
-    making_seconds,
     nearest,
     step_times,
     tables,
@@ -124,7 +123,7 @@ class Job:
     """All jobs, among them those that share their files."""
 
     starts: list[float] = field(default_factory=list)
-    """Seconds of R for each worker until all were at work, of each of its loops so far."""
+    """Seconds in which R has started a worker, of each of its loops so far."""
 
     @property
     def at_once(self) -> bool:
@@ -228,12 +227,8 @@ class Job:
         return {**found, "meter_au": metrics.epochs[0].au_percentage, "metered": keys}
 
     def note_start(self, found: Mapping[str, Any]) -> None:
-        """Note what the start of R's workers took, by the rule of `dlemu watch`.
-
-        That is when all were forked, or what the first batch took longer than others.
-        """
-        late = found["first"] - making_seconds(found["spent"])
-        self.starts.append(max(found["opened"], late) / self.net.workers)
+        """Note what R took to start a worker, as the Meter finds it."""
+        self.starts.append(found["opened"] / self.net.workers)
 
     @cached_property
     def alone(self) -> tuple[float, float, float]:
