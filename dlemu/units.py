@@ -125,8 +125,9 @@ def format_left(seconds: float, *, before: str = "") -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return "1 file", "2 files"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Return "1 file", "2 files", "2 batches"."""
+    more = "es" if noun.endswith(("tch", "s")) else "s"
+    return f"{number:,} {noun}{'' if number == 1 else more}"
 
 
 def each_once(words: Iterable[object]) -> str:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dlemu.units import (
     ceil_div,
+    counted,
     format_bytes,
     format_rate,
     format_seconds,
@@ -78,6 +79,12 @@ def test_a_figure_is_shown_as_a_person_wants_it(shown: str, text: str) -> None:
 @given(st.floats(0, 1e15))
 def test_no_figure_is_shown_with_an_exponent(value: float) -> None:
     assert "e+" not in format_rate(min(value, 9e14)) + format_seconds(value) + format_bytes(value)
+
+
+def test_more_than_one_of_a_thing_is_spelt_so() -> None:
+    told = [counted(number, noun) for noun in ("epoch", "batch", "process") for number in (1, 2000)]
+    assert told[:4] == ["1 epoch", "2,000 epochs", "1 batch", "2,000 batches"]
+    assert told[4:] == ["1 process", "2,000 processes"]
 
 
 def test_rounding_up_of_numbers_and_arrays() -> None:

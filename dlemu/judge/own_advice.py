@@ -12,16 +12,21 @@ _OF_WORKERS = ("raise_read_threads", "raise_read_threads_or_depth", "raise_gets_
 _OF_KEYS = ("key", "set_key", "more_servers")
 
 
-def advice_for(advice: Sequence[Fields], loader: Fields) -> list[dict[str, Any]]:
-    """Return a limit's advice for a loader as the hook describes it; each is a finding's fields."""
+def advice_for(
+    advice: Sequence[Fields], loader: Fields, *, by_gpu: bool = True
+) -> list[dict[str, Any]]:
+    """Return a limit's advice for a loader as the hook describes it; each is a finding's fields.
+
+    `by_gpu`: whether the job computes on a GPU: pinned memory is of use to no other.
+    """
     found: dict[str, dict[str, Any]] = {}
     for each in advice:
-        for own in _own(each, loader):
+        for own in _own(each, loader, ("pin_memory",) * by_gpu + ("persistent_workers",)):
             found.setdefault(str(own), own)
     return list(found.values())
 
 
-def _own(advice: Fields, loader: Fields) -> Iterator[dict[str, Any]]:
+def _own(advice: Fields, loader: Fields, switches: Sequence[str]) -> Iterator[dict[str, Any]]:
     workers, ahead = _ARGUMENTS.get(loader.get("kind", ""), ("num_workers", "prefetch_factor"))
     kind, figures = advice["kind"], advice["figures"]
     if kind in _OF_WORKERS:
@@ -31,7 +36,7 @@ def _own(advice: Fields, loader: Fields) -> Iterator[dict[str, Any]]:
     elif kind not in _OF_KEYS:
         yield dict(advice)
     elif figures.get("key") == "reader.data_loader":  # batches are made, and come late to the loop
-        for argument in ("pin_memory", "persistent_workers"):
+        for argument in switches:
             if loader.get("num_workers") and loader.get(argument) is False:
                 yield note("set_argument", argument=argument, value=True).fields
     elif figures.get("key") == "reader.decode":

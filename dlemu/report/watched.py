@@ -11,6 +11,9 @@ from dlemu.units import counted, format_bytes, format_rate, format_seconds
 
 _SAID = 0.01
 """Shorter shares of the time are not worth a line."""
+_SEVERAL = 1.2
+"""Batches for each step of an optimizer above which a loop takes several; an epoch that is left
+after a batch has one without a step."""
 
 
 def watched_lines(document: Document) -> Iterator[str]:
@@ -26,7 +29,7 @@ def watched_lines(document: Document) -> Iterator[str]:
             f"a batch takes its worker {format_seconds(cpu)} of CPU time and "
             f"{format_seconds(other)} of waiting (reads, or no CPU)"
         )
-    if seen["batches_a_step"] > 1 + _SAID:
+    if seen["batches_a_step"] > _SEVERAL:
         yield f"{seen['batches_a_step']:.3g} batches for each step of the optimizer"
     if seen["ahead"]:
         yield f"the loop takes {counted(seen['ahead'], 'batch')} ahead of the one that it computes"

@@ -30,6 +30,7 @@ from dlemu.meter import first_step_of, keys_of_start
 from dlemu.report.words import told
 from dlemu.run.job import complete_summary
 from dlemu.storage.counted import PathBytes
+from dlemu.units import counted
 from dlemu.watch import hook
 from dlemu.watch.events import Saved
 from dlemu.watch.launch import Watched
@@ -283,9 +284,10 @@ def _why_none(watched: Watched) -> str:
         )
     notes = [note for process in processes for note in process.notes]
     about = f" ({notes[0]})" if notes else ""
+    looked_at = counted(len(processes), "Python process")
     return (
         "no DataLoader was iterated: no torch.utils.data.DataLoader, DALI or WebDataset iterator "
-        f"gave a batch in {len(processes)} Python processes{about}; for another loader put "
+        f"gave a batch in {looked_at}{about}; for another loader put "
         "dlemu.Meter into the loop"
     )
 
@@ -394,7 +396,8 @@ def document_of(seen: Seen, first: Mapping[str, Any], command: Sequence[str]) ->
     if not seen.has_threshold:
         document = without_threshold(document)
     if limit := document["limit"]:
-        own = advice_for(limit["advice"], seen.loops[0].described)
+        by_gpu = any(epoch.by_gpu for loop in seen.loops for epoch in loop.epochs)
+        own = advice_for(limit["advice"], seen.loops[0].described, by_gpu=by_gpu)
         document = cast(Summary, {**document, "limit": {**limit, "advice": own}})
     return cast(Summary, {**document, "watched": watched_fields(seen, metrics, command)})
 

@@ -471,7 +471,7 @@ def _files_of(dataset: Any) -> dict[str, Any]:
         dataset = inner
     named: dict[str, Any] = {}
     parts = [dataset, *getattr(dataset, "pipeline", ())[:8]]  # WebDataset's has its shards first
-    for name, part in ((name, part) for name in _LISTS for part in parts):
+    for name, part in _lists_of(parts):
         found = getattr(part, name, None)
         if isinstance(found, (list, tuple)) and len(found):
             first = found[0][0] if isinstance(found[0], (list, tuple)) and found[0] else found[0]
@@ -489,6 +489,16 @@ def _files_of(dataset: Any) -> dict[str, Any]:
             named["root"] = os.path.abspath(os.fspath(root))
             break
     return named
+
+
+def _lists_of(parts: list[Any]) -> Any:
+    """Give where lists of files may be: by the usual names first, then in any other attribute."""
+    for name in _LISTS:
+        for part in parts:
+            yield name, part
+    for part in parts:
+        for name in list(getattr(part, "__dict__", ()))[:64]:
+            yield name, part
 
 
 def _files_of_table(dataset: Any) -> dict[str, Any]:

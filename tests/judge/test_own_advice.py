@@ -45,3 +45,11 @@ def test_advice_names_the_loaders_own_arguments(
     said = advice_of({"advice": own})
     assert said == told
     assert not re.search(r"\b(reader|storage|train)\.", said)
+
+
+def test_memory_is_pinned_for_a_gpu_alone() -> None:
+    loader = TORCH | {"persistent_workers": False}
+    told = [advice_for([LOADER.fields], loader, by_gpu=on) for on in (True, False)]
+    pinned, kept = (advice_of({"advice": own}) for own in told)
+    assert pinned == "set pin_memory=True, or set persistent_workers=True"
+    assert kept == "set persistent_workers=True"

@@ -29,6 +29,8 @@ def test_the_files_that_a_dataset_names_are_found_behind_wrappers(
     assert found["root"] == str(tmp_path) and found["num_files"] == 600
     assert found["files"][:2] == [names[0], names[2]], "some of them, evenly drawn"
     assert hook._files_of(SimpleNamespace()) == {}
+    own = SimpleNamespace(labels=[0, 1], words=["no file"], mine=names)
+    assert hook._files_of(own)["num_files"] == 600, "a name of the job's own"
 
 
 def test_the_shards_of_a_pipeline_are_files_and_urls_are_not(tmp_path: Path) -> None:

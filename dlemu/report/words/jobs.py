@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dlemu.units import counted
+
 JOBS: Mapping[str, Callable[[Any], str]] = {
     # by dlemu.Meter
     "loop_measured": lambda f: (
@@ -25,7 +27,7 @@ JOBS: Mapping[str, Callable[[Any], str]] = {
     ),
     # by dlemu watch
     "job_seen": lambda f: (
-        f"A job seen by dlemu watch: {f.steps:,} steps of {f.ranks} ranks, "
+        f"A job seen by dlemu watch: {counted(f.steps, 'step')} of {counted(f.ranks, 'rank')}, "
         f"{100 * f.waiting_share:.1f} % of the time waiting for batches."
     ),
     "files_not_seen": lambda f: (
