@@ -29,6 +29,7 @@ _OTHERS = ("M", "T", "B", "D", "L")
 """Arms beside R and E."""
 
 _IN_LOOP = "step in the loop / alone"
+_ON_GPU = "G - R, whole; by the rule"
 _COMPUTATION = "train.computation_time"
 
 
@@ -209,11 +210,12 @@ def _repeats(cells: Mapping[Cell, Arms]) -> Lines:
 
 def _workers(cells: Mapping[Cell, Arms]) -> Lines:
     """Yield the lines of jobs beside emulations whose workers cost what a DataLoader's cost."""
+    computes = any(arms.get("G") for arms in cells.values())
     for cell, arms in cells.items():
         real, emulated = arms.get("R", {}), arms.get("D", {})
         if not real.keys() & emulated.keys():
             continue
-        lean = arms.get("L", {})
+        lean, on_gpu = arms.get("L", {}), arms.get("G", {})
         busy = fmean(run.workers_cpu / max(1, run.workers) / run.wall for run in real.values())
         yield {
             **cell.words,
@@ -221,6 +223,7 @@ def _workers(cells: Mapping[Cell, Arms]) -> Lines:
             "R, whole AU %": f"{fmean(run.whole_au for run in real.values()):.1f}",
             "D - R, points": _judged(emulated, real, "whole_au", 2.0),
             "D - R by the rule": _judged(emulated, real, "au", 2.0),
+            **({_ON_GPU: _both(on_gpu, real)} if computes else {}),
             "lean - R": _judged(lean, real, "whole_au", 2.0) if lean.keys() & real.keys() else "",
             "R's workers busy": "" if "dali" in cell.net else f"{100 * busy:.0f}%",
             "limit of R": ", ".join(dict.fromkeys(run.own_limit for run in real.values())),
@@ -228,6 +231,13 @@ def _workers(cells: Mapping[Cell, Arms]) -> Lines:
             "limit of lean": _limits(lean),
             "repeats": str(len(real.keys() & emulated.keys())),
         }
+
+
+def _both(runs: Mapping[int, Run], real: Mapping[int, Run]) -> str:
+    """Return the difference of whole AU and that by the rule; "" without runs."""
+    if not runs.keys() & real.keys():
+        return ""
+    return "; ".join(_judged(runs, real, name, 2.0) for name in ("whole_au", "au"))
 
 
 def _kinds(cells: Mapping[Cell, Arms]) -> str:

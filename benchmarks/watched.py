@@ -33,7 +33,7 @@ from benchmarks.watched_job import KINDS
 from tests.lab.bench import folder_on_disk
 from tests.lab.cgroups import throttled
 
-STORED = Path(__file__).with_name("data") / "watched_h100.json"
+STORED = Path(__file__).with_name("data") / "watched_h200.json"
 LOOPS = Path(__file__).with_name("data") / "watched_loops.json"
 _LOOPS_HEAD = "| loop | | own stopwatch | dlemu watch | |\n|---|---|--:|--:|--:|"
 _DLEMU = (sys.executable, "-m", "dlemu")

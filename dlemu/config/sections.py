@@ -551,7 +551,8 @@ class TrainSection(Section):
     """Processes that share a run's accelerators where no mpirun starts ranks. `auto`: more than one
     where the accelerators ask for more samples a second than one process can hand over."""
     compute: Literal["sleep", "gpu"] = "sleep"
-    """`gpu` keeps a real GPU busy instead, so that copies contend as they would."""
+    """`gpu` keeps a real GPU busy instead, so that copies, and pictures that DALI decodes on a GPU,
+    contend as they would."""
 
     @property
     def longest_step(self) -> float:
