@@ -277,6 +277,7 @@ Kind = Literal[
     # what `dlemu load`, `paths` and `steptime` do, leave out and measure
     "drive_by_datasheet",
     "drive_by_probe",
+    "drive_by_reading",
     "files_there_already",
     "names_of_one_file",
     "way_left_out",

@@ -90,6 +90,25 @@ def test_a_model_is_written_read_cold_and_removed(
     assert told["by_datasheet"][0]["seconds"] == sum(SIZES) / 550e6
 
 
+@pytest.mark.parametrize("probed", [1.0, 1e15], ids=["slower", "faster"])
+def test_a_drive_gives_no_less_than_its_files_were_read_with(
+    load: Load, probed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe reads random pieces, which are slower to get of small files than the files."""
+    monkeypatch.setattr(module, "lists_gpu", lambda: False)
+    monkeypatch.setattr(module, "probe_rate", lambda *_, **__: probed)
+    probing = load.model_copy(update={"drive": None})
+    answer = measure(probing, silent)
+    rates = [cell["bytes_per_second"] for cell in answer["cells"]]
+    drive = max(probed, *rates)
+    assert answer["drive_bytes_per_second"] == drive
+    assert [cell["share_of_drive"] for cell in answer["cells"]] == [each / drive for each in rates]
+    kind = "drive_by_probe" if probed == drive else "drive_by_reading"
+    assert answer["drive_source"]["kind"] == kind
+    said = render_text(present_load(document_of(probing, answer)))
+    assert ("random pieces of them got 1 B/s" in said) == (probed == 1)
+
+
 def test_an_interrupted_load_is_named_and_a_whole_one_kept(
     files: list[Path], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ that each sample had before that.
 
 `DaliReads` reads .npy and TFRecord files and pictures by DALI's own readers, in the plan's order.
 DALI takes its list of files when it builds a pipeline, so each epoch, with its own order, has a
-pipeline of its own. Building one takes 2 ms and 0.5 µs for each file, in the epoch's first step.
+pipeline of its own. Building one takes 2 ms and 0.5 µs for each file, before the first step.
 """
 
 import os

@@ -89,6 +89,10 @@ TOOLS: Mapping[str, Callable[[Any], str]] = {
     # dlemu load
     "drive_by_datasheet": lambda f: f"{f.drives} x {f.drive} by its datasheet",
     "drive_by_probe": lambda f: f"probed: {f.readers} readers of random pieces of 1 MiB",
+    "drive_by_reading": lambda f: (
+        f"what these files gave; {f.readers} readers of random pieces of them got "
+        f"{format_rate(f.bytes_per_second)}"
+    ),
     "files_there_already": lambda f: f"{f.folder} has the files already; they stay",
     "names_of_one_file": lambda f: f"{f.names} names of {counted(f.files, 'file')}: read once",
     "way_left_out": lambda f: f"left out: {f.way}: {f.error}",
