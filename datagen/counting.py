@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dlemu.config.model import Workload
-from dlemu.errors import VERIFY, DatasetError
+from dlemu.errors import FROM_SOURCE, VERIFY, DatasetError
 from dlemu.formats import Format
 from dlemu.formats.format import Arrays, Read
 from dlemu.storage.files import open_regular, read_regular
@@ -37,9 +37,7 @@ channels, if it has some."""
 _MOST_SURVEYS = 20
 """Of earlier runs, that are looked into."""
 _ENDS = (0, -1)
-_NOT_SO = (
-    "if it is whole, dataset.format says what such files are; else copy it from its source again"
-)
+_NOT_SO = f"if it is whole, dataset.format says what such files are; else {FROM_SOURCE}"
 """The remedy for a file that is not what its name says. None removes a user's file."""
 _BLOCK = 1 << 20
 """Bytes of a request for a part of an object, beside which the next part is likely to lie."""

@@ -50,6 +50,8 @@ class LostRankError(RunError):
 
 VERIFY = "dlemu verify lists what is damaged of a dataset of dlemu's"
 """The remedy for a file of a dataset."""
+FROM_SOURCE = "copy it from its source again"
+"""That for a file which dlemu has not written, and of which it does not know what it held."""
 DAMAGE = (
     ArithmeticError,
     AttributeError,

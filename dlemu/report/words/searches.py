@@ -85,7 +85,7 @@ SEARCHES: Mapping[str, Callable[[Any], str]] = {
         f"the estimate is {f.estimate:.2f} accelerators: expected to fail"
     ),
     "near_the_threshold": lambda f: "within the noise of the threshold: once more",
-    "not_held_back": lambda f: f"{f.num_accelerators} are not held back: more",
+    "not_held_back": lambda f: f"{f.num_accelerators} passed, and no run tells where it ends: more",
     "not_steady_yet": lambda f: "unsteady",
     "one_is_too_slow": lambda f: "one accelerator alone is under the threshold",
     "others_did_better": lambda f: "other runs did better: once more",
