@@ -281,6 +281,8 @@ def _given_but_ahead(
     most_batches = workload.batches_in_flight - 1  # that of the first step itself is used
 
     def ahead(epoch: EpochSums) -> float:
+        if epoch.window[:1].any():  # the first step counts, and so does its time
+            return 0.0
         rows, num_steps = epoch.accelerators, max(1, epoch.num_steps)
         step_bytes = float(rows["num_bytes"].sum()) / num_steps
         given = max(probe.few, probe.many) * float(rows["first_step"].mean())

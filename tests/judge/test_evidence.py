@@ -20,7 +20,7 @@ from dlemu.judge.evidence import (
 from dlemu.judge.outcome import uncounted_too_much
 from dlemu.judge.records import STEP
 from dlemu.judge.summary import Summary
-from dlemu.judge.sums import RankName
+from dlemu.judge.sums import RankName, Rule
 from dlemu.report.words import note_lines
 from dlemu.storage.counted import PathBytes
 from dlemu.storage.probe import Probe
@@ -61,7 +61,9 @@ def gather(
     steps["read"], steps["decode"], steps["hand_over"] = 0.5, 0.25, 0.125
     steps["wait"], steps["computation_time"] = wait, 1.0
     names = [RankName(number) for number in range(len(hosts))]
-    return combine(workload, list(hosts), sums_of(steps, names), PathBytes(), **more)
+    return combine(
+        workload, list(hosts), sums_of(steps, names, Rule.of(workload)), PathBytes(), **more
+    )
 
 
 def test_the_share_from_memory_is_what_the_least_witness_leaves() -> None:
@@ -112,6 +114,16 @@ def test_what_first_steps_may_have_read_ahead_is_left_out(rate: float, left: flo
     assert found.given_in_steps == pytest.approx(2 * READ / 3 / 2)
     assert found.given_but_ahead == pytest.approx(READ * left / 2, abs=1)
     assert gather(report(epoch_of(process_read_bytes=READ))).given_but_ahead is None
+
+
+def test_nothing_is_read_ahead_where_first_steps_count() -> None:
+    probe, waits = Probe(8, 100.0, 64, 1e9), np.array([7 / 3, 0.0, 0.0])
+    steps = {"metric.edition": "v2.0", "metric.exclude_start_steps": 0}
+    counts_all = load_workload("unet3d_h100", steps)
+    found = gather(
+        report(epoch_of(process_read_bytes=READ), probe=probe), wait=waits, workload=counts_all
+    )
+    assert found.given_but_ahead == found.given_in_steps == pytest.approx(READ / (3 + 7 / 3))
 
 
 def test_bytes_from_memory_are_added_up_over_hosts() -> None:
