@@ -63,6 +63,7 @@ from dlemu.storage.pagecache import drop
 from dlemu.storage.s3.store import store_of
 from dlemu.tools.paths.blocks import CellJob, CellSpec, DataPath, Pattern, perform
 from dlemu.tools.paths.cells import write_random_file
+from dlemu.units import counted
 from tests.lab.object_server import RangeServer
 from tests.lab.peer import is_there, run_dlio
 
@@ -287,7 +288,7 @@ def by_workers(case: str, workers: int, asked: Asked) -> Lines:
         sides: Sides = {"plain": partial(rate_apart, plain_epochs, case, str(data), workers)}
         for cost in ("dataloader", "lean"):
             sides[cost] = partial(rate_apart, workers_epochs, case, str(data), workers, cost)
-        title = f"{case}, {workers} worker{'s' * (workers > 1)}"
+        title = f"{case}, {counted(workers, 'worker')}"
         yield from compare(title, sides, asked.value("rounds", 5))
 
 

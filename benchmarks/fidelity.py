@@ -329,7 +329,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
             for arm in turn:
                 own = {} if arm in "DGL" else {**loading, **(metered if arm in "MT" else {})}
                 own = {**own, "reader.cost": "dataloader" if arm in "DG" else "lean"}
-                if arm in "DG" and job.starts:
+                if arm in "DG" and job.starts:  # as the Meter would have found it in R's loop
                     own |= {"reader.worker_start_time": median(job.starts)}
                 loader = "threads" if arm == "T" else "pytorch"
                 if net.by_dali:

@@ -282,16 +282,11 @@ def _kinds(cells: Mapping[Cell, Arms]) -> str:
     return "\n".join(words)
 
 
-def making_seconds(spent: Mapping[str, float]) -> float:
-    """Return seconds of a worker of R for a batch (`fidelity_real.SPENT`)."""
-    return (spent["load"] + spent["collate"]) / spent["batches"]
-
-
 def _making(run: Run) -> float:
     """Return seconds of a worker for a batch."""
     spent = run.spent
     if "batches" in spent:
-        return making_seconds(spent)
+        return (spent["load"] + spent["collate"]) / spent["batches"]
     return (spent["read"] + spent["decode"] + spent["hand_over"]) / run.num_steps
 
 
