@@ -65,6 +65,7 @@ def context_of(workload: Workload, command: str = "run", hosts: int = 1) -> KeyC
         by_dali=loader.by_dali,
         on_gpu=loader.by_dali and workload.dali.device == "gpu",
         has_workers=reader.read_threads > 0,
+        plain_workers=workload.plain_workers,
         starts_workers=workload.starts_workers,
         hands_over=workload.hands_over,
         prepares=reader.preprocess_time.mean > 0,

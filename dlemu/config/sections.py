@@ -435,6 +435,12 @@ class ReaderSection(Section):
     ] = False
     """With cost=dataloader or worker_start_time: whether workers last for all epochs. `false`, as
     PyTorch has it: each epoch starts its own."""
+    page_lock_time: Annotated[Seconds, Field(le=1000), Use(when=lambda job: job.plain_workers)] = (
+        0.0
+    )
+    """With cost=dataloader: seconds in which CUDA makes 1 GB of page-locked memory, where a job has
+    pin_memory=True. A batch waits for its part where no earlier batch has left memory: the first
+    ones do. 0: the job has no such memory."""
     gds: Annotated[
         Literal["require", "prefer", "off"],
         BeforeValidator(off_for_false),

@@ -84,6 +84,8 @@ class KeyContext:
     """DALI reads into a GPU."""
     has_workers: bool
     """Workers read, not the rank itself."""
+    plain_workers: bool
+    """Workers do what those of a plain DataLoader do."""
     starts_workers: bool
     """A run takes as long to start them as a job."""
     hands_over: bool

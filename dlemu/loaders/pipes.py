@@ -30,6 +30,7 @@ from functools import partial
 from multiprocessing import get_context, popen_fork, reduction
 from multiprocessing.context import BaseContext, ForkProcess
 from multiprocessing.process import BaseProcess
+from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeVar
 
 Method = Literal["fork", "forkserver", "spawn"]
@@ -293,23 +294,79 @@ class Requests:
         self._kept.clear()
 
 
+class Arrivals:
+    """Takes each message out of a queue as soon as it is there, in a thread, and changes it.
+
+    torch's DataLoader does so where it pins batches: a thread copies them in the order in which
+    they come, which may not be the one in which they are wanted. The thread needs a GPU; this one
+    does not.
+    """
+
+    _INTERVAL = 0.1
+    """Seconds between two looks at whether the thread is to end."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        """`change` returns what is handed on in place of a message."""
+        self._change = change
+        self._process = os.getpid()
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def watch(self, queue: Any) -> Any:
+        """Return the queue; what this process gets from it has passed through the thread."""
+        get, ready = type(queue).get, SimpleQueue[tuple[Any, Exception | None]]()
+        reference, threads = weakref.ref(queue), list[threading.Thread]()
+
+        def get_changed(*given: Any, **how: Any) -> Any:
+            own = reference()
+            if os.getpid() != self._process:  # a worker gets its requests at first hand
+                return get(own, *given, **how)
+            if not threads:
+                threads.append(threading.Thread(target=self._take, args=(own, ready), daemon=True))
+                self._threads += threads
+                threads[0].start()
+            message, error = ready.get(*given, **how)
+            if error is not None:
+                raise error
+            return message
+
+        queue.get = get_changed
+        return queue
+
+    def close(self) -> None:
+        """End the threads; may be called again."""
+        self._ended.set()
+        while self._threads:  # one that waits for the rest of a killed worker's message is left
+            self._threads.pop().join(10 * self._INTERVAL)
+
+    def _take(self, queue: Any, ready: "SimpleQueue[tuple[Any, Exception | None]]") -> None:
+        get = partial(type(queue).get, queue, timeout=self._INTERVAL)
+        while not self._ended.is_set():
+            try:
+                ready.put((self._change(get()), None))
+            except Empty:
+                pass
+            except Exception as error:  # of a worker that died while it sent a message
+                ready.put((None, error))
+
+
 def lean_context(
     method: Method,
     *,
     num_messages: int,
     requests: Requests,
     processes: list[BaseProcess],
-    passes_tensors: bool = False,
+    arrivals: Arrivals | None = None,
 ) -> BaseContext:
     """Return a multiprocessing context whose events have no lock and whose queues are pipes.
 
     `num_messages` may be under way at once. More than MOST_MESSAGES could fill the pipes of both
-    sides, which would deadlock: then queues are multiprocessing's, as where they pass tensors.
-    `requests` may hold back what this process puts into them. Each new process is appended to
-    `processes`.
+    sides, which would deadlock: then queues are multiprocessing's, as where tensors pass through
+    them, which are `arrivals`. `requests` may hold back what this process puts into them. Each new
+    process is appended to `processes`.
     """
     context: Any = copy.copy(get_context(method))
-    by_pipe = num_messages <= MOST_MESSAGES and not passes_tensors
+    by_pipe = num_messages <= MOST_MESSAGES and arrivals is None
     make = partial(Pipe, context) if by_pipe else context.Queue
     make_process = LeanProcess if method == "fork" else context.Process
 
@@ -318,9 +375,14 @@ def lean_context(
         return processes[-1]
 
     context.Event = partial(Flag, method)
-    context.Queue = lambda: requests.watch(make())
+    watch = _unchanged if arrivals is None else arrivals.watch
+    context.Queue = lambda: requests.watch(watch(make()))
     context.Process = keep_process
     return context  # type: ignore[no-any-return]
+
+
+def _unchanged(queue: Any) -> Any:
+    return queue
 
 
 @contextmanager

@@ -14,6 +14,9 @@ import random
 import shutil
 import signal
 import stat
+import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -277,23 +280,37 @@ class PlainReader:
 
 
 class PinnedBatches:
-    """Memory of its own into which batches are copied, as torch's pinning thread does.
+    """Page-locked memory into which batches are copied, as by a DataLoader with pin_memory=True.
 
-    Training gets a batch from here; that of the worker is freed at once.
+    torch's thread copies each batch when it comes, wanted next or not, and the worker's memory is
+    free then. It takes memory that a batch has left, and has CUDA lock more where there is none:
+    the first batches of all workers, which come at about the same time, each wait for that.
     """
 
     def __init__(self, source: Source, row_bytes: int) -> None:
-        rows = source.workload.reader.batch_size
-        # Beside those that training holds one is being filled.
-        self.data: NDArray[np.uint8] = np.zeros((source.keep + 2, rows, row_bytes), np.uint8)
+        workload = source.workload
+        reader, shape = workload.reader, (workload.reader.batch_size, row_bytes)
+        in_flight = workload.batches_in_flight if reader.read_threads else 0
+        # Beside those that training may hold one is being filled. No page is there before its use.
+        self.memory: list[NDArray[np.uint8]] = [
+            np.zeros(shape, np.uint8) for _ in range(in_flight + source.keep + 2)
+        ]
+        self._shape = shape
+        self._fresh, self._free = deque(self.memory), list[NDArray[np.uint8]]()
+        self._seconds = reader.page_lock_time * math.prod(shape) / 1e9
 
-    def take(
-        self, step: int, batch: torch.Tensor, lengths: list[int]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Copy the batch of a step; return the copy, uint8 (batch, row_bytes), and `lengths`."""
-        slot: NDArray[np.uint8] = self.data[step % len(self.data)]
-        np.copyto(slot, batch.numpy())
-        return slot, np.array(lengths)
+    def take(self, batch: torch.Tensor) -> NDArray[np.uint8]:
+        """Return a copy of a batch, uint8 (batch, row_bytes); its memory is kept while it is."""
+        if not self._free:
+            time.sleep(self._seconds)
+        if not (self._free or self._fresh):  # all are held by those who keep more than they asked
+            handed = np.empty(self._shape, np.uint8)
+        else:
+            memory = self._free.pop() if self._free else self._fresh.popleft()
+            handed = memory[:]
+            weakref.finalize(handed, self._free.append, memory).atexit = False
+        np.copyto(handed, batch.numpy())
+        return handed
 
 
 def check_room(source: Source, row_bytes: int, num_accelerators: int) -> None:

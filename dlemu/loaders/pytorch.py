@@ -18,6 +18,7 @@ import select
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import parent_process
@@ -38,6 +39,7 @@ from dlemu.errors import DlemuError, RunError, reason_of
 from dlemu.loaders import Batch, descriptors_of_a_stream, make_room
 from dlemu.loaders.pipes import (
     MOST_MESSAGES,
+    Arrivals,
     Requests,
     SharedMemory,
     Starter,
@@ -59,7 +61,7 @@ _Asked = tuple[int, int, int, int, int, bool, bytes]
 """A task as it is sent: serial, epoch, step, number of samples, number fetched, whether there are
 visits; samples, fetched, visits and places as the bytes of int64. To pickle arrays takes 40 µs
 longer for each batch."""
-_Plain = tuple[torch.Tensor, list[int]]
+_Plain = tuple[torch.Tensor | NDArray[np.uint8], list[int]]
 _Made = tuple[int, int, int, float, float, float, GetCounts | _Plain | None] | DlemuError | None
 """Step, cost, and the worker's requests so far if it reads from a bucket, or the batch itself and
 the bytes of its rows if it passes through the queue; or an error that ends the run; or None, if the
@@ -155,7 +157,7 @@ class PyTorchLoader(WorkersLoader):
         self._starter.close()
 
     def memory(self) -> list[NDArray[np.uint8]]:
-        return [pinned.data for pinned in self._pinned] or super().memory()
+        return [data for pinned in self._pinned for data in pinned.memory] or super().memory()
 
     def gets(self) -> GetCounts:
         counts = (each for workers in self._workers for each in workers.gets.values())
@@ -188,6 +190,7 @@ class _Workers:
         """Requests to a bucket so far, of each worker."""
         plain = source.workload.plain_workers
         self.pinned = PinnedBatches(source, row_bytes) if plain else None
+        self._arrivals = Arrivals(self._pin) if plain and num_workers else None
         self.shared = _Shared(source, 0 if plain else row_bytes)
         self._order = _Order()
         several: dict[str, Any] = {}
@@ -200,7 +203,7 @@ class _Workers:
                     num_messages=source.workload.batches_in_flight,
                     requests=self._requests,
                     processes=self._processes,
-                    passes_tensors=plain,
+                    arrivals=self._arrivals,
                 ),
             }
         self._dataset = _BatchDataset(source, accelerator, self.shared, row_bytes)
@@ -252,6 +255,8 @@ class _Workers:
     def _batches(self, epoch: int, plan: EpochPlan, made: Iterator[_Made]) -> Iterator[Batch]:
         """Yield the batches; send the next request when the generator is advanced again."""
         step, requests = 0, self._requests
+        # Those that training may hold are not filled anew, though it may copy from them still.
+        held = deque[NDArray[np.uint8]](maxlen=self._source.keep + 2)
         while True:
             takes_early = self._source.takes_early
             requests.held = self.pinned is not None or not takes_early
@@ -270,14 +275,29 @@ class _Workers:
             handed = None
             if isinstance(more, tuple):
                 assert self.pinned is not None
-                handed = self.pinned.take(step, *more)
+                data, lengths = more
+                if isinstance(data, torch.Tensor):  # without workers the loop pins it itself
+                    data = self.pinned.take(data)
+                handed = data, np.array(lengths)
+                held.append(data)
                 if takes_early:  # torch asks for one more when a batch has been pinned
                     requests.send()
-            del result, more  # the worker's memory is free before the next batch is waited for
+                del data, lengths
+            del result, more
             slots = self.shared.slots
             yield make_batch(cost, slots, plan, number, epoch=epoch, step=step, handed=handed)
+            del handed
             requests.send()
             step += 1
+
+    def _pin(self, message: Any) -> Any:
+        """Return a message of torch's whose batch, if it has one, has been pinned."""
+        number, made = message
+        if not (isinstance(made, tuple) and isinstance(made[-1], tuple)):
+            return message
+        assert self.pinned is not None
+        batch, lengths = made[-1]
+        return number, (*made[:-1], (self.pinned.take(batch), lengths))
 
     def pids(self) -> list[int]:
         return [pid for process in self._processes if (pid := process.pid) is not None]
@@ -298,6 +318,8 @@ class _Workers:
         # One that the starter is about to start, when an interrupt comes, ends with the starter.
         self._processes[:] = [each for each in self._processes if each.pid is not None]
         stop_watching(self._loader)
+        if self._arrivals is not None:  # before a worker ends that is sending half a message
+            self._arrivals.close()
         for process in self._processes:
             process.terminate()
         end = perf_counter() + CLOSE_SECONDS

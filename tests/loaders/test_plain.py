@@ -22,6 +22,7 @@ from dlemu.loaders import pipes, plain, pytorch
 from dlemu.loaders.source import Source, Task
 from dlemu.loaders.steps import IDLE
 from tests.lab.dataset import flip
+from tests.lab.waiting import until
 from tests.loaders.contract import DATASETS, Case, check_epoch, make_case, payload_bytes, read_all
 from tests.loaders.test_faults import put
 
@@ -59,8 +60,11 @@ def test_hands_over_what_the_plan_and_the_generator_say(
             num_bytes = sum(batch.num_bytes for batches in steps for batch in batches)
             assert num_bytes >= payload_bytes(case, steps)
         assert loader.read_counts().sum() >= 12
-        assert steps[0][0].data is not None
-        assert any(np.shares_memory(steps[0][0].data, each) for each in loader.memory())
+        del steps  # whose batches keep their memory
+        with closing(loader.epoch(2, case.plan(2))) as later:  # type: ignore[type-var]
+            data = next(later)[0].data
+            assert data is not None
+            assert any(np.shares_memory(data, each) for each in loader.memory())
     assert not shared_files()
 
 
@@ -118,6 +122,52 @@ def test_the_start_of_workers_takes_as_long_as_a_job_s(
     clock = 0.5 * len(slept) if "given" in name else 0.0  # each look at the clock is half a second
     assert slept == pytest.approx(expected, abs=2 * clock)
     assert reads[:1] in ([], [0.0]) or "as here" in name
+
+
+def test_batches_are_pinned_in_the_order_in_which_they_come(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's thread does: one that comes first is copied first, though a later step's."""
+    keys = {"reader.read_threads": 2, "reader.prefetch_size": 2, "train.loop": "pipelined"}
+    case = make_case(folders / "npy", "npy", PLAIN | keys)
+    make, take, pinned = plain.PlainReader.make, plain.PinnedBatches.take, list[bytes]()
+    come = tmp_path / "come"
+
+    def making(self: Any, task: Task, wanted: Any) -> Any:
+        if task.step == 0:  # in its worker
+            until(come.exists, "the batch of step 1")
+        return make(self, task, wanted)
+
+    def taking(self: Any, batch: Any) -> Any:
+        pinned.append(batch.numpy().tobytes())
+        come.touch()
+        return take(self, batch)
+
+    monkeypatch.setattr(plain.PlainReader, "make", making)
+    monkeypatch.setattr(plain.PinnedBatches, "take", taking)
+    with closing(case.open()) as loader:
+        taken = [step[0].data for step in loader.epoch(0, case.plan(0))]
+    taken_bytes = [data.tobytes() for data in taken if data is not None]
+    assert pinned[:2] == [taken_bytes[1], taken_bytes[0]]
+    assert sorted(pinned) == sorted(taken_bytes)
+
+
+def test_memory_is_locked_when_no_batch_has_left_any(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`reader.page_lock_time` is that of 1 GB; memory that was locked once stays so."""
+    keys = {"reader.read_threads": 1, "reader.prefetch_size": 1, "reader.page_lock_time": 2.0}
+    case = make_case(folders / "npy", "npy", PLAIN | keys)
+    slept, seen = list[float](), list[int]()
+    monkeypatch.setattr(plain, "time", SimpleNamespace(sleep=slept.append))
+    with closing(case.open()) as loader:
+        for epoch in range(3):
+            for [batch] in loader.epoch(epoch, case.plan(epoch)):
+                assert batch.data is not None
+                seen.append(batch.data.__array_interface__["data"][0])
+        memory = loader.memory()
+        assert len(seen) > len(memory) >= len(set(seen)) == len(slept)
+        assert slept == [pytest.approx(2.0 * memory[0].nbytes / 1e9)] * len(slept)
 
 
 def test_one_more_batch_is_asked_for_when_one_has_been_pinned(
