@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -90,13 +89,10 @@ class ForeignFiles:
                     os.fstat(number).st_size,
                 )
         except DatasetError as error:
-            if str(error).startswith(path):  # it is missing, or no file
-                raise
-            # `dlemu verify` knows nothing of them.
-            own = error.remedy if error.remedy != VERIFY else ""
-            has_own = own or re.search("; (leave|set|take|add|name|write) | must ", error.problem)
-            remedy = own if has_own else _NOT_SO
-            raise DatasetError(f"{path}: {error.problem}", remedy=remedy) from None
+            is_named = error.problem.startswith(path)  # it is missing, or no file
+            if error.remedy == VERIFY:  # which knows nothing of them
+                error = error.mended_by(FROM_SOURCE if is_named else "")
+            raise error if is_named else error.within(path, _NOT_SO) from None
 
     def _reader(self, name: str) -> Read:
         """Return what reads parts of an object; of what lies near the last part it asks nobody."""

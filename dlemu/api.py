@@ -37,6 +37,7 @@ class TrainingLoader:
     def __init__(self, dataset: Dataset, *, rank: int, num_ranks: int, pin: bool) -> None:
         self.workload = dataset.workload.with_keys({"train.loop": "rule"})
         self.notes, self._layout = dataset.notes, dataset.layout
+        self._remedies = dataset.remedies
         self._rank, self._num_ranks, self._epoch = rank, num_ranks, 0
         self._loader = open_loader(
             replace(dataset, workload=self.workload), accelerators=range(rank, rank + 1), keep=_HELD
@@ -74,8 +75,9 @@ class TrainingLoader:
             epoch=epoch,
             own=range(self._rank, self._rank + 1),
         )
-        for (batch,) in self._loader.epoch(epoch, plan):
-            yield batch
+        with self._remedies():
+            for (batch,) in self._loader.epoch(epoch, plan):
+                yield batch
 
     def __len__(self) -> int:
         """Return the number of steps of the next epoch."""

@@ -31,6 +31,26 @@ class DlemuError(Exception):
         """
         return cls(f"{what} {tried} ({reason_of(error)})", remedy=_remedy_of(error, what, remedy))
 
+    def within(self, where: object, remedy: str = "") -> Self:
+        """Return the same error, met at a place: "WHERE: problem; remedy".
+
+        It keeps its remedy; `remedy` stands where it has none. A place that its line begins with is
+        not named again.
+        """
+        told = self.problem.startswith(f"{where}")
+        problem = self.problem if told else f"{where}: {self.problem}"
+        return self._again(problem, self.remedy or remedy)
+
+    def mended_by(self, remedy: str) -> Self:
+        """Return the same error with another remedy."""
+        return self._again(self.problem, remedy)
+
+    def _again(self, problem: str, remedy: str) -> Self:
+        again = type(self).__new__(type(self))  # whatever arguments the class takes
+        vars(again).update(vars(self))
+        DlemuError.__init__(again, problem, remedy=remedy)
+        return again
+
 
 class WorkloadError(DlemuError):
     """A workload asks for what cannot be: an unknown key, a value out of its bounds."""

@@ -38,7 +38,6 @@ from dlemu.host.devices import (
 from dlemu.judge.outcome import remarks_of
 from dlemu.ranks.world import Alone
 from dlemu.report.words import note_lines
-from dlemu.run.job import run_job
 from dlemu.sizing.first import find_files, full_measurement
 from dlemu.storage import files
 from dlemu.storage.files import direct_unit
@@ -566,25 +565,6 @@ def test_a_damaged_file_of_others_is_not_sent_to_verify(
         find_dataset(job, Alone())
     assert str(error.value).startswith(f"{first}: ") and "dlemu verify" not in str(error.value)
     assert "copy it from its source again" in str(error.value)
-
-
-def test_a_file_of_others_that_a_run_finds_damaged_is_not_sent_to_verify(tmp_path: Path) -> None:
-    """A survey looks at few files; a run reads all."""
-    train = tmp_path / "data" / "train"
-    train.mkdir(parents=True)
-    for part in range(60):
-        np.save(train / f"{part:02}.npy", np.zeros(6000, np.uint8))
-    keys: dict[str, Any] = {"data_folder": str(tmp_path / "data"), "format": "npy"}
-    keys |= {"num_files_train": 60, "num_samples_per_file": 1}
-    keys |= {"record_length_bytes": 6000, "record_length_bytes_stdev": 0}
-    job = job_over(keys, tmp_path / "out", decode="library")
-    damaged = train / "17.npy"
-    damaged.write_bytes(b"x" * damaged.stat().st_size)
-    with pytest.raises(DatasetError) as error:
-        run_job(job)
-    line = str(error.value)
-    assert line.startswith(str(damaged)) and line.endswith("; copy it from its source again"), line
-    assert line in json.loads((tmp_path / "out" / "summary.json").read_text())["error"]
 
 
 def test_what_an_array_holds_is_said_where_nothing_tells(tmp_path: Path) -> None:

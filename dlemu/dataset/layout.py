@@ -7,6 +7,7 @@ Names follow DLIO, so that datasets are interchangeable (docs/formats.md).
 import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from pydantic import ConfigDict, Field
 from dlemu.config.model import Workload
 from dlemu.config.sections import ColumnSection, DatasetSection
 from dlemu.config.types import MOST_AXES, FileName
-from dlemu.errors import DatasetError, WorkloadError, system_line
+from dlemu.errors import FROM_SOURCE, VERIFY, DatasetError, WorkloadError, system_line
 from dlemu.formats import FileSamples, format_of
 from dlemu.formats.parquet import Amount, Parquet
 from dlemu.storage.place import Place, place_of
@@ -455,6 +456,16 @@ class Dataset:
     def place(self) -> Place:
         """Where the data folder lies, and how it is reached."""
         return place_of(self.folder, self.access)
+
+    @contextmanager
+    def remedies(self) -> Iterator[None]:
+        """Name what helps against a damaged file that dlemu has not written, so cannot verify."""
+        try:
+            yield
+        except DatasetError as error:
+            if self.known_places or error.remedy != VERIFY:
+                raise
+            raise error.mended_by(FROM_SOURCE) from None
 
     @classmethod
     def of(cls, workload: Workload) -> "Dataset":

@@ -44,7 +44,7 @@ class Csv(Bare):
         start, ends = _rows(read, file_bytes)
         if len(ends) != num_samples:
             raise DatasetError(
-                f"it has {len(ends)} lines, dataset.num_samples_per_file asks for {num_samples}; "
+                f"it has {len(ends)} lines, dataset.num_samples_per_file asks for {num_samples}, "
                 "or it was cut"
             )
         return Places.in_turn(np.diff(ends, prepend=start), start)

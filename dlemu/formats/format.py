@@ -25,6 +25,8 @@ Way = Literal["stream", "random"]
 """How files of several samples are read: from end to end, or each sample alone."""
 TO_THE_END = 1 << 62
 """Bytes of a last field that is not looked at."""
+HOW_MANY = "dataset.num_samples_per_file says how many there are"
+"""The remedy for a file of another number of samples."""
 
 
 def crc32c(data: NDArray[np.uint8], value: int) -> int:
@@ -188,7 +190,7 @@ class Checksum:
                 try:
                     self._want, self._take = next(self._fields)
                 except DatasetError as error:
-                    raise DatasetError(f"{self._path}: {error}") from None
+                    raise error.within(self._path, VERIFY) from None
 
 
 class Parsed:
@@ -218,7 +220,9 @@ class Streamed(Parsed):
             self._next += 1
             if self._next == place + 1:
                 return np.frombuffer(data, np.uint8)
-        raise DatasetError(f"{self._file.path} holds {self._next} samples, {place + 1} are wanted")
+        raise DatasetError(
+            f"{self._file.path} holds {self._next} samples, {place + 1} are wanted", remedy=VERIFY
+        )
 
 
 class _Located(Parsed):
@@ -292,7 +296,8 @@ class Format(ABC):
         `path` is the file's, for formats with indexes beside it.
 
         Raises:
-            DatasetError: the file is damaged or holds something else. The caller adds the path.
+            DatasetError: the file is damaged or holds something else. The caller adds the path, and
+                where it names no remedy that for a damaged file.
         """
 
     def count(self, read: Read, file_bytes: int, *, path: str = "") -> int | None:
@@ -301,7 +306,8 @@ class Format(ABC):
         It may open an index beside the file: `locate` finds out whether that is true.
 
         Raises:
-            DatasetError: the file is damaged or holds something else. The caller adds the path.
+            DatasetError: the file is damaged or holds something else. The caller adds the path, and
+                where it names no remedy that for a damaged file.
         """
         return None
 
@@ -309,7 +315,8 @@ class Format(ABC):
         """Return the array of a file of another tool; None: files of this format are no arrays.
 
         Raises:
-            DatasetError: the file is damaged or holds something else. The caller adds the path.
+            DatasetError: the file is damaged or holds something else. The caller adds the path, and
+                where it names no remedy that for a damaged file.
         """
         return None
 
@@ -355,7 +362,8 @@ class Format(ABC):
         records, the bytes may begin at any record, and `file_bytes` then counts from there.
 
         Raises:
-            DatasetError: the file is of another format, or was cut. The caller adds the path.
+            DatasetError: the file is of another format, or was cut. The caller adds the path, and
+                where it names no remedy that for a damaged file.
         """
 
     def gap(self, end: N) -> N:

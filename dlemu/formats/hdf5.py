@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats.format import (
+    HOW_MANY,
     Arrays,
     FileSamples,
     Format,
@@ -68,19 +69,21 @@ class Hdf5(Format):
             shape, dtype = dataset.shape, dataset.dtype
         if start is None:
             raise DatasetError(
-                f"{name} is chunked, compressed or empty; dataset.enable_chunking=true reads it "
-                "by h5py"
+                f"{name} is chunked, compressed or empty",
+                remedy="dataset.enable_chunking=true reads it by h5py",
             )
         if dtype.kind not in "biufc" or not dtype.isnative:
             raise DatasetError(
-                f"elements of type {dtype} cannot be read in place; use native numbers"
+                f"elements of type {dtype} cannot be read in place", remedy="use native numbers"
             )
         if start + num_bytes > file_bytes:
             raise DatasetError(
-                f"{name} ends at byte {start + num_bytes}, the file at {file_bytes}; it was cut"
+                f"{name} ends at byte {start + num_bytes}, the file at {file_bytes}: it was cut"
             )
         if num_samples > 1 and shape[:1] != (num_samples,):
-            raise DatasetError(f"{name}'s first axis must be {num_samples} samples, got {shape}")
+            raise DatasetError(
+                f"{name}'s first axis must be {num_samples} samples, got {shape}", remedy=HOW_MANY
+            )
         return Places.in_turn(np.full(num_samples, num_bytes // num_samples), start)
 
     def arrays(self, read: Read, file_bytes: int) -> Arrays:
@@ -94,7 +97,7 @@ class Hdf5(Format):
         end = int.from_bytes(head[at : at + 8], "little")
         if end > file_bytes:
             raise DatasetError(
-                f"its header says {end} bytes, the file has {file_bytes}; it was cut"
+                f"its header says {end} bytes, the file has {file_bytes}: it was cut"
             )
 
     def write(self, sink: Sink, file: FileSamples) -> None:
@@ -228,7 +231,8 @@ class _File(ArrayFile):
         if num_samples > 1 and self._array.shape[:1] != (num_samples,):
             raise DatasetError(
                 f"{file.path} has {name} of shape {self._array.shape}, its first axis must be "
-                f"{num_samples} samples"
+                f"{num_samples} samples",
+                remedy=HOW_MANY,
             )
         # A damaged header may ask for more memory than the host has.
         if num_bytes > _MOST_DEFLATED * file_bytes:

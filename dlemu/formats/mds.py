@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import VERIFY, DatasetError
-from dlemu.formats.format import FileSamples, Format, Places, Read, Sink
+from dlemu.formats.format import HOW_MANY, FileSamples, Format, Places, Read, Sink
 
 _U32 = np.dtype("<u4")
 _LARGEST_CONFIG = 1 << 20
@@ -40,7 +40,7 @@ class Mds(Format):
         found = self.count(read, file_bytes, path=path)
         if found != num_samples:
             raise DatasetError(
-                f"it holds {found} samples, dataset.num_samples_per_file asks for {num_samples}"
+                f"it holds {found} samples, {num_samples} are wanted", remedy=HOW_MANY
             )
         table = _U32.itemsize * (found + 2)
         offsets = np.frombuffer(read(4, table - 4), _U32).astype(np.int64)
@@ -99,8 +99,8 @@ class Mds(Format):
         ends = _ends(file.sizes)
         if ends[-1] >> 32:
             raise DatasetError(
-                f"an MDS shard has at most 4 GiB, {len(ends)} samples make {ends[-1]:,} bytes; "
-                "lower dataset.num_samples_per_file"
+                f"an MDS shard has at most 4 GiB, {len(ends)} samples make {ends[-1]:,} bytes",
+                remedy="lower dataset.num_samples_per_file",
             )
         table = np.array([len(ends), _head_bytes(len(ends)), *ends], _U32)
         sink.write(table.tobytes() + _CONFIG)

@@ -14,7 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import VERIFY, DatasetError
-from dlemu.formats.format import Arrays, FileSamples, Format, Parsed, Places, Read, Sink, damaged
+from dlemu.formats.format import (
+    HOW_MANY,
+    Arrays,
+    FileSamples,
+    Format,
+    Parsed,
+    Places,
+    Read,
+    Sink,
+    damaged,
+)
 from dlemu.storage.counted import CountedFile
 from dlemu.units import PAGE_BYTES
 
@@ -84,12 +94,14 @@ def parse_header(data: bytes) -> Array:
         raise DatasetError("the .npy header is damaged: it has no shape", remedy=VERIFY)
     if dtype.kind not in "biufc":
         raise DatasetError(
-            f"elements of type {str(descr)[:80]} cannot be read in place; use numbers"
+            f"elements of type {str(descr)[:80]} cannot be read in place", remedy="use numbers"
         )
     if not dtype.isnative:
-        raise DatasetError(f"element type {descr} has a foreign byte order; save it as native")
+        raise DatasetError(
+            f"element type {descr} has a foreign byte order", remedy="save it as native"
+        )
     if order is not False:
-        raise DatasetError("fortran_order must be False: save the array in C order")
+        raise DatasetError("fortran_order must be False", remedy="save the array in C order")
     return Array(start, shape, dtype)
 
 
@@ -140,7 +152,8 @@ def locate_within(read: Read, start: int, end: int, *, num_samples: int) -> Plac
         if array.shape[:1] != (num_samples,):
             raise DatasetError(
                 f"the array's last axis must be {num_samples} samples, or its first one, got "
-                f"shape {array.shape}"
+                f"shape {array.shape}",
+                remedy=HOW_MANY,
             )
         each = np.full(num_samples, array.num_bytes // num_samples, np.int64)
         return Places.in_turn(each, start + array.start)

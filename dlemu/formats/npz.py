@@ -114,7 +114,9 @@ class Npz(npy.Npy):
         _, _, flags, _, _, _, wanted, _, size, name, extra = _LOCAL.unpack(head)
         yield name + extra, rest.extend
         if flags & _SIZES_FOLLOW:
-            raise DatasetError("its checksum stands behind its data; set reader.check_crc=false")
+            raise DatasetError(
+                "its checksum stands behind its data", remedy="set reader.check_crc=false"
+            )
         [size] = _wide(bytes(rest[name:]), [size])
         crc = Sum(isal_zlib.crc32)
         yield size, crc.take
@@ -125,7 +127,7 @@ class Npz(npy.Npy):
 
 def _check_end(end: int, file_bytes: int, name: str = "x.npy") -> None:
     if end > file_bytes:
-        raise DatasetError(f"{name[:80]} ends at byte {end}, the file at {file_bytes}; it was cut")
+        raise DatasetError(f"{name[:80]} ends at byte {end}, the file at {file_bytes}: it was cut")
 
 
 class _Member(NamedTuple):
@@ -193,7 +195,9 @@ def _samples_in(members: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
     """Return the member with the samples: x.npy, else the largest array."""
     arrays = [each for each in members if each.filename.endswith(".npy")]
     if not arrays:
-        raise DatasetError("the zip archive has no x.npy; save the samples under the name x")
+        raise DatasetError(
+            "the zip archive has no x.npy", remedy="save the samples under the name x"
+        )
     named = [each for each in arrays if each.filename == "x.npy"]
     return (named or [max(arrays, key=lambda each: each.file_size)])[-1]
 
@@ -221,9 +225,13 @@ def _place_of(read: Read, file_bytes: int, member: zipfile.ZipInfo) -> tuple[int
 
 def _check_stored(flags: int, method: int, name: str = "x.npy") -> None:
     if flags & _ENCRYPTED:
-        raise DatasetError(f"{name[:80]} is encrypted; it cannot be read in place")
+        raise DatasetError(
+            f"{name[:80]} is encrypted and cannot be read in place", remedy="use np.savez"
+        )
     if method != 0:
-        raise DatasetError(f"{name[:80]} is compressed; it cannot be read in place, use np.savez")
+        raise DatasetError(
+            f"{name[:80]} is compressed and cannot be read in place", remedy="use np.savez"
+        )
 
 
 def _wide(extra: bytes, values: list[int]) -> list[int]:

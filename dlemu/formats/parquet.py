@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import VERIFY, DatasetError, WorkloadError
-from dlemu.formats.format import FileSamples, Format, Places, Read, Sink, varint
+from dlemu.formats.format import HOW_MANY, FileSamples, Format, Places, Read, Sink, varint
 from dlemu.units import PAGE_BYTES, ceil_div, format_bytes, round_up
 
 MAGIC = b"PAR1"
@@ -126,7 +126,7 @@ class Parquet(Format):
         rows = int(self.find(read, file_bytes).ends[-1])
         if rows != num_samples:
             raise DatasetError(
-                f"it has {rows} rows, dataset.num_samples_per_file asks for {num_samples} samples"
+                f"it has {rows} rows, {num_samples} samples are wanted", remedy=HOW_MANY
             )
         return self.places(np.full(num_samples, sum(each.row_bytes for each in self.read_columns)))
 
@@ -295,7 +295,10 @@ def _leaves(leaves: Sequence[str], name: str) -> list[int]:
         number for number, path in enumerate(leaves) if path == name or path.startswith(f"{name}.")
     ]
     if not found:
-        raise DatasetError(f"it has no column {name!a}, but {ascii(list(leaves))[:80]}")
+        raise DatasetError(
+            f"it has no column {name!a}, but {ascii(list(leaves))[:80]}",
+            remedy="dataset.parquet.columns names what is read",
+        )
     return found
 
 

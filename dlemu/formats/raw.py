@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlemu.errors import VERIFY, DatasetError
-from dlemu.formats.format import FileSamples, Format, Places, Read, Sink, Way
+from dlemu.formats.format import HOW_MANY, FileSamples, Format, Places, Read, Sink, Way
 from dlemu.storage.files import read_regular
 
 _U64 = np.dtype("<u8")
@@ -28,8 +28,7 @@ class Bare(Format):
     def locate(self, read: Read, file_bytes: int, *, num_samples: int, path: str = "") -> Places:
         if file_bytes == 0 or file_bytes % num_samples:
             raise DatasetError(
-                f"{file_bytes} bytes are not {num_samples} samples of one size; "
-                "dataset.num_samples_per_file says how many there are"
+                f"{file_bytes} bytes are not {num_samples} samples of one size", remedy=HOW_MANY
             )
         return self.places(np.full(num_samples, file_bytes // num_samples, np.int64))
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import VERIFY, DatasetError
 from dlemu.formats.format import (
+    HOW_MANY,
     TO_THE_END,
     Field,
     FileSamples,
@@ -64,13 +65,13 @@ class TfRecord(Format):
                 message = _Span(at + _LENGTH.size, at + _LENGTH.size + length)
                 image = _image(near, message)
             except DatasetError as error:
-                raise DatasetError(f"record {sample} at byte {at}: {error}") from None
+                raise error.within(f"record {sample} at byte {at}") from None
             offsets[sample], lengths[sample] = image.start, image.end - image.start
             at = message.end + 4
         if at != file_bytes:
             raise DatasetError(
-                f"{num_samples} records end at byte {at}, the file at {file_bytes}; "
-                "dataset.num_samples_per_file says how many there are"
+                f"{num_samples} records end at byte {at}, the file at {file_bytes}",
+                remedy=HOW_MANY,
             )
         return Places(offsets, lengths)
 
@@ -83,7 +84,7 @@ class TfRecord(Format):
             try:
                 at += FRAME_BYTES + _record_length(read(at, _LENGTH.size), file_bytes - at)
             except DatasetError as error:
-                raise DatasetError(f"record {number} at byte {at}: {error}") from None
+                raise error.within(f"record {number} at byte {at}") from None
             number += 1
         return number
 
@@ -155,7 +156,7 @@ def _payloads(counted: CountedFile) -> Iterator[bytes]:
             whole = frame + record
             place = FORMAT.locate(partial(_slice, whole), len(whole), num_samples=1)
         except DatasetError as error:
-            raise DatasetError(f"{counted.path}: record at byte {at}: {error}") from None
+            raise error.within(f"{counted.path}: record at byte {at}", VERIFY) from None
         start = int(place.offsets[0])
         yield whole[start : start + int(place.lengths[0])]
 
@@ -223,12 +224,12 @@ class _Nearby:
 def _record_length(frame: bytes, left: int) -> int:
     """Return a record's length from its frame's first 12 bytes; check their checksum."""
     if len(frame) < _LENGTH.size:
-        raise DatasetError("the file ends within a record's length; it was cut")
+        raise DatasetError("the file ends within a record's length: it was cut")
     length, crc = _LENGTH.unpack(frame)
     if masked_crc(google_crc32c.value(frame[:8])) != crc.to_bytes(4, "little"):
         raise DatasetError("the checksum of the record's length is wrong", remedy=VERIFY)
     if FRAME_BYTES + length > left:
-        raise DatasetError(f"the record has {length} bytes, the file {left}; it was cut")
+        raise DatasetError(f"the record has {length} bytes, the file {left}: it was cut")
     return int(length)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dlemu.errors import DAMAGE, VERIFY, DatasetError, in_short
 from dlemu.formats.format import (
+    HOW_MANY,
     FileSamples,
     Format,
     Parsed,
@@ -70,8 +71,8 @@ class WebDataset(Format):
         if len(found) != num_samples:
             more = "more than " if len(found) > num_samples else ""
             raise DatasetError(
-                f"it holds {more}{min(len(found), num_samples)} samples, "
-                f"dataset.num_samples_per_file asks for {num_samples}"
+                f"it holds {more}{min(len(found), num_samples)} samples, {num_samples} are wanted",
+                remedy=HOW_MANY,
             )
         ends = [member.offset_data + member.size for member in found]
         if max(ends) > file_bytes or min(member.size for member in found) < 1:

@@ -14,6 +14,7 @@ import numpy as np
 from dlemu.dataset.layout import Samples
 from dlemu.errors import VERIFY, DatasetError, DlemuError
 from dlemu.formats import format_of
+from dlemu.formats.format import HOW_MANY
 from dlemu.formats.parquet import TAIL_BYTES, Parquet, Ranges, read_footer
 from dlemu.loaders.source import Memory, Note, Rows, Source, Task, TaskReader
 from dlemu.loaders.steps import READING
@@ -114,12 +115,13 @@ class ColumnReader(TaskReader):
                 raise DatasetError("its footer differs from what was written", remedy=VERIFY)
             end = int((ranges.offsets + ranges.lengths).max()) + len(footer) + TAIL_BYTES
             if end > file.num_bytes:
-                raise DatasetError(f"it holds {file.num_bytes} bytes; it was cut short")
+                raise DatasetError(f"it holds {file.num_bytes} bytes: it was cut short")
         else:
             ranges = parquet.found_by(footer, file.num_bytes)
             if ranges.ends[-1] != num_rows:
                 raise DatasetError(
-                    f"it has {ranges.ends[-1]} rows, dataset.num_samples_per_file={num_rows}"
+                    f"it has {ranges.ends[-1]} rows, {num_rows} samples are wanted",
+                    remedy=HOW_MANY,
                 )
         if self._known is None or self._known[0] is not ranges:
             self._known = ranges, ranges.joined(self._gap)

@@ -26,7 +26,7 @@ from dlemu.config.model import Workload
 from dlemu.datagen.survey import SurveyedLayout
 from dlemu.dataset.layout import Dataset, Layout, Samples, file_sizes
 from dlemu.dataset.plan import EpochPlan
-from dlemu.errors import DatasetError, DlemuError, WorkloadError
+from dlemu.errors import VERIFY, DatasetError, DlemuError, WorkloadError
 from dlemu.formats import format_of
 from dlemu.host.processes import free_memory_bytes, usable_cpus
 from dlemu.loaders.cache.reader import CacheReader
@@ -306,7 +306,8 @@ class Rows:
         elif length > self.slots.row_bytes:
             raise DatasetError(
                 f"{path} has a sample of {length} bytes, at most {self.slots.row_bytes} were "
-                f"expected; set dataset.record_length_bytes_resize"
+                "expected",
+                remedy="set dataset.record_length_bytes_resize",
             )
         row = self._row_of.get(sample)
         if row is None:
@@ -393,7 +394,8 @@ class TaskReader(ABC):
         reading = self._read_seconds - self._before
         self._decode_seconds += perf_counter() - self._begun - reading
         if self._path and isinstance(error, DlemuError):
-            raise type(error)(f"{self._path}: {error}") from None
+            remedy = VERIFY if isinstance(error, DatasetError) else ""
+            raise error.within(self._path, remedy) from None
 
 
 def row_bytes_of(source: Source, num_accelerators: int) -> int:

@@ -33,7 +33,7 @@ from dlemu.datagen.survey import SurveyedLayout, as_found, find_dataset
 from dlemu.dataset.layout import Dataset, Layout, needed_ratio
 from dlemu.dataset.plan import EpochPlan, count_steps, make_plan
 from dlemu.dataset.rule import accelerators_of, num_accelerators, num_processes
-from dlemu.errors import FROM_SOURCE, VERIFY, DatasetError, DlemuError, RunError
+from dlemu.errors import DlemuError, RunError
 from dlemu.findings import Finding, note
 from dlemu.host.processes import memory_bytes
 from dlemu.judge.bottleneck import find_run_limit
@@ -166,17 +166,6 @@ def keep_survey(dataset: Dataset, path: Path) -> None:
         write_json(path, dataset.layout.described(dataset.folder))
 
 
-@contextmanager
-def _remedies(dataset: Dataset) -> Iterator[None]:
-    """Name what helps against a damaged file that dlemu has not written, so cannot verify."""
-    try:
-        yield
-    except DatasetError as error:
-        if error.remedy != VERIFY or not isinstance(dataset.layout, SurveyedLayout):
-            raise
-        raise type(error)(error.problem, remedy=FROM_SOURCE) from None
-
-
 def run_rank(world: World, workload: Workload, layout: Layout | None) -> None:
     """Be one of the other ranks of `run_job`."""
     run_job(workload, world=world, layout=layout)
@@ -305,7 +294,7 @@ class _Run:
                     self.say(lines_of(facts_of(summary)))
                 record.write()
                 self._keep_survey(folder / SURVEY)
-                with _remedies(self.dataset):
+                with self.dataset.remedies():
                     replayed = self._replay(record, is_first=is_first)
                 gathered = self._gather(folder, replayed)
                 return None if gathered is None else self._judge(record, gathered)

@@ -38,7 +38,7 @@ _Extent = tuple[int, int, memoryview | None]
 
 HEAD_BYTES = 4096
 """First bytes of a file; the formats' headers lie in them."""
-_UNDISTURBED = "run again when nobody writes there"
+UNDISTURBED = "run again when nobody writes there"
 _MOST_VECTORS = os.sysconf("SC_IOV_MAX")
 _CACHED_BYTES = 8 << 20
 """Most bytes that one call copies from the page cache. Fewer calls wait less for Python's lock."""
@@ -191,7 +191,7 @@ class ExtentReader(ReadCounts):
             self.close_file(file)
             raise DatasetError(
                 f"{path} was replaced or changed while it was being read",
-                remedy=_UNDISTURBED,
+                remedy=UNDISTURBED,
             )
         self._open[path] = file
         return file
@@ -619,7 +619,7 @@ def _fill(file: File, into: list[memoryview], start: int, want: int, *, unit: in
                 raise DatasetError(
                     f"{file.path} ends at byte {start + got}, but held {file.num_bytes} "
                     "bytes when it was opened: it was cut while it was being read",
-                    remedy=_UNDISTURBED,
+                    remedy=UNDISTURBED,
                 )
             into = _after(into, done)
             done = os.preadv(file.descriptor, into[:_MOST_VECTORS], start + got)

@@ -328,10 +328,10 @@ def test_survey_refuses_what_does_not_fit(tmp_path: Path) -> None:
     )
     assert refused(num_samples_per_file=2) == (
         f"{train}/img_0_of_4.npz: the array's last axis must be 2 samples, or its first "
-        "one, got shape (30, 20, 3)"
+        "one, got shape (30, 20, 3); dataset.num_samples_per_file says how many there are"
     )
     os.truncate(train / "img_3_of_4.npz", 1000)
-    cut = f"{train}/img_3_of_4.npz: x.npy ends at byte 1983, the file at 1000; it was cut"
+    cut = f"{train}/img_3_of_4.npz: x.npy ends at byte 1983, the file at 1000: it was cut"
     assert refused().startswith(f"{cut}; if it is whole, dataset.format says what such files are")
     (train / "img_3_of_4.npz").write_bytes(b"no archive")
     none = f"{train}/img_3_of_4.npz: no zip archive: it begins with b'no a'; if it is whole, "

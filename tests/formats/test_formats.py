@@ -353,7 +353,7 @@ def test_a_csv_of_pandas(tmp_path: Path) -> None:
         FORMATS["csv"].parse(CountedFile(str(path)), 1).sample(0)
     for text, count in (("1\n2", 1), ("1\n2\n", 3), ("", 1)):
         path.write_text(text)
-        refused("csv", path, count, f"asks for {count}; or it was cut")
+        refused("csv", path, count, f"asks for {count}, or it was cut")
 
 
 def test_a_tfrecord_of_any_order(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from dlemu.formats import Places, format_of
 from dlemu.loaders import Batch
 from dlemu.loaders.source import Source, Task, sample_bytes
 from dlemu.loaders.steps import CLOSE_SECONDS
+from dlemu.storage.extents import UNDISTURBED
 from dlemu.storage.files import cannot_open, direct_unit
 from dlemu.storage.gpu.cuda import DeviceMemory, GpuContext
 from dlemu.storage.gpu.cufile import DeviceBuffer, DeviceFile, Driver
@@ -249,7 +250,10 @@ class DeviceReader:
                     into = slot + extent.at + at - extent.start if kept else nowhere
                     got = file.read(self._buffer, min(part, self._piece_bytes), at, into)
                     if got == 0:
-                        raise DatasetError(f"{path} ended at byte {at} while it was being read")
+                        raise DatasetError(
+                            f"{path} ended at byte {at} while it was being read",
+                            remedy=UNDISTURBED,
+                        )
                     at += got
         except FileNotFoundError as error:
             raise cannot_open(path, error) from None
@@ -280,4 +284,4 @@ class DeviceReader:
         except FileNotFoundError as error:
             raise cannot_open(path, error) from None
         except DatasetError as error:
-            raise DatasetError(f"{path}: {error}") from None
+            raise error.within(path, VERIFY) from None

@@ -316,7 +316,7 @@ class DaliReads:
                 data, file_bytes=file_bytes, num_samples=self._layout.samples_per_file
             )
         except DatasetError as error:
-            raise DatasetError(f"{path}: {error}") from None
+            raise error.within(path, VERIFY) from None
         lines = [f"{offset} {num_bytes}\n".encode() for offset, num_bytes in records]
         return lines, [num_bytes for _, num_bytes in records]
 

@@ -454,7 +454,7 @@ class DeviceFile(Closable):
             )
         except RunError as error:
             os.close(self._fd)
-            raise RunError(f"{path}: {error}") from None
+            raise error.within(path) from None
 
     def read(
         self, buffer: DeviceBuffer, num_bytes: int, file_offset: int, buffer_offset: int = 0
