@@ -278,7 +278,7 @@ def test_a_dataset_that_ends_the_search_gives_an_answer(
     assert bound["kind"] == "too_few_files" and bound["figures"]["most_accelerators"] == 6
     out = capsys.readouterr().out
     assert "feeds at least 6 H100s of CosmoFlow" in out and sentence(bound) in out
-    assert "the dataset was the limit: 200 files are enough for 6;" in out
+    assert "the dataset ended the search: 200 files are enough for 6;" in out
     assert "about 3 runs of " in out
     # The command runs as it stands, and the search then goes on with what it has.
     assert run_command(bound["figures"]["command"].split()[1:]) == 0

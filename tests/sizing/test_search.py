@@ -515,9 +515,9 @@ def test_an_answer_does_not_contradict_itself(points: list[Point], is_short: boo
         assert "runs=5 decides" not in text, "five runs were made, or others decide"
         limits = re.findall("^limit at .*?: ([a-z ]+)", text, re.M)
         if "limit: the drive" in said:
-            assert "the dataset was the limit" not in text
+            assert "the dataset ended the search" not in text
             assert limits[:1] in ([], ["storage"]), "the first is that of the headline"
-        if "the dataset was the limit" in text:
+        if "the dataset ended the search" in text:
             assert found.at_least and found.fewest_failed is None
     rows = [line.split() for line in of_try.splitlines() if line.startswith("resnet50_h100 ")]
     assert rows[0][1 : 2 + found.at_least] == ["≥"] * found.at_least + [str(number)]

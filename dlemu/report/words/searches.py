@@ -72,7 +72,7 @@ SEARCHES: Mapping[str, Callable[[Any], str]] = {
         f"about {f.num_runs} runs of {format_seconds(f.seconds_a_run)} each: "
         f"{counted(f.num_steps, 'step')} x {counted(f.num_epochs, 'epoch')}"
     ),
-    "too_few_files": lambda f: f"the dataset was the limit: {_enough(f)}",
+    "too_few_files": lambda f: f"the dataset ended the search: {_enough(f)}",
     "too_many_open_files": lambda f: (
         f"{f.num_accelerators} need {f.num_open_files} open files in a rank, more than a process "
         "may have here; use more ranks or train.processes, or raise the limit as root: ulimit -n "
