@@ -992,7 +992,23 @@ OTHER_FILES = {
     "defaults:\n  - workload: default\n  - override hydra/job_logging: custom\n": (
         "it is a file of a Hydra application, not a workload"
     ),
-    "handlers: {console: {level: INFO}}\n": "is no workload: it has no group of keys dataset",
+    "handlers: {console: {level: INFO}}\n": (
+        "is no workload: it has handlers; a workload has at least dataset.format, "
+        "dataset.num_files_train, reader.batch_size and train.computation_time (dlemu run "
+    ),
+    "apiVersion: batch/v1\nkind: Job\nmetadata: {name: x}\nspec: {}\n": (
+        "is no workload: it has apiVersion, kind, metadata and more; a workload has at least"
+    ),
+    "model: {_component_: llama2_7b}\ndataset: {_component_: alpaca}\nbatch_size: 2\n": (
+        "is no workload: it has model, dataset, batch_size; a workload has at least"
+    ),
+    "model_name_or_path: gpt2\ndataset: imdb\ntrain: {epochs: 3}\n": (
+        "is no workload: it has model_name_or_path, dataset, train; a workload has at least"
+    ),
+    "defaults: [_self_, {model: resnet}, {data: mnist}]\nseed: 1\n": (
+        "it is a file of a Hydra application, not a workload"
+    ),
+    "reader: {batch_size: 2}\ntrain: {computation_time: 0.1}\n": "it has no group of keys dataset, with",
     "- workload=unet3d_h100\n": "holds no keys; a workload has dataset, reader and train",
     "": "holds no keys",
     "database: {host: 127.0.0.1, database: milvus}\ndataset: {num_vectors: 1_000_000}\n"

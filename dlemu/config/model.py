@@ -34,7 +34,7 @@ from dlemu.config.compose import (
     set_key,
 )
 from dlemu.config.dlio import IGNORED, is_of_checkpoints, other_benchmark, translated
-from dlemu.config.refusal import describe, group_of, known_keys, missing_key
+from dlemu.config.refusal import NO_KEYS, describe, group_of, known_keys, missing_key
 from dlemu.config.sections import (
     CacheSection,
     ClientSection,
@@ -420,16 +420,41 @@ def check_workload(
             raise  # a drive that is not there
         text = describe(error.__cause__, Workload, IGNORED, lambda: _keys_of(command))
         name, missing = str(raw["name"]), missing_key(error.__cause__)
+        made = raw.get("made_from") or name
         if missing == "dataset.format" and name in named("model"):
             text = f"{no_workload(name, known_workloads())}; take dlemu checkpoint"
+        elif not _is_of_jobs(raw):
+            text = f"{made} is no workload{_held_by(tree)}; {_LEAST}"
         elif missing == "dataset.format":
             text += "; add dataset.format=npz, or that of your files (dlemu help dataset.format)"
         elif missing == "dataset":
-            made = raw.get("made_from") or name
             text = f"{made} is no workload: it has no group of keys dataset, with format= and more"
         raise WorkloadError(text) from None
     workload._source = source
     return _checked(workload)
+
+
+_LEAST = (
+    "a workload has at least dataset.format, dataset.num_files_train, reader.batch_size and "
+    "train.computation_time (dlemu run workload=unet3d_h100 --cfg job shows all keys of one)"
+)
+_MOST_SHOWN = 3
+"""Keys of a file of another tool that a line names."""
+
+
+def _is_of_jobs(raw: Mapping[str, Any]) -> bool:
+    """Return whether a file itself says something of a dataset, or of how it is read."""
+    groups = ((name, raw.get(name)) for name in ("dataset", "reader"))
+    said = {f"{name}.{key}" for name, keys in groups if isinstance(keys, dict) for key in keys}
+    return not said.isdisjoint({*known_keys(Workload)} - {*raw.get("given", ())})
+
+
+def _held_by(tree: Mapping[str, Any]) -> str:
+    """Return what a file of another tool has: ": it has services", or "" where that is nothing."""
+    given = {key.partition(".")[0] for key in tree.get("given", ())}
+    keys = [str(key)[:40] for key in tree if key not in {"name", *NO_KEYS, *given}]
+    more = " and more" if len(keys) > _MOST_SHOWN else ""
+    return f": it has {', '.join(keys[:_MOST_SHOWN])}{more}" if keys else ""
 
 
 def _checked(workload: Workload) -> Workload:
