@@ -1008,7 +1008,9 @@ OTHER_FILES = {
     "defaults: [_self_, {model: resnet}, {data: mnist}]\nseed: 1\n": (
         "it is a file of a Hydra application, not a workload"
     ),
-    "reader: {batch_size: 2}\ntrain: {computation_time: 0.1}\n": "it has no group of keys dataset, with",
+    "reader: {batch_size: 2}\ntrain: {computation_time: 0.1}\n": (
+        "is no workload: it has no group of keys dataset, with format= and more"
+    ),
     "- workload=unet3d_h100\n": "holds no keys; a workload has dataset, reader and train",
     "": "holds no keys",
     "database: {host: 127.0.0.1, database: milvus}\ndataset: {num_vectors: 1_000_000}\n"

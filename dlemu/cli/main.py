@@ -25,6 +25,7 @@ from dlemu.config.compose import (
     known_workloads,
     named,
     no_workload,
+    refuse_misnamed,
     sweeps,
     value_of_word,
     without_secrets,
@@ -319,6 +320,7 @@ class _Job:
         if self.name == "checkpoint" and folder is not None:
             overrides, folder = [*overrides, f"checkpoint.checkpoint_folder={folder}"], None
         if self.name == "checkpoint" and not {"model", "workload"} & words.values.keys():
+            refuse_misnamed(words.values)
             known = ", ".join(named("model"))
             raise WorkloadError(
                 f"no model is named; write model=NAME or FILE.yaml (known: {known})"

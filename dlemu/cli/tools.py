@@ -48,13 +48,16 @@ def trial_of(words: Words) -> "Trial":
         raise WorkloadError(f"one folder is needed, on the storage: dlemu try FOLDER{got}")
     jobs: dict[str, Any] = {}
     own: list[str] = []
+    if {"workload", "workloads"} <= words.values.keys():
+        raise WorkloadError("workload and workloads are one key of dlemu try; keep one")
     for key, text in words.values.items():
         if key.removeprefix("try.") in _DECIDED:
             raise WorkloadError(f"dlemu try decides {key} itself; leave it out")
         if "." in key and not key.startswith(("try.", "output.")):
             jobs[key] = value_of_word(key, text)
         else:
-            own.append(f"{key}={text}")
+            # One is named as other commands have it.
+            own.append(f"{'workloads' if key == 'workload' else key}={text}")
     place = path_of(words.others[0], "folder")
     trial = Trial(folder=place, **Words(own).tree("try"))
     return trial.model_copy(update={"jobs": load_jobs(trial.workloads, jobs)})
@@ -131,6 +134,7 @@ def load_of(words: Words) -> "Load":
     if "model" in values and "files" in values:
         raise WorkloadError("model and files exclude each other; give one of them")
     if "model" not in values and "files" not in values:
+        Load.refuse_unknown(key.removeprefix("load.") for key in words.values)
         raise WorkloadError(
             "no model; write dlemu load model=llama2_70b, or the FOLDER of a model's files"
         )

@@ -119,9 +119,22 @@ def compose_words(
     for place, (key, value) in enumerate(pairs):
         if key == "drive" and isinstance(value, str):
             pairs[place] = key, str(find("drive", value, config_dir))
+    if not any(asked.values()):
+        refuse_misnamed(key for key, _ in pairs)
     group = "workload" if asked["workload"] else "model"
     path = _choose(group, asked[group], config_dir)
     return _composed(path, _read_job(path) | dict(models), [*models, *pairs], source)
+
+
+def refuse_misnamed(keys: Iterable[str]) -> None:
+    """Refuse a key that is nearly one that names a job, where none is named.
+
+    Raises:
+        WorkloadError: the line has both.
+    """
+    for key in keys:
+        if "." not in key and (hint := did_you_mean(key, ("workload", "model"), cutoff=0.75)):
+            raise WorkloadError(f"unknown key {key}{hint}")
 
 
 def _composed(
@@ -559,9 +572,7 @@ def _plain(tree: object) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-_HYDRAS_OWN = re.compile(
-    r"\bhydra\.|No match in the defaults list|Could not find 'workload/workload/"
-)
+_HYDRAS_OWN = re.compile(r"\bhydra\.|No match in the defaults list|Could not find 'workload/[^']+/")
 """What Hydra says of the main file of another application."""
 
 

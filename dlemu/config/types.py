@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from dlemu.config.refusal import Names as Names
-from dlemu.config.refusal import ParsedText, describe
+from dlemu.config.refusal import ParsedText, describe, known_keys, unknown_key
 from dlemu.errors import WorkloadError
 from dlemu.formats import FORMATS
 from dlemu.plugins import Registry, is_url
@@ -259,6 +259,18 @@ class Arguments(Section):
             # A text of the command line is shown as it was typed.
             line = re.sub(r"got '(.+)'$", r"got \1", describe(error, type(self), ()))
             raise WorkloadError(line) from None
+
+    @classmethod
+    def refuse_unknown(cls, keys: Iterable[str]) -> None:
+        """Name the first key that there is not: one that is missing may be written there.
+
+        Raises:
+            WorkloadError: the line has the nearest key.
+        """
+        known = {*known_keys(cls)}
+        for key in keys:
+            if key not in known:
+                raise WorkloadError(unknown_key(key, cls, ()))
 
 
 def _listed(value: object) -> object:

@@ -366,7 +366,7 @@ class Trial(Arguments):
     keep: bool = False
     """Leave the files for another try."""
     workloads: Listed[str] = WORKLOADS
-    """Workloads that are tried; other keys of a workload hold for all of them."""
+    """Workloads that are tried, also as workload=; their other keys hold for all of them."""
     output: TryOutput = TryOutput()
     jobs: Annotated[tuple[Workload, ...], Use(by="")] = ()
     # The workloads, with the other keys that were given.

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from dlemu.cli.main import run as run_command
+from dlemu.cli.tools import trial_of
+from dlemu.cli.words import parse
 from dlemu.config.model import Workload, load_workload
 from dlemu.config.sections import StorageSection
 from dlemu.errors import DatasetError, DlemuError, WorkloadError
@@ -80,6 +82,14 @@ def trial(drive: Path, out: Path, *workloads: Workload, **more: Any) -> Trial:
         "output": {"folder": str(out)},
     } | more
     return Trial(folder=drive, jobs=workloads or (tiny(),), **values)
+
+
+@pytest.mark.parametrize("key", ["workload", "workloads"])
+def test_a_workload_is_named_as_other_commands_have_it(drive: Path, key: str) -> None:
+    path = Path(__file__).parents[2] / "examples" / "speech.yaml"
+    asked = trial_of(parse([str(drive), f"{key}={path}", "seconds=10"]))
+    assert asked.workloads == (str(path),)
+    assert [job.name for job in asked.jobs] == ["speech"] and asked.seconds == 10
 
 
 def tried(
