@@ -441,6 +441,15 @@ class ReaderSection(Section):
     """With cost=dataloader: seconds in which CUDA makes 1 GB of page-locked memory, where a job has
     pin_memory=True. A batch waits for its part where no earlier batch has left memory: the first
     ones do. 0: the job has no such memory."""
+    worker_memory: Annotated[
+        Literal["returned", "kept"],
+        Use(when=lambda job: job.by_pytorch and job.has_workers),
+    ] = "returned"
+    """What a worker of a plain DataLoader (cost=dataloader) does with the memory of a batch's
+    samples. `returned`: the kernel has it back, and gives each of its pages anew for the next
+    batch, which costs CPU time. `kept`: the worker uses it again. In a real worker glibc decides by
+    what the process has allocated before; Meter finds which. It returns arrays above 32 MiB each in
+    any case."""
     gds: Annotated[
         Literal["require", "prefer", "off"],
         BeforeValidator(off_for_false),

@@ -123,6 +123,12 @@ _PIL_PREFIX = 16
 """Bytes by which PIL tells what a file is, and the library's buffer fills."""
 _SHARED = "/dev/shm"
 _LIBC = ctypes.CDLL(None)
+_KEEPING = {
+    -1: -1,  # M_TRIM_THRESHOLD: the end of the heap is never given back
+    -2: 64 << 20,  # M_TOP_PAD: nor are the heaps of 64 MiB of other threads than the first
+    -3: 32 << 20,  # M_MMAP_THRESHOLD: the most that glibc allows
+}
+"""Options of glibc's mallopt (malloc.h) with which freed memory stays in the process."""
 
 
 def load_of(source: Source) -> Load | None:
@@ -164,11 +170,7 @@ class PlainReader:
         self._opened: tuple[int, Parsed] | None = None
         self._early: dict[int, torch.Tensor] = {}  # samples that were read for a later batch
         self._scheduled = -1
-        # glibc's. Where freed memory lies, and whether the C library keeps it, is chance: it hangs
-        # on what the process has allocated before. The workers of real jobs on H100s were seen to
-        # take a batch's pages from the kernel anew, a seventh of what they cost with 150 kB a
-        # sample; dlemu's, forked off a thread with memory of its own, were not.
-        self._give_back: Callable[[int], object] = getattr(_LIBC, "malloc_trim", _keep)
+        self._give_back = _give_back_of(source)
 
     def start_epoch(self, epoch: int) -> None:
         """Forget what an earlier epoch, perhaps ended early, has left."""
@@ -391,8 +393,25 @@ def rate_of_workers(source: Source, *, loaders: int, workers: int, seconds: floa
         return sum(pool.map(take, range(loaders)))
 
 
+def _give_back_of(source: Source) -> Callable[[int], object]:
+    """Return what is called when a batch's samples are free; prepare this process for it.
+
+    Whether glibc keeps freed memory is chance: it hangs on what the process has allocated before,
+    and on where. So each of the two states is brought about.
+    """
+    reader = source.workload.reader
+    # Without workers this is the user's process, whose memory is its own affair.
+    if reader.worker_memory == "kept" and reader.read_threads:
+        with suppress(AttributeError):  # another C library
+            for option, value in _KEEPING.items():
+                _LIBC.mallopt(option, value)
+        return _keep
+    give_back: Callable[[int], object] = getattr(_LIBC, "malloc_trim", _keep)
+    return give_back
+
+
 def _keep(padding: int) -> None:
-    """Leave freed memory to a C library that has no malloc_trim."""
+    """Leave freed memory to the C library."""
 
 
 def _ignore_interrupts(worker: int) -> None:

@@ -41,7 +41,7 @@ _KEYS = (
     *("dataset.format", "dataset.record_length_bytes", "dataset.record_length_bytes_stdev"),
     *("dataset.record_length_bytes_resize", "dataset.record_dims", "dataset.record_element_type"),
     *("dataset.num_samples_per_file", "reader.batch_size", "reader.preprocess"),
-    "reader.preprocess_time",
+    *("reader.preprocess_time", "reader.worker_memory"),
 )
 """What the time of a sample depends on, beside the host."""
 

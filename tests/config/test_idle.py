@@ -50,6 +50,7 @@ def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run
         ("reader.io_depth", 8, {"reader.cost": "dataloader"}, {}),
         ("reader.cost", "dataloader", {"reader.data_loader": "threads"}, {}),
         ("reader.multiprocessing_context", "spawn", {"reader.read_threads": 0}, {}),
+        ("reader.worker_memory", "kept", {"reader.read_threads": 0}, {}),
         ("reader.worker_start_time", 0.02, {"reader.read_threads": 0}, {}),
         ("reader.page_lock_time", 1.0, {}, {"reader.cost": "dataloader"}),
         (

@@ -7,14 +7,17 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from dlemu.dataset.layout import Dataset
 from dlemu.errors import DatasetError, WorkloadError
@@ -23,7 +26,15 @@ from dlemu.loaders.source import Source, Task
 from dlemu.loaders.steps import IDLE
 from tests.lab.dataset import flip
 from tests.lab.waiting import until
-from tests.loaders.contract import DATASETS, Case, check_epoch, make_case, payload_bytes, read_all
+from tests.loaders.contract import (
+    DATASETS,
+    Case,
+    check_epoch,
+    make_case,
+    payload_bytes,
+    read_all,
+    source_of,
+)
 from tests.loaders.test_faults import put
 
 PLAIN: dict[str, object] = {
@@ -398,6 +409,59 @@ def test_a_picture_is_asked_for_as_pil_asks(
     assert len(found) > 65_536, "more than a call"
     assert ours.asked[0] == raw.asked[0] <= 8192
     assert ours.asked[1] == raw.asked[1]
+
+
+_BEFORE = {"returned": {-1: 1 << 30, -3: 32 << 20}, "kept": {-1: 0, -3: 65_536}}
+"""Of each state, options of mallopt that bring about the other one: a process's thresholds."""
+_NO_HUGE_PAGES = 41  # PR_SET_THP_DISABLE: one fault would give 2 MiB
+
+
+def _begin_otherwise(state: str, worker: int) -> None:
+    for option, value in _BEFORE[state].items():
+        assert plain._LIBC.mallopt(option, value) == 1
+    plain._LIBC.prctl(_NO_HUGE_PAGES, 1, 0, 0, 0)
+
+
+class Faults(plain._Batches):
+    """Of each batch that a worker makes, the faults that it has had so far."""
+
+    def __getitem__(self, step: int) -> Any:
+        super().__getitem__(step)
+        return getrusage(RUSAGE_SELF).ru_minflt
+
+
+@pytest.mark.parametrize("own_heap", [False, True])
+@pytest.mark.parametrize("state", ["returned", "kept"])
+def test_a_worker_returns_or_keeps_the_memory_of_samples(
+    state: str, own_heap: bool, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever glibc would do by itself, and in whichever heap: threads have heaps of 64 MiB.
+
+    A batch has 120 samples of 0.9 MB, cut to a few bytes: nearly all of its faults are theirs.
+    """
+    monkeypatch.setitem(plain._LOADS, "npy", lambda path: np.full(900_000, 1, np.uint8))
+    keys: dict[str, object] = {"reader.read_threads": 1, "reader.worker_memory": state}
+    keys |= {"reader.batch_size": 120, "dataset.record_length_bytes_resize": 8}
+    source = source_of(folders / "of_120", PLAIN | keys, format="npy", num_files_train=120)
+
+    def take() -> list[int]:
+        loader: Any = DataLoader(
+            Faults(source, 8),
+            batch_size=None,
+            sampler=range(6),
+            num_workers=1,
+            multiprocessing_context="fork",
+            worker_init_fn=partial(_begin_otherwise, state),
+        )
+        return [*loader]
+
+    with ThreadPoolExecutor(1) as pool:
+        faults = pool.submit(take).result() if own_heap else take()
+    if not any(faults):
+        pytest.skip("this kernel counts no page faults")
+    pages = 120 * 900_000 / os.sysconf("SC_PAGE_SIZE")
+    counts = np.diff(faults)[1:] / pages
+    assert (counts > 0.9).all() if state == "returned" else (counts < 0.1).all(), counts
 
 
 @pytest.mark.parametrize("glibc", [True, False])
