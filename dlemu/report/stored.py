@@ -78,9 +78,9 @@ def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Store
         return Stored(folder, sizing)
     if (foreign := read_foreign(folder, keys or {})) is not None:
         return Stored(folder, *foreign)
-    document = read_summary(folder)
+    document = _summary_of(folder)
     match document.get("kind"):
-        case "calibration" | "checkpoint" | "load" | "paths":
+        case kind if kind in _OF_OTHERS:
             if document["status"] in UNFINISHED:
                 error = document.get("error", "the command did not end")
                 raise RunError(f"{folder}: no result ({document['status']}): {error}")
@@ -92,6 +92,28 @@ def read_result(folder: Path, keys: Mapping[str, object] | None = None) -> Store
             return Stored(folder, run, {"": run})
 
 
+_OF_OTHERS = ("calibration", "checkpoint", "load", "paths")
+"""Kinds of summaries that have no runs."""
+_MOST_SHOWN = 3
+"""Names of a summary of another program that a line shows."""
+
+
+def _summary_of(folder: Path) -> dict[str, Any]:
+    """Return a summary of dlemu's, as `read_summary` does: other programs write that name, too."""
+    document = read_summary(folder)
+    is_run = document.get("kind") not in _OF_OTHERS and "runs" not in document
+    # What such a summary has had since the first version that is read.
+    needed = ("status", "start") if is_run else ("status",)
+    if lacks := [name for name in needed if name not in document]:
+        has = [each[:40] for each in document if each not in needed][:_MOST_SHOWN]
+        raise RunError(
+            f"{folder / SUMMARY} is not of dlemu: it has {', '.join(has) or 'nothing'}, but no "
+            f"{' and no '.join(lacks)}",
+            remedy="name the folder of a run",
+        )
+    return document
+
+
 def _read_runs(folder: Path, summary: RunsSummary, keys: Mapping[str, object]) -> Stored:
     """Return several runs; their verdict is the stored one where `keys` change nothing."""
     runs: dict[str, Summary] = {}
@@ -101,14 +123,14 @@ def _read_runs(folder: Path, summary: RunsSummary, keys: Mapping[str, object]) -
         inner = folder / name
         if inner.parent != folder or inner.name == "..":
             raise damaged(folder / SUMMARY, f"a run is named {name!a:.80}")
-        runs[name] = _read_run(inner, cast(Summary, read_summary(inner)), keys)
+        runs[name] = _read_run(inner, cast(Summary, _summary_of(inner)), keys)
         again = row_of(name, runs[name])
         rows.append(RunRow({**row, **again, "gap_seconds": row["gap_seconds"]}))
     counting = [runs[row["name"]] for row in counting_rows(rows)]
     begun: dict[str, Summary] = {}
     for inner in cut_runs(folder, rows):
         with suppress(RunError):
-            begun[inner.name] = _read_run(inner, cast(Summary, read_summary(inner)), keys)
+            begun[inner.name] = _read_run(inner, cast(Summary, _summary_of(inner)), keys)
     if not counting:
         error = _no_verdict(folder, summary, "run that counts")
         shown = [str(folder / name) for name in (*runs, *begun)]

@@ -155,6 +155,29 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 """How a run's folder is damaged, by how its line must begin."""
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"accuracy": 0.9, "loss": 0.1}', "it has accuracy, loss, but no status and no start"),
+        ('{"status": "ok", "a": 1, "b": 2, "c": 3, "d": 4}', "it has a, b, c, but no start"),
+        ('{"kind": "calibration"}', "it has kind, but no status"),
+        ('{"runs": [{"id": 3}]}', "it has runs, but no status"),
+        ("{}", "it has nothing, but no status and no start"),
+    ],
+)
+def test_a_summary_of_another_program_is_not_called_damaged(
+    tmp_path: Path, printed: Printed, text: str, said: str
+) -> None:
+    """Before: "damaged: KeyError 'status'; restore it from a copy, or run again"."""
+    path = tmp_path / "theirs" / "summary.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    line = f"{path} is not of dlemu: {said}; name the folder of a run"
+    assert printed("report", path.parent, status=1) == f"dlemu: {line}\n"
+    assert printed("compare", path.parent, path.parent, status=1) == f"dlemu: {line}\n"
+    assert f"no result: {path} is not of dlemu: {said}" in printed("report", tmp_path)
+
+
 @pytest.mark.parametrize("begins", DAMAGE)
 def test_a_damaged_folder_has_no_verdict(begins: str, stored: Path, printed: Printed) -> None:
     DAMAGE[begins](stored)
