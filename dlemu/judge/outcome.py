@@ -65,7 +65,8 @@ def judge_run(workload: Workload, metrics: Metrics, summary: Summary = UNKNOWN) 
     met = passes(metrics.au_percentage, 100 * workload.metric.au)
     found = [*reasons, *_remarks(workload, metrics, summary)]
     if not reasons:
-        found = [*_near(workload, metrics), *remarks_of(workload, metrics, summary)]
+        near = _near(workload, metrics, own="watched" in summary)
+        found = [*near, *remarks_of(workload, metrics, summary)]
         share = hidden_share(workload, metrics)
         apart = metrics.au_percentage - metrics.whole_epoch_au_percentage > 100 * _MIN_DIFFERENCE
         flatters = share > _MOST_HIDDEN
@@ -95,7 +96,7 @@ def _reasons(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator
     if not passes(metrics.au_percentage, 100 * workload.metric.au):
         return
     if not _is_proven(workload, metrics):
-        yield from _unproven(workload, metrics)
+        yield from _unproven(workload, metrics, own="watched" in summary)
     if _read_share(workload, metrics) < 1 - _OTHER_RATE:
         yield reason("bytes_not_read", **_sample_bytes(workload, metrics))
 
@@ -108,11 +109,15 @@ def _is_proven(workload: Workload, metrics: Metrics) -> bool:
     return passes(_whole_au(workload, metrics), 100 * workload.metric.au)
 
 
-def _near(workload: Workload, metrics: Metrics) -> Iterator[Finding]:
-    """Yield that the threshold lies within the AU's interval; of several runs, all decide."""
+def _near(workload: Workload, metrics: Metrics, *, own: bool) -> Iterator[Finding]:
+    """Yield that the threshold lies within the AU's interval; of several runs, all decide.
+
+    `own`: of a watched job, which has no keys.
+    """
     interval, wanted = metrics.au_interval, 100 * workload.metric.au
     if interval is not None and interval[0] < wanted < interval[1] and workload.runs == 1:
-        yield remark("near_threshold", low_percentage=interval[0], high_percentage=interval[1])
+        within = {"low_percentage": interval[0], "high_percentage": interval[1]}
+        yield remark("near_threshold", **within, own=own)
 
 
 def _unfinished(workload: Workload, metrics: Metrics, summary: Summary) -> Iterator[Finding]:
@@ -190,8 +195,11 @@ def _batches_ahead(workload: Workload) -> int:
     return workload.batches_in_flight - 1
 
 
-def _unproven(workload: Workload, metrics: Metrics) -> Iterator[Finding]:
-    """Yield why an AU proves nothing that passes only without the first step."""
+def _unproven(workload: Workload, metrics: Metrics, *, own: bool) -> Iterator[Finding]:
+    """Yield why an AU proves nothing that passes only without the first step.
+
+    `own`: of a watched job, which has no keys: it is told the steps.
+    """
     au, whole = metrics.au_percentage, metrics.whole_epoch_au_percentage
     share = hidden_share(workload, metrics)
     figures: dict[str, Any] = _of_whole(workload, metrics)
@@ -206,7 +214,9 @@ def _unproven(workload: Workload, metrics: Metrics) -> Iterator[Finding]:
         return
     fewest = min(epoch.num_steps // epoch.num_blocks for epoch in metrics.epochs)
     keys: dict[str, int] = {}
-    if steps > fewest and max(epoch.num_blocks for epoch in metrics.epochs) > 1:
+    if own:
+        figures["steps"] = max(steps, fewest + 1)
+    elif steps > fewest and max(epoch.num_blocks for epoch in metrics.epochs) > 1:
         keys = {"checkpoint.steps_between_checkpoints": steps}
     elif steps > fewest or metrics.edition == "v1.0":
         keys = _keys_for(workload, metrics, max(steps, fewest + 1))
@@ -266,7 +276,7 @@ def remarks_of(workload: Workload, metrics: Metrics, summary: Summary) -> tuple[
 
 def _is_a_job(summary: Summary) -> bool:
     """Return whether a job of dlemu's was run: a loop of one's own is like no published row."""
-    return not summary.keys() <= _OF_A_FOLDER
+    return "watched" not in summary and not summary.keys() <= _OF_A_FOLDER
 
 
 def _of_place(summary: Summary) -> Iterator[Finding]:

@@ -279,8 +279,9 @@ def _why_none(watched: Watched) -> str:
     processes = watched.journals.processes.values()
     if not processes:
         return (
-            "no Python process of the command was seen; is its environment cleared (env -i, "
-            "python -I, -S or -E)? put dlemu.Meter into the loop instead"
+            "no Python process with a DataLoader was seen; name the command that trains (dlemu "
+            "watch -- python train.py), or where it clears its environment (env -i, python -I, -S "
+            "or -E) put dlemu.Meter into the loop"
         )
     notes = [note for process in processes for note in process.notes]
     about = f" ({notes[0]})" if notes else ""
@@ -383,6 +384,7 @@ def document_of(seen: Seen, first: Mapping[str, Any], command: Sequence[str]) ->
             },
             "limit": None,
             "accelerator": "accelerator",
+            "watched": watched_fields(seen, metrics, command),  # what is advised depends on it
         },
     )
     report = _host_report(seen, folder)
@@ -399,7 +401,7 @@ def document_of(seen: Seen, first: Mapping[str, Any], command: Sequence[str]) ->
         by_gpu = any(epoch.by_gpu for loop in seen.loops for epoch in loop.epochs)
         own = advice_for(limit["advice"], seen.loops[0].described, by_gpu=by_gpu)
         document = cast(Summary, {**document, "limit": {**limit, "advice": own}})
-    return cast(Summary, {**document, "watched": watched_fields(seen, metrics, command)})
+    return document
 
 
 def _parts(steps: Steps) -> list[tuple[RankName, Steps]]:

@@ -190,7 +190,8 @@ def test_stdin_and_stdout_are_the_commands_own(tmp_path: Path) -> None:
     with (tmp_path / "in").open() as stdin:
         done = watched(tmp_path, "cat", stdin=stdin)
     assert (done.returncode, done.stdout) == (0, "one\ntwo\n")
-    assert done.stderr.startswith("dlemu: no Python process of the command was seen")
+    line = "dlemu: no Python process with a DataLoader was seen; name the command that trains"
+    assert done.stderr.startswith(line) and "?" not in done.stderr, "nothing is asked"
 
 
 @pytest.mark.parametrize(

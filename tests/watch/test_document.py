@@ -1,11 +1,15 @@
 """What the document and the workload of a watched job say, of times that are known."""
 
+import re
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import yaml
 
+from dlemu.judge.folders import first_fields
+from dlemu.ranks.world import Alone
+from dlemu.report.words import sentence, sentences
 from dlemu.watch.document import Seen, document_of, see, workload_yaml
 from dlemu.watch.events import Iteration, Journals
 from dlemu.watch.launch import Watched
@@ -14,12 +18,38 @@ from tests.watch.test_loops import BODY, WAIT, iteration, process
 
 def seen(folder: Path, *iterations: Iteration, **of_process: Any) -> Seen:
     """Return a job of one process with these passes, as it was seen; `folder`: of its data."""
-    data = of_process.pop("data", None)
+    data, au = of_process.pop("data", None), of_process.pop("au", None)
     watched = Watched(0, 100.0, Journals(folder))
     watched.journals.processes["job.1"] = made = process(*iterations)
     for name, value in of_process.items():
         setattr(made, name, value)
-    return see(watched, "own", None, data)
+    return see(watched, "own", au, data)
+
+
+@pytest.mark.parametrize(
+    ("steps", "au", "kind", "advice"),
+    [
+        ([(3.0, BODY), *([(0.1, BODY)] * 4)], 0.9, "reads_hidden", "an epoch of 161 steps gives"),
+        (
+            [(900.0, BODY), *([(0.1, BODY)] * 299)],
+            0.9,
+            "first_step_too_slow",
+            "an epoch of 1,976 steps gives a verdict",
+        ),
+        ([*([(1.0, BODY)] * 200), *([(0.5, BODY)] * 200)], 0.84, "near_threshold", "more runs"),
+    ],
+)
+def test_a_watched_job_is_told_no_key(
+    tmp_path: Path, steps: list[tuple[float, float]], au: float, kind: str, advice: str
+) -> None:
+    """Before: "dataset.num_files_train=1288 gives a verdict", which the job does not have."""
+    described = {"kind": "torch", "num_workers": 4, "prefetch_factor": 2}
+    job = seen(tmp_path, iteration(steps=steps), au=au, loaders={1: described})
+    document = document_of(job, first_fields("run", job.workload, Alone()), ["python", "job.py"])
+    said = [sentence(each) for each in document["findings"] if each["kind"] == kind]
+    assert len(said) == 1 and advice in said[0], document["findings"]
+    whole = " ".join(sentences(document, "reason", "weakens", "remark"))
+    assert not re.search(r"\b(dataset|reader|train|output|checkpoint)\.\w+|\bruns=", whole), whole
 
 
 def read_ahead(folder: Path, **described: object) -> tuple[int, int, int]:

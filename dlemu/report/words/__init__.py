@@ -129,12 +129,19 @@ def _with_all(f: Any) -> str:
 
 
 def _remedy(f: Any) -> str:
+    if hasattr(f, "steps"):
+        return f"an epoch of {counted(f.steps, 'step')} gives a verdict"
     if not f.keys:
         return (
             "compute took longer than asked, which edition v2.0 credits; metric.edition=v1.0 does "
             "not"
         )
     return f"{' '.join(f'{key}={value}' for key, value in f.keys.items())} gives a verdict"
+
+
+def _is_own(f: Any) -> bool:
+    """Return whether a finding is of a watched job; those of earlier versions do not say it."""
+    return getattr(f, "own", False)
 
 
 def _unlike(f: Any) -> str:
@@ -330,7 +337,7 @@ SENTENCES: Mapping[str, Callable[[Any], str]] = {
     ),
     "near_threshold": lambda f: (
         f"within the run's own noise of the threshold ({f.low_percentage:.2f}% to "
-        f"{f.high_percentage:.2f}%); runs=5 decides"
+        f"{f.high_percentage:.2f}%); {'more runs decide' if _is_own(f) else 'runs=5 decides'}"
     ),
     "not_steady": _not_steady,
     "through_proxy": lambda f: f"read through the proxy {f.proxy}",
