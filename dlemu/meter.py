@@ -22,6 +22,7 @@ from dlemu.config.published import derived_yaml, normal
 from dlemu.errors import WorkloadError
 from dlemu.findings import note
 from dlemu.host.devices import mount_under, total
+from dlemu.host.faults import WorkerFaults, WorkerMemory, memory_of
 from dlemu.host.intervals import (
     HostObserver,
     IntervalSummary,
@@ -193,6 +194,7 @@ class Meter:
         """What a DataLoader was made with."""
         self._starts: list[float] = []
         """Seconds that a DataLoader took to start a worker, of each epoch that began so."""
+        self._faults = WorkerFaults()
         self._cpu: dict[int, float] = {}
         """Of each epoch, CPU seconds of this process, whose workers have their own."""
         self._cpu_in_waits = self._cpu_before = 0.0
@@ -242,6 +244,7 @@ class Meter:
             before = self._clock.now()
             iterator = iter(batches)
             self._note_start(self._clock.now() - before)
+            self._faults.begin(batches, iterator)
             for batch in iterator:
                 self.take(batch)
                 yield batch
@@ -266,6 +269,7 @@ class Meter:
     def _begin(self, epoch: int, stream: StreamClock, loader: object) -> None:
         self.end()
         self._loader = {name: getattr(loader, name) for name in _ARGUMENTS if hasattr(loader, name)}
+        self._faults.begin(loader, None)
         self._cpu[epoch] = -process_time()
         self._cpu_before = thread_time()
         if self._folder is not None:
@@ -283,6 +287,8 @@ class Meter:
         stream, epoch, number = self._of_now("take")
         assert self._begun is not None
         self._end_open()
+        if self._faults.is_due(number):
+            self._look_at_workers(number, batch)
         step = _Step(
             stream=stream,
             begun=self._begun,
@@ -338,6 +344,16 @@ class Meter:
         workers = self._loader.get("num_workers") or 0
         if workers and not (self._starts and self._loader.get("persistent_workers")):
             self._starts.append(seconds / workers)
+
+    def _look_at_workers(self, number: int, batch: object) -> None:
+        """Look at a DataLoader's workers when it has given a batch: a few files of /proc."""
+        are_tensors = all(hasattr(array, "is_shared") for array in _arrays(batch))
+        self._faults.look(
+            number,
+            batch_bytes=_batch_bytes(batch) if are_tensors else 0,
+            samples=_batch_length(batch) or 0,
+            file_bytes=self._sample_bytes or 0.0,
+        )
 
     def _keep(self, step: _Step) -> None:
         """Take a step that has ended on the host, with what its batch tells."""
@@ -514,6 +530,7 @@ class Meter:
             by_dlemu=self._by_dlemu,
             starts=self._starts,
             persistent=bool(self._loader.get("persistent_workers")),
+            memory=memory_of(self._faults.found),
         )
 
     def _as_counted(self) -> Workload:
@@ -727,12 +744,14 @@ def own_workload_yaml(
     by_dlemu: bool = True,
     starts: Sequence[float] = (),
     persistent: bool = False,
+    memory: WorkerMemory | None = None,
 ) -> str:
     """Return a workload file with the batch, sample bytes and compute of these steps.
 
     `spread`: whose a step's time is, as train.step_spread tells it. `by_dlemu`: dlemu's loader
     read; another's workers cost what a DataLoader's cost. `starts`: seconds in which a DataLoader
     started a worker, where that was seen; `persistent`: its workers last for all epochs.
+    `memory`: what they did with that of samples.
 
     `steps` is (steps,) of `records.STEP`. The first step of an epoch is left out: it starts the
     loader, and a GPU looks for its fastest kernels; train.first_step_time tells how long the job's
@@ -761,6 +780,7 @@ def own_workload_yaml(
             workload.with_keys({"reader.cost": "dataloader"})
             keys["reader.cost"] = "dataloader"
             keys |= keys_of_start(starts, persistent=persistent)
+            keys |= {} if memory is None else {"reader.worker_memory": memory}
     if launch_seconds:
         keys["train.launch_time"] = float(f"{min(launch_seconds, compute.mean()):.4g}")
     known = bool(batch and counted["num_bytes"].sum()) and not workload.dataset.record_dims

@@ -360,7 +360,7 @@ class ProcessTree:
         return {int(name): f"{pid}/task/{name}" for name in names}
 
     def _stat(self, pid: int) -> _Stat | None:
-        words = _stat_words(f"{self._proc}/{pid}/stat")
+        words = stat_words(f"{self._proc}/{pid}/stat")
         if not words:
             return None
         # utime, stime, cutime, cstime; the last two are of the children waited for.
@@ -374,13 +374,13 @@ class ProcessTree:
 
 def process_age(*, proc: Path = PROC) -> float | None:
     """Return the seconds since this process was started; None if the kernel does not tell."""
-    words = _stat_words(f"{proc}/self/stat")
+    words = stat_words(f"{proc}/self/stat")
     if not words:
         return None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / _TICKS_PER_SECOND
 
 
-def _stat_words(path: str) -> list[bytes]:
+def stat_words(path: str) -> list[bytes]:
     """Return the words of a stat file behind the process's name; none if the process has ended."""
     # The name, in brackets, may itself contain spaces and brackets.
     words = _read(path).rpartition(b")")[2].split()

@@ -6,11 +6,13 @@ the experiment's own clock, which knows the step's time with its data on the dev
 meter nothing.
 """
 
+import ctypes
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +26,7 @@ from dlemu import meter as own_loop
 from dlemu.config.model import Workload, load_workload
 from dlemu.errors import WorkloadError
 from dlemu.findings import weighing
+from dlemu.host import faults
 from dlemu.host.intervals import IntervalSummary
 from dlemu.judge.records import STEP
 from dlemu.loaders import Batch
@@ -204,6 +207,53 @@ def test_the_start_of_a_loader_s_workers_is_in_the_workload(tmp_path: Path, kept
     found = loaded(tmp_path, meter.workload_yaml("own")).reader
     assert found.worker_start_time == (0.25 if kept else 0.1)
     assert found.persistent_workers is kept
+
+
+class Samples:
+    """Of 66 kB each, in 20 batches of 64."""
+
+    def __len__(self) -> int:
+        return 20 * 64
+
+    def __getitem__(self, number: int) -> Any:
+        return np.full(66_000, number % 256, np.uint8)
+
+
+def _mallopt(options: dict[int, int], worker: int) -> None:
+    library = ctypes.CDLL(None)
+    for option, value in options.items():
+        assert library.mallopt(option, value) == 1
+    library.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: each page is a fault
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({-3: 4096}, "returned", id="each array is mapped alone"),
+        pytest.param({-3: 32 << 20, -1: -1}, "kept", id="nothing is returned"),
+    ],
+)
+def test_what_workers_do_with_memory_is_in_the_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[int, int], expected: str
+) -> None:
+    """A real DataLoader, of whose worker the kernel counts the page faults."""
+    from torch.utils.data import DataLoader
+
+    monkeypatch.setattr(faults, "_HUGE_PAGES", tmp_path / "none")
+    samples: Any = Samples()
+    loader: Any = DataLoader(
+        samples,
+        batch_size=64,
+        num_workers=1,
+        multiprocessing_context="fork",
+        worker_init_fn=partial(_mallopt, options),
+    )
+    meter = Meter("own")
+    for _ in meter.epoch(loader, 0):
+        pass
+    if not any(each.number for each in meter._faults.found):
+        pytest.skip("this kernel counts no page faults")
+    assert loaded(tmp_path, meter.workload_yaml()).reader.worker_memory == expected
 
 
 def test_a_loader_of_ones_own_is_counted_by_its_batches(tmp_path: Path) -> None:
