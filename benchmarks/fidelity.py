@@ -21,9 +21,9 @@ M   E with the times that `dlemu.Meter` has found in R's loop, in a run whose re
 T   M with the threads loader
 B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart
 N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock
-D   E with reader.cost=dataloader, and no cost given by hand but what R's loops before took to start
-    a worker, as the Meter finds it; of a net that DALI reads for, `dlemu run` with
-    reader.data_loader=dali
+D   E with reader.cost=dataloader, and no cost given by hand: what R's loops before took to start a
+    worker, and what its workers last did with memory, are as the Meter finds them; of a net that
+    DALI reads for, `dlemu run` with reader.data_loader=dali
 G   D with train.compute=gpu: the GPU that decodes computes as well, as in R
 L   D with lean workers
 
@@ -81,6 +81,7 @@ from benchmarks.fidelity_table import (
     tables,
 )
 from benchmarks.harness import Asked, Store, gpu_program, lined, stored_runs
+from dlemu.host.faults import Faults, WorkerMemory, memory_of
 from dlemu.judge.records import dump_workload, read_steps
 from dlemu.storage.pagecache import drop
 from dlemu.tools.steptime.steps import time_preprocessing
@@ -124,6 +125,8 @@ class Job:
 
     starts: list[float] = field(default_factory=list)
     """Seconds in which R has started a worker, of each of its loops so far."""
+    memory: list[WorkerMemory] = field(default_factory=list)
+    """What R's workers did with the memory of samples, of each of its loops that told it."""
 
     @property
     def at_once(self) -> bool:
@@ -227,8 +230,19 @@ class Job:
         return {**found, "meter_au": metrics.epochs[0].au_percentage, "metered": keys}
 
     def note_start(self, found: Mapping[str, Any]) -> None:
-        """Note what R took to start a worker, as the Meter finds it."""
+        """Note what R took to start a worker, and what it did with memory, as the Meter does."""
         self.starts.append(found["opened"] / self.net.workers)
+        spent = found["spent"]
+        if number := spent["faulted"]:
+            size, faults = spent["faulted_bytes"] / number, spent["faults"]
+            seen = Faults(faults, (number, number), size, size / self.net.batch)
+            if (state := memory_of([seen])) is not None:
+                self.memory.append(state)
+
+    @property
+    def worker_memory(self) -> WorkerMemory:
+        """What R's workers did with memory in its latest loop that told it, for emulations."""
+        return self.memory[-1] if self.memory else "returned"
 
     @cached_property
     def alone(self) -> tuple[float, float, float]:
@@ -331,6 +345,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
                 own = {**own, "reader.cost": "dataloader" if arm in "DG" else "lean"}
                 if arm in "DG" and job.starts:  # as the Meter would have found it in R's loop
                     own |= {"reader.worker_start_time": median(job.starts)}
+                    own |= {"reader.worker_memory": job.worker_memory}
                 loader = "threads" if arm == "T" else "pytorch"
                 if net.by_dali:
                     loader, own = "dali", {}
@@ -422,6 +437,7 @@ def _measure_ranks(
                     "reader.data_loader": "pytorch",
                     "reader.cost": "dataloader" if arm == "D" else "lean",
                     "reader.worker_start_time": median(job.starts) if job.starts else None,
+                    "reader.worker_memory": job.worker_memory,
                 }
                 file = job.folder / f"{arm}.yaml"
                 file.write_text(dump_workload(job.workload(arm, keys)))

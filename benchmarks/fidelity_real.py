@@ -10,6 +10,7 @@ import io
 import itertools
 import math
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -162,6 +163,8 @@ def files_of(folder: Path) -> list[Path]:
 SPENT = ("samples", "load", "load_cpu", "batches", "collate", "collate_cpu", "queued")
 """What a worker has done: how many samples and batches; seconds by the clock, of the CPU, and those
 in which it could run and had no CPU."""
+MEMORY = ("faults", "faulted", "faulted_bytes")
+"""Behind its first batch: minor page faults, and the batches that they are of, with their bytes."""
 FIRST = ("asked", "made")
 """When the first worker began with its first sample, and when its first batch was collated."""
 
@@ -171,12 +174,14 @@ class Spent:
 
     def __init__(self, workers: int) -> None:
         torch: Any = import_module("torch")
-        size = (workers, len(SPENT) + len(FIRST))
+        size = (workers, len(SPENT) + len(MEMORY) + len(FIRST))
         table = torch.zeros(size, dtype=torch.float64).share_memory_()
         self._rows = table.numpy()
         self._loaded = [0.0, 0.0, 0.0]
         """Of this worker's batch: a number alone costs less than an array's."""
         self._began = 0.0
+        self._faults = 0
+        """Of this worker, when it had made its first batch."""
 
     def load(self, begin: float, cpu: float) -> None:
         """Add a sample, begun at such times of both clocks. Called in the worker."""
@@ -187,10 +192,15 @@ class Spent:
         found[1] += time.perf_counter() - begin
         found[2] += time.thread_time() - cpu
 
-    def _add(self, *collated: float) -> None:
+    def _add(self, num_bytes: int, *collated: float) -> None:
         row = self._rows[self._own()]
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         if not row[3]:
-            row[len(SPENT) :] = self._began, time.perf_counter()
+            row[-len(FIRST) :] = self._began, time.perf_counter()
+            self._faults = faults
+        else:
+            row[len(SPENT)] = faults - self._faults
+            row[len(SPENT) + 1 : -len(FIRST)] += 1, num_bytes
         row[:3] += self._loaded
         row[3:6] += (1, *collated)
         self._loaded[:] = 0.0, 0.0, 0.0
@@ -209,16 +219,17 @@ class Spent:
 
         begin, cpu = time.perf_counter(), time.thread_time()
         batch = torch.utils.data.default_collate(samples)
-        self._add(time.perf_counter() - begin, time.thread_time() - cpu)
+        self._add(batch.nbytes, time.perf_counter() - begin, time.thread_time() - cpu)
         return batch
 
     def total(self) -> dict[str, float]:
         """Return the figures of all workers together."""
-        return dict(zip(SPENT, self._rows[:, : len(SPENT)].sum(0).tolist(), strict=True))
+        sums = self._rows[:, : -len(FIRST)].sum(0).tolist()
+        return dict(zip((*SPENT, *MEMORY), sums, strict=True))
 
     def first(self) -> tuple[float, float]:
         """Return when the first worker began, and when it had made its first batch."""
-        asked, made = self._rows[0, len(SPENT) :].tolist()
+        asked, made = self._rows[0, -len(FIRST) :].tolist()
         return asked, made
 
 

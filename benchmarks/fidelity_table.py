@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.harness import Lines, lined
 from dlemu.config.model import load_workload
+from dlemu.host.faults import PAGE_BYTES
 
 _HELD = 0.9
 """Up to this rate / demand E may differ by 1 point of whole AU from R; elsewhere by 2."""
@@ -30,6 +31,7 @@ _OTHERS = ("M", "T", "B", "D", "L")
 
 _IN_LOOP = "step in the loop / alone"
 _ON_GPU = "G - R, whole; by the rule"
+_FAULTS = "R's faults a batch / its pages"
 _COMPUTATION = "train.computation_time"
 
 
@@ -300,6 +302,8 @@ def _same_limit(real: str, emulated: str) -> bool:
 
 def _batches_made(cells: Mapping[Cell, Arms]) -> Lines:
     """Yield what making a batch took R's workers and D's, in milliseconds: means of all runs."""
+    every = (run for arms in cells.values() for run in arms.get("R", {}).values())
+    counts = any(run.spent.get("faulted") for run in every)
     for cell, arms in cells.items():
         real = [run for run in arms.get("R", {}).values() if run.spent.get("batches")]
         emulated = [run for run in arms.get("D", {}).values() if run.spent]
@@ -320,7 +324,15 @@ def _batches_made(cells: Mapping[Cell, Arms]) -> Lines:
             "R's first batch": of(real, lambda run: run.first),
             "made": of(real, lambda run: run.made) if all(run.made for run in real) else "",
             "D's first batch": of(emulated, lambda run: run.first),
+            **({_FAULTS: _faults(real)} if counts else {}),
         }
+
+
+def _faults(runs: Sequence[Run]) -> str:
+    """Return the least and the most faults of R's workers for each page of a batch."""
+    counted = [run.spent for run in runs if run.spent.get("faulted_bytes")]
+    each = sorted(PAGE_BYTES * spent["faults"] / spent["faulted_bytes"] for spent in counted)
+    return " … ".join(dict.fromkeys(f"{number:.2f}" for number in (each[:1] + each[-1:])))
 
 
 def _ran(run: Run) -> float:
