@@ -39,7 +39,7 @@ from dlemu.loaders.steps import IDLE, READING
 from dlemu.loaders.worker import Preparing
 from dlemu.storage.counted import CountedFile
 from dlemu.storage.files import cannot_open, check_regular
-from dlemu.units import counted, format_bytes
+from dlemu.units import PAGE_BYTES, counted, format_bytes
 
 Load = Callable[[str], Any]
 """Returns the array of a file of one sample."""
@@ -123,8 +123,11 @@ _PIL_PREFIX = 16
 """Bytes by which PIL tells what a file is, and the library's buffer fills."""
 _SHARED = "/dev/shm"
 _LIBC = ctypes.CDLL(None)
+_TRIM_THRESHOLD = -1
+"""glibc's M_TRIM_THRESHOLD (malloc.h), and so many bytes as it has where it was never changed."""
+_TRIMMED_BYTES = 128 << 10
 _KEEPING = {
-    -1: -1,  # M_TRIM_THRESHOLD: the end of the heap is never given back
+    _TRIM_THRESHOLD: -1,  # the end of the heap is never given back
     -2: 64 << 20,  # M_TOP_PAD: nor are the heaps of 64 MiB of other threads than the first
     -3: 32 << 20,  # M_MMAP_THRESHOLD: the most that glibc allows
 }
@@ -303,16 +306,27 @@ class PinnedBatches:
 
     def take(self, batch: torch.Tensor) -> NDArray[np.uint8]:
         """Return a copy of a batch, uint8 (batch, row_bytes); its memory is kept while it is."""
-        if not self._free:
-            time.sleep(self._seconds)
-        if not (self._free or self._fresh):  # all are held by those who keep more than they asked
-            handed = np.empty(self._shape, np.uint8)
-        else:
-            memory = self._free.pop() if self._free else self._fresh.popleft()
-            handed = memory[:]
-            weakref.finalize(handed, self._free.append, memory).atexit = False
+        if self._free:
+            handed = self._lend(self._free.pop())
+        elif self._fresh:
+            handed = self._lend(self._locked(self._fresh.popleft()))
+        else:  # all are held by those who keep more than they asked for
+            handed = self._locked(np.empty(self._shape, np.uint8))
         np.copyto(handed, batch.numpy())
         return handed
+
+    def _lend(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the memory as an array; it is free again when nobody has that array."""
+        lent: NDArray[np.uint8] = memory[:]
+        weakref.finalize(lent, self._free.append, memory).atexit = False
+        return lent
+
+    def _locked(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the memory when its pages are there, not before CUDA would have locked them."""
+        begin = perf_counter()
+        memory.reshape(-1)[::PAGE_BYTES] = 0
+        time.sleep(max(0.0, begin + self._seconds - perf_counter()))
+        return memory
 
 
 def check_room(source: Source, row_bytes: int, num_accelerators: int) -> None:
@@ -406,6 +420,9 @@ def _give_back_of(source: Source) -> Callable[[int], object]:
             for option, value in _KEEPING.items():
                 _LIBC.mallopt(option, value)
         return _keep
+    if reader.read_threads:
+        with suppress(AttributeError):  # malloc_trim leaves the end of other threads' heaps
+            _LIBC.mallopt(_TRIM_THRESHOLD, _TRIMMED_BYTES)
     give_back: Callable[[int], object] = getattr(_LIBC, "malloc_trim", _keep)
     return give_back
 

@@ -53,8 +53,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shared_files() -> set[str]:
-    """Return what torch has put into shared memory by a name."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+    """Return what workers that have ended left in shared memory; living ones name it for a moment.
+
+    Their names have the process: torch_PID_RANDOM_NUMBER.
+    """
+    named = {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+    return {name for name in named if not Path("/proc", name.split("_")[1]).exists()}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -167,7 +171,7 @@ def test_memory_is_locked_when_no_batch_has_left_any(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`reader.page_lock_time` is that of 1 GB; memory that was locked once stays so."""
-    keys = {"reader.read_threads": 1, "reader.prefetch_size": 1, "reader.page_lock_time": 2.0}
+    keys = {"reader.read_threads": 1, "reader.prefetch_size": 1, "reader.page_lock_time": 900.0}
     case = make_case(folders / "npy", "npy", PLAIN | keys)
     slept, seen = list[float](), list[int]()
     monkeypatch.setattr(plain, "time", SimpleNamespace(sleep=slept.append))
@@ -178,7 +182,8 @@ def test_memory_is_locked_when_no_batch_has_left_any(
                 seen.append(batch.data.__array_interface__["data"][0])
         memory = loader.memory()
         assert len(seen) > len(memory) >= len(set(seen)) == len(slept)
-        assert slept == [pytest.approx(2.0 * memory[0].nbytes / 1e9)] * len(slept)
+        lasts = 900.0 * memory[0].nbytes / 1e9
+        assert lasts / 2 < min(slept) and max(slept) < lasts, "less what the pages have taken"
 
 
 def test_one_more_batch_is_asked_for_when_one_has_been_pinned(
