@@ -19,7 +19,7 @@ import numpy as np
 from dlemu.clock import Clock, WallClock
 from dlemu.config.model import Workload, check_workload
 from dlemu.config.published import derived_yaml, normal
-from dlemu.errors import WorkloadError
+from dlemu.errors import RunError, WorkloadError
 from dlemu.findings import note
 from dlemu.host.devices import mount_under, total
 from dlemu.host.faults import WorkerFaults, WorkerMemory, memory_of
@@ -48,6 +48,7 @@ from dlemu.report.words import told
 from dlemu.run.compute import CudaStream, HostStream, StreamClock
 from dlemu.run.replay import with_allreduce
 from dlemu.storage.counted import PathBytes
+from dlemu.storage.gpu.cuda import page_lock_time
 
 B = TypeVar("B")
 _NO_CHECKPOINT = 0.0, False
@@ -531,7 +532,16 @@ class Meter:
             starts=self._starts,
             persistent=bool(self._loader.get("persistent_workers")),
             memory=memory_of(self._faults.found),
+            page_lock=self._page_lock_time(),
         )
+
+    def _page_lock_time(self) -> float | None:
+        """Return the seconds in which CUDA locks 1 GB, of a loader that pins batches for a GPU."""
+        if not self._loader.get("pin_memory") or set(self._timed_by) == {HostStream.name}:
+            return None
+        with suppress(RunError):
+            return page_lock_time()
+        return None
 
     def _as_counted(self) -> Workload:
         """Return the workload, of a loader not dlemu's with the batch and bytes that it showed."""
@@ -745,13 +755,15 @@ def own_workload_yaml(
     starts: Sequence[float] = (),
     persistent: bool = False,
     memory: WorkerMemory | None = None,
+    page_lock: float | None = None,
 ) -> str:
     """Return a workload file with the batch, sample bytes and compute of these steps.
 
     `spread`: whose a step's time is, as train.step_spread tells it. `by_dlemu`: dlemu's loader
     read; another's workers cost what a DataLoader's cost. `starts`: seconds in which a DataLoader
     started a worker, where that was seen; `persistent`: its workers last for all epochs.
-    `memory`: what they did with that of samples.
+    `memory`: what they did with that of samples. `page_lock`: seconds in which CUDA locks 1 GB of
+    memory, where the loader pins batches.
 
     `steps` is (steps,) of `records.STEP`. The first step of an epoch is left out: it starts the
     loader, and a GPU looks for its fastest kernels; train.first_step_time tells how long the job's
@@ -781,6 +793,8 @@ def own_workload_yaml(
             keys["reader.cost"] = "dataloader"
             keys |= keys_of_start(starts, persistent=persistent)
             keys |= {} if memory is None else {"reader.worker_memory": memory}
+            if page_lock is not None:
+                keys["reader.page_lock_time"] = float(f"{page_lock:.4g}")
     if launch_seconds:
         keys["train.launch_time"] = float(f"{min(launch_seconds, compute.mean()):.4g}")
     known = bool(batch and counted["num_bytes"].sum()) and not workload.dataset.record_dims

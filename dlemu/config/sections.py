@@ -440,7 +440,7 @@ class ReaderSection(Section):
     )
     """With cost=dataloader: seconds in which CUDA makes 1 GB of page-locked memory, where a job has
     pin_memory=True. A batch waits for its part where no earlier batch has left memory: the first
-    ones do. 0: the job has no such memory."""
+    ones do. Meter finds it. 0: the job has no such memory."""
     worker_memory: Annotated[
         Literal["returned", "kept"],
         Use(when=lambda job: job.by_pytorch and job.has_workers),

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dlemu import Meter
 from dlemu import meter as own_loop
 from dlemu.config.model import Workload, load_workload
-from dlemu.errors import WorkloadError
+from dlemu.errors import RunError, WorkloadError
 from dlemu.findings import weighing
 from dlemu.host import faults
 from dlemu.host.intervals import IntervalSummary
@@ -32,6 +32,7 @@ from dlemu.judge.records import STEP
 from dlemu.loaders import Batch
 from dlemu.meter import first_step_of, own_workload_yaml
 from dlemu.ranks.world import Alone
+from dlemu.run.compute import HostStream
 from tests.lab.virtual import VirtualClock
 
 WORKLOAD = load_workload("unet3d_h100", {"train.computation_time": 2.0})
@@ -207,6 +208,31 @@ def test_the_start_of_a_loader_s_workers_is_in_the_workload(tmp_path: Path, kept
     found = loaded(tmp_path, meter.workload_yaml("own")).reader
     assert found.worker_start_time == (0.25 if kept else 0.1)
     assert found.persistent_workers is kept
+
+
+@pytest.mark.parametrize(
+    ("pins", "device", "found"),
+    [(True, "a GPU", 0.5), (False, "a GPU", 0.0), (True, "the host", 0.0), (True, "none", 0.0)],
+)
+def test_what_page_locked_memory_takes_is_in_the_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pins: bool, device: str, found: float
+) -> None:
+    def seconds() -> float:
+        if device == "none":
+            raise RunError("no GPU")
+        return 0.5
+
+    class Pinning(Delayed):
+        num_workers, pin_memory = 4, pins
+
+    monkeypatch.setattr("dlemu.meter.page_lock_time", seconds)
+    clock = VirtualClock()
+    stream = HostStream(clock)
+    stream.name = "the host" if device == "the host" else "a GPU"
+    meter = Meter(WORKLOAD, clock=clock)
+    for _ in meter.epoch(Pinning(clock, 1.0, 1.0, 1.0), 0, device=stream):
+        clock.time += 3.0
+    assert loaded(tmp_path, meter.workload_yaml("own")).reader.page_lock_time == found
 
 
 class Samples:

@@ -8,6 +8,7 @@ import ctypes
 import functools
 import mmap
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Self
 
 import numpy as np
@@ -165,6 +166,10 @@ class DeviceMemory(Closable):
         _call("cuMemFree_v2", self._base)
 
 
+_LOCKED_BYTES = 1 << 26
+"""Of memory whose locking is timed."""
+
+
 class Pinned:
     """Locks the pages of host arrays in memory, so that a GPU can copy them asynchronously."""
 
@@ -202,3 +207,19 @@ class HostMemory(Closable):
         if self._pinned:
             _call("cuMemHostUnregister", self.address)
             self._pinned = False
+
+
+def page_lock_time() -> float:
+    """Return the seconds in which CUDA makes 1 GB of page-locked host memory.
+
+    Raises:
+        RunError: there is no GPU, or no memory may be locked.
+    """
+    times = []
+    with GpuContext():
+        for _ in range(3):
+            address, begin = ctypes.c_void_p(), perf_counter()
+            _call("cuMemHostAlloc", ctypes.byref(address), _LOCKED_BYTES, 0)
+            times.append(perf_counter() - begin)
+            _call("cuMemFreeHost", address)
+    return sorted(times)[1] / _LOCKED_BYTES * 1e9
