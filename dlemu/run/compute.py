@@ -113,11 +113,11 @@ class CudaStream:
         return float(begin.elapsed_time(end)) / 1000
 
 
-_LARGEST_SIDE = 4096
-"""Rows of a square matrix; in bfloat16 a product takes an H200 0.2 ms, at 90 % of its peak rate."""
+_LARGEST_SIDE = 8192
+"""Rows of a square matrix; in bfloat16 a product takes an H200 1.5 ms, at 90 % of its peak rate."""
 _SMALLEST_SIDE = 256
-_LONGEST_PRODUCT = 0.0005
-"""Seconds; several products fit into the shortest step in use, CosmoFlow's 3.5 ms."""
+_PRODUCTS_A_STEP = 50
+"""At least. A large batch has long kernels: others, which decode pictures, wait for each."""
 _SLICE_SECONDS = 0.002
 _NUM_TIMED = 40
 """Products of one calibration."""
@@ -131,7 +131,8 @@ def compute_on_gpus(workload: Workload, own: range, clock: Clock) -> Callable[[f
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
     if workload.train.compute == "sleep" or not own:
         return None
-    return gpu_compute(find_compute_gpus(workload, own), clock)
+    longest = workload.train.computation_time.mean / _PRODUCTS_A_STEP
+    return gpu_compute(find_compute_gpus(workload, own), clock, longest)
 
 
 def find_compute_gpus(workload: Workload, own: range) -> list[int]:
@@ -147,15 +148,17 @@ def find_compute_gpus(workload: Workload, own: range) -> list[int]:
     return gpus
 
 
-def gpu_compute(gpus: Sequence[int], clock: Clock) -> Callable[[float], None]:
+def gpu_compute(
+    gpus: Sequence[int], clock: Clock, longest_product: float
+) -> Callable[[float], None]:
     """Return `compute(deadline)`, which keeps these GPUs busy and returns at the deadline.
 
-    First measures how long a product takes, which needs about 0.1 s per GPU. The deadline is in
-    seconds on `clock`.
+    First measures how long a product takes, which needs about 0.3 s per GPU: about
+    `longest_product` seconds at most. The deadline is in seconds on `clock`.
     """
     torch = find_torch(gpus)
     torch.cuda.set_device(gpus[0])  # else CUDA makes a context on GPU 0 too, of half a GiB
-    products = [_Product(torch, gpu) for gpu in gpus]
+    products = [_Product(torch, gpu, longest_product) for gpu in gpus]
     longest = max(product.seconds for product in products)
 
     def compute(deadline: float) -> None:
@@ -207,12 +210,12 @@ def find_torch(gpus: Sequence[int]) -> Any:
 class _Product:
     """A matrix product on one GPU, launched many times on its own stream."""
 
-    def __init__(self, torch: Any, gpu: int) -> None:
+    def __init__(self, torch: Any, gpu: int, longest: float) -> None:
         self._torch = torch
         self._stream = torch.cuda.Stream(gpu)
         side = _LARGEST_SIDE
         self.seconds = self._calibrate(gpu, side)
-        while self.seconds > _LONGEST_PRODUCT and side > _SMALLEST_SIDE:
+        while self.seconds > longest and side > _SMALLEST_SIDE:
             side //= 2
             self.seconds = self._calibrate(gpu, side)
 

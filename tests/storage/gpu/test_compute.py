@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'dlemu[t
 def test_a_gpu_that_is_not_there_is_named() -> None:
     missing = torch.cuda.device_count()
     with pytest.raises(WorkloadError, match=r"^train\.compute=gpu: this PyTorch .* sees \d+ GPUs"):
-        gpu_compute([missing], WallClock.calibrate())
+        gpu_compute([missing], WallClock.calibrate(), 0.001)
     with pytest.raises(WorkloadError, match=r"^train\.compute=gpu"):
-        gpu_compute([], WallClock.calibrate())
+        gpu_compute([], WallClock.calibrate(), 0.001)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_it_is_busy_until_the_deadline(seconds: float) -> None:
     if torch.cuda.device_count() == 0:
         pytest.skip("needs a CUDA GPU")
     clock = WallClock.calibrate()
-    compute = gpu_compute([0], clock)
+    compute = gpu_compute([0], clock, seconds / 50)
     late, busy = [], []
     for _ in range(10):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
