@@ -2,7 +2,8 @@
 
     cells=NET/RATE/LOOP/ARM+ARM[/STEPS],…  repeats=3 json=found.json until=SECONDS
         limit=SECONDS of a cell, beyond which the next one is run; claims=FOLDER in which several
-        of these programs, on a GPU each, take the cells in turn
+        of these programs, on a GPU each, take the cells in turn; at_once=CORES, half of which R has
+        and half of which D has, at the same time, where neither keeps more of them busy
     python -m benchmarks.fidelity table JSON... [plot=FILE.png]     the table of stored runs, a plot
     python -m benchmarks.fidelity steps JSON...         the table of what `dlemu steptime` stored
     python -m benchmarks.fidelity nearest JSON...       the same beside the published step
@@ -83,6 +84,7 @@ from benchmarks.fidelity_table import (
 from benchmarks.harness import Asked, Store, gpu_program, lined, stored_runs
 from dlemu.host.faults import Faults, WorkerMemory, memory_of
 from dlemu.judge.records import dump_workload, read_steps
+from dlemu.storage.gpu.cuda import page_lock_time
 from dlemu.storage.pagecache import drop
 from dlemu.tools.steptime.steps import time_preprocessing
 from tests.lab import bench, warm
@@ -93,6 +95,8 @@ _NUM_ALONE = 6
 _METERED_STEPS = 2400
 _LOAD_SECONDS = 0.5
 """How long the workers' work on a sample is timed: that of decoding, and other work."""
+_FIRST_STEPS = 3
+"""For each worker: of a loop that tells what D is given, where no other R ran before D."""
 _REAL = "RBN"
 """Arms with a real job."""
 _SETTINGS = {
@@ -122,16 +126,22 @@ class Job:
     """Of cells whose epochs have as many as was asked for."""
     like: Sequence["Job"]
     """All jobs, among them those that share their files."""
+    cores: int
+    """That a job and its emulation may take together, for both to run at the same time."""
 
     starts: list[float] = field(default_factory=list)
     """Seconds in which R has started a worker, of each of its loops so far."""
     memory: list[WorkerMemory] = field(default_factory=list)
     """What R's workers did with the memory of samples, of each of its loops that told it."""
+    steps_in_loop: list[float] = field(default_factory=list)
+    """Seconds of a step in R's loops so far: longer than alone where the GPU decodes as well."""
 
     @property
     def at_once(self) -> bool:
-        """Whether R and E run at the same time: neither takes many cores or much of the drive."""
-        return self.net.name == "unet3d"
+        """Whether R and E or D run at the same time: neither takes many cores."""
+        return self.net.name == "unet3d" or (
+            not self.net.by_dali and self.net.ranks == 1 and self.net.busy_cores <= self.cores / 2
+        )
 
     @property
     def files(self) -> str:
@@ -209,7 +219,9 @@ class Job:
         folder, synchronous = workload.data_folder, loop == "rule"
         if net.by_dali:
             batches = DaliBatches(net, folder, steps, seed=repeat, cuda=real.cuda)
-            return real.train(batches, synchronous=synchronous)
+            found = real.train(batches, synchronous=synchronous)
+            self.steps_in_loop.append(found["busy"])
+            return found
         spent = Spent(net.workers)
         loader = plain_loader(
             net, folder, steps, seed=repeat, pin=real.cuda, in_one_read=one, spent=spent
@@ -230,8 +242,9 @@ class Job:
         return {**found, "meter_au": metrics.epochs[0].au_percentage, "metered": keys}
 
     def note_start(self, found: Mapping[str, Any]) -> None:
-        """Note what R took to start a worker, and what it did with memory, as the Meter does."""
+        """Note R's start of a worker, its step, and what it did with memory, as the Meter does."""
         self.starts.append(found["opened"] / self.net.workers)
+        self.steps_in_loop.append(found["busy"])
         spent = found["spent"]
         if number := spent["faulted"]:
             size, faults = spent["faulted_bytes"] / number, spent["faults"]
@@ -243,6 +256,13 @@ class Job:
     def worker_memory(self) -> WorkerMemory:
         """What R's workers did with memory in its latest loop that told it, for emulations."""
         return self.memory[-1] if self.memory else "returned"
+
+    @cached_property
+    def page_lock_time(self) -> float:
+        """`reader.page_lock_time`, as the Meter finds it."""
+        import torch
+
+        return page_lock_time() if torch.cuda.is_available() else 0.0
 
     @cached_property
     def alone(self) -> tuple[float, float, float]:
@@ -264,7 +284,10 @@ class Job:
 def write(workload: dlemu.Workload) -> None:
     """Write the files of a workload, unless they are there."""
     dataset, folder = workload.dataset, workload.data_folder / "train"
-    told, number = workload.data_folder.with_suffix(".written"), str(dataset.num_files_train)
+    told, number = (
+        workload.data_folder.with_name(f"{workload.data_folder.name}.written"),
+        str(dataset.num_files_train),
+    )
     if told.exists() and told.read_text() == number:
         return
     if dataset.format != "jpeg":
@@ -331,10 +354,17 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
     }
     loading = job.loading if by_hand else {}
     turns = [[arm] for arm in arms]
-    if job.at_once and {"R", "E"} <= set(arms):
-        turns = [["E", "R"], *([arm] for arm in arms if arm not in "RE")]
+    beside = [arm for arm in arms if arm in ("E" if net.name == "unet3d" else "D")]
+    if job.at_once and "R" in arms and beside:
+        turns = [[*beside, "R"], *([arm] for arm in arms if arm not in ("R", *beside))]
+    every_core = sorted(os.sched_getaffinity(0))
+    half = len(every_core) // 2
+    # In every second repeat each has the other half.
+    halves = [every_core[:half], every_core[half:]][:: -1 if repeat % 2 else 1]
     runs: list[Run] = []
-    others_first = repeat % 2 and (job.starts or "D" not in arms)
+    others_first = repeat % 2 and (job.steps_in_loop or not {*"DG"} & {*arms})
+    if any(len(turn) > 1 and "D" in turn for turn in turns) and not job.starts:
+        job.train("R", cell.loop, _FIRST_STEPS * net.workers, repeat)
     for turn in turns[:: -1 if others_first else 1]:
         before, children = counted(job.folder), resource.getrusage(resource.RUSAGE_CHILDREN)
         with ExitStack() as stack:
@@ -343,31 +373,43 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
             for arm in turn:
                 own = {} if arm in "DGL" else {**loading, **(metered if arm in "MT" else {})}
                 own = {**own, "reader.cost": "dataloader" if arm in "DG" else "lean"}
-                if arm in "DG" and job.starts:  # as the Meter would have found it in R's loop
-                    own |= {"reader.worker_start_time": median(job.starts)}
+                if arm in "DG":  # as the Meter would have found it in R's loop
+                    own |= {"reader.page_lock_time": job.page_lock_time}
+                    own |= {"reader.worker_start_time": median(job.starts)} if job.starts else {}
                     own |= {"reader.worker_memory": job.worker_memory}
                 loader = "threads" if arm == "T" else "pytorch"
                 if net.by_dali:
                     loader, own = "dali", {}
                 if arm == "G":
                     own |= {"train.compute": "gpu"}
+                if arm == "G" and job.steps_in_loop:  # as the Meter finds it in R's loop
+                    in_loop = {"mean": median(job.steps_in_loop), "stdev": stdev, "type": "normal"}
+                    own |= {"train.computation_time": in_loop}
                 workload = job.workload(arm, {**keys, "reader.data_loader": loader, **own})
                 drop(files_of(workload.data_folder))
                 held = throttled((workload.data_folder, int(rate))) if rate else nullcontext()
                 group = stack.enter_context(held)
+                both = len(turn) > 1 and net.name != "unet3d"
+                cores = halves[arm in _REAL] if both else every_core
                 if arm not in _REAL:
                     file = job.folder / f"{arm}.yaml"
                     file.write_text(dump_workload(workload))
-                    replays[arm] = stack.enter_context(bench.start(file, group=group))
+                    replays[arm] = stack.enter_context(bench.start(file, group=group, cpus=cores))
                     continue
                 if group is not None:
                     group.enter()
+                os.sched_setaffinity(0, cores)  # of this thread and those that it starts
+                stack.callback(os.sched_setaffinity, 0, every_core)
                 found[arm] = job.train(arm, cell.loop, steps, repeat)
             found |= {arm: replayed(run) for arm, run in replays.items()}
         if turn == ["R"]:  # whose workers have ended
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            spent = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
-            found["R"] |= {"workers_cpu": spent, "workers": net.workers}
+            cpu_of_workers = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
+            found["R"] |= {"workers_cpu": cpu_of_workers, "workers": net.workers}
+        elif "R" in turn and "spent" in found["R"]:  # beside an emulation, which is a child, too
+            spent = found["R"]["spent"]
+            cpu_of_workers = spent["load_cpu"] + spent["collate_cpu"]
+            found["R"] |= {"workers_cpu": cpu_of_workers, "workers": net.workers}
         cpu, reads, num_bytes = np.subtract(counted(job.folder), before).tolist()
         drive = {"cpu_seconds": cpu, "reads": int(reads), "read_bytes": int(num_bytes)}
         for arm, times in found.items():
@@ -438,6 +480,7 @@ def _measure_ranks(
                     "reader.cost": "dataloader" if arm == "D" else "lean",
                     "reader.worker_start_time": median(job.starts) if job.starts else None,
                     "reader.worker_memory": job.worker_memory,
+                    **({"reader.page_lock_time": job.page_lock_time} if arm == "D" else {}),
                 }
                 file = job.folder / f"{arm}.yaml"
                 file.write_text(dump_workload(job.workload(arm, keys)))
@@ -486,7 +529,7 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
     every: list[Job] = []
     for label in labels:
         own_cells = [cell for cell, _ in cells if cell.net == label]
-        jobs[label] = Job(known[label], folder, own_cells, steps, every)
+        jobs[label] = Job(known[label], folder, own_cells, steps, every, asked.value("at_once", 0))
         every.append(jobs[label])
     wanted = [job.workload(arm) for job in jobs.values() for arm in ("RE" if job.at_once else "R")]
     say("the networks are ready")
@@ -537,7 +580,7 @@ def table(paths: Sequence[str], asked: Asked) -> str:
     return tables(runs)
 
 
-KEYS = ("cells", "repeats", "plot", "until", "claims", "limit")
+KEYS = ("cells", "repeats", "plot", "until", "claims", "limit", "at_once")
 PRINTS = {
     "table": table,
     "steps": lambda paths, asked: lined(step_times(paths)),

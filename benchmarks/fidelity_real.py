@@ -83,6 +83,11 @@ class Net:
         return PIXELS if self.name == "resnet50" else 2**21
 
     @property
+    def busy_cores(self) -> int:
+        """Cores that its workers keep busy at most; those that load arrays mostly wait."""
+        return self.workers if self.decodes else -(-self.workers // 3)
+
+    @property
     def batches_ahead(self) -> int:
         return self.prefetch if self.by_dali else self.workers * self.prefetch
 

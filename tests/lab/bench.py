@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,10 +120,12 @@ def start(
     num_ranks: int = 1,
     before: tuple[str, ...] = (),
     own_shared: bool = False,
+    cpus: Collection[int] | None = None,
 ) -> Iterator[Run]:
     """Run a workload's file; whatever is left of the run is killed in the end.
 
     `own_shared`: its /dev/shm is its own, so that what it leaves there can be told from others'.
+    `cpus`: those that it may use.
     """
     mark = uuid.uuid4().hex
     folder = workload.parent / f"run-{mark[:8]}"
@@ -143,7 +145,13 @@ def start(
         "env": {**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1"},
         "start_new_session": True,
     }
-    enter = group.enter if group is not None else None
+
+    def enter(pid: int = 0) -> None:
+        if group is not None:
+            group.enter(pid)
+        if cpus is not None:
+            os.sched_setaffinity(pid, cpus)
+
     process: subprocess.Popen[str]
     if alone:
         process = warm.Popen(command, own_shared=own_shared, enter=enter, **keys)
