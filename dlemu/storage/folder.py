@@ -38,6 +38,11 @@ def left_behind(name: str) -> bool:
     return name.startswith(".") or name in _LEFT_BEHIND
 
 
+def _leads_back(target: str, through: Sequence[str]) -> bool:
+    """Return whether a link's target holds a folder whose links led here, by their real paths."""
+    return any(f"{each}/".startswith(f"{target.rstrip('/')}/") for each in through)
+
+
 class Folder(Place):
     """A folder of a file system."""
 
@@ -53,12 +58,13 @@ class Folder(Place):
     def list(self, below: str) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
         """Yield files as `Place.list` does.
 
-        Links to folders are followed: they may spread a dataset over several drives. Hidden folders
-        (a file server's snapshots) and `lost+found` are skipped.
+        Links to folders are followed: they may spread a dataset over several drives. Not those that
+        lead back to where they were found. Hidden folders (a file server's snapshots) and
+        `lost+found` are skipped.
         """
-        left = [below]
+        left: list[tuple[str, tuple[str, ...]]] = [(below, ())]
         while left:
-            folder = left.pop()
+            folder, through = left.pop()
             above = f"{folder}/" if folder else ""
             try:
                 with os.scandir(self.path / folder) as entries:
@@ -66,7 +72,12 @@ class Folder(Place):
                         if not entry.is_dir():
                             yield f"{above}{entry.name}", entry
                         elif not left_behind(entry.name):
-                            left.append(f"{above}{entry.name}")
+                            behind = through
+                            if entry.is_symlink():
+                                behind = (*through, os.path.realpath(self.path / folder))
+                                if _leads_back(os.path.realpath(entry.path), behind):
+                                    continue
+                            left.append((f"{above}{entry.name}", behind))
             except FileNotFoundError:
                 continue
 

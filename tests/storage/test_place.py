@@ -186,6 +186,22 @@ def test_a_document_imports_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not acts("storage.endpoint_url", "http://10.0.0.7:9000")
 
 
+def test_links_to_folders_are_followed_but_for_those_that_lead_back(tmp_path: Path) -> None:
+    """Before: "Too many levels of symbolic links", of a folder with a link to itself."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one / "a", one / "b", other / "c"):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    (one / "a" / "self").symlink_to(".")
+    (one / "a" / "above").symlink_to(tmp_path)
+    (one / "a" / "beside").symlink_to(one / "b")
+    (one / "far").symlink_to(other)
+    (other / "back").symlink_to(one)
+    (other / "near").symlink_to("c")
+    found = sorted(name for name, _ in local_place(one).list(""))
+    assert found == ["a/beside/file", "a/file", "b/file", "far/c/file", "far/near/file"]
+
+
 def test_a_block_device_is_read_and_never_written(tmp_path: Path) -> None:
     path = tmp_path / "device"
     path.write_bytes(b"device")
