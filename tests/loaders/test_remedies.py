@@ -1,6 +1,8 @@
 """Damaged files: the line names the file, and what helps depends on who wrote it."""
 
+import ast
 import json
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +19,7 @@ from dlemu.ranks.world import Alone
 from dlemu.run.job import run_job
 from tests.lab.dataset import flip, generated
 
+ROOT = Path(__file__).parents[2]
 NUM_FILES, SAMPLE_BYTES = 20, 6000
 
 
@@ -94,6 +97,30 @@ def test_what_cannot_be_read_in_place_keeps_its_own_remedy(tmp_path: Path) -> No
         workload, lambda path: np.savez_compressed(path, x=np.zeros(SAMPLE_BYTES, np.uint8))
     )
     assert refused(lambda: run_job(workload, layout=layout), path) == "use np.savez"
+
+
+def test_no_place_names_a_file_and_drops_the_remedy() -> None:
+    """An error that is raised anew as "PLACE: error" is `error.within(PLACE)`."""
+    found = []
+    for path in (each for top in ("dlemu", "datagen") for each in (ROOT / top).rglob("*.py")):
+        for handler in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(handler, ast.ExceptHandler) or handler.type is None:
+                continue
+            if not re.search(r"\b(Dlemu|Dataset|Run|Workload)Error\b", ast.unparse(handler.type)):
+                continue
+            raised = (each.exc for each in ast.walk(handler) if isinstance(each, ast.Raise))
+            made = (one for one in raised if isinstance(one, ast.Call) and not one.keywords)
+            texts = (each for one in made for each in ast.walk(one))
+            parts = (each.values for each in texts if isinstance(each, ast.JoinedStr))
+            found += [path for each in parts if _is_prefixed(each, handler.name)]
+    assert not found
+
+
+def _is_prefixed(parts: list[ast.expr], name: str | None) -> bool:
+    """Return whether an f-string is "SOMETHING: {name}"."""
+    *_, before, last = [None, None, *parts]
+    is_error = isinstance(last, ast.FormattedValue) and ast.unparse(last.value) == name
+    return is_error and isinstance(before, ast.Constant) and str(before.value).endswith(": ")
 
 
 class _OfNumber(DlemuError):
