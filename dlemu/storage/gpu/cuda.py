@@ -33,6 +33,8 @@ _FUNCTIONS: dict[str, list[type]] = {
     "cuMemFree_v2": [ctypes.c_uint64],
     "cuMemHostRegister_v2": [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint],
     "cuMemHostUnregister": [ctypes.c_void_p],
+    "cuMemHostAlloc": [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint],
+    "cuMemFreeHost": [ctypes.c_void_p],
     "cuMemcpyHtoD_v2": [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t],
     "cuMemcpyDtoH_v2": [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t],
     "cuGetErrorString": [ctypes.c_int, ctypes.c_void_p],
