@@ -161,7 +161,7 @@ class Layout:
         """Return a file's path below the data folder."""
         return f"train/{self._name(file)}.{self.suffix}"
 
-    @property
+    @cached_property
     def suffix(self) -> str:
         """End of the files' names, without its dot."""
         return format_of(self).suffix or self.format.rpartition(".")[2]
@@ -212,8 +212,12 @@ class Layout:
             few = min(each, self.num_files - first)
             yield first, sizes(group) if same is None else np.repeat(same, few, axis=1)
 
+    @cached_property
+    def _digits(self) -> int:
+        return len(str(self.num_files))
+
     def _name(self, file: int) -> str:
-        name = f"{self.prefix}_{file:0{len(str(self.num_files))}d}_of_{self.num_files}"
+        name = f"{self.prefix}_{file:0{self._digits}d}_of_{self.num_files}"
         if self.num_subfolders <= 1:
             return name
         width = len(str(self.num_subfolders))

@@ -160,6 +160,15 @@ def _regular_bytes(path: str) -> int:
     return status.st_size
 
 
+def _cut_or_padded(sample: Any, num_bytes: int) -> Any:
+    """Return a sample, uint8 (its bytes,), with so many bytes."""
+    if len(sample) > num_bytes:
+        return sample[:num_bytes]
+    row = np.zeros(num_bytes, np.uint8)
+    row[: len(sample)] = sample
+    return row
+
+
 class PlainReader:
     """Makes the batches of one worker, each a tensor of its own. Not thread-safe."""
 
@@ -171,7 +180,9 @@ class PlainReader:
         self._load, self._has_many = load_of(source), source.layout.samples_per_file > 1
         self._preparing = Preparing(source, note, accelerator=accelerator, worker=worker)
         self._opened: tuple[int, Parsed] | None = None
-        self._early: dict[int, torch.Tensor] = {}  # samples that were read for a later batch
+        self._prepares = source.workload.reader.preprocess_time.mean > 0
+        self._early: dict[int, tuple[torch.Tensor, int]] = {}
+        """Samples that were read for a later batch."""
         self._scheduled = -1
         self._give_back = _give_back_of(source)
 
@@ -193,37 +204,40 @@ class PlainReader:
         without waiting for a CPU counts as reading, the rest as decoding. `wanted` as in
         `SampleReader.make`, and so are the errors.
         """
-        num_bytes, seconds, computing, prepared = 0, 0.0, 0.0, 0.0
-        queued = self._queued()
+        # What is done for each sample counts: a Dataset of one's own does no more than load it.
+        num_bytes, prepared = 0, 0.0
+        aside = aside_cpu = 0.0
         sizes = None if task.places is None else task.places[2].tolist()
+        queued, begin, cpu = self._queued(), perf_counter(), thread_time()
         for at, sample in enumerate(task.fetch.tolist()):
             if not wanted():
                 self._note(IDLE, -1)
                 return None
-            begin, cpu = perf_counter(), thread_time()
-            self._note(READING, self._source.layout.find(sample)[0])
             size, self._early[sample] = self._sample(sample)
             if sizes is not None and size != sizes[at]:
                 raise DatasetError(
                     f"{self._source.path(sample)}: it holds {size} bytes, {sizes[at]} are wanted",
                     remedy=VERIFY,
                 )
-            seconds += perf_counter() - begin
-            computing += thread_time() - cpu
             num_bytes += size
-            prepared += self._preparing.spend(1)
-        computing += self._queued() - queued
+            if self._prepares:
+                before, cpu_before = perf_counter(), thread_time()
+                prepared += self._preparing.spend(1)
+                aside += perf_counter() - before
+                aside_cpu += thread_time() - cpu_before
+        seconds = perf_counter() - begin - aside
+        computing = thread_time() - cpu - aside_cpu + self._queued() - queued
         begin = perf_counter()
         samples = [self._early.pop(sample) for sample in task.samples.tolist()]
-        lengths = [min(len(each), self._row_bytes) for each in samples]
-        batch = default_collate([self._row(each) for each in samples])
+        lengths = [length for _, length in samples]
+        batch = default_collate([row for row, _ in samples])
         del samples
         self._give_back(0)
         collated = perf_counter() - begin
         self._note(IDLE, -1)
         decoding = min(seconds, computing)
         cost = Cost(num_bytes, 0, seconds - decoding, decoding + prepared, collated)
-        return cost, batch, [self._row_bytes] * len(lengths) if self._cut else lengths
+        return cost, batch, lengths
 
     def close(self) -> None:
         """Close all files."""
@@ -232,9 +246,10 @@ class PlainReader:
             os.close(self._scheduled)
         self._scheduled = -1
 
-    def _sample(self, sample: int) -> tuple[int, torch.Tensor]:
-        """Return the bytes read for a sample, and it as a tensor, uint8 (its bytes,)."""
+    def _sample(self, sample: int) -> tuple[int, tuple[torch.Tensor, int]]:
+        """Return the bytes read for a sample; its row, uint8 (row_bytes,), and the bytes in it."""
         number, place = self._source.layout.find(sample)
+        self._note(READING, number)
         path = self._source.path(number)
         try:
             size = 0 if self._has_many else _regular_bytes(path)
@@ -249,12 +264,14 @@ class PlainReader:
             if isinstance(error, OSError) and error.errno:
                 raise cannot_open(path, error) from None
             raise DatasetError(f"{path} is damaged: {in_short(error)}", remedy=VERIFY) from None
-        if len(array) > self._row_bytes and not self._cut:
+        length, room = len(array), self._row_bytes
+        if length > room and not self._cut:
             raise DatasetError(
-                f"{path} has a sample of {len(array)} bytes, at most {self._row_bytes} were "
+                f"{path} has a sample of {length} bytes, at most {room} were "
                 f"expected; set dataset.record_length_bytes_resize"
             )
-        return size or len(array), torch.from_numpy(array)
+        row = array if length == room else _cut_or_padded(array, room)
+        return size or length, (torch.from_numpy(row), room if self._cut else length)
 
     def _parsed(self, number: int, path: str) -> Parsed:
         """Return a file of many samples, which stays open for the next one."""
@@ -268,14 +285,6 @@ class PlainReader:
         if self._opened is not None:
             self._opened[1].close()
         self._opened = None
-
-    def _row(self, sample: torch.Tensor) -> torch.Tensor:
-        """Return a sample cut or padded to the bytes of a row."""
-        if len(sample) >= self._row_bytes:
-            return sample[: self._row_bytes]
-        row = torch.zeros(self._row_bytes, dtype=torch.uint8)
-        row[: len(sample)] = sample
-        return row
 
     def _queued(self) -> float:
         """Return how many seconds so far this thread could run and had no CPU."""

@@ -28,12 +28,13 @@ class Activity:
 
     def __init__(self, rows: NDArray[np.float64]) -> None:
         self._rows = rows
+        self._views = [row.data for row in rows]  # to write to one takes a third of the time
 
     def note(self, worker: int, what: int, file: int = -1) -> None:
         """Write down what a worker does from now on, and to which file; count a read that ends."""
-        row, now = self._rows[worker], perf_counter()
+        row, now = self._views[worker], perf_counter()
         if row[0] == READING:
-            row[4 + bin_of(now - row.item(2))] += 1
+            row[4 + bin_of(now - row[2])] += 1
         row[0] = what
         row[1] = file
         row[2] = now

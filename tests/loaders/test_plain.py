@@ -492,7 +492,7 @@ def test_memory_of_a_batch_goes_back_to_the_kernel(
 
     def taken(sample: int) -> Any:
         found = take(sample)
-        made.append(weakref.ref(found[1]))
+        made.append(weakref.ref(found[1][0]))
         return found
 
     monkeypatch.setattr(reader, "_sample", taken)
