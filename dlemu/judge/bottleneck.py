@@ -39,6 +39,9 @@ _MORE = 1.15
 _NO_MORE = 1.05
 """Storage that gives nobody more than this many times as much was at its limit, also on a host
 whose CPUs were all in use: with more of them it would have given no more."""
+_NEARLY_ALL = 0.9
+"""Storage that gave a smaller share of what it gives to readers alone had time left: another limit
+held the job back first."""
 _VARIES = 1.3
 """The same readers may be this many times as fast after a run: drives vary, and are shared."""
 _CHANGED = 2.0
@@ -511,14 +514,14 @@ def _at_rate(evidence: Evidence) -> float:
     """Return the share (0-1) of the steps' time that the storage alone would have taken.
 
     It gives no more than it gives to readers alone; a throttle lets bursts pass in a short probe.
-    0: not known, or it has become slower since.
+    0: not known, or it could have given more, or has become slower since.
     """
     _, probe = _rates(evidence)
     rate = _in_steps(evidence, probe)
     if probe is None or rate is None:
         return 0.0
     share = rate / max(probe.few, probe.many, 1.0)
-    return min(1.0, _NO_MORE * share) if share <= _MORE else 0.0
+    return min(1.0, _NO_MORE * share) if _NEARLY_ALL <= share <= _MORE else 0.0
 
 
 def _in_steps(evidence: Evidence, probe: Probe | None) -> float | None:

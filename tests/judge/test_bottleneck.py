@@ -111,6 +111,11 @@ EXPECTED: dict[str, tuple[str, str, str]] = {
         "late_batches cpus explains",
         "raise_read_threads",
     ),
+    "workers decode for long, and the storage has time left": (
+        "loader",
+        "late_batches cpus explains",
+        "raise_read_threads",
+    ),
     "workers decode for long, and the storage has become slower": (
         "loader",
         "late_batches cpus explains",

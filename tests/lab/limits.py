@@ -188,6 +188,7 @@ CASES: dict[str, dict[str, Any]] = {
     "workers decode for long, and the storage gives all it has": DECODES
     | {"given_in_steps": 5.5 * GB},
     "workers decode for long, and the storage has more": DECODES | {"given_in_steps": 4.3 * GB},
+    "workers decode for long, and the storage has time left": DECODES | {"given_in_steps": 5 * GB},
     "workers decode for long, and the storage has become slower": DECODES
     | {"given_in_steps": 7.2 * GB},
     # Jobs that warmed up for seconds in their first step: a quarter of what steps needed was read
