@@ -21,7 +21,8 @@ time. `folder=DRIVE,DRIVE` reads from several at the same time. On tmpfs, where 
 the table shows the price of Python alone.
 
 workers: npy files of one sample in memory, by a plain DataLoader (the base), and by dlemu's with
-reader.cost=dataloader and lean; all batches are copied, as a thread does that pins them.
+reader.cost=dataloader, whose workers return or keep memory, as glibc has a plain one do by chance
+(reader.worker_memory), and lean; all batches are copied, as a thread does that pins them.
 
 objects: a dataset from a server of ranges, which is no S3 server (tests/lab/object_server.py). So a
 rate says what this host's client side can do, and nothing about any storage. The base is a plain
@@ -218,8 +219,12 @@ def dlio_keys(name: str, data: Path) -> dict[str, object]:
 
 
 def job_of_workers(case: str, data: str, workers: int, cost: str) -> Workload:
-    """Return the workload of npy files that so many workers read."""
+    """Return the workload of npy files that so many workers read.
+
+    `cost`: "lean", or what workers of a plain DataLoader's cost do with memory.
+    """
     num_bytes, batch = SAMPLES[case]
+    lean = cost == "lean"
     batches = max(LEAST_BATCHES * workers, LEAST_BYTES // (num_bytes * batch))
     keys: dict[str, object] = {
         "dataset.data_folder": data,
@@ -233,7 +238,8 @@ def job_of_workers(case: str, data: str, workers: int, cost: str) -> Workload:
         "reader.read_threads": workers,
         "reader.prefetch_size": 2 * workers,
         "reader.hand_over": "batch",
-        "reader.cost": cost,
+        "reader.cost": "lean" if lean else "dataloader",
+        "reader.worker_memory": "returned" if lean else cost,
         "reader.data_loader": "pytorch",
     }
     return load_workload("resnet50_h100", keys)
@@ -286,7 +292,7 @@ def by_workers(case: str, workers: int, asked: Asked) -> Lines:
     with scratch() as data:
         generate(job_of_workers(case, str(data), workers, "lean"), world=Alone())
         sides: Sides = {"plain": partial(rate_apart, plain_epochs, case, str(data), workers)}
-        for cost in ("dataloader", "lean"):
+        for cost in ("returned", "kept", "lean"):
             sides[cost] = partial(rate_apart, workers_epochs, case, str(data), workers, cost)
         title = f"{case}, {counted(workers, 'worker')}"
         yield from compare(title, sides, asked.value("rounds", 5))

@@ -428,6 +428,14 @@ class DaliBatches:
             yield batch
 
 
+_EMPTIES = (
+    ("accelerator", "empty_host_cache"),
+    ("_C", "_host_emptyCache"),
+    ("_C", "_accelerator_emptyHostCache"),
+)
+"""torch's function that frees page-locked memory, which has had several names."""
+
+
 def _unsearched(precision: str, batch: int, device: str) -> Callable[[], object]:
     """Return a step of UNet3D whose convolutions cuDNN chooses without trying them.
 
@@ -539,6 +547,7 @@ class Real:
     ) -> dict[str, Any]:
         """Train on an epoch; return its seconds: whole, from the first step's end, in its steps."""
         self.finish()
+        self._forget_locked()
         start = self.mark()
         self.began = begin = time.perf_counter()
         loop = self._synchronous if synchronous or not self.cuda else self._pipelined
@@ -569,6 +578,19 @@ class Real:
             "first": waits[0],
             "waited": sum(waits[1:]),
         }
+
+    def _forget_locked(self) -> None:
+        """Have torch free page-locked memory of loops before: a job that begins has none.
+
+        Whose first batches then wait for CUDA to lock some.
+        """
+        if not self.cuda:
+            return
+        for place, name in _EMPTIES:
+            if (empty := getattr(getattr(self.torch, place, None), name, None)) is not None:
+                empty()
+                return
+        raise RuntimeError(f"torch {self.torch.__version__} cannot free page-locked memory")
 
     def _step(self, data: Any, computing: Computing) -> tuple[Any, Any]:
         """Queue a step; return marks of its start and end."""
