@@ -32,7 +32,9 @@ As root, a cgroup holds reads to RATE times the demand (bytes of a batch / c); 0
 The arms take turns, in every second repeat in the opposite order; of unet3d R and E run at the same
 time, each from files of its own and held by a cgroup of its own. Of cosmoflow, which is
 launch-bound, c is timed once. On a host without a GPU, small inputs are trained on the CPU, to try
-the program.
+the program. On any host jobs whose names end in _asleep (resnet50_npy1_asleep, _jpeg2_asleep and
+others) have a device that sleeps for a step of an H200: what their workers and the storage do is
+real.
 """
 
 import atexit
@@ -63,6 +65,7 @@ import dlemu
 from benchmarks.fidelity_ddp import Ranks, ranks_of
 from benchmarks.fidelity_real import (
     FILES,
+    Asleep,
     DaliBatches,
     Net,
     Real,
@@ -109,10 +112,11 @@ _SETTINGS = {
 
 
 @cache
-def trained(name: str, batch: int, graph: bool) -> Real:
+def trained(name: str, batch: int, graph: bool, asleep: float) -> Real:
     """Return a network on the device; jobs that differ in their files share it."""
-    found = [net for net in nets() if (net.name, net.batch, net.graph) == (name, batch, graph)]
-    return Real(found[0])
+    asked = name, batch, graph, asleep
+    found = [each for each in nets() if (each.name, each.batch, each.graph, each.asleep) == asked]
+    return Asleep(found[0]) if asleep else Real(found[0])
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ class Job:
 
     @property
     def real(self) -> Real:
-        return trained(self.net.name, self.net.batch, self.net.graph)
+        return trained(self.net.name, self.net.batch, self.net.graph, self.net.asleep)
 
     @cached_property
     def num_files(self) -> int:
@@ -262,7 +266,7 @@ class Job:
         """`reader.page_lock_time`, as the Meter finds it."""
         import torch
 
-        return page_lock_time() if torch.cuda.is_available() else 0.0
+        return page_lock_time() if torch.cuda.is_available() and not self.net.asleep else 0.0
 
     @cached_property
     def alone(self) -> tuple[float, float, float]:

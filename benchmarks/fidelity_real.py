@@ -67,6 +67,8 @@ class Net:
     """Whether the step is replayed as one CUDA graph."""
     ranks: int = 1
     """Of a data-parallel job, each on a GPU of its own, with workers of its own."""
+    asleep: float = 0.0
+    """Seconds of a step of the device that stands for a GPU; 0: a real one computes."""
 
     @property
     def name(self) -> str:
@@ -154,11 +156,22 @@ ON_CPU = [
 ]
 
 
+def _asleep(net: Net, seconds: float) -> Net:
+    """Return the job on a device that sleeps for a step: that of an H200."""
+    return replace(net, label=f"{net.label.removesuffix('_b400')}_asleep", asleep=seconds)
+
+
+ASLEEP = [
+    *(_asleep(_few("npy", number), 0.083) for number in (1, 2, 4, 8)),
+    *(_asleep(_pictures(number), 0.044) for number in (1, 2, 4, 8)),
+]
+
+
 def nets() -> list[Net]:
     """Return all jobs, small ones on a host without a GPU."""
     import torch
 
-    return ON_GPU if torch.cuda.is_available() else ON_CPU
+    return [*(ON_GPU if torch.cuda.is_available() else ON_CPU), *ASLEEP]
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -550,7 +563,7 @@ class Real:
         self._forget_locked()
         start = self.mark()
         self.began = begin = time.perf_counter()
-        loop = self._synchronous if synchronous or not self.cuda else self._pipelined
+        loop = self._pipelined if self._queues and not synchronous else self._synchronous
         computing: Computing = contextlib.nullcontext if meter is None else meter.computing
         if meter is not None:
             loader = meter.epoch(loader, 0, device=self.device if self.cuda else None)
@@ -614,10 +627,63 @@ class Real:
                 steps[-2][1].synchronize()  # that step has ended: the next batch is asked for
         return steps
 
+    @property
+    def _queues(self) -> bool:
+        """Whether work is queued, and done while the host goes on."""
+        return bool(self.cuda)
+
     def _synchronous(self, batches: Iterator[Any], computing: Computing) -> list[tuple[Any, Any]]:
         """Copy, compute, wait for the end, ask for the next batch: the benchmark's loop."""
         steps = []
         for batch in batches:
             steps.append(self._step(batch.to(self.device, non_blocking=True), computing))
             self.finish()
+        return steps
+
+
+class Asleep(Real):
+    """A device that stands for a GPU: a step sleeps, while the host goes on.
+
+    The DataLoader, its workers and the loop are those of a real job. Nothing is computed, so they
+    have the host's cores for themselves, as beside a GPU.
+    """
+
+    def __init__(self, net: Net) -> None:
+        import torch
+
+        self.torch, self.net, self.cuda, self.device = torch, net, False, "cpu"
+        self.began = self._end = 0.0
+        self._memory = np.zeros((2, net.batch, net.pixels), np.uint8)
+
+    def step(self, data: Any) -> None:
+        self._end = self.mark() + self.net.asleep
+
+    def mark(self) -> float:
+        """Return when the work queued so far ends."""
+        return max(self._end, time.perf_counter())
+
+    def between(self, begin: float, end: float) -> float:
+        return end - begin
+
+    def finish(self) -> None:
+        self._wait(self._end)
+
+    def timed(self, *, synchronous: bool) -> tuple[float, float, float]:
+        return self.net.asleep, 0.0, 0.0
+
+    @property
+    def _queues(self) -> bool:
+        return True
+
+    def _wait(self, until: float) -> None:
+        time.sleep(max(0.0, until - time.perf_counter()))
+
+    def _pipelined(self, batches: Iterator[Any], computing: Computing) -> list[tuple[Any, Any]]:
+        """Copy each batch, as the thread that pins does; at most one step is queued ahead."""
+        steps: list[tuple[Any, Any]] = []
+        for number, batch in enumerate(batches):
+            np.copyto(self._memory[number % 2], batch.numpy())
+            steps.append(self._step(batch, computing))
+            if number:
+                self._wait(steps[-2][1])
         return steps

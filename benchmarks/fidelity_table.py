@@ -53,7 +53,8 @@ class Cell:
     @property
     def words(self) -> dict[str, str]:
         """Its columns."""
-        own = {"GPU": self.device.split()[1], "job": self.net, "loop": self.loop}
+        gpu = "none" if self.device == "no GPU" else self.device.split()[1]
+        own = {"GPU": gpu, "job": self.net, "loop": self.loop}
         return {**own, "rate / demand": f"{self.rate:g}" if self.rate else "not held"}
 
 
@@ -215,23 +216,23 @@ def _workers(cells: Mapping[Cell, Arms]) -> Lines:
     computes = any(arms.get("G") for arms in cells.values())
     for cell, arms in cells.items():
         real, emulated = arms.get("R", {}), arms.get("D", {})
-        if not real.keys() & emulated.keys():
-            continue
         lean, on_gpu = arms.get("L", {}), arms.get("G", {})
+        if not real.keys() & {*emulated, *on_gpu}:
+            continue
         busy = fmean(run.workers_cpu / max(1, run.workers) / run.wall for run in real.values())
         yield {
             **cell.words,
             "steps": str(next(iter(real.values())).num_steps),
             "R, whole AU %": f"{fmean(run.whole_au for run in real.values()):.1f}",
-            "D - R, points": _judged(emulated, real, "whole_au", 2.0),
-            "D - R by the rule": _judged(emulated, real, "au", 2.0),
+            "D - R, points": _judged(emulated, real, "whole_au", 2.0) if emulated else "",
+            "D - R by the rule": _judged(emulated, real, "au", 2.0) if emulated else "",
             **({_ON_GPU: _both(on_gpu, real)} if computes else {}),
             "lean - R": _judged(lean, real, "whole_au", 2.0) if lean.keys() & real.keys() else "",
             "R's workers busy": "" if "dali" in cell.net else f"{100 * busy:.0f}%",
             "limit of R": ", ".join(dict.fromkeys(run.own_limit for run in real.values())),
-            "limit of D": _limits(emulated),
+            "limit of D": _limits(emulated or on_gpu),
             "limit of lean": _limits(lean),
-            "repeats": str(len(real.keys() & emulated.keys())),
+            "repeats": str(len(real.keys() & {*emulated, *on_gpu})),
         }
 
 
@@ -245,11 +246,11 @@ def _both(runs: Mapping[int, Run], real: Mapping[int, Run]) -> str:
 def _kinds(cells: Mapping[Cell, Arms]) -> str:
     """Return the lines of how many cells of jobs beside such emulations agree, per kind.
 
-    A cell's difference is the median of its repeats.
+    A cell's difference is the median of its repeats. Where there is no D, G counts.
     """
     found: dict[str, list[tuple[float, float, bool]]] = {}
     for cell, arms in cells.items():
-        real, emulated = arms.get("R", {}), arms.get("D", {})
+        real, emulated = arms.get("R", {}), arms.get("D") or arms.get("G", {})
         both = real.keys() & emulated.keys()
         if both and ("dali" in cell.net or all(real[n].spent for n in both)):
             kind = "JPEG" if "jpeg" in cell.net else "npy"
