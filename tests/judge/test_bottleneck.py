@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dlemu.config.model import load_workload
 from dlemu.findings import Finding
+from dlemu.judge import bottleneck
 from dlemu.judge.bottleneck import Limit, _explained_by_cpus, find_run_limit
 from dlemu.judge.evidence import HostReport
 from dlemu.judge.metrics import measure
@@ -475,6 +476,8 @@ def test_storage_is_blamed_only_where_nothing_else_can_be(
         return
     assert seen.losses.parts.read >= 0.5 * seen.losses.parts.total
     assert cached is None or cached <= 0.5
+    if bottleneck._gave_all(seen):
+        return  # a busy host, or a queue for its CPUs, held back no read
     for each in hosts:
         assert each.whole.process_cpu_share is None or each.whole.process_cpu_share <= 0.85
         assert (each.whole.process_cpu_share, each.whole.runqueue_seconds) != (None, None)
