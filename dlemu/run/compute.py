@@ -116,8 +116,12 @@ class CudaStream:
 _LARGEST_SIDE = 8192
 """Rows of a square matrix; in bfloat16 a product takes an H200 1.5 ms, at 90 % of its peak rate."""
 _SMALLEST_SIDE = 256
+_LONGEST_PRODUCT = 0.0005
+"""Seconds; several products fit into the shortest step in use, CosmoFlow's 3.5 ms."""
 _PRODUCTS_A_STEP = 50
-"""At least. A large batch has long kernels: others, which decode pictures, wait for each."""
+"""Of a longer step. A large batch has long kernels, for which those that decode pictures wait."""
+_TIMES_AS_LONG = 8
+"""Is a product of twice as many rows."""
 _SLICE_SECONDS = 0.002
 _NUM_TIMED = 40
 """Products of one calibration."""
@@ -131,8 +135,8 @@ def compute_on_gpus(workload: Workload, own: range, clock: Clock) -> Callable[[f
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
     if workload.train.compute == "sleep" or not own:
         return None
-    longest = workload.train.computation_time.mean / _PRODUCTS_A_STEP
-    return gpu_compute(find_compute_gpus(workload, own), clock, longest)
+    step = workload.train.computation_time.mean
+    return gpu_compute(find_compute_gpus(workload, own), clock, step)
 
 
 def find_compute_gpus(workload: Workload, own: range) -> list[int]:
@@ -148,14 +152,13 @@ def find_compute_gpus(workload: Workload, own: range) -> list[int]:
     return gpus
 
 
-def gpu_compute(
-    gpus: Sequence[int], clock: Clock, longest_product: float
-) -> Callable[[float], None]:
+def gpu_compute(gpus: Sequence[int], clock: Clock, step: float) -> Callable[[float], None]:
     """Return `compute(deadline)`, which keeps these GPUs busy and returns at the deadline.
 
-    First measures how long a product takes, which needs about 0.3 s per GPU: about
-    `longest_product` seconds at most. The deadline is in seconds on `clock`.
+    First measures how long a product takes, which needs about 0.3 s per GPU. `step`: seconds of a
+    mean one. The deadline is in seconds on `clock`.
     """
+    longest_product = max(_LONGEST_PRODUCT, step / _PRODUCTS_A_STEP)
     torch = find_torch(gpus)
     torch.cuda.set_device(gpus[0])  # else CUDA makes a context on GPU 0 too, of half a GiB
     products = [_Product(torch, gpu, longest_product) for gpu in gpus]
@@ -213,10 +216,10 @@ class _Product:
     def __init__(self, torch: Any, gpu: int, longest: float) -> None:
         self._torch = torch
         self._stream = torch.cuda.Stream(gpu)
-        side = _LARGEST_SIDE
+        side = _SMALLEST_SIDE
         self.seconds = self._calibrate(gpu, side)
-        while self.seconds > longest and side > _SMALLEST_SIDE:
-            side //= 2
+        while side < _LARGEST_SIDE and _TIMES_AS_LONG * self.seconds <= longest:
+            side *= 2
             self.seconds = self._calibrate(gpu, side)
 
     def launch(self, count: int) -> Any:
