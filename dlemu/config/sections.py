@@ -442,14 +442,14 @@ class ReaderSection(Section):
     pin_memory=True. A batch waits for its part where no earlier batch has left memory: the first
     ones do. Meter finds it. 0: the job has no such memory."""
     worker_memory: Annotated[
-        Literal["returned", "kept"],
+        Literal["returned", "kept"] | Annotated[float, Field(ge=0, le=1)],
         Use(when=lambda job: job.by_pytorch and job.has_workers),
     ] = "returned"
     """What a worker of a plain DataLoader (cost=dataloader) does with the memory of a batch's
     samples. `returned`: the kernel has it back, and gives each of its pages anew for the next
-    batch, which costs CPU time. `kept`: the worker uses it again. In a real worker glibc decides by
-    what the process has allocated before; Meter finds which. It returns arrays above 32 MiB each in
-    any case."""
+    batch, which costs CPU time. `kept`: the worker uses it again. 0 to 1: the share that is kept.
+    In a real worker glibc decides by what the process has allocated before; Meter finds which. It
+    returns arrays above 32 MiB each in any case."""
     gds: Annotated[
         Literal["require", "prefer", "off"],
         BeforeValidator(off_for_false),
@@ -490,6 +490,13 @@ class ReaderSection(Section):
     def hands_over(self) -> bool:
         """Whether a run puts each batch into one array."""
         return (self.hand_over or ("batch" if self.loader.is_dataloader else "none")) == "batch"
+
+    @property
+    def kept_share(self) -> float:
+        """The share (0-1) of a batch's memory that a plain worker keeps for the next one."""
+        if isinstance(self.worker_memory, str):
+            return float(self.worker_memory == "kept")
+        return self.worker_memory
 
     @property
     def num_streams(self) -> int:

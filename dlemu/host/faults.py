@@ -14,12 +14,19 @@ from typing import Any, Literal
 from dlemu.host.devices import PROC, read_text
 from dlemu.host.processes import stat_words
 
-WorkerMemory = Literal["returned", "kept"]
+WorkerMemory = Literal["returned", "kept"] | float
+"""Or the share that is kept, 0 to 1."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _KEPT = 0.8, 1.3
 """Faults for each page of a batch, at least and most, where memory is kept."""
 _RETURNED = 1.6
 """Faults for each page of a batch, at least, where memory is returned."""
+_PART = 0.1
+"""A smaller share of memory that is kept, or returned, is none."""
+_EXACT = 1.1
+"""How many batches there were at most, for each at least, where a share can be told."""
+_ALIKE_SHARES = 0.2
+"""So much may it differ between epochs."""
 _LEAST_PAGES = 1000
 """Of a batch: the faults of a smaller one may be of anything else."""
 _HUGE_BYTES = 4 << 20
@@ -46,14 +53,27 @@ def memory_of(found: Sequence[Faults]) -> WorkerMemory | None:
     faults = sum(each.number for each in found)
     pages = [[n * each.batch_bytes / PAGE_BYTES for n in each.batches] for each in found]
     fewest, most = map(sum, zip(*pages, strict=True))
+    # Few faults may also be those of few, huge pages.
+    huge = max(each.sample_bytes for each in found) >= _HUGE_BYTES or _all_are_huge()
+    if not huge and (share := _share(found)) is not None:
+        return share
     if faults >= _RETURNED * most:
         return "returned"
-    if not _KEPT[0] * most <= faults <= _KEPT[1] * fewest:
-        return None
-    # Few faults may also be those of few, huge pages.
-    if max(each.sample_bytes for each in found) >= _HUGE_BYTES or _all_are_huge():
+    if huge or not _KEPT[0] * most <= faults <= _KEPT[1] * fewest:
         return None
     return "kept"
+
+
+def _share(found: Sequence[Faults]) -> float | None:
+    """Return which share of memory is kept, if that is a part of it and can be told."""
+    if max(each.batches[1] / max(each.batches[0], 1e-9) for each in found) > _EXACT:
+        return None
+    pages = [each.batches[1] * each.batch_bytes / PAGE_BYTES for each in found]
+    shares = [2 - each.number / own for each, own in zip(found, pages, strict=True)]
+    share = sum(shares) / len(shares)
+    if max(shares) - min(shares) > _ALIKE_SHARES or not _PART <= share <= 1 - _PART:
+        return None
+    return round(share, 2)
 
 
 def _all_are_huge() -> bool:

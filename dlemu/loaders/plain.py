@@ -123,15 +123,16 @@ _PIL_PREFIX = 16
 """Bytes by which PIL tells what a file is, and the library's buffer fills."""
 _SHARED = "/dev/shm"
 _LIBC = ctypes.CDLL(None)
-_TRIM_THRESHOLD = -1
-"""glibc's M_TRIM_THRESHOLD (malloc.h), and so many bytes as it has where it was never changed."""
-_TRIMMED_BYTES = 128 << 10
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+"""Options of glibc's mallopt (malloc.h)."""
+_OPTIONS = {_MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 128 << 10}
+"""Arrays lie in the heap, up to the size that glibc allows; of its free end, M_TOP_PAD stays."""
 _KEEPING = {
     _TRIM_THRESHOLD: -1,  # the end of the heap is never given back
-    -2: 64 << 20,  # M_TOP_PAD: nor are the heaps of 64 MiB of other threads than the first
-    -3: 32 << 20,  # M_MMAP_THRESHOLD: the most that glibc allows
+    _TOP_PAD: 64 << 20,  # nor are the heaps of 64 MiB of other threads than the first
+    _MMAP_THRESHOLD: 32 << 20,
 }
-"""Options of glibc's mallopt (malloc.h) with which freed memory stays in the process."""
+"""With these freed memory stays in the process."""
 
 
 def load_of(source: Source) -> Load | None:
@@ -184,7 +185,9 @@ class PlainReader:
         self._early: dict[int, tuple[torch.Tensor, int]] = {}
         """Samples that were read for a later batch."""
         self._scheduled = -1
-        self._give_back = _give_back_of(source)
+        is_picture = format_of(source.layout).is_picture
+        size = row_bytes if is_picture else max(row_bytes, source.layout.mean_bytes)
+        self._give_back = _give_back_of(source, source.workload.reader.batch_size * size)
 
     def start_epoch(self, epoch: int) -> None:
         """Forget what an earlier epoch, perhaps ended early, has left."""
@@ -417,22 +420,24 @@ def rate_of_workers(source: Source, *, loaders: int, workers: int, seconds: floa
         return sum(pool.map(take, range(loaders)))
 
 
-def _give_back_of(source: Source) -> Callable[[int], object]:
+def _give_back_of(source: Source, batch_bytes: float) -> Callable[[int], object]:
     """Return what is called when a batch's samples are free; prepare this process for it.
 
     Whether glibc keeps freed memory is chance: it hangs on what the process has allocated before,
-    and on where. So each of the two states is brought about.
+    and on where. So each state is brought about. A share of `batch_bytes` is kept for certain where
+    the process was forked off a main thread only: other threads' heaps keep all of it.
     """
     reader = source.workload.reader
+    share = reader.kept_share
     # Without workers this is the user's process, whose memory is its own affair.
-    if reader.worker_memory == "kept" and reader.read_threads:
-        with suppress(AttributeError):  # another C library
-            for option, value in _KEEPING.items():
-                _LIBC.mallopt(option, value)
-        return _keep
+    options = _KEEPING if share == 1 else _OPTIONS | {_TOP_PAD: int(share * batch_bytes)}
     if reader.read_threads:
-        with suppress(AttributeError):  # malloc_trim leaves the end of other threads' heaps
-            _LIBC.mallopt(_TRIM_THRESHOLD, _TRIMMED_BYTES)
+        with suppress(AttributeError):  # another C library
+            for option, value in options.items():
+                _LIBC.mallopt(option, value)
+        if share > 0:
+            return _keep
+    # The end of the heap is returned when it is free: this returns what lies between.
     give_back: Callable[[int], object] = getattr(_LIBC, "malloc_trim", _keep)
     return give_back
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
+from threading import current_thread, main_thread
 from time import perf_counter
 from typing import Any
 
@@ -233,7 +234,7 @@ class _Workers:
         self._requests.held = hold
         with many_workers():
             try:
-                made = self._starter.call(partial(iter, self._loader))
+                made = self._start_workers()
             except OSError as error:
                 disarm(error)
                 self._processes[:] = [each for each in self._processes if each.pid is not None]
@@ -246,6 +247,17 @@ class _Workers:
                 self.look()
                 raise
         return self._batches(epoch, plan, made)
+
+    def _start_workers(self) -> Iterator[_Made]:
+        """Return the DataLoader's iterator, which starts its workers the first time.
+
+        Those of a plain one are forked off the main thread, if this is it, as a job's are: they
+        have its heap. It ends last, so no other thread has to live for them.
+        """
+        assert self._loader is not None
+        start = partial(iter, self._loader)
+        as_a_job = self.pinned is not None and current_thread() is main_thread()
+        return start() if as_a_job else self._starter.call(start)
 
     def send(self) -> None:
         """Send the requests that are held back."""

@@ -34,7 +34,10 @@ def seen(share: float, *, ahead: float = 0, batch: float = BATCH, sample: float 
         pytest.param([seen(1.0)], "kept", id="the batches alone"),
         pytest.param([seen(2.0)], "returned", id="the samples, too"),
         pytest.param([seen(5.0)], "returned", id="samples are cut"),
-        pytest.param([seen(1.45)], None, id="a part of them"),
+        pytest.param([seen(1.45)], 0.55, id="a part of them"),
+        pytest.param([seen(1.7), seen(1.6)], 0.35, id="a part in two epochs"),
+        pytest.param([seen(1.45, sample=5e6)], None, id="a part, or huge pages"),
+        pytest.param([seen(1.45, ahead=10)], None, id="a part, or few batches"),
         pytest.param([seen(1.0), seen(2.0)], None, id="it changes"),
         pytest.param([seen(2.1), seen(1.9)], "returned", id="two epochs"),
         pytest.param([seen(0.5)], None, id="the kernel does not count"),
@@ -45,7 +48,9 @@ def seen(share: float, *, ahead: float = 0, batch: float = BATCH, sample: float 
         pytest.param([seen(2.0, sample=5e6)], "returned", id="large samples"),
     ],
 )
-def test_faults_tell_the_state_where_they_can(found: list[Faults], expected: str | None) -> None:
+def test_faults_tell_the_state_where_they_can(
+    found: list[Faults], expected: str | float | None
+) -> None:
     assert memory_of(found) == expected
 
 
