@@ -30,14 +30,20 @@ from functools import partial
 from multiprocessing import get_context, popen_fork, reduction
 from multiprocessing.context import BaseContext, ForkProcess
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeVar
+
+from dlemu.errors import WorkloadError
+from dlemu.units import counted
 
 Method = Literal["fork", "forkserver", "spawn"]
 T = TypeVar("T")
 
 MOST_MESSAGES = 256
 """Messages that a pipe of Linux (64 KiB) always holds, at 256 bytes each."""
+_MOST_OF_A_SOCKET = 107
+"""Bytes of a socket's path (unix(7))."""
 _LENGTH_BYTES = 4
 _AT_ONCE = 1 << 16
 
@@ -364,7 +370,14 @@ def lean_context(
     sides, which would deadlock: then queues are multiprocessing's, as where tensors pass through
     them, which are `arrivals`. `requests` may hold back what this process puts into them. Each new
     process is appended to `processes`.
+
+    Raises:
+        WorkloadError: tensors cannot pass, as the path of temporary files is too long.
     """
+    if arrivals is not None:
+        # A worker passes tensors on through a socket in a folder of its parent's, or in one that it
+        # makes itself: that would be left, as it is ended by a signal.
+        _check_sockets(get_temp_dir())
     context: Any = copy.copy(get_context(method))
     by_pipe = num_messages <= MOST_MESSAGES and arrivals is None
     make = partial(Pipe, context) if by_pipe else context.Queue
@@ -379,6 +392,16 @@ def lean_context(
     context.Queue = lambda: requests.watch(watch(make()))
     context.Process = keep_process
     return context  # type: ignore[no-any-return]
+
+
+def _check_sockets(folder: str) -> None:
+    """Refuse a folder whose sockets would have too long a path: all would wait for a tensor."""
+    over = len(os.fsencode(folder)) + len("/listener-01234567") - _MOST_OF_A_SOCKET
+    if over > 0:
+        raise WorkloadError(
+            f"workers pass batches on through sockets below {os.path.dirname(folder)}, whose path "
+            f"is {counted(over, 'byte')} too long for that; set TMPDIR=/tmp"
+        )
 
 
 def _unchanged(queue: Any) -> Any:

@@ -5,6 +5,9 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,6 +21,7 @@ import numpy as np
 import pytest
 
 from dlemu.errors import DatasetError, RunError, WorkloadError
+from dlemu.judge.records import dump_workload
 from dlemu.loaders import check_loader, pytorch
 from dlemu.storage import extents as storage
 from dlemu.storage.files import open_sized
@@ -144,6 +148,37 @@ def test_rows_need_pyarrow(tmp_path: Path) -> None:
     line = r"needs pyarrow .*pip install 'dlemu\[parquet\]'"
     with patch("dlemu.loaders.find_spec", lambda _: None), pytest.raises(WorkloadError, match=line):
         check_loader(workload, 1)
+
+
+def test_workers_that_pass_tensors_on_leave_no_folder(tmp_path: Path) -> None:
+    """They are ended by a signal. Before, each left a folder `pymp-...` in /tmp."""
+    workload = make_case(tmp_path / "data", "npy").workload
+    keys = {"data_loader": "pytorch", "cost": "dataloader", "read_threads": 2}
+    program = (
+        "import dlemu\n"
+        f"loader = dlemu.make_loader(dlemu.load_workload({str(tmp_path / 'job.yaml')!r}))\n"
+        "with loader: assert [batch.data.shape for batch in loader]\n"
+    )
+    job = workload.with_keys({f"reader.{key}": value for key, value in keys.items()})
+    assert job.plain_workers
+    (tmp_path / "job.yaml").write_text(dump_workload(job))
+    with tempfile.TemporaryDirectory(prefix="dlemu-", dir="/tmp") as folder:  # of a short path
+        environment = {**os.environ, "TMPDIR": folder}
+        words = [sys.executable, "-c", program]
+        subprocess.run(words, check=True, env=environment, timeout=LONG)
+        assert os.listdir(folder) == []
+
+
+def test_a_path_that_is_too_long_for_sockets_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the workers failed in a thread, and the loader waited for ever."""
+    keys = {"data_loader": "pytorch", "cost": "dataloader", "read_threads": 1}
+    case = make_case(tmp_path, "npy", {f"reader.{key}": value for key, value in keys.items()})
+    monkeypatch.setattr("dlemu.loaders.pipes.get_temp_dir", lambda: f"/{'x' * 80}/pymp-01234567")
+    line = r"sockets below /x+, whose path is 6 bytes too long for that; set TMPDIR=/tmp"
+    with pytest.raises(WorkloadError, match=line):
+        case.open()
 
 
 @pytest.mark.parametrize("between_epochs", [False, True])
