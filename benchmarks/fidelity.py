@@ -25,7 +25,8 @@ N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock
 D   E with reader.cost=dataloader, and no cost given by hand: what R's loops before took to start a
     worker, and what its workers last did with memory, are as the Meter finds them; of a net that
     DALI reads for, `dlemu run` with reader.data_loader=dali
-G   D with train.compute=gpu: the GPU that decodes computes as well, as in R
+G   D with train.compute=gpu: matrix products keep the GPU busy that decodes
+W   G with R's network in place of the products, on random data (train.network)
 L   D with lean workers
 
 As root, a cgroup holds reads to RATE times the demand (bytes of a batch / c); 0: they are not held.
@@ -100,6 +101,8 @@ _LOAD_SECONDS = 0.5
 """How long the workers' work on a sample is timed: that of decoding, and other work."""
 _FIRST_STEPS = 3
 """For each worker: of a loop that tells what D is given, where no other R ran before D."""
+_LOOP_CORES = 2
+"""Of R beside its workers: one queues steps, and one pins batches."""
 _REAL = "RBN"
 """Arms with a real job."""
 _SETTINGS = {
@@ -143,9 +146,9 @@ class Job:
     @property
     def at_once(self) -> bool:
         """Whether R and E or D run at the same time: neither takes many cores."""
-        return self.net.name == "unet3d" or (
-            not self.net.by_dali and self.net.ranks == 1 and self.net.busy_cores <= self.cores / 2
-        )
+        busy = self.net.busy_cores + _LOOP_CORES
+        alone = self.net.by_dali or self.net.ranks > 1
+        return self.net.name == "unet3d" or (not alone and busy <= self.cores / 2)
 
     @property
     def files(self) -> str:
@@ -337,7 +340,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
     if net.ranks > 1:
         return measure_ranks(job, cell, arms, repeat)
     real = job.real
-    by_hand = {*arms} - {*"RDGL"}
+    by_hand = {*arms} - {*"RDGWL"}
     if net.decodes and by_hand:  # a host's cores change their speed within minutes
         vars(job).pop("loading", None)
         assert job.loading
@@ -362,11 +365,15 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
     if job.at_once and "R" in arms and beside:
         turns = [[*beside, "R"], *([arm] for arm in arms if arm not in ("R", *beside))]
     every_core = sorted(os.sched_getaffinity(0))
-    half = len(every_core) // 2
-    # In every second repeat each has the other half.
-    halves = [every_core[:half], every_core[half:]][:: -1 if repeat % 2 else 1]
+    # Pairs of cores in turn, as neighbours may be two threads of one: a host's halves are not
+    # alike. In every second repeat each arm has the others.
+    wide = 2 if len(every_core) >= 4 else 1
+    halves = [
+        [core for place, core in enumerate(every_core) if place // wide % 2 == one]
+        for one in ((1, 0) if repeat % 2 else (0, 1))
+    ]
     runs: list[Run] = []
-    others_first = repeat % 2 and (job.steps_in_loop or not {*"DG"} & {*arms})
+    others_first = repeat % 2 and (job.steps_in_loop or not {*"DGW"} & {*arms})
     if any(len(turn) > 1 and "D" in turn for turn in turns) and not job.starts:
         job.train("R", cell.loop, _FIRST_STEPS * net.workers, repeat)
     for turn in turns[:: -1 if others_first else 1]:
@@ -375,18 +382,19 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
             replays: dict[str, bench.Run] = {}
             found: dict[str, dict[str, Any]] = {}
             for arm in turn:
-                own = {} if arm in "DGL" else {**loading, **(metered if arm in "MT" else {})}
-                own = {**own, "reader.cost": "dataloader" if arm in "DG" else "lean"}
-                if arm in "DG":  # as the Meter would have found it in R's loop
+                own = {} if arm in "DGWL" else {**loading, **(metered if arm in "MT" else {})}
+                own = {**own, "reader.cost": "dataloader" if arm in "DGW" else "lean"}
+                if arm in "DGW":  # as the Meter would have found it in R's loop
                     own |= {"reader.page_lock_time": job.page_lock_time}
                     own |= {"reader.worker_start_time": median(job.starts)} if job.starts else {}
                     own |= {"reader.worker_memory": job.worker_memory}
                 loader = "threads" if arm == "T" else "pytorch"
                 if net.by_dali:
                     loader, own = "dali", {}
-                if arm == "G":
+                if arm in "GW":
                     own |= {"train.compute": "gpu"}
-                if arm == "G" and job.steps_in_loop:  # as the Meter finds it in R's loop
+                    own |= {"train.network": net.name} if arm == "W" else {}
+                if arm in "GW" and job.steps_in_loop:  # as the Meter finds it in R's loop
                     in_loop = {"mean": median(job.steps_in_loop), "stdev": stdev, "type": "normal"}
                     own |= {"train.computation_time": in_loop}
                 workload = job.workload(arm, {**keys, "reader.data_loader": loader, **own})
@@ -450,7 +458,7 @@ def _measure_ranks(
 ) -> list[Run]:
     net, steps, folder = job.net, job.steps[cell], job.workload("R").data_folder
     times = together.ask(what="alone", label=net.label)
-    c, stdev = (fmean(each[name] for each in times) for name in ("c", "stdev"))
+    c, stdev, launch = (fmean(each[name] for each in times) for name in ("c", "stdev", "launch"))
     rate = cell.rate * net.ranks * net.batch * job.file_bytes / c
     runs: list[Run] = []
     for arm in arms:
@@ -479,6 +487,7 @@ def _measure_ranks(
                     "train.total_training_steps": steps,
                     "train.computation_time": {"mean": c, "stdev": stdev, "type": "normal"},
                     "train.loop": cell.loop,
+                    "train.launch_time": min(launch, c),
                     "train.seed": 123 + repeat,
                     "reader.data_loader": "pytorch",
                     "reader.cost": "dataloader" if arm == "D" else "lean",
@@ -491,7 +500,9 @@ def _measure_ranks(
                 with bench.start(file, group=group) as run:
                     found = replayed(run)
         known: dict[str, Any] = {"cell": cell, "arm": arm, "repeat": repeat, "batch": net.batch}
-        runs.append(Run(**{**known, "c": c, "stdev": stdev, "launch": 0.0, "held": rate, **found}))
+        runs.append(
+            Run(**{**known, "c": c, "stdev": stdev, "launch": launch, "held": rate, **found})
+        )
     return runs
 
 
@@ -542,7 +553,7 @@ def experiment(folder: Path, asked: Asked, store: Store) -> str:
         list(pool.map(write, {each.data_folder: each for each in wanted}.values()))
     os.sync()
     say("the files are ready")
-    by_hand = {cell.net for cell, given in cells if {*given} - {*"RDGL"}}
+    by_hand = {cell.net for cell, given in cells if {*given} - {*"RDGWL"}}
     assert all(jobs[label].loading for label in by_hand if not known[label].decodes)
     runs: list[Run] = []
     done: Counter[Cell] = Counter()  # a cell may be named several times

@@ -116,7 +116,7 @@ def _alone(label: str) -> dict[str, float]:
             marks[-2].synchronize()
     real.finish()
     times = [real.between(a, b) for a, b in itertools.pairwise(marks[2:])]
-    return {"c": fmean(times), "stdev": stdev(times)}
+    return {"c": fmean(times), "stdev": stdev(times), "launch": real.launch_seconds()}
 
 
 def _train(label: str, folder: str, steps: int, repeat: int, loop: str) -> dict[str, Any]:

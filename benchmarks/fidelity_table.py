@@ -30,7 +30,8 @@ _OTHERS = ("M", "T", "B", "D", "L")
 """Arms beside R and E."""
 
 _IN_LOOP = "step in the loop / alone"
-_ON_GPU = "G - R, whole; by the rule"
+_ON_GPU = ("G", "W")
+"""Arms that compute on the GPU that decodes."""
 _FAULTS = "R's faults a batch / its pages"
 _COMPUTATION = "train.computation_time"
 
@@ -213,11 +214,11 @@ def _repeats(cells: Mapping[Cell, Arms]) -> Lines:
 
 def _workers(cells: Mapping[Cell, Arms]) -> Lines:
     """Yield the lines of jobs beside emulations whose workers cost what a DataLoader's cost."""
-    computes = any(arms.get("G") for arms in cells.values())
+    computes = [arm for arm in _ON_GPU if any(arms.get(arm) for arms in cells.values())]
     for cell, arms in cells.items():
         real, emulated = arms.get("R", {}), arms.get("D", {})
-        lean, on_gpu = arms.get("L", {}), arms.get("G", {})
-        if not real.keys() & {*emulated, *on_gpu}:
+        lean, counts = arms.get("L", {}), _counting(arms)
+        if not real.keys() & {*emulated, *counts}:
             continue
         busy = fmean(run.workers_cpu / max(1, run.workers) / run.wall for run in real.values())
         yield {
@@ -226,14 +227,21 @@ def _workers(cells: Mapping[Cell, Arms]) -> Lines:
             "R, whole AU %": f"{fmean(run.whole_au for run in real.values()):.1f}",
             "D - R, points": _judged(emulated, real, "whole_au", 2.0) if emulated else "",
             "D - R by the rule": _judged(emulated, real, "au", 2.0) if emulated else "",
-            **({_ON_GPU: _both(on_gpu, real)} if computes else {}),
+            **{
+                f"{arm} - R, whole; by the rule": _both(arms.get(arm, {}), real) for arm in computes
+            },
             "lean - R": _judged(lean, real, "whole_au", 2.0) if lean.keys() & real.keys() else "",
             "R's workers busy": "" if "dali" in cell.net else f"{100 * busy:.0f}%",
             "limit of R": ", ".join(dict.fromkeys(run.own_limit for run in real.values())),
-            "limit of D": _limits(emulated or on_gpu),
+            "limit of D": _limits(emulated or counts),
             "limit of lean": _limits(lean),
-            "repeats": str(len(real.keys() & {*emulated, *on_gpu})),
+            "repeats": str(len(real.keys() & {*emulated, *counts})),
         }
+
+
+def _counting(arms: Arms) -> Mapping[int, Run]:
+    """Return the emulations of a cell that count: D, or of those on the GPU that decodes W or G."""
+    return arms.get("D") or arms.get("W") or arms.get("G", {})
 
 
 def _both(runs: Mapping[int, Run], real: Mapping[int, Run]) -> str:
@@ -246,11 +254,11 @@ def _both(runs: Mapping[int, Run], real: Mapping[int, Run]) -> str:
 def _kinds(cells: Mapping[Cell, Arms]) -> str:
     """Return the lines of how many cells of jobs beside such emulations agree, per kind.
 
-    A cell's difference is the median of its repeats. Where there is no D, G counts.
+    A cell's difference is the median of its repeats. Where there is no D, W or G counts.
     """
     found: dict[str, list[tuple[float, float, bool]]] = {}
     for cell, arms in cells.items():
-        real, emulated = arms.get("R", {}), arms.get("D") or arms.get("G", {})
+        real, emulated = arms.get("R", {}), _counting(arms)
         both = real.keys() & emulated.keys()
         if both and ("dali" in cell.net or all(real[n].spent for n in both)):
             kind = "JPEG" if "jpeg" in cell.net else "npy"

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "contract": "config datagen dataset formats loaders ranks report storage",
     "api": "config datagen dataset loaders ranks storage",
     "report": "checkpoint config host judge storage tools",
-    "run": "checkpoint config datagen dataset host judge loaders ranks report storage",
+    "run": "checkpoint config datagen dataset host judge loaders ranks report storage tools",
     "meter": "config host judge ranks report run storage",
     "integrations": "meter",
     "watch": "config host judge meter ranks report run storage",

@@ -442,6 +442,7 @@ def test_a_dataset_with_a_workload_of_its_own_gets_values_alone(
         ),
         ("drive", str(planted.workload), "drive="),
         ("steptime.model", "own:step", "steptime.model='own:step'"),
+        ("train.network", "own:step", "train.network='own:step'"),
         ("defaults", ["../outside/w", "_self_"], "defaults: '../outside/w'"),
         ("hydra", {"searchpath": ["file:///"]}, "settings of Hydra"),
     ]:

@@ -70,6 +70,7 @@ def context_of(workload: Workload, command: str = "run", hosts: int = 1) -> KeyC
         hands_over=workload.hands_over,
         prepares=reader.preprocess_time.mean > 0,
         computes_on_gpu=train.compute == "gpu",
+        trains=train.compute == "gpu" and train.network is not None,
         shuffles_samples=reader.sample_shuffle != "off",
         is_shuffled=is_shuffled,
         is_drawn=is_shuffled or any(each.stdev > 0 or each.type == "exponential" for each in times),

@@ -559,7 +559,7 @@ class TrainSection(Section):
     loop: Annotated[Literal["rule", "pipelined"], Use(by=f"{RUNS} steptime")] = "rule"
     """Which training loop is emulated. `rule`: the benchmark's, which asks for the next batch when
     a step has ended. `pipelined`: a GPU job that asks for it while it computes."""
-    launch_time: Seconds = 0.0
+    launch_time: Annotated[Seconds, Use(when=lambda job: not job.trains)] = 0.0
     """Seconds of a core at the start of each step, spent by the rank in short calls which take
     Python's lock, as a job queues the step's kernels. They are a part of computation_time, at most
     all of it; a step whose thread waits for a core or the lock may end late. A rank with several
@@ -575,6 +575,11 @@ class TrainSection(Section):
     compute: Literal["sleep", "gpu"] = "sleep"
     """`gpu` keeps a real GPU busy instead, so that copies, and pictures that DALI decodes on a GPU,
     contend as they would."""
+    network: Annotated[str | None, Use(when=lambda job: job.computes_on_gpu)] = None
+    """Whose training steps keep the GPU busy (`train.compute=gpu`), each on random data of a batch:
+    `unet3d`, `resnet50`, `cosmoflow`, or PACKAGE.MODULE:FUNCTION of your own, as in steptime.model.
+    They slow down what a GPU decodes as a job's do, and are launched as a job's are, in place of
+    launch_time. None: matrix products, which take no launches and little memory."""
 
     @property
     def longest_step(self) -> float:

@@ -44,7 +44,7 @@ _URLS = frozenset({"dataset.data_folder", "checkpoint.checkpoint_folder", "size.
 """Keys whose values may be URLs, of which the first part names a place that is imported."""
 SIZES = "dataset.record_length_bytes_distribution"
 """A key that may name a file of sizes."""
-_FUNCTIONS = frozenset({"steptime.model", "steptime.preprocess"})
+_FUNCTIONS = frozenset({"steptime.model", "steptime.preprocess", "train.network"})
 """Keys that may name a function of a module."""
 _ENTRY = re.compile(r"(?:override )?/?\w[\w -]*(?:/\w[\w-]*)?")
 """What `defaults` of a found file may hold: names of rows, and of groups."""

@@ -94,6 +94,8 @@ class KeyContext:
     """Workers spend time on each sample."""
     computes_on_gpu: bool
     """Real GPUs compute."""
+    trains: bool
+    """They compute the steps of a network."""
     shuffles_samples: bool
     """Samples are read in a random order."""
     is_shuffled: bool

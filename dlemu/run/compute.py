@@ -2,7 +2,8 @@
 
 A run's compute contends with copies as in training: matrix products of known duration fill the time
 up to a deadline. They are queued in slices, two of them ahead, so that the GPU never waits for the
-host, which sleeps meanwhile.
+host, which sleeps meanwhile. Or the steps of a network do (`train.network`): their hundreds of
+kernels slow down what a GPU decodes, and the threads that ask for it, as long products do not.
 
 A training loop of a user's queues work and runs ahead of its device. So the host's clock does not
 show when the device worked and when it was idle; marks that are queued between the pieces of work
@@ -17,6 +18,8 @@ from typing import Any, Protocol, runtime_checkable
 from dlemu.clock import Clock
 from dlemu.config.model import Workload
 from dlemu.errors import RunError, WorkloadError
+
+_NETWORK = "train.network"
 
 
 @runtime_checkable
@@ -128,15 +131,21 @@ _NUM_TIMED = 40
 _SLOWEST = 1.5
 """A product is never taken to last longer than this many times the calibrated time."""
 _FOLLOW = 0.25
-"""Weight of the last slice in the moving average of a product's time."""
+"""Weight of the last slice in the moving average of a product's time, or a network's step."""
+_WARM_UP_STEPS = 10
+"""Of a network: cuDNN chooses its kernels, and torch takes the memory that they need."""
+_FITS = 0.9
+"""From this share of a step on that is left until the deadline another one is made."""
 
 
 def compute_on_gpus(workload: Workload, own: range, clock: Clock) -> Callable[[float], None] | None:
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
     if workload.train.compute == "sleep" or not own:
         return None
-    step = workload.train.computation_time.mean
-    return gpu_compute(find_compute_gpus(workload, own), clock, step)
+    gpus = find_compute_gpus(workload, own)
+    if network := workload.train.network:
+        return network_compute(gpus, clock, network, workload.reader.batch_size)
+    return gpu_compute(gpus, clock, workload.train.computation_time.mean)
 
 
 def find_compute_gpus(workload: Workload, own: range) -> list[int]:
@@ -149,6 +158,10 @@ def find_compute_gpus(workload: Workload, own: range) -> list[int]:
         raise WorkloadError(f"train.compute=gpu: {error}; or set train.compute=sleep") from None
     gpus = sorted({accelerator % max(1, num) for accelerator in own})
     find_torch(gpus)
+    if (network := workload.train.network) is not None:
+        from dlemu.tools.steptime.steps import checked_model  # slow, and few runs need it
+
+        checked_model(_NETWORK, network)
     return gpus
 
 
@@ -190,6 +203,76 @@ def gpu_compute(gpus: Sequence[int], clock: Clock, step: float) -> Callable[[flo
         clock.sleep_until(deadline)
 
     return compute
+
+
+def network_compute(
+    gpus: Sequence[int], clock: Clock, network: str, batch: int
+) -> Callable[[float], None]:
+    """Return `compute(deadline)`, which trains a network on these GPUs and returns at the deadline.
+
+    It makes as many whole steps as fit, and one at least: where a step takes longer, as beside what
+    the GPU decodes, it returns when the step has ended. Each GPU has a network of its own. First
+    finds the faster layout in memory, and warms up, in a few seconds. The deadline is in seconds on
+    `clock`.
+
+    Raises:
+        WorkloadError: the network does not fit into a GPU's memory, or is a function that fails.
+    """
+    torch = find_torch(gpus)
+    steps = [_network_step(torch, gpu, network, batch) for gpu in gpus]
+
+    def make_one() -> float:
+        begin = clock.now()
+        for event in [step() for step in steps]:
+            event.synchronize()
+        return clock.now() - begin
+
+    pace = min(make_one() for _ in range(_WARM_UP_STEPS))
+
+    def compute(deadline: float) -> None:
+        nonlocal pace
+        while True:
+            pace += _FOLLOW * (make_one() - pace)
+            if deadline - clock.now() < _FITS * pace:
+                break
+        clock.sleep_until(deadline)
+
+    return compute
+
+
+def _network_step(torch: Any, gpu: int, network: str, batch: int) -> Callable[[], Any]:
+    """Return what queues a step on a GPU, on its current stream, and returns the event behind it.
+
+    Training and what it holds are those of `dlemu steptime`, in bfloat16.
+    """
+    from dlemu.tools.steptime.measure import faster_layout
+    from dlemu.tools.steptime.steps import StepTask, make_step, names_function, out_of_memory
+
+    task = StepTask(model=network, device="cuda", key=_NETWORK)
+    try:
+        with torch.cuda.device(gpu):
+            layout = "" if names_function(network) else faster_layout(task, batch)
+            step = make_step(task, batch, layout)
+            for _ in range(_WARM_UP_STEPS):
+                step()
+            torch.cuda.synchronize()
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise WorkloadError(
+            f"{_NETWORK}={network}: a step of reader.batch_size={batch} needs more memory than GPU "
+            f"{gpu} has free; set a smaller batch, or leave {_NETWORK} out for matrix products"
+        ) from None
+
+    def queue() -> Any:
+        with torch.cuda.device(gpu):
+            step()
+            # blocking: who waits for the event sleeps; otherwise it would spin.
+            event = torch.cuda.Event(blocking=True)
+            event.record()
+        return event
+
+    return queue
 
 
 def find_torch(gpus: Sequence[int]) -> Any:

@@ -329,9 +329,8 @@ class _Run:
         """Open all that the epochs need, start cold, and run them."""
         workload, watchdog, clock = self.workload, self.watchdog, self.clock
         on_gpu = compute_on_gpus(workload, self.own, clock)
-        wait_until = after_launch(
-            workload.train.launch_time, on_gpu or clock.sleep_until, clock.now
-        )
+        launch = 0.0 if on_gpu and workload.train.network else workload.train.launch_time
+        wait_until = after_launch(launch, on_gpu or clock.sleep_until, clock.now)
         compute = watchdog.computing(wait_until, clock)
         with (
             _collected_no_more(),

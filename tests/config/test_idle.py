@@ -62,6 +62,8 @@ def idle(keys: dict[str, object], name: str = "unet3d_h100", command: str = "run
         ("reader.gds", "prefer", DALI, GPU),
         ("dali.gpus_per_host", 2, {}, GPU),
         ("dali.gpus_per_host", 2, DALI, {"train.compute": "gpu"}),
+        ("train.network", "resnet50", {}, {"train.compute": "gpu"}),
+        ("train.launch_time", 0.01, {"train.compute": "gpu", "train.network": "resnet50"}, {}),
         ("train.seed", 7, OFF, {}),
         ("train.step_spread", "shared", {}, {"train.computation_time": {"mean": 1, "stdev": 0.1}}),
         ("train.seed", 7, OFF, {**OFF, "reader.preprocess_time": {"mean": 1, "stdev": 0.1}}),

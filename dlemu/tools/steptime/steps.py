@@ -41,6 +41,8 @@ class StepTask:
     side: int | None = None
     waits: bool = False
     """Whether the loop waits for a step's end before the next (`train.loop=rule`)."""
+    key: str = "steptime.model"
+    """The key that names the model, for errors."""
 
 
 def find_torch(device: str) -> Any:
@@ -68,19 +70,24 @@ def model_of(given: str | None, workload: str) -> str:
         WorkloadError: it is neither a network nor PACKAGE.MODULE:FUNCTION.
     """
     model = given or next((name for name in NETWORKS if workload.startswith(name)), "")
-    if model in NETWORKS:
-        return model
-    if names_function(model):
+    if given or model:
+        return checked_model("steptime.model", model)
+    raise WorkloadError(
+        f"workload {workload} names no network that dlemu has; set steptime.model to one of "
+        f"{', '.join(NETWORKS)}, or to PACKAGE.MODULE:FUNCTION"
+    )
+
+
+def checked_model(key: str, model: str) -> str:
+    """Return the model that a key names.
+
+    Raises:
+        WorkloadError: it is neither a network nor PACKAGE.MODULE:FUNCTION.
+    """
+    if model in NETWORKS or names_function(model):
         return model
     known = ", ".join(NETWORKS)
-    if not given:
-        raise WorkloadError(
-            f"workload {workload} names no network that dlemu has; set steptime.model to one of "
-            f"{known}, or to PACKAGE.MODULE:FUNCTION"
-        )
-    raise WorkloadError(
-        f"steptime.model must be one of {known}, or PACKAGE.MODULE:FUNCTION, got {given!r}"
-    )
+    raise WorkloadError(f"{key} must be one of {known}, or PACKAGE.MODULE:FUNCTION, got {model!r}")
 
 
 def names_function(given: str) -> bool:
@@ -133,7 +140,7 @@ def _check_memory(job: StepTask, batch: int) -> None:
 
 
 def _users_step(job: StepTask, batch: int) -> Step:
-    own = UsersFunction("steptime.model", job.model)
+    own = UsersFunction(job.key, job.model)
     made = own.made("does one step", batch, job.device)
 
     def guarded() -> object:

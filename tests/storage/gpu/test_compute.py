@@ -1,13 +1,17 @@
 """A real GPU computes until the deadline, and is busy until then; without one that is said."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dlemu.clock import WallClock
 from dlemu.config.model import load_workload
 from dlemu.errors import WorkloadError
-from dlemu.run.compute import find_compute_gpus, gpu_compute
+from dlemu.run.compute import find_compute_gpus, gpu_compute, network_compute
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'dlemu[torch]'")
 
@@ -54,6 +58,123 @@ def test_a_product_is_as_long_as_kernels_of_such_a_step(
     monkeypatch.setattr("dlemu.run.compute.find_torch", lambda gpus: SimpleNamespace(cuda=cuda))
     gpu_compute([0], WallClock.calibrate(), step)
     assert tried[-1] == max(tried) == rows
+
+
+class _Devices:
+    """PyTorch's part that a network's steps are queued by, on a clock that only steps move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.made: list[int] = []
+        """The GPUs of the steps that were made."""
+        self.current = -1
+        self.takes = 0.1
+        self.cuda = SimpleNamespace(
+            device=self._with, Event=lambda **_: _Event(), synchronize=lambda: None
+        )
+        self.clock: Any = SimpleNamespace(now=lambda: self.now, sleep_until=self._sleep_until)
+
+    def _sleep_until(self, deadline: float) -> None:
+        self.now = max(self.now, deadline)
+
+    @contextmanager
+    def _with(self, gpu: int) -> Iterator[None]:
+        self.current = gpu
+        yield
+
+    def step(self) -> None:
+        self.made.append(self.current)
+        self.now += self.takes
+
+
+class _Event:
+    def record(self) -> None:
+        pass
+
+    synchronize = record
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> _Devices:
+    """Have a function own:step that takes 0.1 s on devices that are not there."""
+    found = _Devices()
+    monkeypatch.setattr("dlemu.run.compute.find_torch", lambda gpus: found)
+    module = SimpleNamespace(step=lambda batch, device: found.step, __file__="own.py")
+    monkeypatch.setitem(sys.modules, "own", module)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("left", "takes", "steps", "late"),
+    [(0.1, 0.1, 1, 0.0), (0.35, 0.1, 3, 0.0), (0.195, 0.1, 2, 0.005), (0.05, 0.1, 1, 0.05),
+     (0.1, 0.17, 1, 0.07)],
+)  # fmt: skip
+def test_a_network_makes_the_whole_steps_that_fit_and_one_at_least(
+    left: float, takes: float, steps: int, late: float, devices: _Devices
+) -> None:
+    """The last: beside what the GPU decodes a step takes longer, and the job's step as well."""
+    compute = network_compute([0], devices.clock, "own:step", 7)
+    devices.made.clear()
+    devices.takes = takes
+    deadline = devices.now + left
+    compute(deadline)
+    assert len(devices.made) == steps
+    assert devices.now == pytest.approx(deadline + late)
+
+
+def test_steps_that_have_become_longer_are_known_to_be(devices: _Devices) -> None:
+    compute = network_compute([0], devices.clock, "own:step", 7)
+    devices.takes = 0.17
+    for _ in range(9):
+        compute(devices.now + 0.17)
+    devices.made.clear()
+    compute(devices.now + 0.3)
+    assert len(devices.made) == 1
+
+
+def test_each_gpu_trains_a_network_of_its_own(devices: _Devices) -> None:
+    compute = network_compute([0, 2], devices.clock, "own:step", 7)
+    devices.made.clear()
+    compute(devices.now)
+    assert devices.made == [0, 2]
+
+
+def test_a_network_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlemu.storage.gpu.cuda.num_gpus", lambda: 1)
+    monkeypatch.setattr("dlemu.run.compute.find_torch", lambda _: None)
+    asked = {"train.compute": "gpu", "train.network": "resnet51"}
+    line = "train.network must be one of unet3d, resnet50, cosmoflow, or PACKAGE"
+    with pytest.raises(WorkloadError, match=rf"^{line}.*'resnet51'$"):
+        find_compute_gpus(load_workload("unet3d_h100", asked), range(1))
+
+
+def test_a_function_that_fails_is_named_by_its_key(devices: _Devices) -> None:
+    with pytest.raises(WorkloadError, match=r"^train\.network=own:stop: .* no function stop"):
+        network_compute([0], devices.clock, "own:stop", 7)
+
+
+def test_a_network_too_large_for_the_gpu_says_what_to_set(
+    devices: _Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(batch: int, device: str) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr(sys.modules["own"], "step", fill)
+    with pytest.raises(WorkloadError, match=r"reader\.batch_size=7 needs more memory than GPU 3"):
+        network_compute([3], devices.clock, "own:step", 7)
+
+
+@pytest.mark.gpu
+def test_a_network_trains_until_the_deadline() -> None:
+    if torch.cuda.device_count() == 0:
+        pytest.skip("needs a CUDA GPU")
+    clock = WallClock.calibrate()
+    compute = network_compute([0], clock, "resnet50", 8)
+    before = torch.cuda.memory_allocated(0)
+    deadline = clock.now() + 1.0
+    compute(deadline)
+    assert clock.now() >= deadline
+    assert before > 100e6  # weights, momentum and a batch
 
 
 @pytest.mark.gpu
