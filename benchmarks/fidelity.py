@@ -66,6 +66,7 @@ import dlemu
 from benchmarks.fidelity_ddp import Ranks, ranks_of
 from benchmarks.fidelity_real import (
     FILES,
+    NUM_CAME,
     Asleep,
     DaliBatches,
     Net,
@@ -317,6 +318,8 @@ def replayed(run: bench.Run) -> dict[str, Any]:
     known = {"whole": whole, "wall": whole, "seconds": seconds, "num_steps": len(steps)}
     waited = float(steps["wait"][1:].sum())
     known |= {"first": float(steps["wait"][0]), "waited": waited}
+    came = steps["start"] + steps["wait"] - begin
+    known |= {"came": came[:NUM_CAME].round(4).tolist()}
     return {**known, "limit": limit["name"], "evidence": limit, "spent": makes}
 
 
@@ -476,7 +479,11 @@ def _measure_ranks(
                     repeat=repeat,
                     loop=cell.loop,
                 )
-                means = {key: fmean(one[key] for one in each) for key in each[0] if key != "spent"}
+                means = {
+                    key: fmean(one[key] for one in each)
+                    for key, value in each[0].items()
+                    if isinstance(value, (int, float))
+                }
                 spent = {key: sum(one["spent"][key] for one in each) for key in each[0]["spent"]}
                 cpu = spent["load_cpu"] + spent["collate_cpu"]
                 found: dict[str, Any] = {**means, "spent": spent, "num_steps": steps}

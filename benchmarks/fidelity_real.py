@@ -26,6 +26,8 @@ import numpy as np
 import dlemu
 
 WARM_UP = 15
+NUM_CAME = 24
+"""Batches at the start of an epoch of which is stored when they came: the first of each worker."""
 ALONE_SECONDS = 0.6
 """Steps that time a network alone last this long."""
 STEP_LASTS = 120.0
@@ -569,12 +571,13 @@ class Real:
             loader = meter.epoch(loader, 0, device=self.device if self.cuda else None)
         batches = iter(loader)
         opened = time.perf_counter() - begin
-        waits: list[float] = []
+        waits, came = list[float](), list[float]()
 
         def noted() -> Iterator[Any]:
             asked = begin
             for batch in batches:
-                waits.append(time.perf_counter() - asked)
+                came.append(time.perf_counter() - begin)
+                waits.append(came[-1] + begin - asked)
                 yield batch
                 asked = time.perf_counter()
 
@@ -590,6 +593,7 @@ class Real:
             "opened": opened,
             "first": waits[0],
             "waited": sum(waits[1:]),
+            "came": [round(when, 4) for when in came[:NUM_CAME]],
         }
 
     def _forget_locked(self) -> None:

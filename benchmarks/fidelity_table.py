@@ -107,6 +107,8 @@ class Run:
     """Bytes per second that its reads were held to; 0: they were not."""
     waited: float = 0.0
     """Seconds that training waited for batches, but for the first."""
+    came: Sequence[float] = ()
+    """Seconds from the start of the loader until training took each of the first batches."""
     spent: Mapping[str, float] = field(default_factory=dict)
     """R: what its workers have done (`fidelity_real.SPENT`); an emulation: seconds of its."""
     meter_au: float = 0.0

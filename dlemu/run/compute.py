@@ -138,7 +138,9 @@ _FITS = 0.9
 """From this share of a step on that is left until the deadline another one is made."""
 
 
-def compute_on_gpus(workload: Workload, own: range, clock: Clock) -> Callable[[float], None] | None:
+def compute_on_gpus(
+    workload: Workload, own: range, clock: Clock
+) -> Callable[[float], float | None] | None:
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
     if workload.train.compute == "sleep" or not own:
         return None
@@ -207,12 +209,13 @@ def gpu_compute(gpus: Sequence[int], clock: Clock, step: float) -> Callable[[flo
 
 def network_compute(
     gpus: Sequence[int], clock: Clock, network: str, batch: int
-) -> Callable[[float], None]:
+) -> Callable[[float], float]:
     """Return `compute(deadline)`, which trains a network on these GPUs and returns at the deadline.
 
     It makes as many whole steps as fit, and one at least: where a step takes longer, as beside what
-    the GPU decodes, it returns when the step has ended. Each GPU has a network of its own. First
-    finds the faster layout in memory, and warms up, in a few seconds. The deadline is in seconds on
+    the GPU decodes, it returns when the step has ended. It returns the seconds in which no GPU had
+    begun a step that was queued, or had ended it. Each GPU has a network of its own. First finds
+    the faster layout in memory, and warms up, in a few seconds. The deadline is in seconds on
     `clock`.
 
     Raises:
@@ -221,27 +224,33 @@ def network_compute(
     torch = find_torch(gpus)
     steps = [_network_step(torch, gpu, network, batch) for gpu in gpus]
 
-    def make_one() -> float:
-        begin = clock.now()
-        for event in [step() for step in steps]:
-            event.synchronize()
-        return clock.now() - begin
+    def make_one() -> tuple[float, float]:
+        """Return the seconds of a step by the clock, and those of the GPUs."""
+        began = clock.now()
+        marks = [step() for step in steps]
+        for _, end in marks:
+            end.synchronize()
+        return clock.now() - began, max(begin.elapsed_time(end) for begin, end in marks) / 1000
 
-    pace = min(make_one() for _ in range(_WARM_UP_STEPS))
+    pace = min(make_one()[0] for _ in range(_WARM_UP_STEPS))
 
-    def compute(deadline: float) -> None:
+    def compute(deadline: float) -> float:
         nonlocal pace
+        stood_still = 0.0
         while True:
-            pace += _FOLLOW * (make_one() - pace)
+            seconds, computed = make_one()
+            stood_still += max(0.0, seconds - computed)
+            pace += _FOLLOW * (seconds - pace)
             if deadline - clock.now() < _FITS * pace:
                 break
         clock.sleep_until(deadline)
+        return stood_still
 
     return compute
 
 
-def _network_step(torch: Any, gpu: int, network: str, batch: int) -> Callable[[], Any]:
-    """Return what queues a step on a GPU, on its current stream, and returns the event behind it.
+def _network_step(torch: Any, gpu: int, network: str, batch: int) -> Callable[[], tuple[Any, Any]]:
+    """Return what queues a step on a GPU's current stream, and returns the events around it.
 
     Training and what it holds are those of `dlemu steptime`, in bfloat16.
     """
@@ -264,13 +273,14 @@ def _network_step(torch: Any, gpu: int, network: str, batch: int) -> Callable[[]
             f"{gpu} has free; set a smaller batch, or leave {_NETWORK} out for matrix products"
         ) from None
 
-    def queue() -> Any:
+    def queue() -> tuple[Any, Any]:
         with torch.cuda.device(gpu):
+            # blocking: who waits for an event sleeps; otherwise it would spin.
+            begin, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+            begin.record()
             step()
-            # blocking: who waits for the event sleeps; otherwise it would spin.
-            event = torch.cuda.Event(blocking=True)
-            event.record()
-        return event
+            end.record()
+        return begin, end
 
     return queue
 

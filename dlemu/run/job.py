@@ -372,7 +372,10 @@ class _Run:
         return _Replayed(parts, monitor, cache, record.summary.get("checkpoints"))
 
     def _measure_ceiling(
-        self, summary: Summary, compute: Callable[[float], None], barrier: Callable[[], None]
+        self,
+        summary: Summary,
+        compute: Callable[[float], float | None],
+        barrier: Callable[[], None],
     ) -> None:
         """Note the AU that steps as short as these reach here without any reads."""
         seconds = self.workload.train.computation_time.mean
@@ -509,7 +512,7 @@ class _Epochs:
     run: _Run
     loader: Loader
     monitor: RunMonitor
-    compute: Callable[[float], None]
+    compute: Callable[[float], float | None]
     """Is busy until a moment of the clock."""
     barrier: Callable[[], None]
     """Ends a step: all ranks are there, and the job's all-reduce is over."""

@@ -27,7 +27,7 @@ def replay_epoch(
     *,
     barrier: Callable[[], None],
     clock: Clock,
-    compute: Callable[[float], None] | None = None,
+    compute: Callable[[float], float | None] | None = None,
 ) -> Steps:
     """Take one epoch's batches as a training job would; return the records of the steps it made.
 
@@ -41,6 +41,8 @@ def replay_epoch(
     All accelerators of a rank meet at the end of every step, so one thread is enough for any number
     of them: each computes from the moment when its own batch is there, and the thread sleeps until
     the last has finished. `compute`, if given, keeps a real device busy until a deadline instead.
+    It may return seconds in which that device did not compute: where it returns late, it waited for
+    them, as for a batch that another part of the device still decodes.
     """
     asked = steps["computation_time"]
     wait_until = compute or clock.sleep_until
@@ -51,8 +53,10 @@ def replay_epoch(
         ends = loaded + asked[step]
         if taken:  # a rank without accelerators only meets the others
             last = int(ends.argmax())
-            wait_until(float(ends[last]))
+            deadline = float(ends[last])
+            stood_still = wait_until(deadline) or 0.0
             ends[last] = clock.now()
+            loaded[last] += min(stood_still, max(0.0, float(ends[last]) - deadline))
         barrier()
         met = clock.now()
         row = steps[step]
@@ -96,7 +100,7 @@ def find_ceiling(
     *,
     barrier: Callable[[], None],
     clock: Clock,
-    compute: Callable[[float], None],
+    compute: Callable[[float], float | None],
 ) -> float:
     """Return the AU in percent of steps of so many seconds whose batches are always there.
 

@@ -69,8 +69,10 @@ class _Devices:
         """The GPUs of the steps that were made."""
         self.current = -1
         self.takes = 0.1
+        self.decodes = 0.0
+        """Seconds that the device decodes before an event is over."""
         self.cuda = SimpleNamespace(
-            device=self._with, Event=lambda **_: _Event(), synchronize=lambda: None
+            device=self._with, Event=lambda **_: _Event(self), synchronize=lambda: None
         )
         self.clock: Any = SimpleNamespace(now=lambda: self.now, sleep_until=self._sleep_until)
 
@@ -88,10 +90,19 @@ class _Devices:
 
 
 class _Event:
+    def __init__(self, devices: _Devices) -> None:
+        self._devices = devices
+        self._at = 0.0
+
     def record(self) -> None:
+        self._devices.now += self._devices.decodes
+        self._at = self._devices.now
+
+    def synchronize(self) -> None:
         pass
 
-    synchronize = record
+    def elapsed_time(self, end: "_Event") -> float:
+        return 1000 * (end._at - self._at - self._devices.decodes)
 
 
 @pytest.fixture
@@ -130,6 +141,13 @@ def test_steps_that_have_become_longer_are_known_to_be(devices: _Devices) -> Non
     devices.made.clear()
     compute(devices.now + 0.3)
     assert len(devices.made) == 1
+
+
+def test_what_the_gpu_decodes_before_and_behind_a_step_is_told(devices: _Devices) -> None:
+    compute = network_compute([0], devices.clock, "own:step", 7)
+    assert compute(devices.now + 0.1) == pytest.approx(0.0)
+    devices.decodes = 0.02
+    assert compute(devices.now + 0.1) == pytest.approx(0.04)
 
 
 def test_each_gpu_trains_a_network_of_its_own(devices: _Devices) -> None:
