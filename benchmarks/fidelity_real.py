@@ -405,6 +405,8 @@ class DaliBatches:
 
     def __init__(self, net: Net, folder: Path, num_steps: int, *, seed: int, cuda: bool) -> None:
         dali: Any = import_module("nvidia.dali")
+        # A job that begins has no memory of loops before, on the GPU or page-locked.
+        dali.backend.ReleaseUnusedMemory()
         paths = [str(path) for path in files_of(folder)]
         paths = [paths[number] for number in _order(len(paths), net, num_steps, seed)]
         self._steps, self._cuda = num_steps, cuda

@@ -292,7 +292,27 @@ def _kinds(cells: Mapping[Cell, Arms]) -> str:
             f"A batch took D's workers {100 * min(made):.0f} to {100 * max(made):.0f} % of R's "
             f"time, {100 * fmean(made):.0f} % on average."
         )
-    return "\n".join(words)
+    return "\n".join([*words, *_spread(cells)])
+
+
+def _spread(cells: Mapping[Cell, Arms]) -> list[str]:
+    """Return the line of how much repeats differ: by so much a cell's difference is chance."""
+    ranges, squares = [], []
+    for arms in cells.values():
+        real, emulated = arms.get("R", {}), _counting(arms)
+        off = _off(emulated, real, "whole_au")
+        if len(off) < 2:
+            continue
+        own = [real[number].whole_au for number in real.keys() & emulated.keys()]
+        ranges.append(max(own) - min(own))
+        squares += [(each - fmean(off)) ** 2 * len(off) / (len(off) - 1) for each in off]
+    if not ranges:
+        return []
+    return [
+        f"Between the repeats of a cell R's whole AU differs by {min(ranges):.1f} to "
+        f"{max(ranges):.1f} points, {median(ranges):.1f} in the median; a pair's difference from "
+        f"the mean of its cell is {math.sqrt(fmean(squares)):.1f} points (root mean square)."
+    ]
 
 
 def _making(run: Run) -> float:
