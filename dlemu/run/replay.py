@@ -54,9 +54,10 @@ def replay_epoch(
         if taken:  # a rank without accelerators only meets the others
             last = int(ends.argmax())
             deadline = float(ends[last])
-            stood_still = wait_until(deadline) or 0.0
-            ends[last] = clock.now()
-            loaded[last] += min(stood_still, max(0.0, float(ends[last]) - deadline))
+            stood_still = wait_until(deadline)
+            ends[last] = now = clock.now()
+            if stood_still:  # more in every step would cost a core that has just slept 10 µs
+                loaded[last] += min(stood_still, max(0.0, now - deadline))
         barrier()
         met = clock.now()
         row = steps[step]
