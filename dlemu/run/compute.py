@@ -213,9 +213,9 @@ def network_compute(
     """Return `compute(deadline)`, which trains a network on these GPUs and returns at the deadline.
 
     It makes as many whole steps as fit, and one at least: where a step takes longer, as beside what
-    the GPU decodes, it returns when the step has ended. It returns the seconds in which no GPU had
-    begun a step that was queued, or had ended it. Each GPU has a network of its own. First finds
-    the faster layout in memory, and warms up, in a few seconds. The deadline is in seconds on
+    the GPU decodes, it returns when the step has ended. It returns for how many seconds of its
+    steps a GPU did not compute, though they were queued. Each GPU has a network of its own. First
+    finds the faster layout in memory, and warms up, in a few seconds. The deadline is in seconds on
     `clock`.
 
     Raises:
