@@ -431,6 +431,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
             known = {"cell": cell, "arm": arm, "repeat": repeat, "batch": net.batch}
             known |= {"c": c, "stdev": stdev, "launch": launch, "held": rate}
             known |= {"metered": metered} if arm in "MT" else {}
+            known |= {"page_lock": job.page_lock_time} if arm in "DGW" else {}
             runs.append(Run(**{**known, **(drive if len(turn) == 1 else {}), **times}))
     return runs
 
@@ -507,9 +508,9 @@ def _measure_ranks(
                 with bench.start(file, group=group) as run:
                     found = replayed(run)
         known: dict[str, Any] = {"cell": cell, "arm": arm, "repeat": repeat, "batch": net.batch}
-        runs.append(
-            Run(**{**known, "c": c, "stdev": stdev, "launch": launch, "held": rate, **found})
-        )
+        known |= {"c": c, "stdev": stdev, "launch": launch, "held": rate}
+        known |= {"page_lock": job.page_lock_time} if arm == "D" else {}
+        runs.append(Run(**{**known, **found}))
     return runs
 
 

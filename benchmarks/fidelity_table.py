@@ -109,6 +109,8 @@ class Run:
     """Seconds that training waited for batches, but for the first."""
     came: Sequence[float] = ()
     """Seconds from the start of the loader until training took each of the first batches."""
+    page_lock: float = 0.0
+    """D: seconds in which CUDA locks 1 GB, as it was given; 0: none."""
     spent: Mapping[str, float] = field(default_factory=dict)
     """R: what its workers have done (`fidelity_real.SPENT`); an emulation: seconds of its."""
     meter_au: float = 0.0
