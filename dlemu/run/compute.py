@@ -154,16 +154,16 @@ def find_compute_gpus(workload: Workload, own: range) -> list[int]:
     """Return the GPUs that compute for a rank's accelerators: dealt out in turn, as DALI's are."""
     from dlemu.storage.gpu.cuda import num_gpus
 
+    if (network := workload.train.network) is not None:
+        from dlemu.tools.steptime.steps import checked_model  # slow, and few runs need it
+
+        checked_model(_NETWORK, network)
     try:
         num = workload.dali.gpus_per_host or num_gpus()
     except RunError as error:
         raise WorkloadError(f"train.compute=gpu: {error}; or set train.compute=sleep") from None
     gpus = sorted({accelerator % max(1, num) for accelerator in own})
     find_torch(gpus)
-    if (network := workload.train.network) is not None:
-        from dlemu.tools.steptime.steps import checked_model  # slow, and few runs need it
-
-        checked_model(_NETWORK, network)
     return gpus
 
 

@@ -157,9 +157,7 @@ def test_each_gpu_trains_a_network_of_its_own(devices: _Devices) -> None:
     assert devices.made == [0, 2]
 
 
-def test_a_network_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlemu.storage.gpu.cuda.num_gpus", lambda: 1)
-    monkeypatch.setattr("dlemu.run.compute.find_torch", lambda _: None)
+def test_a_network_that_is_none_is_named_before_a_gpu_is_looked_for() -> None:
     asked = {"train.compute": "gpu", "train.network": "resnet51"}
     line = "train.network must be one of unet3d, resnet50, cosmoflow, or PACKAGE"
     with pytest.raises(WorkloadError, match=rf"^{line}.*'resnet51'$"):
