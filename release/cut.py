@@ -34,7 +34,6 @@ ABOUT_THE_SOURCE = (
     "release",
     "cli/test_help_of_words.py::test_pages_that_are_named_are_found",
     "judge/test_metrics.py::test_nothing_else_compares_utilisation_with_a_threshold",
-    "test_refusals.py::test_what_is_damaged_has_a_remedy",
 )
 """Tests that read dlemu's source or the pages, which nobody installs: files, folders and tests."""
 

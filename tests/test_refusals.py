@@ -8,9 +8,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import dlemu
 from tests.lab.golden import REFUSALS, Refusal, refused
 
-PRODUCT = Path(__file__).parents[1]
+PRODUCT = Path(dlemu.__file__).parent
+"""The package, wherever it is installed; its datagen may be a link."""
 
 _REMEDY = re.compile(
     r"; |\bdid you mean |\b(write|set|add|use|name|leave|keep) |\bmust |\bneeds |\bknown: |"
@@ -86,9 +88,9 @@ def _said_of_damage(path: Path) -> Iterator[tuple[int, bool]]:
 
 # --- what no command of tests/refusals.toml reaches --------------------------------------------
 
-_ROOMS = ("datagen", "dlemu/config", "dlemu/storage", "dlemu/cli")
+_ROOMS = ("datagen", "config", "storage", "cli")
 _ERRORS = {"DatasetError", "RunError", "WorkloadError", "MissingError"}
-_OF_LIBRARIES = ("dlemu/storage/gpu/",)
+_OF_LIBRARIES = ("storage/gpu/",)
 """Their lines are those of cuFile and CUDA."""
 
 
@@ -129,8 +131,8 @@ _GOES_ON = re.compile(r"\b(restore|remove|run again|write the)\b")
 def test_what_is_damaged_has_a_remedy() -> None:
     found = {
         f"{path.relative_to(PRODUCT)}:{line}": has
-        for folder in ("dlemu", "datagen")
-        for path in (PRODUCT / folder).rglob("*.py")
+        for folder in (PRODUCT, PRODUCT / "datagen")
+        for path in folder.rglob("*.py")
         for line, has in _said_of_damage(path)
     }
     assert len(found) > 20

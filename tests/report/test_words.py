@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import get_args
 
+import dlemu
 from dlemu.findings import Finding, Kind, weakens
 from dlemu.judge.earlier import summary_of_today, with_findings
 from dlemu.judge.records import plain
@@ -77,14 +78,15 @@ def test_results_of_the_oldest_version_are_shown_with_their_own_text(printed: Pr
     assert {each["kind"] for each in found} == {"as_written"}
 
 
-ROOT = Path(__file__).parents[2]
+PACKAGE = Path(dlemu.__file__).parent
+"""Wherever it is installed; its datagen may be a link."""
 MAKERS = ("reason", "weakens", "remark", "note", "told")
 
 
 def figures_used() -> dict[str, set[str]]:
     """Return the figures that the sentence of each kind is made of, by its source."""
     used: dict[str, set[str]] = {}
-    for path in (ROOT / "dlemu/report/words").glob("*.py"):
+    for path in (PACKAGE / "report/words").glob("*.py"):
         tree = ast.parse(path.read_text())
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
@@ -103,7 +105,7 @@ def test_a_finding_brings_the_figures_of_its_sentence() -> None:
     """A sentence without them would be shown by kind and figures, as one of a later version is."""
     used, lacking, made = figures_used(), [], 0
     may_lack = {"host", "row_bytes_per_second"}  # sentences look whether they are there
-    for path in [*ROOT.glob("dlemu/**/*.py"), *ROOT.glob("datagen/*.py")]:
+    for path in [*PACKAGE.rglob("*.py"), *PACKAGE.glob("datagen/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and node.args and node.keywords):
                 continue
