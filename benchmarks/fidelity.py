@@ -368,8 +368,8 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
     if job.at_once and "R" in arms and beside:
         turns = [[*beside, "R"], *([arm] for arm in arms if arm not in ("R", *beside))]
     every_core = sorted(os.sched_getaffinity(0))
-    # Pairs of cores in turn, as neighbours may be two threads of one: a host's halves are not
-    # alike. In every second repeat each arm has the others.
+    # The arms get pairs of cores in turn: a host's halves are not alike, and two neighbours may be
+    # threads of one core. In every second repeat the arms change places.
     wide = 2 if len(every_core) >= 4 else 1
     halves = [
         [core for place, core in enumerate(every_core) if place // wide % 2 == one]

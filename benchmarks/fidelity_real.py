@@ -27,7 +27,7 @@ import dlemu
 
 WARM_UP = 15
 NUM_CAME = 24
-"""Batches at the start of an epoch of which is stored when they came: the first of each worker."""
+"""First batches of an epoch, each worker's among them: it is stored when each of them came."""
 ALONE_SECONDS = 0.6
 """Steps that time a network alone last this long."""
 STEP_LASTS = 120.0

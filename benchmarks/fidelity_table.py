@@ -222,7 +222,7 @@ def _workers(cells: Mapping[Cell, Arms]) -> Lines:
     for cell, arms in cells.items():
         real, emulated = arms.get("R", {}), arms.get("D", {})
         lean, counts = arms.get("L", {}), _counting(arms)
-        if not real.keys() & {*emulated, *counts}:
+        if not real.keys() & counts.keys():
             continue
         busy = fmean(run.workers_cpu / max(1, run.workers) / run.wall for run in real.values())
         yield {
@@ -237,9 +237,9 @@ def _workers(cells: Mapping[Cell, Arms]) -> Lines:
             "lean - R": _judged(lean, real, "whole_au", 2.0) if lean.keys() & real.keys() else "",
             "R's workers busy": "" if "dali" in cell.net else f"{100 * busy:.0f}%",
             "limit of R": ", ".join(dict.fromkeys(run.own_limit for run in real.values())),
-            "limit of D": _limits(emulated or counts),
+            "limit of D": _limits(counts),
             "limit of lean": _limits(lean),
-            "repeats": str(len(real.keys() & {*emulated, *counts})),
+            "repeats": str(len(real.keys() & counts.keys())),
         }
 
 

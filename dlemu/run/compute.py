@@ -2,8 +2,8 @@
 
 A run's compute contends with copies as in training: matrix products of known duration fill the time
 up to a deadline. They are queued in slices, two of them ahead, so that the GPU never waits for the
-host, which sleeps meanwhile. Or the steps of a network do (`train.network`): their hundreds of
-kernels slow down what a GPU decodes, and the threads that ask for it, as long products do not.
+host, which sleeps meanwhile. Or the steps of a network do (`train.network`): they slow down what
+the GPU decodes, which products, however long, do less (docs/fidelity.md).
 
 A training loop of a user's queues work and runs ahead of its device. So the host's clock does not
 show when the device worked and when it was idle; marks that are queued between the pieces of work
@@ -133,9 +133,9 @@ _SLOWEST = 1.5
 _FOLLOW = 0.25
 """Weight of the last slice in the moving average of a product's time, or a network's step."""
 _WARM_UP_STEPS = 10
-"""Of a network: cuDNN chooses its kernels, and torch takes the memory that they need."""
+"""Of a network: in the first cuDNN chooses its kernels; the fastest tells how long a step takes."""
 _FITS = 0.9
-"""From this share of a step on that is left until the deadline another one is made."""
+"""Of a step: where so much time is left until the deadline, another step is made."""
 
 
 def compute_on_gpus(
@@ -255,15 +255,14 @@ def _network_step(torch: Any, gpu: int, network: str, batch: int) -> Callable[[]
     Training and what it holds are those of `dlemu steptime`, in bfloat16.
     """
     from dlemu.tools.steptime.measure import faster_layout
-    from dlemu.tools.steptime.steps import StepTask, make_step, names_function, out_of_memory
+    from dlemu.tools.steptime.steps import StepTask, make_step, out_of_memory
 
     task = StepTask(model=network, device="cuda", key=_NETWORK)
     try:
         with torch.cuda.device(gpu):
-            layout = "" if names_function(network) else faster_layout(task, batch)
+            layout = "user" if ":" in network else faster_layout(task, batch)
             step = make_step(task, batch, layout)
-            for _ in range(_WARM_UP_STEPS):
-                step()
+            step()  # the first one takes the memory
             torch.cuda.synchronize()
     except Exception as error:
         if not out_of_memory(error):
