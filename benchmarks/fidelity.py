@@ -23,8 +23,8 @@ T   M with the threads loader
 B   R whose Dataset reads a file by one call, before PIL or h5py takes it apart
 N   R inside `dlemu.Meter`, whose AU is stored beside that of R's own clock
 D   E with reader.cost=dataloader, and no cost given by hand: what R's loops before took to start a
-    worker, and what its workers last did with memory, are as the Meter finds them; of a net that
-    DALI reads for, `dlemu run` with reader.data_loader=dali
+    worker and for their first step, and what its workers last did with memory, are as the Meter
+    finds them; of a net that DALI reads for, `dlemu run` with reader.data_loader=dali
 G   D with train.compute=gpu: matrix products keep the GPU busy that decodes
 W   G with R's network in place of the products, on random data (train.network)
 L   D with lean workers
@@ -143,6 +143,11 @@ class Job:
     """What R's workers did with the memory of samples, of each of its loops that told it."""
     steps_in_loop: list[float] = field(default_factory=list)
     """Seconds of a step in R's loops so far: longer than alone where the GPU decodes as well."""
+    first_steps: list[float] = field(default_factory=list)
+    """Seconds of the first step of each, whose launches wait while CUDA locks memory for batches.
+
+    Not where DALI reads, which locks memory once.
+    """
 
     @property
     def at_once(self) -> bool:
@@ -195,9 +200,10 @@ class Job:
             "reader.read_threads": net.workers,
             "reader.prefetch_size": net.batches_ahead,
             "reader.file_shuffle": "seed",
-            "reader.hand_over": "batch",
             "train.epochs": 1,
         }
+        if not net.by_dali:  # whose batches stay where DALI has put them
+            keys |= {"reader.hand_over": "batch"}
         if net.ranks > 1:
             keys |= {"num_accelerators": net.ranks, "train.processes": net.ranks}
             keys |= {"train.step_spread": "shared"}
@@ -250,15 +256,29 @@ class Job:
         return {**found, "meter_au": metrics.epochs[0].au_percentage, "metered": keys}
 
     def note_start(self, found: Mapping[str, Any]) -> None:
-        """Note R's start of a worker, its step, and what it did with memory, as the Meter does."""
+        """Note R's start of a worker, its steps, and what it did with memory, as the Meter does."""
         self.starts.append(found["opened"] / self.net.workers)
         self.steps_in_loop.append(found["busy"])
+        self.first_steps.append(found["first_step"])
         spent = found["spent"]
         if number := spent["faulted"]:
             size, faults = spent["faulted_bytes"] / number, spent["faults"]
             seen = Faults(faults, (number, number), size, size / self.net.batch)
             if (state := memory_of([seen])) is not None:
                 self.memory.append(state)
+
+    @property
+    def start(self) -> Mapping[str, float]:
+        """What R's loops before tell of a loop's start, for emulations; nothing before the first.
+
+        Without page-locked memory their first step takes as long as others.
+        """
+        if not self.starts:
+            return {}
+        return {
+            "reader.worker_start_time": median(self.starts),
+            "train.first_step_time": median(self.first_steps),
+        }
 
     @property
     def worker_memory(self) -> WorkerMemory:
@@ -389,8 +409,8 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
                 own = {**own, "reader.cost": "dataloader" if arm in "DGW" else "lean"}
                 if arm in "DGW":  # as the Meter would have found it in R's loop
                     own |= {"reader.page_lock_time": job.page_lock_time}
-                    own |= {"reader.worker_start_time": median(job.starts)} if job.starts else {}
                     own |= {"reader.worker_memory": job.worker_memory}
+                    own |= job.start
                 loader = "threads" if arm == "T" else "pytorch"
                 if net.by_dali:
                     loader, own = "dali", {}
@@ -499,8 +519,8 @@ def _measure_ranks(
                     "train.seed": 123 + repeat,
                     "reader.data_loader": "pytorch",
                     "reader.cost": "dataloader" if arm == "D" else "lean",
-                    "reader.worker_start_time": median(job.starts) if job.starts else None,
                     "reader.worker_memory": job.worker_memory,
+                    **job.start,
                     **({"reader.page_lock_time": job.page_lock_time} if arm == "D" else {}),
                 }
                 file = job.folder / f"{arm}.yaml"

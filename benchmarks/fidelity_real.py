@@ -585,13 +585,14 @@ class Real:
 
         begins, ends = zip(*loop(noted(), computing), strict=True)
         self.finish()
-        spans = [self.between(a, b) for a, b in zip(begins[1:], ends[1:], strict=True)]
+        first, *spans = (self.between(a, b) for a, b in zip(begins, ends, strict=True))
         return {
             "whole": self.between(start, ends[-1]),
             "seconds": self.between(ends[0], ends[-1]),
             "wall": time.perf_counter() - begin,
             "num_steps": len(ends),
             "busy": statistics.fmean(spans),
+            "first_step": first,
             "opened": opened,
             "first": waits[0],
             "waited": sum(waits[1:]),

@@ -88,6 +88,8 @@ class Run:
     """R: until that worker had collated its first batch."""
     busy: float = 0.0
     """R: mean seconds of a step in this very loop, from its first kernel to its last."""
+    first_step: float = 0.0
+    """R: of the first, in which CUDA locks memory for batches, and launches wait; 0: not noted."""
     cpu_seconds: float = 0.0
     """Of all processes of the host, during the run."""
     reads: int = 0

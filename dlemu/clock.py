@@ -68,8 +68,8 @@ class WallClock:
 
 
 def after_launch(
-    seconds: float, wait_until: Callable[[float], float | None], now: Callable[[], float]
-) -> Callable[[float], float | None]:
+    seconds: float, wait_until: Callable[[float], None], now: Callable[[], float]
+) -> Callable[[float], None]:
     """Return `wait_until`; before it, compute for `seconds` of CPU time, in many short calls.
 
     So a job queues a step's kernels: each call lets go of Python's lock and takes it again. Where
@@ -80,11 +80,11 @@ def after_launch(
     if not seconds:
         return wait_until
 
-    def compute(deadline: float) -> float | None:
+    def compute(deadline: float) -> None:
         end = time.thread_time() + min(seconds, deadline - now())
         while time.thread_time() < end:
             hashlib.sha256(_CALL)
-        return wait_until(deadline)
+        wait_until(deadline)
 
     return compute
 

@@ -105,13 +105,13 @@ class Watchdog:
         self._paths[threading.get_ident()] = (now, path)
 
     def computing(
-        self, wait_until: Callable[[float], float | None], clock: Clock
-    ) -> Callable[[float], float | None]:
+        self, wait_until: Callable[[float], None], clock: Clock
+    ) -> Callable[[float], None]:
         """Return a `wait_until` during which the watchdog waits for the deadline as well."""
 
-        def wait(deadline: float) -> float | None:
+        def wait(deadline: float) -> None:
             self._last = self._now() + max(0.0, deadline - clock.now())
-            return wait_until(deadline)
+            wait_until(deadline)
 
         return wait
 

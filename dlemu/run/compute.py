@@ -11,7 +11,7 @@ do, such as CUDA events.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
@@ -138,15 +138,14 @@ _FITS = 0.9
 """Of a step: where so much time is left until the deadline, another step is made."""
 
 
-def compute_on_gpus(
-    workload: Workload, own: range, clock: Clock
-) -> Callable[[float], float | None] | None:
+def compute_on_gpus(workload: Workload, own: range, clock: Clock) -> Callable[[float], None] | None:
     """Return what keeps this rank's GPUs busy until a deadline, None where compute is a sleep."""
     if workload.train.compute == "sleep" or not own:
         return None
     gpus = find_compute_gpus(workload, own)
     if network := workload.train.network:
-        return network_compute(gpus, clock, network, workload.reader.batch_size)
+        ahead = 1 if workload.train.loop == "pipelined" else 0
+        return network_compute(gpus, clock, network, workload.reader.batch_size, ahead=ahead)
     return gpu_compute(gpus, clock, workload.train.computation_time.mean)
 
 
@@ -208,43 +207,49 @@ def gpu_compute(gpus: Sequence[int], clock: Clock, step: float) -> Callable[[flo
 
 
 def network_compute(
-    gpus: Sequence[int], clock: Clock, network: str, batch: int
-) -> Callable[[float], float]:
+    gpus: Sequence[int], clock: Clock, network: str, batch: int, *, ahead: int
+) -> Callable[[float], None]:
     """Return `compute(deadline)`, which trains a network on these GPUs and returns at the deadline.
 
-    It makes as many whole steps as fit, and one at least: where a step takes longer, as beside what
-    the GPU decodes, it returns when the step has ended. It returns for how many seconds of its
-    steps a GPU did not compute, though they were queued. Each GPU has a network of its own. First
-    finds the faster layout in memory, and warms up, in a few seconds. The deadline is in seconds on
-    `clock`.
+    It makes as many whole steps as fit, and one at least. `ahead`: steps that may be under way when
+    it returns: 1 as in a pipelined loop, which queues a step before the last one has ended, else 0.
+    Where steps take longer than they have, as beside what the GPU decodes, it returns late. Each
+    GPU has a network of its own. First finds the faster layout in memory, and warms up, in a few
+    seconds. The deadline is in seconds on `clock`.
 
     Raises:
         WorkloadError: the network does not fit into a GPU's memory, or is a function that fails.
     """
     torch = find_torch(gpus)
     steps = [_network_step(torch, gpu, network, batch) for gpu in gpus]
+    queued = deque[list[tuple[Any, Any]]]()
 
-    def make_one() -> tuple[float, float]:
-        """Return the seconds of a step by the clock, and those of the GPUs."""
-        began = clock.now()
-        marks = [step() for step in steps]
+    def finish_one() -> float:
+        """Wait for the end of the oldest step that is queued; return its seconds."""
+        marks = queued.popleft()
         for _, end in marks:
             end.synchronize()
-        return clock.now() - began, max(begin.elapsed_time(end) for begin, end in marks) / 1000
+        return max(begin.elapsed_time(end) for begin, end in marks) / 1000
 
-    pace = min(make_one()[0] for _ in range(_WARM_UP_STEPS))
+    def queue_one() -> None:
+        queued.append([step() for step in steps])
 
-    def compute(deadline: float) -> float:
+    def warm_up() -> Iterator[float]:
+        for _ in range(_WARM_UP_STEPS):
+            queue_one()
+            yield finish_one()
+
+    pace = min(warm_up())
+
+    def compute(deadline: float) -> None:
         nonlocal pace
-        stood_still = 0.0
         while True:
-            seconds, computed = make_one()
-            stood_still += max(0.0, seconds - computed)
-            pace += _FOLLOW * (seconds - pace)
-            if deadline - clock.now() < _FITS * pace:
+            queue_one()
+            if len(queued) > ahead:
+                pace += _FOLLOW * (finish_one() - pace)
+            if deadline - clock.now() - pace * len(queued) < _FITS * pace:
                 break
         clock.sleep_until(deadline)
-        return stood_still
 
     return compute
 

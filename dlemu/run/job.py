@@ -374,7 +374,7 @@ class _Run:
     def _measure_ceiling(
         self,
         summary: Summary,
-        compute: Callable[[float], float | None],
+        compute: Callable[[float], None],
         barrier: Callable[[], None],
     ) -> None:
         """Note the AU that steps as short as these reach here without any reads."""
@@ -512,7 +512,7 @@ class _Epochs:
     run: _Run
     loader: Loader
     monitor: RunMonitor
-    compute: Callable[[float], float | None]
+    compute: Callable[[float], None]
     """Is busy until a moment of the clock."""
     barrier: Callable[[], None]
     """Ends a step: all ranks are there, and the job's all-reduce is over."""

@@ -27,7 +27,7 @@ def replay_epoch(
     *,
     barrier: Callable[[], None],
     clock: Clock,
-    compute: Callable[[float], float | None] | None = None,
+    compute: Callable[[float], None] | None = None,
 ) -> Steps:
     """Take one epoch's batches as a training job would; return the records of the steps it made.
 
@@ -41,8 +41,6 @@ def replay_epoch(
     All accelerators of a rank meet at the end of every step, so one thread is enough for any number
     of them: each computes from the moment when its own batch is there, and the thread sleeps until
     the last has finished. `compute`, if given, keeps a real device busy until a deadline instead.
-    It may return seconds in which that device did not compute: where it returns late, it waited for
-    them, as for a batch that another part of the device still decodes.
     """
     asked = steps["computation_time"]
     wait_until = compute or clock.sleep_until
@@ -53,11 +51,8 @@ def replay_epoch(
         ends = loaded + asked[step]
         if taken:  # a rank without accelerators only meets the others
             last = int(ends.argmax())
-            deadline = float(ends[last])
-            stood_still = wait_until(deadline)
-            ends[last] = now = clock.now()
-            if stood_still:  # more in every step would cost a core that has just slept 10 µs
-                loaded[last] += min(stood_still, max(0.0, now - deadline))
+            wait_until(float(ends[last]))
+            ends[last] = clock.now()
         barrier()
         met = clock.now()
         row = steps[step]
@@ -101,7 +96,7 @@ def find_ceiling(
     *,
     barrier: Callable[[], None],
     clock: Clock,
-    compute: Callable[[float], float | None],
+    compute: Callable[[float], None],
 ) -> float:
     """Return the AU in percent of steps of so many seconds whose batches are always there.
 

@@ -82,31 +82,6 @@ def test_a_step_ends_no_sooner_than_the_all_reduce_after_the_last_rank(
     assert with_allreduce(0.0, barrier, lambda: 0.0, clock) is barrier
 
 
-@pytest.mark.parametrize(
-    ("stood_still", "late", "waits"),
-    [(0.5, 1.0, 1.5), (3.0, 1.0, 2.0), (0.5, 0.0, 1.0), (None, 1.0, 1.0)],
-)
-def test_a_device_that_stood_still_and_is_late_waited_for_its_batch(
-    stood_still: float | None, late: float, waits: float
-) -> None:
-    """Batches come after 1 s and compute for 3 s; what a sleep is late is no wait."""
-    clock = VirtualClock()
-
-    def compute(deadline: float) -> float | None:
-        clock.time = deadline + late
-        return stood_still
-
-    def batches() -> Iterator[list[Batch]]:
-        for _ in range(2):
-            clock.time += 1
-            yield [batch_of(ready=clock.time)]
-
-    records = new_steps(0, np.full((2, 1), 3.0))
-    steps = replay_epoch(batches(), records, barrier=nothing, clock=clock, compute=compute)
-    assert steps["wait"].ravel().tolist() == [waits, waits]
-    assert (steps["wait"] + steps["compute"]).ravel().tolist() == [4 + late, 4 + late]
-
-
 parts = st.floats(0, 100)
 
 
