@@ -229,7 +229,7 @@ def network_compute(
         marks = queued.popleft()
         for _, end in marks:
             end.synchronize()
-        return max(begin.elapsed_time(end) for begin, end in marks) / 1000
+        return float(max(begin.elapsed_time(end) for begin, end in marks)) / 1000
 
     def queue_one() -> None:
         queued.append([step() for step in steps])
