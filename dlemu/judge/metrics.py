@@ -64,7 +64,7 @@ class LostShares:
     elsewhere: float = 0.0
     """The worker did none of these: it had no CPU, or the batch was in a queue."""
     oversleep: float = 0.0
-    """Compute took longer than asked."""
+    """Compute took longer than asked, and its GPU did not decode meanwhile."""
     uneven: float = 0.0
     """Its compute was asked to take longer than the accelerators' mean."""
     allreduce: float = 0.0
@@ -152,6 +152,9 @@ def find_parts(epochs: Sequence[EpochSums], rule: Rule) -> LostShares:
     shares = {name: float(part.sum()) / total for name, part in lost.items()}
     waited = float(last["wait"].sum()) / total
     known = sum(shares[name] for name in ("read", "decode", "hand_over", "preprocess"))
+    if rule.reads_where_it_computes and last["decode"].any():  # its steps waited for that
+        shares["decode"] += shares["oversleep"]
+        shares["oversleep"] = 0.0
     return LostShares(**shares, elsewhere=max(0.0, waited - known))
 
 

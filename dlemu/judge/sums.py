@@ -77,6 +77,8 @@ class Rule:
     """That a worker sleeps for each sample. What it computes is in its record, as `decode`."""
     allreduce_seconds: float = 0.0
     """That the job's all-reduce takes in each step; they are in its record, as `barrier`."""
+    reads_where_it_computes: bool = False
+    """Whether the GPU that computes also gets the batches, and may decode them."""
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
@@ -92,6 +94,9 @@ class Rule:
                 else 0.0
             ),
             allreduce_seconds=workload.train.allreduce_time,
+            reads_where_it_computes=(
+                workload.train.compute == "gpu" and workload.dali.device == "gpu"
+            ),
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlemu.config.model import load_workload
 from dlemu.errors import RunError, WorkloadError
 from dlemu.judge.metrics import Losses, checkpoint_cost, find_losses, measure, measure_sums
 from dlemu.judge.records import STEP, Steps
@@ -113,6 +114,27 @@ def test_what_is_not_whole_is_refused(what: str, bad: Callable[[Steps], Steps]) 
 
 def losses_of(steps: Steps, names: list[RankName], **rule: float) -> Losses:
     return find_losses(sums_of(steps, names, Rule(**rule)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("keys", "decode", "parts"),
+    [({"train.compute": "gpu", "dali.device": "gpu"}, 3.0, (2.0, 0.0)),
+     ({"train.compute": "gpu", "dali.device": "gpu"}, 0.0, (0.0, 1.0)),
+     ({"train.compute": "gpu", "dali.device": "cpu"}, 3.0, (1.0, 1.0)),
+     ({"dali.device": "gpu"}, 3.0, (1.0, 1.0))],
+)  # fmt: skip
+def test_steps_of_a_gpu_that_decodes_meanwhile_wait_for_that(
+    keys: dict[str, str], decode: float, parts: tuple[float, float]
+) -> None:
+    """Each of two steps that count waits 1 s for its batch, and computes for 1 s longer."""
+    workload = load_workload("resnet50_h100", {"reader.data_loader": "dali", **keys})
+    made = {"wait": [[0, 1, 1]], "compute": [[1, 2, 2]], "decode": [[0, decode, decode]]}
+    steps = rows(
+        1, 3, computation_time=1.0, barrier=[[0, 0, 0]], read=[[0, 3 - decode, 3 - decode]], **made
+    )
+    found = find_losses(sums_of(steps, [RankName(0)], Rule.of(workload))).parts
+    assert (found.decode, found.oversleep) == pytest.approx(tuple(2 * each / 6 for each in parts))
+    assert found.total == pytest.approx(4 / 6)
 
 
 def test_each_steps_latest_accelerator_tells_why_it_was_long() -> None:

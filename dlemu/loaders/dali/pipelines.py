@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from itertools import groupby
@@ -86,6 +86,7 @@ def read_pictures(
             samples = dali.fn.decoders.image(samples, device=device)
             if side is not None:
                 samples = dali.fn.random_resized_crop(samples, size=[side, side])
+                settings = replace(settings, resize=None)  # a square has the bytes that are wanted
         _set_outputs(pipeline, samples, settings)
     return pipeline
 
