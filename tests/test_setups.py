@@ -1005,6 +1005,9 @@ OTHER_FILES = {
     "model_name_or_path: gpt2\ndataset: imdb\ntrain: {epochs: 3}\n": (
         "is no workload: it has model_name_or_path, dataset, train; a workload has at least"
     ),
+    "datset: {num_files_train: 4}\nreadre: {}\n": (
+        "is no workload: it has datset, readre (did you mean dataset?); a workload has at least"
+    ),
     "defaults: [_self_, {model: resnet}, {data: mnist}]\nseed: 1\n": (
         "it is a file of a Hydra application, not a workload"
     ),

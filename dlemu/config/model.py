@@ -68,7 +68,7 @@ from dlemu.config.types import (
     Use,
 )
 from dlemu.config.types import FormatName as FormatName
-from dlemu.errors import WorkloadError
+from dlemu.errors import WorkloadError, did_you_mean
 from dlemu.plugins import is_url
 from dlemu.storage.place import Place, path_of, place_of
 from dlemu.units import parse_bytes, unmistakable, with_unit
@@ -454,7 +454,10 @@ def _held_by(tree: Mapping[str, Any]) -> str:
     given = {key.partition(".")[0] for key in tree.get("given", ())}
     keys = [str(key)[:40] for key in tree if key not in {"name", *NO_KEYS, *given}]
     more = " and more" if len(keys) > _MOST_SHOWN else ""
-    return f": it has {', '.join(keys[:_MOST_SHOWN])}{more}" if keys else ""
+    groups = ("dataset", "reader", "train")
+    hints = (did_you_mean(key, groups, cutoff=0.8) for key in keys if key not in groups)
+    meant = next((f" ({hint.removeprefix('; ')})" for hint in hints if hint), "")
+    return f": it has {', '.join(keys[:_MOST_SHOWN])}{more}{meant}" if keys else ""
 
 
 def _checked(workload: Workload) -> Workload:

@@ -106,7 +106,7 @@ def find_model(name: str) -> Model:
     known = named("weights")
     if name not in known:
         hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
-        raise WorkloadError(f"model {name} is not known{hint}; or name files: files=FILE,FILE")
+        raise WorkloadError(f"model {name} is not known{hint} (or name files: files=FILE,FILE)")
     row = read_yaml(known[name])
     return Model(name, tuple(row["files"]), row["datatype"], row["source"])
 
