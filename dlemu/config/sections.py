@@ -562,8 +562,8 @@ class TrainSection(Section):
     launch_time: Annotated[Seconds, Use(when=lambda job: not job.trains)] = 0.0
     """Seconds of a core at the start of each step, spent by the rank in short calls which take
     Python's lock, as a job queues the step's kernels. They are a part of computation_time, at most
-    all of it; a step whose thread waits for a core or the lock may end late. A rank with several
-    accelerators spends them once."""
+    all of it; a step whose thread waits for a core or the lock may end late. A pipelined loop asks
+    for its next batch behind them. A rank with several accelerators spends them once."""
     allreduce_time: Annotated[Seconds, Use(by="run size predict")] = 0.0
     """Seconds that a job's all-reduce takes in each step beyond computation_time: a step ends no
     sooner after its last accelerator was there. What it takes is told apart from the storage's part

@@ -120,7 +120,10 @@ class PyTorchLoader(WorkersLoader):
     def epoch(self, epoch: int, plan: EpochPlan) -> Iterator[list[Batch]]:
         # Fork all workers before a taker starts: a fork copies locks that other threads hold.
         batches = self._start(epoch, plan)
-        self._takers = Takers(batches, when_asked=self._source.reads_when_asked)
+        source = self._source
+        self._takers = Takers(
+            batches, when_asked=source.reads_when_asked, launch=source.launch_seconds
+        )
         try:
             yield from self._takers.steps(plan.num_steps, look=self._look)
         finally:

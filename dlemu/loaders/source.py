@@ -157,6 +157,12 @@ class Source:
         return 1 if self.workload.train.loop == "pipelined" else 0
 
     @property
+    def launch_seconds(self) -> float:
+        """Seconds from a batch's coming until a pipelined loop, which queues its step, goes on."""
+        train = self.workload.train
+        return train.launch_time if train.loop == "pipelined" else 0.0
+
+    @property
     def reads_when_asked(self) -> bool:
         """Whether a batch is read while the training loop waits for it, and never before."""
         return self.workload.batches_in_flight == 1

@@ -3,6 +3,7 @@ come together.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from queue import SimpleQueue
@@ -195,11 +196,18 @@ class Takers:
     A taker fetches the next batch while the accelerator computes, so that the storage is not
     charged for bringing it here. It must not cause reads that the training loop has not asked for
     yet. So each stream of batches sends its next request only when it is advanced again, and a
-    taker advances it only when the next step has begun.
+    taker advances it only when the next step has begun, and a pipelined loop has queued the kernels
+    of the batch before.
     """
 
-    def __init__(self, streams: Sequence[Iterator[Batch]], *, when_asked: bool) -> None:
-        """`when_asked`: a batch is read only while it is waited for, so none is taken early."""
+    def __init__(
+        self, streams: Sequence[Iterator[Batch]], *, when_asked: bool, launch: float = 0.0
+    ) -> None:
+        """`when_asked`: a batch is read only while it is waited for, so none is taken early.
+
+        `launch`: seconds that the loop takes to queue a step when its batch is there.
+        """
+        self._launch = launch
         self._collector = StepCollector(len(streams))
         self._begun: list[SimpleQueue[None]] = [SimpleQueue() for _ in streams]
         self._threads = [
@@ -237,7 +245,10 @@ class Takers:
             with closing(stream):  # type: ignore[type-var]
                 begun.get()
                 while not self._collector.ended and (batch := next(stream, None)) is not None:
+                    queued = perf_counter() + self._launch
                     self._collector.put(batch, column)
                     begun.get()
+                    if self._launch and not self._collector.ended:
+                        time.sleep(max(0.0, queued - perf_counter()))
         except Exception as error:
             self._collector.fail(error)

@@ -1,13 +1,17 @@
 """How far ahead batches are read, under both training loops."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from time import sleep as real_sleep
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlemu.loaders.steps import Window
+from dlemu.loaders import Batch
+from dlemu.loaders.steps import Takers, Window
 from tests.lab.simulated import Loop, Read, true_au
 
 
@@ -82,3 +86,42 @@ def test_the_window_of_our_loaders_lets_them_do_what_the_truth_says(
         batches, workers=workers, prefetch_factor=factor, computation_time=1.0, loop=loop
     )
     assert ours == pytest.approx(truth, abs=1e-6)
+
+
+def test_a_pipelined_loop_asks_for_a_batch_when_it_has_queued_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It launches for 0.3 s. Its second batch comes while it waits, the third one early."""
+    now, slept, asked, looked = 0.0, list[float](), list[float](), list[float]()
+
+    def look() -> float:
+        looked.append(now)
+        return now
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds
+
+    def batches() -> Iterator[Batch]:
+        for step in range(3):
+            asked.append(now)
+            yield Batch(0, step, 0, np.arange(0), 0, 0.0)
+
+    def wait_for(condition: Callable[[], bool]) -> None:
+        while not condition():
+            real_sleep(0.001)
+
+    monkeypatch.setattr("dlemu.loaders.steps.perf_counter", look)
+    monkeypatch.setattr("dlemu.loaders.steps.time", SimpleNamespace(sleep=sleep))
+    takers = Takers([batches()], when_asked=False, launch=0.3)
+    steps = takers.steps(3)
+    next(steps)
+    wait_for(lambda: len(looked) == 3)  # the second batch has come
+    assert (slept, asked) == ([0.3], [0.0, 0.3])
+    now = 5.0  # the first step has ended
+    next(steps)
+    wait_for(lambda: len(asked) == 3)
+    assert (slept[1:], asked[2]) == ([0.0], 5.0)
+    next(steps)
+    takers.end()

@@ -87,7 +87,10 @@ class DaliLoader(Loader):
         return self._steps(plan, [stream.batches(epoch, plan) for stream in self._streams])
 
     def _steps(self, plan: EpochPlan, streams: list[Iterator[Batch]]) -> Iterator[list[Batch]]:
-        self._takers = Takers(streams, when_asked=self._source.reads_when_asked)
+        source = self._source
+        self._takers = Takers(
+            streams, when_asked=source.reads_when_asked, launch=source.launch_seconds
+        )
         try:
             yield from self._takers.steps(plan.num_steps)
             if self._source.workload.reader.gds == "require":
