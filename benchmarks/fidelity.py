@@ -268,17 +268,20 @@ class Job:
                 self.memory.append(state)
 
     @property
-    def start(self) -> Mapping[str, float]:
-        """What R's loops before tell of a loop's start, for emulations; nothing before the first.
+    def as_metered(self) -> Mapping[str, object]:
+        """What R's loops before tell of its workers and its first step, as the Meter finds it.
 
-        Without page-locked memory their first step takes as long as others.
+        Times of a loop's start are known after the first one. Without page-locked memory the first
+        step takes as long as others.
         """
-        if not self.starts:
-            return {}
-        return {
-            "reader.worker_start_time": median(self.starts),
-            "train.first_step_time": median(self.first_steps),
+        keys: dict[str, object] = {
+            "reader.page_lock_time": self.page_lock_time,
+            "reader.worker_memory": self.worker_memory,
         }
+        if self.starts:
+            keys["reader.worker_start_time"] = median(self.starts)
+            keys["train.first_step_time"] = median(self.first_steps)
+        return keys
 
     @property
     def worker_memory(self) -> WorkerMemory:
@@ -407,10 +410,7 @@ def measure(job: Job, cell: Cell, arms: Sequence[str], repeat: int) -> list[Run]
             for arm in turn:
                 own = {} if arm in "DGWL" else {**loading, **(metered if arm in "MT" else {})}
                 own = {**own, "reader.cost": "dataloader" if arm in "DGW" else "lean"}
-                if arm in "DGW":  # as the Meter would have found it in R's loop
-                    own |= {"reader.page_lock_time": job.page_lock_time}
-                    own |= {"reader.worker_memory": job.worker_memory}
-                    own |= job.start
+                own |= job.as_metered if arm in "DGW" else {}
                 loader = "threads" if arm == "T" else "pytorch"
                 if net.by_dali:
                     loader, own = "dali", {}
@@ -519,9 +519,7 @@ def _measure_ranks(
                     "train.seed": 123 + repeat,
                     "reader.data_loader": "pytorch",
                     "reader.cost": "dataloader" if arm == "D" else "lean",
-                    "reader.worker_memory": job.worker_memory,
-                    **job.start,
-                    **({"reader.page_lock_time": job.page_lock_time} if arm == "D" else {}),
+                    **(job.as_metered if arm == "D" else {}),
                 }
                 file = job.folder / f"{arm}.yaml"
                 file.write_text(dump_workload(job.workload(arm, keys)))

@@ -1008,6 +1008,9 @@ OTHER_FILES = {
     "datset: {num_files_train: 4}\nreadre: {}\n": (
         "is no workload: it has datset, readre (did you mean dataset?); a workload has at least"
     ),
+    "trainer: {max_epochs: 3}\nmodel: {}\ndata: {}\n": (
+        "is no workload: it has trainer, model, data; a workload has at least"
+    ),
     "defaults: [_self_, {model: resnet}, {data: mnist}]\nseed: 1\n": (
         "it is a file of a Hydra application, not a workload"
     ),

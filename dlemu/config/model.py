@@ -336,8 +336,7 @@ class Workload(Section):
         The one in use, those read ahead, and, in a pipelined loop, the next one: the loop takes it
         while it computes.
         """
-        taken_early = 1 if self.train.loop == "pipelined" else 0
-        return 1 + taken_early + self.reader.batches_ahead
+        return 1 + self.train.steps_ahead + self.reader.batches_ahead
 
     def with_keys(self, keys: Mapping[str, object]) -> "Workload":
         """Return a copy with these values of dotted keys; a group of keys joins the group there.
@@ -450,12 +449,15 @@ def _is_of_jobs(raw: Mapping[str, Any]) -> bool:
 
 
 def _held_by(tree: Mapping[str, Any]) -> str:
-    """Return what a file of another tool has: ": it has services", or "" where that is nothing."""
+    """Return what a file has that is no workload: ": it has services", or "" where it is nothing.
+
+    A name that is nearly that of a group of keys is followed by the group's.
+    """
     given = {key.partition(".")[0] for key in tree.get("given", ())}
     keys = [str(key)[:40] for key in tree if key not in {"name", *NO_KEYS, *given}]
     more = " and more" if len(keys) > _MOST_SHOWN else ""
     groups = ("dataset", "reader", "train")
-    hints = (did_you_mean(key, groups, cutoff=0.8) for key in keys if key not in groups)
+    hints = (did_you_mean(key, groups, cutoff=0.85) for key in keys if key not in groups)
     meant = next((f" ({hint.removeprefix('; ')})" for hint in hints if hint), "")
     return f": it has {', '.join(keys[:_MOST_SHOWN])}{more}{meant}" if keys else ""
 

@@ -563,7 +563,7 @@ class TrainSection(Section):
     """Seconds of a core at the start of each step, spent by the rank in short calls which take
     Python's lock, as a job queues the step's kernels. They are a part of computation_time, at most
     all of it; a step whose thread waits for a core or the lock may end late. A pipelined loop asks
-    for its next batch behind them. A rank with several accelerators spends them once."""
+    for its next batch after them. A rank with several accelerators spends them once."""
     allreduce_time: Annotated[Seconds, Use(by="run size predict")] = 0.0
     """Seconds that a job's all-reduce takes in each step beyond computation_time: a step ends no
     sooner after its last accelerator was there. What it takes is told apart from the storage's part
@@ -580,6 +580,11 @@ class TrainSection(Section):
     `unet3d`, `resnet50`, `cosmoflow`, or PACKAGE.MODULE:FUNCTION of your own, as in steptime.model.
     They slow down what a GPU decodes as a job's do, and are launched as a job's are, in place of
     launch_time. None: matrix products, which take no launches and little memory."""
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that the loop prepares while it computes: 1 if it is pipelined, else 0."""
+        return 1 if self.loop == "pipelined" else 0
 
     @property
     def longest_step(self) -> float:

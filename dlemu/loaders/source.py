@@ -153,14 +153,14 @@ class Source:
 
     @property
     def takes_early(self) -> int:
-        """Batches that the training loop takes while it computes: 1 if it is pipelined, else 0."""
-        return 1 if self.workload.train.loop == "pipelined" else 0
+        """Batches that the training loop takes while it computes."""
+        return self.workload.train.steps_ahead
 
     @property
     def launch_seconds(self) -> float:
-        """Seconds from a batch's coming until a pipelined loop, which queues its step, goes on."""
+        """Seconds in which a pipelined loop queues a step, before it asks for the next batch."""
         train = self.workload.train
-        return train.launch_time if train.loop == "pipelined" else 0.0
+        return train.launch_time * train.steps_ahead
 
     @property
     def reads_when_asked(self) -> bool:

@@ -11,7 +11,7 @@ do, such as CUDA events.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
@@ -144,8 +144,8 @@ def compute_on_gpus(workload: Workload, own: range, clock: Clock) -> Callable[[f
         return None
     gpus = find_compute_gpus(workload, own)
     if network := workload.train.network:
-        ahead = 1 if workload.train.loop == "pipelined" else 0
-        return network_compute(gpus, clock, network, workload.reader.batch_size, ahead=ahead)
+        batch, ahead = workload.reader.batch_size, workload.train.steps_ahead
+        return network_compute(gpus, clock, network, batch, ahead=ahead)
     return gpu_compute(gpus, clock, workload.train.computation_time.mean)
 
 
@@ -234,12 +234,11 @@ def network_compute(
     def queue_one() -> None:
         queued.append([step() for step in steps])
 
-    def warm_up() -> Iterator[float]:
-        for _ in range(_WARM_UP_STEPS):
-            queue_one()
-            yield finish_one()
+    def make_one() -> float:
+        queue_one()
+        return finish_one()
 
-    pace = min(warm_up())
+    pace = min(make_one() for _ in range(_WARM_UP_STEPS))
 
     def compute(deadline: float) -> None:
         nonlocal pace
